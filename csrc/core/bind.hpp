@@ -1,0 +1,10 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+namespace unicomm {
+void bind_recorder(nb::module_& m);
+void bind_reduce(nb::module_& m);
+void bind_shm(nb::module_& m);
+}  // namespace unicomm

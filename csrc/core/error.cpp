@@ -1,0 +1,13 @@
+#include "core/error.hpp"
+
+#include <cerrno>
+#include <cstring>
+
+namespace unicomm {
+
+void throw_errno(const std::string& what) {
+    int code = errno;
+    throw SystemFailure(what + ": " + std::strerror(code));
+}
+
+}  // namespace unicomm

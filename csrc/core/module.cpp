@@ -1,0 +1,17 @@
+// The extension module unicomm._core: recorder, reductions, shared-memory transport.
+#include "core/bind.hpp"
+#include "core/error.hpp"
+
+NB_MODULE(_core, m) {
+    m.doc() = "unicomm's native core. Private: use the package's Python modules.";
+    nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+        try {
+            std::rethrow_exception(p);
+        } catch (const unicomm::SystemFailure& e) {
+            PyErr_SetString(PyExc_OSError, e.what());
+        }
+    });
+    unicomm::bind_recorder(m);
+    unicomm::bind_reduce(m);
+    unicomm::bind_shm(m);
+}

@@ -1,0 +1,285 @@
+#include "recorder/ring.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "core/error.hpp"
+
+namespace unicomm::ring {
+namespace {
+
+constexpr uint32_t kComms = 256;
+constexpr uint32_t kFrames = 2048;
+constexpr uint64_t kHeap = 192 * 1024;
+
+std::mutex table_mutex;  // communicators, frames and strings are added rarely; records never lock
+
+uint64_t clock_ns(clockid_t clock) {
+    timespec t{};
+    clock_gettime(clock, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
+
+uint32_t thread_id() {
+    static thread_local uint32_t id = static_cast<uint32_t>(syscall(SYS_gettid));
+    return id;
+}
+
+uint64_t process_start_ticks() {
+    FILE* f = std::fopen("/proc/self/stat", "r");
+    if (!f) return 0;
+    char buf[1024];
+    size_t n = std::fread(buf, 1, sizeof buf - 1, f);
+    std::fclose(f);
+    buf[n] = 0;
+    const char* p = std::strrchr(buf, ')');  // the command's name may hold blanks and parentheses
+    if (!p) return 0;
+    unsigned long long ticks = 0;
+    std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                &ticks);
+    return ticks;
+}
+
+void raise_to(std::atomic<uint64_t>& high, uint64_t value) {
+    uint64_t old = high.load(std::memory_order_relaxed);
+    while (old < value && !high.compare_exchange_weak(old, value, std::memory_order_relaxed)) {
+    }
+}
+
+}  // namespace
+
+uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
+
+Writer::Writer(const std::string& path, const std::string& meta, int rank, int world, uint32_t records)
+    : path_(path) {
+    records = std::bit_ceil(std::max<uint32_t>(records, 16));
+    mask_ = records - 1;
+    uint64_t meta_off = align64(sizeof(Header));
+    uint64_t comm_off = align64(meta_off + meta.size());
+    uint64_t frame_off = align64(comm_off + kComms * sizeof(Comm));
+    uint64_t heap_off = align64(frame_off + kFrames * sizeof(Frame));
+    uint64_t rec_off = align64(heap_off + kHeap);
+    bytes_ = rec_off + uint64_t{records} * sizeof(Record);
+
+    int fd = -1;
+    if (!path.empty()) {
+        fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0) throw_errno("cannot create the recorder's ring " + path);
+        // posix_fallocate rather than ftruncate: a full tmpfs is an error here, not a SIGBUS later.
+        if (int code = posix_fallocate(fd, 0, static_cast<off_t>(bytes_)); code != 0) {
+            ::close(fd);
+            ::unlink(path.c_str());
+            errno = code;
+            throw_errno("no room for the recorder's ring " + path);
+        }
+    }
+    int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void* mem = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (fd >= 0) ::close(fd);
+    if (mem == MAP_FAILED) throw_errno("cannot map the recorder's ring");
+    base_ = static_cast<char*>(mem);
+    head_ = reinterpret_cast<Header*>(base_);
+    comms_ = reinterpret_cast<Comm*>(base_ + comm_off);
+    frames_ = reinterpret_cast<Frame*>(base_ + frame_off);
+    heap_ = base_ + heap_off;
+    recs_ = reinterpret_cast<Record*>(base_ + rec_off);
+
+    Header& h = *head_;
+    h.version = kVersion;
+    h.header_bytes = sizeof(Header);
+    h.pid = static_cast<uint32_t>(getpid());
+    h.rank = rank;
+    h.world = world;
+    h.proc_start_ticks = process_start_ticks();
+    h.start_mono_ns = clock_ns(CLOCK_MONOTONIC);
+    h.start_real_ns = clock_ns(CLOCK_REALTIME);
+    renew_clock();
+    h.file_bytes = bytes_;
+    h.meta_off = meta_off;
+    h.meta_len = meta.size();
+    std::memcpy(base_ + meta_off, meta.data(), meta.size());
+    h.comm_off = comm_off;
+    h.comm_cap = kComms;
+    h.comm_size = sizeof(Comm);
+    h.frame_off = frame_off;
+    h.frame_cap = kFrames;
+    h.frame_size = sizeof(Frame);
+    h.heap_off = heap_off;
+    h.heap_cap = kHeap;
+    h.heap_used.store(1);  // offset 0 is the empty text
+    h.rec_off = rec_off;
+    h.rec_cap = records;
+    h.rec_size = sizeof(Record);
+    // The magic comes last: a reader that finds it finds a whole header.
+    std::atomic_thread_fence(std::memory_order_release);
+    std::memcpy(h.magic, kMagic, sizeof kMagic);
+    writable_ = true;
+}
+
+Writer::~Writer() {
+    writable_ = false;
+    if (base_) munmap(base_, bytes_);
+}
+
+void Writer::renew_clock() {
+    head_->last_mono_ns = clock_ns(CLOCK_MONOTONIC);
+    head_->last_real_ns = clock_ns(CLOCK_REALTIME);
+}
+
+Text Writer::intern(std::string_view text) {
+    uint64_t used = head_->heap_used.load();
+    if (text.empty()) return {0, 0};
+    auto known = interned_.find(std::string(text));
+    if (known != interned_.end()) return known->second;
+    if (used + text.size() > kHeap) {
+        head_->strings_dropped.fetch_add(1);
+        return {0, 0};
+    }
+    std::memcpy(heap_ + used, text.data(), text.size());
+    head_->heap_used.store(used + text.size(), std::memory_order_release);
+    Text result{static_cast<uint32_t>(used), static_cast<uint32_t>(text.size())};
+    interned_.emplace(text, result);
+    return result;
+}
+
+uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::string_view uid,
+                          std::string_view ranks, int rank, int size) {
+    if (!writable_) return 0;
+    std::lock_guard lock(table_mutex);
+    uint32_t index = head_->comm_count.load();
+    // A job that creates communicators without end reuses the slots of those that were finalized.
+    if (index >= kComms) {
+        for (index = 0; index < kComms && comms_[index].state.load() == kOpen; ++index) {
+        }
+        if (index == kComms) return static_cast<uint16_t>(kComms - 1);
+    }
+    Comm& c = comms_[index];
+    c.name = intern(name);
+    c.backend = intern(backend);
+    c.uid = intern(uid);
+    c.ranks = intern(ranks);
+    c.rank = rank;
+    c.size = size;
+    c.created_ns = now_ns();
+    c.coll_created = c.coll_started = c.coll_completed = c.p2p_created = c.p2p_completed = 0;
+    c.state.store(kOpen, std::memory_order_release);
+    if (index == head_->comm_count.load()) head_->comm_count.store(index + 1, std::memory_order_release);
+    renew_clock();
+    return static_cast<uint16_t>(index);
+}
+
+void Writer::set_comm_state(uint16_t comm, CommState state) {
+    if (writable_ && comm < kComms) comms_[comm].state.store(state);
+}
+
+uint32_t Writer::add_frame(std::string_view file, std::string_view function, uint32_t line) {
+    if (!writable_) return 0;
+    std::lock_guard lock(table_mutex);
+    uint32_t index = head_->frame_count.load();
+    if (index >= kFrames) {
+        head_->frames_dropped.fetch_add(1);
+        return 0;
+    }
+    Frame& f = frames_[index];
+    f.file = intern(file);
+    f.function = intern(function);
+    f.line = line;
+    head_->frame_count.store(index + 1, std::memory_order_release);
+    return index + 1;
+}
+
+uint64_t Writer::begin(const NewRecord& n) {
+    if (!writable_.load(std::memory_order_relaxed)) return 0;
+    uint64_t id = head_->rec_next.fetch_add(1, std::memory_order_relaxed) + 1;
+    Record& r = recs_[(id - 1) & mask_];
+    r.id.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    uint64_t now = now_ns();
+    r.seq = n.seq;
+    r.op_id = n.op_id;
+    r.signature = n.signature;
+    r.created_ns = now;
+    r.started_ns = n.start_now ? now : 0;
+    r.completed_ns = 0;
+    r.comm = n.comm;
+    r.op = n.op;
+    r.state.store(static_cast<uint8_t>(n.start_now ? State::kStarted : State::kCreated),
+                  std::memory_order_relaxed);
+    r.red = n.red;
+    r.in_dtype = n.in_dtype;
+    r.out_dtype = n.out_dtype;
+    r.peer = n.peer;
+    r.frame = n.frame;
+    r.tid = thread_id();
+    r.timeout_ms = n.timeout_ms;
+    r.in_numel = n.in_numel;
+    r.out_numel = n.out_numel;
+    r.n_in = n.n_in;
+    r.n_out = n.n_out;
+    r.in_ndim = n.in_ndim;
+    r.out_ndim = n.out_ndim;
+    r.flags = n.flags;
+    r.batch = n.batch;
+    std::memcpy(r.in_dims, n.in_dims, sizeof r.in_dims);
+    std::memcpy(r.out_dims, n.out_dims, sizeof r.out_dims);
+    r.error = 0;
+    r.id.store(id, std::memory_order_release);
+    Comm& c = comms_[n.comm];
+    if (n.flags & kP2P) {
+        c.p2p_created.fetch_add(1, std::memory_order_relaxed);
+    } else {
+        raise_to(c.coll_created, n.seq);
+        if (n.start_now) raise_to(c.coll_started, n.seq);
+    }
+    return id;
+}
+
+Record* Writer::find(uint64_t id) {
+    if (id == 0 || !writable_.load(std::memory_order_relaxed)) return nullptr;
+    Record& r = recs_[(id - 1) & mask_];
+    return r.id.load(std::memory_order_relaxed) == id ? &r : nullptr;
+}
+
+void Writer::start(uint64_t id) {
+    Record* r = find(id);
+    if (!r) return;
+    r->started_ns = now_ns();
+    r->state.store(static_cast<uint8_t>(State::kStarted), std::memory_order_release);
+    if (!(r->flags & kP2P)) raise_to(comms_[r->comm].coll_started, r->seq);
+}
+
+void Writer::finish(uint64_t id, State state, uint32_t error) {
+    Record* r = find(id);
+    if (!r) return;
+    r->completed_ns = now_ns();
+    r->error = error;
+    r->state.store(static_cast<uint8_t>(state), std::memory_order_release);
+    if (state != State::kCompleted) return;
+    if (r->flags & kP2P) {
+        comms_[r->comm].p2p_completed.fetch_add(1, std::memory_order_relaxed);
+    } else {
+        raise_to(comms_[r->comm].coll_completed, r->seq);
+    }
+}
+
+void Writer::close(bool remove) {
+    if (!writable_.exchange(false)) return;
+    renew_clock();
+    head_->flags.fetch_or(kCleanClose);
+    if (remove && !path_.empty()) ::unlink(path_.c_str());
+}
+
+void Writer::detach_after_fork() { writable_ = false; }
+
+}  // namespace unicomm::ring

@@ -1,0 +1,167 @@
+// The flight recorder's ring: one memory-mapped file a process, fixed-size records, everything that a
+// reader needs inside the file. Another process reads it while this one runs, hangs, is stopped or is
+// dead; no code of this process has to run for that. unicomm/flight_recorder/ring.py is the reader and
+// holds the same layout as numpy types; a test compares the sizes and offsets of the two.
+//
+// File: Header | meta (JSON) | Comm[comm_cap] | Frame[frame_cap] | string heap | Record[rec_cap]
+// All integers are little endian. Times are CLOCK_MONOTONIC nanoseconds; the header pairs that clock
+// with CLOCK_REALTIME.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace unicomm {
+
+namespace ring {
+
+constexpr char kMagic[8] = {'U', 'C', 'R', 'I', 'N', 'G', '0', '1'};
+constexpr uint32_t kVersion = 1;
+constexpr int kMaxDims = 4;  // dimensions of the first input and output that a record keeps
+
+enum HeaderFlags : uint32_t { kCleanClose = 1 };
+
+struct alignas(64) Header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint32_t pid;
+    int32_t rank;  // of the world; -1 when the process is no rank of a launched job
+    int32_t world;
+    std::atomic<uint32_t> flags;
+    uint64_t proc_start_ticks;  // field 22 of /proc/PID/stat: proves that PID is still the same process
+    uint64_t start_mono_ns, start_real_ns;
+    uint64_t last_mono_ns, last_real_ns;  // renewed when a communicator is created and at close
+    uint64_t file_bytes;
+    uint64_t meta_off, meta_len;
+    uint64_t comm_off;
+    uint32_t comm_cap, comm_size;
+    std::atomic<uint32_t> comm_count;
+    uint32_t frame_cap;
+    uint64_t frame_off;
+    uint32_t frame_size;
+    std::atomic<uint32_t> frame_count;
+    std::atomic<uint32_t> frames_dropped, strings_dropped;
+    uint64_t heap_off, heap_cap;
+    std::atomic<uint64_t> heap_used;
+    uint64_t rec_off;
+    uint32_t rec_cap, rec_size;
+    std::atomic<uint64_t> rec_next;  // records ever begun; the ring holds the last rec_cap of them
+};
+
+struct Text {
+    uint32_t off, len;  // in the heap; {0, 0} is the empty text
+};
+
+enum CommState : uint32_t { kOpen = 1, kFinalized = 2, kFailed = 3 };
+
+struct alignas(64) Comm {
+    Text name, backend, uid, ranks;  // ranks: global ranks as "0-3,8,10-14:2"
+    int32_t rank, size;
+    std::atomic<uint32_t> state;
+    uint32_t reserved;
+    uint64_t created_ns;
+    // Highest sequence numbers seen in each state. They outlive the records when the ring wraps.
+    std::atomic<uint64_t> coll_created, coll_started, coll_completed;
+    std::atomic<uint64_t> p2p_created, p2p_completed;
+};
+
+struct Frame {
+    Text file, function;
+    uint32_t line;
+    uint32_t reserved[3];
+};
+
+enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
+enum RecordFlags : uint16_t { kAsync = 1, kP2P = 2, kBatch = 4, kReceive = 8 };
+
+struct alignas(64) Record {
+    std::atomic<uint64_t> id;  // from 1; 0 while the record is being written
+    uint64_t seq;              // collectives: of the communicator, from 1; P2P: of the pair and direction
+    uint64_t op_id;            // process-wide
+    uint64_t signature;
+    uint64_t created_ns, started_ns, completed_ns;  // 0: not yet
+    uint16_t comm, op;
+    std::atomic<uint8_t> state;
+    uint8_t red, in_dtype, out_dtype;
+    int32_t peer;  // root of a rooted collective, peer of a P2P operation (ranks of the group), else -1
+    uint32_t frame;  // 1 + index of the frame, 0: unknown
+    uint32_t tid;
+    uint32_t timeout_ms;
+    uint64_t in_numel, out_numel;  // all tensors together
+    uint16_t n_in, n_out;
+    uint8_t in_ndim, out_ndim;  // of the first tensor; may exceed kMaxDims
+    uint16_t flags;
+    uint64_t batch;  // operations of one batch share it; 0: none
+    int64_t in_dims[kMaxDims], out_dims[kMaxDims];
+    uint32_t error;  // FaultCode, or 100 for an error outside the transport
+    uint32_t reserved;
+};
+static_assert(sizeof(Record) == 192);
+
+struct NewRecord {
+    uint64_t seq = 0, op_id = 0, signature = 0, batch = 0;
+    uint16_t comm = 0, op = 0, flags = 0;
+    uint8_t red = 0;
+    int32_t peer = -1;
+    uint32_t frame = 0, timeout_ms = 0;
+    uint8_t in_dtype = 0, out_dtype = 0;
+    uint64_t in_numel = 0, out_numel = 0;
+    uint16_t n_in = 0, n_out = 0;
+    uint8_t in_ndim = 0, out_ndim = 0;
+    int64_t in_dims[kMaxDims] = {0, 0, 0, 0}, out_dims[kMaxDims] = {0, 0, 0, 0};
+    bool start_now = false;
+};
+
+uint64_t now_ns();
+
+// The writer. Any thread may call any method; begin/start/finish take no lock.
+class Writer {
+  public:
+    // Creates `path` (mode 0600, must not exist). An empty path keeps the ring in anonymous memory.
+    Writer(const std::string& path, const std::string& meta_json, int rank, int world, uint32_t records);
+    ~Writer();
+    Writer(const Writer&) = delete;
+    Writer& operator=(const Writer&) = delete;
+
+    // Returns the communicator's index, or the last slot ("overflow") when the table is full.
+    uint16_t add_comm(std::string_view name, std::string_view backend, std::string_view uid,
+                      std::string_view ranks, int rank, int size);
+    void set_comm_state(uint16_t comm, CommState state);
+    uint32_t add_frame(std::string_view file, std::string_view function, uint32_t line);
+
+    uint64_t begin(const NewRecord& r);                  // returns the record's id
+    void start(uint64_t id);                             // no effect once the record was overwritten
+    void finish(uint64_t id, State state, uint32_t error);
+
+    const std::string& path() const { return path_; }
+    const Header& header() const { return *head_; }
+    const Record* records() const { return recs_; }
+    // Marks the ring as cleanly closed; with `remove` the file goes too.
+    void close(bool remove);
+    // In a forked child: the mapping is the parent's file and must not be written.
+    void detach_after_fork();
+
+  private:
+    Text intern(std::string_view text);
+    Record* find(uint64_t id);
+    void renew_clock();
+
+    std::string path_;
+    uint64_t bytes_ = 0;
+    uint64_t mask_ = 0;  // the capacity is a power of two
+    std::unordered_map<std::string, Text> interned_;
+    char* base_ = nullptr;
+    Header* head_ = nullptr;
+    Comm* comms_ = nullptr;
+    Frame* frames_ = nullptr;
+    char* heap_ = nullptr;
+    Record* recs_ = nullptr;
+    std::atomic<bool> writable_{false};
+};
+
+}  // namespace ring
+}  // namespace unicomm

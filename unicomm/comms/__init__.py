@@ -1,0 +1,18 @@
+"""Semantics of the communicator, the same for all backends.
+
+    errors.py       the error tree
+    dtypes.py       element types          reduction.py   reduce operations
+    ops.py          the operation table: every other file reads it
+    check.py        arguments -> a validated Call           call.py   what a backend receives
+    options.py      timeouts, hints, CommOptions
+    bootstrap.py    who am I, who are the others: environment, stores, rendezvous
+    backend.py      the protocol that a backend fulfils, and its capabilities as data
+    completion.py   what a library lacks, done above it once
+    work.py         Work, and the worker that runs asynchronous operations in order
+    hooks.py        pre, post and abort hooks, NanCheckHook, clog
+    communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
+    batch.py        send/recv batches            persistent.py  persistent all-gather
+    objects.py      Python objects (objcol)
+
+Nothing in here imports a backend.
+"""

@@ -1,0 +1,66 @@
+"""Element types: the numbers that the native core, the recorder and the signatures use for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DTypeInfo:
+    code: int
+    dtype: torch.dtype
+    name: str
+    kind: str  # "float", "int", "bool" or "complex"
+    recorder_name: str  # what torch's flight recorder calls it (c10::ScalarType)
+
+
+_ROWS = [
+    (1, torch.float64, "float", "Double"),
+    (2, torch.float32, "float", "Float"),
+    (3, torch.float16, "float", "Half"),
+    (4, torch.bfloat16, "float", "BFloat16"),
+    (5, torch.float8_e4m3fn, "float", "Float8_e4m3fn"),
+    (6, torch.float8_e5m2, "float", "Float8_e5m2"),
+    (7, torch.int8, "int", "Char"),
+    (8, torch.int16, "int", "Short"),
+    (9, torch.int32, "int", "Int"),
+    (10, torch.int64, "int", "Long"),
+    (11, torch.uint8, "int", "Byte"),
+    (12, torch.uint16, "int", "UInt16"),
+    (13, torch.uint32, "int", "UInt32"),
+    (14, torch.uint64, "int", "UInt64"),
+    (15, torch.bool, "bool", "Bool"),
+    (16, torch.complex64, "complex", "ComplexFloat"),
+    (17, torch.complex128, "complex", "ComplexDouble"),
+]
+OTHER = 18  # any further type: can be moved, cannot be reduced
+
+DTYPES: dict[torch.dtype, DTypeInfo] = {
+    dtype: DTypeInfo(code, dtype, str(dtype).removeprefix("torch."), kind, recorder_name)
+    for code, dtype, kind, recorder_name in _ROWS
+}
+NAMES: dict[int, str] = {0: "", OTHER: "other", **{info.code: info.name for info in DTYPES.values()}}
+RECORDER_NAMES: dict[int, str] = {
+    0: "",
+    OTHER: "Undefined",
+    **{info.code: info.recorder_name for info in DTYPES.values()},
+}
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """The core's number for `dtype`; `OTHER` for a type that it can only move."""
+    info = DTYPES.get(dtype)
+    return OTHER if info is None else info.code
+
+
+def describe(tensor: torch.Tensor) -> tuple[int, int, int, int, int, tuple[int, ...]]:
+    """What the native core needs of a tensor where torch has no DLPack exchange API.
+
+    Returns (address, dtype number, bytes of an element, contiguous, DLPack device type, shape).
+    """
+    device = 1 if tensor.device.type == "cpu" else 2
+    address = tensor.data_ptr() if tensor.device.type != "meta" else 0
+    shape = tuple(tensor.shape)
+    return address, code_of(tensor.dtype), tensor.element_size(), int(tensor.is_contiguous()), device, shape

@@ -1,0 +1,203 @@
+"""The operation table: each operation of a communicator, described once.
+
+Argument checks, hooks, the recorder, signatures, completion, the capability table in the docs and the
+conformance suite all read `OPERATIONS`. A backend never checks anything again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    COLLECTIVE = "collective"
+    P2P = "point-to-point"
+    CONTROL = "control"  # no data of the user moves; recorded by name only
+
+
+class Role(enum.Enum):
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+class Size(enum.Enum):
+    """How many elements a tensor argument has, `count` being the operation's unit and n the group's size."""
+
+    COUNT = "count"
+    WORLD = "n x count"
+    EACH = "n tensors of count"
+    OWN = "n tensors, the one of this rank of count"
+    FREE = "n tensors of any size"
+    SPLIT = "the sum of the split sizes"
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    name: str
+    role: Role
+    size: Size
+    root_only: bool = False  # other ranks pass nothing, an empty list or None
+
+    @property
+    def many(self) -> bool:
+        return self.size in (Size.EACH, Size.OWN, Size.FREE)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row: `code` goes into rings and signatures and is never used again for something else."""
+
+    name: str
+    code: int
+    kind: Kind
+    tensors: tuple[TensorArg, ...] = ()
+    rooted: bool = False  # has a `root`
+    reduces: bool = False  # has an `op`
+    splits: bool = False  # has split sizes along the first dimension
+    same_count: bool = True  # the count is part of the signature: all ranks must agree on it
+    doc: str = ""
+
+
+def _in(name: str, size: Size, root_only: bool = False) -> TensorArg:
+    return TensorArg(name, Role.IN, size, root_only)
+
+
+def _out(name: str, size: Size, root_only: bool = False) -> TensorArg:
+    return TensorArg(name, Role.OUT, size, root_only)
+
+
+def _both(name: str) -> TensorArg:
+    return TensorArg(name, Role.INOUT, Size.COUNT)
+
+
+_C, _P, _X = Kind.COLLECTIVE, Kind.P2P, Kind.CONTROL
+
+_TABLE = (
+    Operation("send", 1, _P, (_in("tensor", Size.COUNT),), doc="Sends `tensor` to rank `dst`."),
+    Operation("recv", 2, _P, (_out("tensor", Size.COUNT),), doc="Receives into `tensor` from rank `src`."),
+    Operation(
+        "broadcast", 3, _C, (_both("tensor"),), rooted=True, doc="Copies the root's `tensor` to all ranks."
+    ),
+    Operation(
+        "all_reduce", 4, _C, (_both("tensor"),), reduces=True, doc="Reduces `tensor` in place on all ranks."
+    ),
+    Operation(
+        "reduce",
+        5,
+        _C,
+        (_both("tensor"),),
+        rooted=True,
+        reduces=True,
+        doc="Reduces into the root's `tensor`; the other ranks' tensors stay as they are.",
+    ),
+    Operation(
+        "all_gather",
+        6,
+        _C,
+        (_out("tensor_list", Size.EACH), _in("tensor", Size.COUNT)),
+        doc="Rank i's `tensor` goes to `tensor_list[i]` of all ranks.",
+    ),
+    Operation(
+        "all_gather_v",
+        7,
+        _C,
+        (_out("tensor_list", Size.OWN), _in("tensor", Size.COUNT)),
+        same_count=False,
+        doc="`all_gather` where each rank's tensor has its own size.",
+    ),
+    Operation(
+        "all_gather_single",
+        8,
+        _C,
+        (_out("output", Size.WORLD), _in("input", Size.COUNT)),
+        doc="All ranks' `input` one after the other in `output`.",
+    ),
+    Operation(
+        "reduce_scatter",
+        9,
+        _C,
+        (_out("output", Size.COUNT), _in("input_list", Size.EACH)),
+        reduces=True,
+        doc="`output` of rank i is the reduction of all ranks' `input_list[i]`.",
+    ),
+    Operation(
+        "reduce_scatter_v",
+        10,
+        _C,
+        (_out("output", Size.COUNT), _in("input_list", Size.OWN)),
+        reduces=True,
+        same_count=False,
+        doc="`reduce_scatter` where each rank's part has its own size.",
+    ),
+    Operation(
+        "reduce_scatter_single",
+        11,
+        _C,
+        (_out("output", Size.COUNT), _in("input", Size.WORLD)),
+        reduces=True,
+        doc="`output` of rank i is the reduction of the i-th part of all ranks' `input`.",
+    ),
+    Operation(
+        "all_to_all_single",
+        12,
+        _C,
+        (_out("output", Size.COUNT), _in("input", Size.COUNT)),
+        doc="The j-th part of rank i's `input` becomes the i-th part of rank j's `output`.",
+    ),
+    Operation(
+        "all_to_all_v_single",
+        13,
+        _C,
+        (_out("output", Size.SPLIT), _in("input", Size.SPLIT)),
+        splits=True,
+        same_count=False,
+        doc="`all_to_all_single` whose parts have the given numbers of rows.",
+    ),
+    Operation(
+        "all_to_all",
+        14,
+        _C,
+        (_out("output_tensor_list", Size.FREE), _in("input_tensor_list", Size.FREE)),
+        same_count=False,
+        doc="Rank i's `input_tensor_list[j]` goes to rank j's `output_tensor_list[i]`.",
+    ),
+    Operation("barrier", 15, _C, doc="Returns when all ranks have called it."),
+    Operation(
+        "scatter",
+        16,
+        _C,
+        (_out("output_tensor", Size.COUNT), _in("input_tensor_list", Size.EACH, root_only=True)),
+        rooted=True,
+        doc="The root's `input_tensor_list[i]` goes to rank i's `output_tensor`.",
+    ),
+    Operation(
+        "gather",
+        17,
+        _C,
+        (_out("output_tensor_list", Size.EACH, root_only=True), _in("input_tensor", Size.COUNT)),
+        rooted=True,
+        doc="Rank i's `input_tensor` goes to the root's `output_tensor_list[i]`.",
+    ),
+    Operation(
+        "gather_single",
+        18,
+        _C,
+        (_out("output", Size.WORLD, root_only=True), _in("input", Size.COUNT)),
+        rooted=True,
+        doc="All ranks' `input` one after the other in the root's `output`.",
+    ),
+    Operation("split", 32, _X, doc="Creates a communicator of some of the ranks."),
+    Operation("new_window", 33, _X, doc="Opens a tensor to one-sided access."),
+    Operation("batch", 34, _X, doc="Issues several sends and receives together."),
+    Operation("finalize", 35, _X, doc="Closes the communicator."),
+    Operation("abort", 36, _X, doc="Gives the communicator up, without the other ranks' help."),
+    Operation("reconfigure", 37, _X, doc="Rebuilds the communicator with other ranks."),
+)
+
+OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}
+BY_CODE: dict[int, Operation] = {row.code: row for row in _TABLE}
+
+OpName = enum.Enum("OpName", {row.name: row.name for row in _TABLE})
+OpName.__doc__ = "Names of the operations, as hooks receive them."

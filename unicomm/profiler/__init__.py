@@ -1,0 +1,1 @@
+"""Reserved by the design; see docs/design."""
