@@ -20,7 +20,6 @@ enum class FaultCode : int32_t {
 // What one rank said it was doing, for the message of a mismatch.
 struct Claim {
     int32_t rank;
-    uint64_t seq;
     uint32_t op;
     uint32_t dtype;
     uint32_t red;

@@ -197,6 +197,11 @@ void bind_recorder(nb::module_& m) {
              nb::arg("id"), nb::arg("state") = static_cast<uint8_t>(ring::State::kCompleted),
              nb::arg("error") = 0)
         .def("close", [](Recorder& r, bool remove) { r.writer.close(remove); }, nb::arg("remove"))
+        .def("snapshot",
+             [](Recorder& r) {
+                 auto [data, bytes] = r.writer.memory();
+                 return nb::bytes(data, bytes);
+             })
         .def("total", [](Recorder& r) { return r.writer.header().rec_next.load(); })
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 namespace unicomm {
 
@@ -138,6 +139,7 @@ class Writer {
     void finish(uint64_t id, State state, uint32_t error);
 
     const std::string& path() const { return path_; }
+    std::pair<const char*, uint64_t> memory() const { return {base_, bytes_}; }
     const Header& header() const { return *head_; }
     const Record* records() const { return recs_; }
     // Marks the ring as cleanly closed; with `remove` the file goes too.

@@ -5,11 +5,12 @@
     ops.py          the operation table: every other file reads it
     check.py        arguments -> a validated Call           call.py   what a backend receives
     options.py      timeouts, hints, CommOptions
-    bootstrap.py    who am I, who are the others: environment, stores, rendezvous
+    environment.py  who am I: the launcher's variables, the store     rendezvous.py  who are the others
     backend.py      the protocol that a backend fulfils, and its capabilities as data
     completion.py   what a library lacks, done above it once
     work.py         Work, and the worker that runs asynchronous operations in order
-    hooks.py        pre, post and abort hooks, NanCheckHook, clog
+    hooks.py        pre, post and abort hooks, NanCheckHook           clog.py        the operation log
+    engine.py       how an operation runs: order, records, hooks, errors
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     batch.py        send/recv batches            persistent.py  persistent all-gather
     objects.py      Python objects (objcol)

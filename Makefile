@@ -1,0 +1,54 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+JOBS   ?= 2
+
+.PHONY: demo test bench sanitize check format docs clean
+.DEFAULT_GOAL := test
+
+# Tools first, without build isolation: a package's own build environment would fetch everything again.
+$(VENV)/tools: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "cmake>=3.20" ninja
+	touch $@
+
+# Python files are used where they lie (editable); only the native core is built.
+$(VENV)/installed: $(VENV)/tools CMakeLists.txt $(shell find csrc -type f)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e ".[demo,test,dev]"
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/demo.py
+
+test: check
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc -name '*.cpp' -o -name '*.hpp')
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(shell find csrc -name '*.cpp' -o -name '*.hpp')
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/cpu_collectives.py
+
+# The native core alone, with ranks as threads, under the address, undefined-behaviour and thread sanitizers.
+sanitize: $(VENV)/tools
+	for s in address,undefined thread; do \
+	  $(BIN)/cmake -G Ninja -S . -B build/sanitize-$${s%%,*} -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SANITIZE=$$s && \
+	  $(BIN)/cmake --build build/sanitize-$${s%%,*} && \
+	  build/sanitize-$${s%%,*}/native_stress || exit 1; \
+	done
+
+docs: $(VENV)/installed
+	$(BIN)/python -m unicomm.testing.capability_table --write
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

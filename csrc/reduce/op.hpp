@@ -1,0 +1,124 @@
+// The operations on vectors of lanes: source() prepares what one source contributes, combine() folds it in,
+// result() finishes the accumulator.
+#pragma once
+#include <type_traits>
+
+#include "reduce/job.hpp"
+#include "reduce/lanes.hpp"
+
+namespace unicomm::UNICOMM_ISA {
+namespace {
+
+template <class T>
+struct Plain {
+    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const Job&, int) { return x; }
+    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const Job&) { return acc; }
+};
+
+template <class T>
+struct Sum : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
+        if constexpr (std::is_integral_v<T>) {
+            using Wrapping = Vec<std::make_unsigned_t<T>>;
+            return (Vec<T>)((Wrapping)acc + (Wrapping)x);
+        } else {
+            return acc + x;
+        }
+    }
+};
+
+template <class T>
+struct Product : Plain<T> {
+    static_assert(!std::is_signed_v<T> || std::is_floating_point_v<T>, "signed integers would overflow");
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) { return acc * x; }
+};
+
+// NaN in the accumulator stays because it compares false; NaN in x is let in. Equal values stay, too.
+template <class T>
+struct Min : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
+        Vec<T> least = x < acc ? x : acc;
+        if constexpr (std::is_floating_point_v<T>) return x == x ? least : x;
+        return least;
+    }
+};
+
+template <class T>
+struct Max : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
+        Vec<T> greatest = x > acc ? x : acc;
+        if constexpr (std::is_floating_point_v<T>) return x == x ? greatest : x;
+        return greatest;
+    }
+};
+
+template <class T>
+struct And : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) { return acc & x; }
+};
+template <class T>
+struct Or : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) { return acc | x; }
+};
+template <class T>
+struct Xor : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) { return acc ^ x; }
+};
+
+template <class T>
+struct PremulSum : Sum<T> {
+    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const Job& job, int k) {
+        if constexpr (std::is_same_v<T, float>) {
+            return x * job.factors[k].f32;
+        } else if constexpr (std::is_same_v<T, double>) {
+            return x * job.factors[k].f64;
+        } else {
+            static_assert(std::is_unsigned_v<T>);
+            return x * static_cast<T>(job.factors[k].integer);
+        }
+    }
+};
+
+template <class T>
+struct Avg : Sum<T> {
+    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const Job& job) {
+        if constexpr (std::is_floating_point_v<T>) {
+            return acc / static_cast<T>(job.divisor);
+        } else {
+            T lane[kLanes<T>];
+            std::memcpy(lane, &acc, sizeof(acc));
+            for (T& x : lane) x = quotient(x, job.divisor);
+            return load<Vec<T>>(reinterpret_cast<const char*>(lane));
+        }
+    }
+
+  private:
+    // Vectors can divide doubles but not integers. With 53 bits the quotient of two 32-bit integers never
+    // rounds up to the next integer, so truncating it is exact.
+    static UNICOMM_INLINE T quotient(T x, int divisor) {
+        if constexpr (sizeof(T) == 8) {
+            return x / static_cast<T>(divisor);
+        } else {
+            using Wide = std::conditional_t<sizeof(T) == 4, int64_t, int32_t>;
+            return static_cast<T>(static_cast<Wide>(double(x) / double(divisor)));
+        }
+    }
+};
+
+// Lanes alternate between real and imaginary parts.
+template <class T>
+struct ComplexProduct : Plain<T> {
+    static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
+        return [&]<int... i>(std::integer_sequence<int, i...>) UNICOMM_INLINE_LAMBDA {
+            Vec<T> real = __builtin_shufflevector(acc, acc, (i & ~1)...);
+            Vec<T> imaginary = __builtin_shufflevector(acc, acc, (i | 1)...);
+            Vec<T> swapped = __builtin_shufflevector(x, x, (i ^ 1)...);
+            // Negating and adding has the bits of subtracting.
+            constexpr Vec<T> kSigns = {(i & 1 ? T(1) : T(-1))...};
+            return real * x + imaginary * swapped * kSigns;
+        }(std::make_integer_sequence<int, kLanes<T>>());
+    }
+};
+
+}  // namespace
+}  // namespace unicomm::UNICOMM_ISA

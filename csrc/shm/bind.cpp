@@ -1,0 +1,185 @@
+// Python's side of the shared-memory transport. Tensors arrive validated; the GIL is released while an
+// operation waits.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "core/bind.hpp"
+#include "core/opcode.hpp"
+#include "core/tensor.hpp"
+#include "recorder/ring.hpp"
+#include "shm/group.hpp"
+
+namespace unicomm {
+namespace {
+
+using shm::Group;
+using shm::Message;
+using shm::Op;
+using shm::Piece;
+using shm::Segment;
+
+std::vector<Tensor> read_all(nb::list tensors) {
+    std::vector<Tensor> out(tensors.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+        if (!read_tensor(tensors[i].ptr(), out[i])) throw nb::python_error();
+    }
+    return out;
+}
+
+Piece piece_of(const Tensor& t) { return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)}; }
+
+// The parts for each rank: one tensor each, or one tensor cut by rows or into equal parts.
+std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors, nb::handle splits, int world) {
+    std::vector<Piece> out;
+    if (tensors.size() != 1 || (world == 1 && splits.is_none())) {
+        for (const Tensor& t : tensors) out.push_back(piece_of(t));
+        return out;
+    }
+    const Tensor& t = tensors[0];
+    char* at = static_cast<char*>(t.data);
+    if (splits.is_none()) {
+        uint64_t each = static_cast<uint64_t>(t.bytes) / static_cast<uint64_t>(world);
+        for (int r = 0; r < world; ++r, at += each) out.push_back({at, each});
+        return out;
+    }
+    uint64_t rows = t.ndim > 0 ? static_cast<uint64_t>(t.shape[0]) : 1;
+    uint64_t row = rows ? static_cast<uint64_t>(t.bytes) / rows : 0;
+    for (nb::handle h : splits) {
+        uint64_t bytes = nb::cast<uint64_t>(h) * row;
+        out.push_back({at, bytes});
+        at += bytes;
+    }
+    return out;
+}
+
+nb::object fault_tuple(const Fault& f) {
+    if (!f) return nb::none();
+    nb::list claims;
+    for (const Claim& c : f.claims) {
+        claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
+    }
+    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, f.detail);
+}
+
+Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
+               uint64_t elements) {
+    if (g.world() == 1) {
+        g.alone(op, ins, outs);
+        return {};
+    }
+    switch (static_cast<OpCode>(op.code)) {
+        case OpCode::kBarrier:
+            return g.barrier(op);
+        case OpCode::kBroadcast:
+            return g.broadcast(op, outs[0]);
+        case OpCode::kAllReduce:
+            return g.all_reduce(op, ins[0].data, outs[0].data, elements);
+        case OpCode::kReduce:
+            return g.all_reduce(op, ins[0].data, g.rank() == op.root ? outs[0].data : nullptr, elements);
+        case OpCode::kAllGather:
+        case OpCode::kAllGatherV:
+        case OpCode::kAllGatherSingle:
+            return g.all_gather(op, ins[0], outs);
+        case OpCode::kReduceScatter:
+        case OpCode::kReduceScatterV:
+        case OpCode::kReduceScatterSingle:
+            return g.reduce_scatter(op, ins, outs[0]);
+        case OpCode::kAllToAllSingle:
+            return g.all_to_all(op, ins, outs, false);
+        case OpCode::kAllToAllVSingle:
+        case OpCode::kAllToAll:
+            return g.all_to_all(op, ins, outs, true);
+        case OpCode::kScatter:
+            return g.scatter(op, ins, outs[0]);
+        case OpCode::kGather:
+        case OpCode::kGatherSingle:
+            return g.gather(op, ins[0], outs);
+        default:
+            return {FaultCode::kInternal, {}, {}, "operation " + std::to_string(op.code) + " is no collective"};
+    }
+}
+
+uint64_t deadline_after(double seconds) {
+    uint64_t now = ring::now_ns();
+    return seconds > 1e9 ? ~uint64_t{0} : now + static_cast<uint64_t>(seconds * 1e9);
+}
+
+nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int root, uint64_t count,
+               uint64_t extra, double timeout, nb::list inputs, nb::list outputs, nb::object in_splits,
+               nb::object out_splits) {
+    Op op;
+    op.code = code;
+    op.dtype = static_cast<DType>(dtype);
+    op.red = static_cast<Red>(red);
+    op.factor = factor;
+    op.root = root;
+    op.count = count;
+    op.extra = extra;
+    op.deadline_ns = deadline_after(timeout);
+    auto in_tensors = read_all(inputs), out_tensors = read_all(outputs);
+    // Which side is cut into one part per rank follows from the operation.
+    auto oc = static_cast<OpCode>(code);
+    bool cut_in = oc == OpCode::kReduceScatter || oc == OpCode::kReduceScatterV ||
+                  oc == OpCode::kReduceScatterSingle || oc == OpCode::kScatter ||
+                  oc == OpCode::kAllToAllSingle || oc == OpCode::kAllToAllVSingle || oc == OpCode::kAllToAll;
+    bool cut_out = oc == OpCode::kAllGather || oc == OpCode::kAllGatherV || oc == OpCode::kAllGatherSingle ||
+                   oc == OpCode::kGather || oc == OpCode::kGatherSingle || oc == OpCode::kAllToAllSingle ||
+                   oc == OpCode::kAllToAllVSingle || oc == OpCode::kAllToAll;
+    auto ins = pieces_of(in_tensors, in_splits, cut_in ? g.world() : 1);
+    auto outs = pieces_of(out_tensors, out_splits, cut_out ? g.world() : 1);
+    uint64_t elements = in_tensors.empty() ? 0 : static_cast<uint64_t>(in_tensors[0].numel);
+    Fault fault;
+    {
+        nb::gil_scoped_release release;
+        fault = dispatch(g, op, ins, outs, elements);
+    }
+    return fault_tuple(fault);
+}
+
+// messages: list of (is_send, peer, tensor)
+nb::object exchange(Group& g, nb::list messages, double timeout) {
+    std::vector<Message> list;
+    for (nb::handle h : messages) {
+        auto item = nb::cast<nb::tuple>(h);
+        Tensor t;
+        if (!read_tensor(item[2].ptr(), t)) throw nb::python_error();
+        list.push_back({nb::cast<bool>(item[0]), nb::cast<int>(item[1]), piece_of(t), t.dtype,
+                        static_cast<uint64_t>(t.numel)});
+    }
+    uint64_t deadline = deadline_after(timeout);
+    Fault fault;
+    {
+        nb::gil_scoped_release release;
+        fault = g.exchange(list, deadline);
+    }
+    return fault_tuple(fault);
+}
+
+}  // namespace
+
+void bind_shm(nb::module_& m) {
+    nb::class_<Segment>(m, "ShmSegment")
+        .def(nb::init<int, uint32_t, uint32_t>(), nb::arg("world"), nb::arg("slot_bytes"), nb::arg("p2p_bytes"))
+        .def_static("open", [](int pid, int fd) { return std::make_shared<Segment>(pid, fd); })
+        .def("close_fd", &Segment::close_fd)
+        .def_prop_ro("fd", &Segment::fd)
+        .def_prop_ro("bytes", [](Segment& s) { return s.layout().bytes; });
+    nb::class_<Group>(m, "ShmGroup")
+        .def("__init__",
+             [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids) {
+                 new (self) Group(std::move(segment), rank, pids);
+             },
+             nb::arg("segment"), nb::arg("rank"), nb::arg("pids"))
+        .def("run", &run, nb::arg("code"), nb::arg("dtype"), nb::arg("red"), nb::arg("factor"),
+             nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
+             nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
+        .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
+        .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
+        .def("finalize", &Group::finalize)
+        .def("dead_ranks", &Group::dead_ranks)
+        .def_prop_ro("bytes", [](Group& g) { return g.segment().layout().bytes; });
+    m.def("usable_cores", &shm::usable_cores);
+}
+
+}  // namespace unicomm

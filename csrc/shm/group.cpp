@@ -1,0 +1,221 @@
+#include "shm/group.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "recorder/ring.hpp"
+
+namespace unicomm::shm {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
+    h += v + 0x9e3779b97f4a7c15ull;
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+    return h ^ (h >> 31);
+}
+
+uint32_t pack(const Op& op) {
+    return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24;
+}
+
+Claim claim_of(int rank, const Announcement& a) {
+    return {rank, a.op_dtype_red & 0xffff, (a.op_dtype_red >> 16) & 0xff, a.op_dtype_red >> 24, a.root,
+            a.count, a.extra};
+}
+
+}  // namespace
+
+uint64_t Op::signature() const {
+    uint64_t h = mix(0, pack(*this));
+    h = mix(h, static_cast<uint32_t>(root));
+    h = mix(h, count);
+    return mix(h, extra);
+}
+
+Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      world_(segment_->layout().world),
+      watch_(pids),
+      waiter_(*segment_, rank),
+      factors_(static_cast<size_t>(world_)),
+      ends_(static_cast<size_t>(world_)) {
+    RankControl& me = segment_->control(rank_);
+    me.pid = static_cast<uint32_t>(pids[static_cast<size_t>(rank)]);
+    me.fault_rank = -1;
+    me.state.store(static_cast<uint32_t>(RankState::kHere));
+}
+
+std::vector<int> Group::dead_ranks() const {
+    std::vector<int> dead;
+    for (int r = 0; r < world_; ++r) {
+        if (r != rank_ && watch_.dead(r)) dead.push_back(r);
+    }
+    return dead;
+}
+
+Fault Group::break_off(Fault fault) {
+    std::lock_guard lock(fault_mutex_);
+    if (broken_) return broken_;
+    broken_ = fault;
+    RankControl& me = segment_->control(rank_);
+    me.fault.store(static_cast<uint32_t>(fault.code));
+    me.fault_rank.store(fault.culprits.empty() ? -1 : fault.culprits.front());
+    me.state.store(static_cast<uint32_t>(RankState::kFailed));
+    is_broken_ = true;
+    waiter_.wake_others();
+    return fault;
+}
+
+Fault Group::why_broken() {
+    std::lock_guard lock(fault_mutex_);
+    return broken_;
+}
+
+void Group::abort() {
+    aborted_ = true;  // before the fault: a wait of this rank ends by it
+    break_off({FaultCode::kAborted, {rank_}, {}, "aborted by this rank"});
+    RankControl& me = segment_->control(rank_);
+    me.doorbell.fetch_add(1);
+    waiter_.wake_others();
+}
+
+void Group::finalize() {
+    RankControl& me = segment_->control(rank_);
+    uint32_t here = static_cast<uint32_t>(RankState::kHere);
+    me.state.compare_exchange_strong(here, static_cast<uint32_t>(RankState::kFinalized));
+    waiter_.wake_others();
+}
+
+bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault) {
+    if (aborted_) {
+        fault = {FaultCode::kAborted, {rank_}, {}, "aborted by this rank"};
+        return true;
+    }
+    // The dead first: a peer that failed usually did so because of them, and they are what to name.
+    bool failed = false, left = false;
+    for (int r : awaited) {
+        auto state = static_cast<RankState>(segment_->control(r).state.load());
+        failed |= state == RankState::kFailed;
+        left |= state == RankState::kFinalized;
+    }
+    if (deep || failed || left) {
+        std::vector<int> dead;
+        for (int r : failed ? dead_ranks() : awaited) {
+            if (failed || watch_.dead(r)) dead.push_back(r);
+        }
+        if (!dead.empty()) {
+            fault = {FaultCode::kPeerLost, dead, {}, "process ended"};
+            return true;
+        }
+    }
+    for (int r : awaited) {
+        RankControl& c = segment_->control(r);
+        auto state = static_cast<RankState>(c.state.load());
+        if (state == RankState::kFinalized) {
+            fault = {FaultCode::kPeerLost, {r}, {}, "finalized"};
+            return true;
+        }
+        if (state == RankState::kFailed) {
+            auto code = static_cast<FaultCode>(c.fault.load());
+            int culprit = c.fault_rank.load();
+            fault = {code, {culprit < 0 ? r : culprit}, {}, "rank " + std::to_string(r) + " gave up"};
+            return true;
+        }
+    }
+    if (ring::now_ns() >= deadline_ns) {
+        fault = {FaultCode::kTimeout, awaited, {}, ""};
+        return true;
+    }
+    return false;
+}
+
+Fault Group::await_round(const Op& op, uint64_t round, int only) {
+    int first = only < 0 ? 0 : only, last = only < 0 ? world_ : only + 1;
+    for (int r = first; r < last; ++r) {
+        std::atomic<uint64_t>& there = segment_->announcement(r, round).round;
+        if (there.load(std::memory_order_acquire) >= round) continue;
+        Fault fault;
+        auto ready = [&] { return there.load(std::memory_order_acquire) >= round; };
+        auto stop = [&](bool deep) {
+            std::vector<int> awaited;
+            for (int p = first; p < last; ++p) {
+                if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
+            }
+            return must_stop(awaited, op.deadline_ns, deep, fault);
+        };
+        if (!waiter_.until(ready, stop)) return break_off(fault);
+    }
+    return {};
+}
+
+Fault Group::next_round(const Op& op) {
+    if (is_broken_) return why_broken();
+    Fault fault = await_round(op, round_, -1);
+    if (!fault) ++round_;
+    return fault;
+}
+
+void Group::publish(const Op& op, uint64_t longest) {
+    Announcement& mine = segment_->announcement(rank_, round_);
+    mine.signature = op.signature();
+    mine.factor = op.factor;
+    mine.count = op.count;
+    mine.extra = op.extra;
+    mine.op_dtype_red = pack(op);
+    mine.root = op.root;
+    mine.longest = longest;
+    mine.round.store(round_, std::memory_order_release);
+    waiter_.wake_others();
+}
+
+Fault Group::await_all(const Op& op) { return await_round(op, round_, -1); }
+
+Fault Group::agree(const Op& op) {
+    uint64_t mine = op.signature();
+    bool same = true;
+    for (int r = 0; r < world_; ++r) same &= segment_->announcement(r, round_).signature == mine;
+    if (same) return {};
+    Fault fault{FaultCode::kMismatch, {}, {}, ""};
+    std::map<uint64_t, int> votes;
+    for (int r = 0; r < world_; ++r) {
+        const Announcement& a = segment_->announcement(r, round_);
+        ++votes[a.signature];
+        fault.claims.push_back(claim_of(r, a));
+    }
+    int most = 0, holders = 0;
+    uint64_t winner = 0;
+    for (auto& [signature, n] : votes) {
+        if (n > most) most = n, holders = 0, winner = signature;
+        holders += n == most;
+    }
+    for (int r = 0; r < world_; ++r) {
+        bool minority = segment_->announcement(r, round_).signature != winner;
+        if (minority || holders > 1) fault.culprits.push_back(r);  // a tie: nobody is in the right
+    }
+    return fault;
+}
+
+Fault Group::first_round(const Op& op, uint64_t longest) {
+    publish(op, longest);
+    if (Fault f = await_all(op)) return f;
+    return agree(op);
+}
+
+char* Group::staging(bool in_line) {
+    return in_line ? segment_->announcement(rank_, round_).inline_data : segment_->slot(rank_, round_);
+}
+
+const char* Group::staged(int rank, bool in_line) {
+    return in_line ? segment_->announcement(rank, round_).inline_data : segment_->slot(rank, round_);
+}
+
+uint64_t Group::longest_of_all() {
+    uint64_t longest = 0;
+    for (int r = 0; r < world_; ++r) longest = std::max(longest, segment_->announcement(r, round_).longest);
+    return longest;
+}
+
+}  // namespace unicomm::shm

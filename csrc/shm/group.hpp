@@ -1,0 +1,126 @@
+// One rank's end of a shared-memory communicator.
+//
+// Collectives advance in rounds that all ranks count alike. In round k a rank fills its slot k%2,
+// publishes its announcement k%2 and then reads the others'. Before it fills slot k%2 again, in round
+// k+2, it has seen every rank in round k+1, which a rank enters only when it has read everything of
+// round k: no trailing barrier is needed. The first round of an operation carries its signature, so
+// that all ranks see a mismatch in the same round, before any of them has written to a user's tensor,
+// and all stay in step.
+//
+// Point-to-point messages go through a ring of chunks for each ordered pair and do not touch the rounds.
+//
+// A method returns a Fault. Timeouts, lost peers and aborts break the group: it tells the others and
+// every later operation returns the same fault.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "core/error.hpp"
+#include "reduce/reduce.hpp"
+#include "shm/segment.hpp"
+#include "shm/wait.hpp"
+
+namespace unicomm::shm {
+
+struct Piece {
+    char* data;
+    uint64_t bytes;
+};
+
+// What all ranks must agree on (claim), and what only this rank knows.
+struct Op {
+    uint32_t code = 0;
+    DType dtype = DType::kNone;
+    Red red = Red::kNone;
+    int root = -1;
+    uint64_t count = 0;  // elements; 0 where the ranks' counts may differ
+    uint64_t extra = 0;
+    double factor = 0;
+    uint64_t deadline_ns = 0;  // CLOCK_MONOTONIC
+    uint64_t signature() const;
+};
+
+struct Message {
+    bool send;
+    int peer;
+    Piece piece;
+    DType dtype;
+    uint64_t count;
+};
+
+class Group {
+  public:
+    Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids);
+
+    Fault barrier(const Op& op);
+    Fault broadcast(const Op& op, Piece buffer);
+    // Non-roots of `reduce` pass out = nullptr. in == out is allowed.
+    Fault all_reduce(const Op& op, const char* in, char* out, uint64_t count);
+    Fault all_gather(const Op& op, Piece in, const std::vector<Piece>& outs);
+    Fault gather(const Op& op, Piece in, const std::vector<Piece>& outs);    // outs: at the root only
+    Fault scatter(const Op& op, const std::vector<Piece>& ins, Piece out);   // ins: at the root only
+    Fault reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece out);
+    // With `check_sizes` the ranks first compare what each sends with what its peer expects.
+    Fault all_to_all(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
+                     bool check_sizes);
+    // All of the above for a group of one rank: nothing is sent.
+    void alone(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs);
+    // Runs all messages together; returns when all are done. A message that does not fit its receiver's
+    // tensor is refused (kMismatch) and the others go on.
+    Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
+
+    void abort();  // from any thread
+    void finalize();
+    int rank() const { return rank_; }
+    int world() const { return world_; }
+    Segment& segment() { return *segment_; }
+    std::vector<int> dead_ranks() const;
+
+  private:
+    // Rounds. `next_round` waits until this rank's slot may be filled; `publish` shows it to the others.
+    Fault next_round(const Op& op);
+    void publish(const Op& op, uint64_t longest);
+    Fault await_all(const Op& op);
+    Fault await_round(const Op& op, uint64_t round, int only);
+    Fault agree(const Op& op);
+    Fault first_round(const Op& op, uint64_t longest);  // publish, await all, agree
+
+    const char* staged(int rank, bool in_line);
+    char* staging(bool in_line);
+    uint64_t longest_of_all();
+    Fault check_pairs(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs);
+
+    Fault one_shot(const Op& op, const char* in, char* out, uint64_t count);
+    Fault two_shot(const Op& op, const char* in, char* out, uint64_t count);
+    void learn_factors(const Op& op);
+
+    // Why a wait must end, if it must: abort, a peer that failed or left, a dead peer, the deadline.
+    bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
+    Fault break_off(Fault fault);
+    Fault why_broken();
+
+    struct Transfer;
+    bool can_step(const Transfer& t);
+    void step(Transfer& t);
+    void step_send(Transfer& t);
+    void step_recv(Transfer& t);
+
+    std::shared_ptr<Segment> segment_;
+    int rank_, world_;
+    Watch watch_;
+    Waiter waiter_;
+    uint64_t round_ = 0;
+    std::vector<double> factors_;
+    struct Ends {
+        uint64_t sent = 0, received = 0;  // messages
+    };
+    std::vector<Ends> ends_;
+    std::atomic<bool> aborted_{false}, is_broken_{false};
+    std::mutex fault_mutex_;
+    Fault broken_;
+};
+
+}  // namespace unicomm::shm

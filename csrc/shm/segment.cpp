@@ -1,0 +1,105 @@
+#include "shm/segment.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/error.hpp"
+
+namespace unicomm::shm {
+namespace {
+
+uint64_t page_align(uint64_t n) { return (n + 4095) & ~uint64_t{4095}; }
+
+}  // namespace
+
+Layout Layout::plan(int world, uint32_t slot_bytes, uint32_t p2p_bytes) {
+    Layout l{};
+    uint64_t n = static_cast<uint64_t>(world);
+    l.world = world;
+    // Slots hold one part per peer in the all-to-all patterns: keep a part at least a few lines long.
+    l.slot_bytes = static_cast<uint32_t>(page_align(std::max<uint64_t>(slot_bytes, 256 * n)));
+    l.p2p_depth = 4;
+    uint64_t chunk = p2p_bytes / std::max<uint64_t>(n - 1, 1) / l.p2p_depth;
+    l.p2p_chunk = static_cast<uint32_t>(std::clamp<uint64_t>(chunk / 1024 * 1024, 1024, 128 * 1024));
+    l.controls = page_align(sizeof(SegmentHeader));
+    l.announcements = page_align(l.controls + n * sizeof(RankControl));
+    l.slots = page_align(l.announcements + 2 * n * sizeof(Announcement));
+    l.channels = page_align(l.slots + 2 * n * l.slot_bytes);
+    l.chunks = page_align(l.channels + n * n * sizeof(Channel));
+    l.bytes = page_align(l.chunks + n * n * l.p2p_depth * (kLine + l.p2p_chunk));
+    return l;
+}
+
+Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
+    : layout_(Layout::plan(world, slot_bytes, p2p_bytes)) {
+    fd_ = memfd_create("unicomm", MFD_CLOEXEC);
+    if (fd_ < 0) throw_errno("cannot create a shared-memory segment (memfd_create)");
+    // Pages are allocated as they are touched: a communicator that sends nothing point-to-point, or only
+    // small messages, never holds the rest.
+    if (ftruncate(fd_, static_cast<off_t>(layout_.bytes)) != 0) {
+        close(fd_);
+        throw_errno("cannot size the shared-memory segment");
+    }
+    map();
+    SegmentHeader& h = header();
+    h.bytes = layout_.bytes;
+    h.world = layout_.world;
+    h.slot_bytes = layout_.slot_bytes;
+    h.p2p_chunk = layout_.p2p_chunk;
+    h.p2p_depth = layout_.p2p_depth;
+    h.magic = kMagic;
+}
+
+Segment::Segment(int pid, int fd) {
+    std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd_ < 0) throw_errno("cannot open the shared-memory segment of process " + std::to_string(pid));
+    struct stat info{};
+    SegmentHeader head;
+    ssize_t got = pread(fd_, static_cast<void*>(&head), sizeof head, 0);
+    bool good = fstat(fd_, &info) == 0 && got == static_cast<ssize_t>(sizeof head) && head.magic == kMagic &&
+                head.world > 0 && head.world <= 65536 && head.bytes == static_cast<uint64_t>(info.st_size);
+    if (good) {
+        // Never trust lengths that another process wrote: the layout must come out as the same size.
+        layout_ = Layout::plan(head.world, head.slot_bytes, 0);
+        layout_.p2p_chunk = head.p2p_chunk;
+        layout_.p2p_depth = head.p2p_depth;
+        uint64_t n = static_cast<uint64_t>(head.world);
+        good = layout_.slot_bytes == head.slot_bytes && head.p2p_depth > 0 && head.p2p_depth <= 64 &&
+               head.p2p_chunk > 0 && head.p2p_chunk <= 128 * 1024;
+        layout_.bytes = page_align(layout_.chunks + n * n * layout_.p2p_depth * (kLine + layout_.p2p_chunk));
+        good = good && layout_.bytes == head.bytes;
+    }
+    if (!good) {
+        close(fd_);
+        throw SystemFailure("process " + std::to_string(pid) + " offered something that is no unicomm segment");
+    }
+    map();
+}
+
+void Segment::map() {
+    void* mem = mmap(nullptr, layout_.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    if (mem == MAP_FAILED) {
+        close(fd_);
+        throw_errno("cannot map the shared-memory segment");
+    }
+    base_ = static_cast<char*>(mem);
+}
+
+void Segment::close_fd() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+}
+
+Segment::~Segment() {
+    close_fd();
+    if (base_) munmap(base_, layout_.bytes);
+}
+
+}  // namespace unicomm::shm

@@ -1,0 +1,146 @@
+#include "shm/wait.hpp"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "core/error.hpp"
+#include "recorder/ring.hpp"
+
+namespace unicomm::shm {
+namespace {
+
+constexpr uint64_t kYieldNs = 1000000;        // yield this long before sleeping
+constexpr uint64_t kFirstSleepNs = 2000000;   // then sleep, longer each time ...
+constexpr uint64_t kLongestSleepNs = 50000000;  // ... but look at peers and deadline this often
+constexpr int kSpins = 400;                   // about 5 us of pauses
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, uint64_t ns) {
+    timespec t{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &t, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+int usable_cores() {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+namespace {
+
+// One descriptor a process, however many communicators watch it.
+struct Watched {
+    int fd, users;
+};
+std::mutex watched_mutex;
+std::map<int, Watched> watched;
+
+int watch_process(int pid) {
+    std::lock_guard lock(watched_mutex);
+    auto known = watched.find(pid);
+    if (known != watched.end()) {
+        // A descriptor of an ended process stands for a pid that may be in use again: open a new one.
+        pollfd p{known->second.fd, POLLIN, 0};
+        if (poll(&p, 1, 0) == 0) {
+            ++known->second.users;
+            return known->second.fd;
+        }
+    }
+    int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (fd < 0) throw_errno("cannot watch process " + std::to_string(pid));
+    if (known == watched.end()) watched.emplace(pid, Watched{fd, 1});
+    return fd;
+}
+
+void unwatch_process(int pid, int fd) {
+    std::lock_guard lock(watched_mutex);
+    auto known = watched.find(pid);
+    if (known == watched.end() || known->second.fd != fd) {
+        close(fd);
+    } else if (--known->second.users == 0) {
+        close(fd);
+        watched.erase(known);
+    }
+}
+
+}  // namespace
+
+Watch::Watch(const std::vector<int>& pids) {
+    try {
+        for (int pid : pids) watched_.push_back({pid, pid == static_cast<int>(getpid()) ? -1 : watch_process(pid)});
+    } catch (...) {
+        release();
+        throw;
+    }
+}
+
+Watch::~Watch() { release(); }
+
+void Watch::release() {
+    for (auto [pid, fd] : watched_) {
+        if (fd >= 0) unwatch_process(pid, fd);
+    }
+    watched_.clear();
+}
+
+bool Watch::dead(int rank) const {
+    int fd = watched_[static_cast<size_t>(rank)].second;
+    if (fd < 0) return false;
+    pollfd p{fd, POLLIN, 0};
+    return poll(&p, 1, 0) == 1;
+}
+
+Waiter::Waiter(Segment& segment, int rank)
+    : segment_(segment), rank_(rank), spins_(segment.layout().world <= usable_cores() ? kSpins : 1) {}
+
+bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+    uint64_t begin = ring::now_ns();
+    for (int i = 1;; ++i) {
+        if (ready()) return true;
+        sched_yield();
+        if (i % 16 == 0) {
+            if (stop(false)) return ready();
+            if (ring::now_ns() - begin > kYieldNs) break;
+        }
+    }
+    RankControl& me = segment_.control(rank_);
+    std::atomic<uint32_t>& sleepers = segment_.header().sleepers;
+    uint64_t nap = kFirstSleepNs;
+    for (;;) {
+        uint32_t bell = me.doorbell.load();
+        me.sleeping.fetch_add(1);
+        sleepers.fetch_add(1);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        bool now = ready();
+        if (!now) futex_wait(me.doorbell, bell, nap);
+        sleepers.fetch_sub(1);
+        me.sleeping.fetch_sub(1);
+        if (now || ready()) return true;
+        if (stop(true)) return ready();
+        nap = nap * 2 < kLongestSleepNs ? nap * 2 : kLongestSleepNs;
+    }
+}
+
+void Waiter::ring_doorbells() {
+    for (int r = 0; r < segment_.layout().world; ++r) {
+        RankControl& c = segment_.control(r);
+        if (c.sleeping.load() == 0) continue;
+        c.doorbell.fetch_add(1);
+        futex_wake(c.doorbell);
+    }
+}
+
+}  // namespace unicomm::shm

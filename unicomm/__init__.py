@@ -1,0 +1,101 @@
+"""unicomm: one communicator for PyTorch, with a flight recorder that is always on.
+
+    comms/            semantics: communicator, operations, works, errors, bootstrap
+    backends/         one file a backend; the registry and `new_comm`
+    flight_recorder/  ring writer and readers, formats, the table
+    profiler/         events of all ranks on one timeline
+    launch/           the `unicomm` command
+    testing/          ranks as threads, the conformance suite for backends
+    _core             the native core: shared-memory transport, reductions, recorder ring
+
+Names below are loaded when first used: reading a recorder's ring needs neither torch nor a backend, and
+importing unicomm loads no backend that is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from unicomm.backends.registry import backend_names, new_comm, register_backend
+    from unicomm.comms import objects as objcol
+    from unicomm.comms.batch import BatchSendRecv, P2POp
+    from unicomm.comms.communicator import Communicator, TorchComm
+    from unicomm.comms.errors import (
+        AbortedError,
+        BackendError,
+        CommError,
+        CommTimeoutError,
+        InvalidArgumentError,
+        MismatchError,
+        NotReadyError,
+        PeerLostError,
+        UnsupportedError,
+    )
+    from unicomm.comms.ops import OpName
+    from unicomm.comms.options import CommOptions
+    from unicomm.comms.reduction import RedOpType, ReduceOp
+    from unicomm.comms.work import TorchWork, Work, WorkStatus
+
+    from . import hooks as hooks
+
+_WHERE = {
+    "backends.registry": "backend_names new_comm register_backend",
+    "comms.batch": "BatchSendRecv P2POp",
+    "comms.communicator": "Communicator TorchComm",
+    "comms.errors": "AbortedError BackendError CommError CommTimeoutError InvalidArgumentError MismatchError"
+    " NotReadyError PeerLostError UnsupportedError",
+    "comms.ops": "OpName",
+    "comms.options": "CommOptions",
+    "comms.reduction": "RedOpType ReduceOp",
+    "comms.work": "TorchWork Work WorkStatus",
+}
+_NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
+_MODULES = {"objcol": "comms.objects", "hooks": "hooks", "testing": "testing"}
+
+__all__ = [
+    "AbortedError",
+    "BackendError",
+    "BatchSendRecv",
+    "CommError",
+    "CommOptions",
+    "CommTimeoutError",
+    "Communicator",
+    "InvalidArgumentError",
+    "MismatchError",
+    "NotReadyError",
+    "OpName",
+    "P2POp",
+    "PeerLostError",
+    "RedOpType",
+    "ReduceOp",
+    "TorchComm",
+    "TorchWork",
+    "UnsupportedError",
+    "Work",
+    "WorkStatus",
+    "__version__",
+    "backend_names",
+    "hooks",
+    "new_comm",
+    "objcol",
+    "register_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f"unicomm.{_NAMES[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"unicomm.{_MODULES[name]}")
+    else:
+        raise AttributeError(f"module 'unicomm' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,42 @@
+"""A backend for one process that plays any rank of any size: nothing moves, everything completes at once.
+
+For trying out a program's control flow and memory at any scale without ranks: arguments are checked and
+operations recorded as on a real backend, outputs keep whatever they held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.call import Call, Message
+from unicomm.comms.dtypes import DTYPES
+from unicomm.comms.ops import OPERATIONS, Kind
+from unicomm.comms.reduction import RedOpType
+
+
+class FakeBackend(Backend):
+    name = "fake"
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu", "cuda", "xpu", "mps", "meta"}),
+        operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
+        reduce_dtypes=frozenset(DTYPES),
+        reduce_ops=frozenset(RedOpType),
+        moves_data=False,
+    )
+
+    @classmethod
+    def connect(cls, setup: Setup) -> FakeBackend:
+        return cls()
+
+    def run(self, call: Call) -> None:
+        pass
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

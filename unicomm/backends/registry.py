@@ -1,0 +1,140 @@
+"""Names of backends, and `new_comm`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.metadata import EntryPoint, entry_points
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from unicomm.comms import lifecycle
+from unicomm.comms.backend import Backend
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.environment import detect_environment, open_store
+from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.options import CommOptions, default_timeout, seconds
+
+# Imported when first asked for, so that `import unicomm` loads no backend.
+_BUILT_IN = {
+    "shm": "unicomm.backends.shm:ShmBackend",
+    "gloo": "unicomm.backends.gloo:GlooBackend",
+    "fake": "unicomm.backends.fake:FakeBackend",
+}
+_registered: dict[str, type[Backend]] = {}
+
+
+def register_backend(name: str, backend: type[Backend]) -> None:
+    """Makes `new_comm(name, ...)` use `backend`. Raises `InvalidArgumentError` for a name that is taken."""
+    if name in _BUILT_IN or _registered.get(name, backend) is not backend:
+        raise InvalidArgumentError(f"backend '{name}' exists already", hint="choose another name")
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        raise InvalidArgumentError(
+            f"{backend!r} is no backend", hint="derive a class from unicomm.comms.backend.Backend"
+        )
+    _registered[name] = backend
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group="unicomm.backends")}
+
+
+def backend_names() -> list[str]:
+    """Names of all backends that this installation knows."""
+    return sorted({*_BUILT_IN, *_registered, *_installed()})
+
+
+def find_backend(name: str) -> type[Backend]:
+    """The class behind a name; `UnsupportedError` when its library is missing, with the cure."""
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Backend] = getattr(importlib.import_module(module), attribute)
+        return found
+    entry = _installed().get(name)
+    if entry is None:
+        known = backend_names()
+        close = difflib.get_close_matches(str(name), known, n=1)
+        raise InvalidArgumentError(
+            f"there is no backend '{name}'",
+            hint=(f"did you mean '{close[0]}'? " if close else "") + f"known: {', '.join(known)}",
+        )
+    try:
+        loaded = entry.load()
+    except ImportError as error:
+        raise UnsupportedError(
+            f"backend '{name}' ({entry.value}) cannot be imported: {error}",
+            hint="install what it needs; `unicomm doctor` lists what is missing",
+        ) from error
+    register_backend(name, loaded)
+    return _registered[name]
+
+
+def new_comm(
+    backend: str,
+    device: torch.device | str,
+    *,
+    abort_process_on_timeout_or_error: bool = False,
+    timeout: timedelta | float | None = None,
+    store: Store | None = None,
+    name: str = "main",
+    enable_reconfigure: bool = False,
+    hints: Mapping[str, str] | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+) -> Communicator:
+    """Creates a communicator of all ranks of the job. Called by all of them, with the same arguments.
+
+    Returns when every rank is connected and its options were compared.
+
+    Args:
+        backend: "shm" (ranks of one host), "gloo" (TCP), "fake" (one process plays any rank), or a
+            registered one.
+        device: on which tensors will be; required.
+        abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
+        timeout: of the creation, and of each operation that brings no other; seconds or timedelta.
+            Default: TORCHCOMM_TIMEOUT_SECONDS, else 600.
+        store: a torch.distributed Store that all ranks share. Default: the one of the launcher
+            (MASTER_ADDR and MASTER_PORT), or a file where one launcher runs all ranks on one host.
+        name: tells communicators apart. One name may be used again and again.
+        enable_reconfigure: must be possible for the backend, else `UnsupportedError`.
+        hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
+        rank, size: this rank and the number of ranks. Default: from the environment (torchrun, Open MPI,
+            PMI, PMIx, PALS, Slurm, TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
+
+    Raises:
+        CommTimeoutError: ranks were missing at the deadline; `culprits` names them.
+        MismatchError: ranks passed different options; `culprits` is the minority.
+        InvalidArgumentError, UnsupportedError: before anything was sent.
+        BackendError: the store or the transport failed.
+    """
+    found = find_backend(backend)
+    device = lifecycle.check_device(device, found)
+    if not isinstance(name, str) or not name:
+        raise InvalidArgumentError(f"name={name!r} is no name", hint='pass a text such as "main"')
+    if enable_reconfigure:
+        raise UnsupportedError(
+            f"backend '{backend}' cannot change its ranks", comm=name, hint="leave enable_reconfigure off"
+        )
+    options = CommOptions(
+        timeout=seconds(timeout, default_timeout()),
+        abort_process_on_timeout_or_error=bool(abort_process_on_timeout_or_error),
+        enable_reconfigure=False,
+        hints=dict(hints or {}),
+    )
+    world = detect_environment()
+    if (rank is None) != (size is None):
+        raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")
+    if rank is None or size is None:
+        rank, size = world.rank, world.size
+        if store is None and size > 1 and found.capabilities.moves_data:
+            store = open_store(world, options.timeout)
+    elif not 0 <= rank < size:
+        raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
+    return lifecycle.create(
+        found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
+    )

@@ -1,0 +1,215 @@
+"""Shared memory: ranks of one host, as processes or as threads of one process, over the native core."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unicomm import _core
+from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.call import Call, Message
+from unicomm.comms.dtypes import DTYPES, NAMES
+from unicomm.comms.errors import (
+    AbortedError,
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    MismatchError,
+    PeerLostError,
+    UnsupportedError,
+)
+from unicomm.comms.ops import BY_CODE, OPERATIONS, Kind
+from unicomm.comms.options import Hint, parse_size
+from unicomm.comms.reduction import RedOpType
+
+_HINTS = (
+    Hint("slot_bytes", parse_size, 256 * 1024, "Bytes staged at a time for collectives; two slots a rank."),
+    Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
+)
+_TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED = 1, 2, 3, 4
+
+
+class ShmBackend(Backend):
+    """One segment of memory for all ranks; see csrc/shm/group.hpp for the algorithm."""
+
+    name = "shm"
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu"}),
+        operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
+        reduce_dtypes=frozenset(DTYPES),
+        reduce_ops=frozenset(RedOpType),
+        checks_mismatch=True,
+        one_host=True,
+        hints=_HINTS,
+    )
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._bytes = int(group.bytes)
+
+    @classmethod
+    def connect(cls, setup: Setup) -> ShmBackend:
+        rendezvous, pid = setup.rendezvous, os.getpid()
+        # A group of one rank needs no room to stage anything.
+        slot, p2p = (4096, 4096) if setup.size == 1 else (setup.hints["slot_bytes"], setup.hints["p2p_bytes"])
+        segment = None
+        trouble = ""
+        if setup.rank == 0:
+            try:
+                segment = _core.ShmSegment(setup.size, slot, p2p)
+            except OSError as error:
+                trouble = str(error)
+        mine = {"host": _host_identity(), "pid": pid, "fd": segment.fd if segment else -1, "trouble": trouble}
+        everyone = [json.loads(blob) for blob in rendezvous.exchange("shm", json.dumps(mine).encode())]
+        _same_host(setup, [info["host"] for info in everyone])
+        leader = everyone[0]
+        group = None
+        if not leader["trouble"]:
+            try:
+                segment = segment or _core.ShmSegment.open(leader["pid"], leader["fd"])
+                group = _core.ShmGroup(segment, setup.rank, [info["pid"] for info in everyone])
+            except OSError as error:
+                trouble = str(error)
+        # Nobody goes on before all have mapped it, and only then may the creator close its descriptor.
+        answers = rendezvous.exchange("shm mapped", trouble.encode())
+        if segment is not None:
+            segment.close_fd()
+        bad = [r for r, answer in enumerate(answers) if answer]
+        if bad or group is None:
+            reason = answers[bad[0]].decode() if bad else "no segment"
+            raise BackendError(
+                f"no shared memory on rank {setup.labels[bad[0]] if bad else 0}: {reason}",
+                comm=setup.name,
+                culprits=[setup.labels[r] for r in bad],
+                hint="all ranks must run as the same user, see each other in /proc and have memory left;"
+                " in containers share the PID namespace",
+            )
+        return cls(group)
+
+    def run(self, call: Call) -> None:
+        op = call.op
+        fault = self._group.run(
+            call.operation.code,
+            call.dtype_code,
+            0 if op is None else op.code,
+            0.0 if op is None or op.factor is None else op.factor,
+            call.root,
+            call.count,
+            call.extra,
+            call.timeout,
+            call.inputs,
+            call.outputs,
+            call.in_splits,
+            call.out_splits,
+        )
+        if fault is not None:
+            raise _error(fault, call.timeout)
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        fault = self._group.exchange(list(messages), timeout)
+        if fault is not None:
+            raise _error(fault, timeout)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        self._group.finalize()
+        self._group = None  # unmaps; the peers' own mappings keep what they have yet to read
+
+    @classmethod
+    def version(cls) -> str:
+        return f"native core, {_core.fold_isa()}"
+
+    def memory(self) -> dict[str, int]:
+        return {"segment": self._bytes}
+
+
+def _host_identity() -> str:
+    """What ranks must share to share memory: the running kernel and the process numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _same_host(setup: Setup, hosts: Sequence[str]) -> None:
+    elsewhere = [setup.labels[r] for r, host in enumerate(hosts) if host.split()[1:] != hosts[0].split()[1:]]
+    if elsewhere:
+        names = sorted({host.split()[0] for host in hosts})
+        raise UnsupportedError(
+            f"shm needs all ranks on one host, but ranks {elsewhere} are not where rank {setup.labels[0]} is"
+            f" (hosts: {', '.join(names)})",
+            comm=setup.name,
+            hint="use the backend 'gloo' across hosts; containers of one host must share the PID namespace",
+        )
+
+
+def _error(fault: tuple[int, list[int], list[tuple[int, ...]], str], timeout: float) -> CommError:
+    code, culprits, claims, detail = fault
+    who = _ranks(culprits)
+    if code == _TIMEOUT:
+        gave_up = f" ({detail})" if detail else ""
+        return CommTimeoutError(
+            f"{who} had not arrived after {timeout:g} s{gave_up}",
+            culprits=culprits,
+            hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
+        )
+    if code == _PEER_LOST:
+        what = "has finalized this communicator" if detail == "finalized" else "is gone (its process ended)"
+        return PeerLostError(
+            f"{who} {what}",
+            culprits=culprits,
+            hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
+        )
+    if code == _MISMATCH:
+        return MismatchError(_mismatch(claims, detail), culprits=culprits, hint=_mismatch_hint(culprits))
+    if code == _ABORTED:
+        return AbortedError(
+            f"{who} aborted the communicator", culprits=culprits, hint="create a new communicator to go on"
+        )
+    return BackendError(f"shm: {detail}", culprits=culprits, hint="please report this")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _mismatch_hint(culprits: Sequence[int]) -> str:
+    return f"compare the program's path on {_ranks(culprits)} with the others'; nothing was written"
+
+
+def _mismatch(claims: list[tuple[int, ...]], detail: str) -> str:
+    """What each rank called, ranks with the same call together."""
+    if detail == "sizes":
+        parts = []
+        for rank, _, dtype, _, sender, expected, sent in claims:
+            size = _element_size(dtype)
+            parts.append(
+                f"rank {rank} expects {expected // size} elements from rank {sender},"
+                f" which sends {sent // size}"
+            )
+        return "; ".join(parts)
+    groups: dict[str, list[int]] = {}
+    for rank, op, dtype, red, root, count, extra in claims:
+        row = BY_CODE.get(op)
+        text = row.name if row else f"operation {op}"
+        arguments = []
+        if dtype:
+            arguments.append(f"{NAMES.get(dtype, '?')}[{count}]" if row and row.same_count else NAMES[dtype])
+        if row and not row.same_count and extra:
+            arguments.append(f"sizes #{extra:016x}")
+        if red:
+            arguments.append(RedOpType(red).name)
+        if row and row.kind is Kind.P2P:
+            arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {root}")
+        elif root >= 0:
+            arguments.append(f"root {root}")
+        groups.setdefault(f"{text}({', '.join(arguments)})", []).append(rank)
+    said = [f"{_ranks(ranks)}: {text}" for text, ranks in sorted(groups.items(), key=lambda g: -len(g[1]))]
+    return "the ranks called different things; " + "; ".join(said or [detail])
+
+
+def _element_size(code: int) -> int:
+    return next((info.dtype.itemsize for info in DTYPES.values() if info.code == code), 1)

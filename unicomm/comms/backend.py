@@ -1,0 +1,120 @@
+"""What a backend is: the base class to derive from, and its capabilities as data.
+
+A backend moves validated buffers and nothing else. The least it can do is `exchange`, several sends and
+receives together; every other operation that it does not name in its capabilities is composed from that
+in completion.py. To add one, derive from `Backend`, then `unicomm.register_backend(name, cls)` or the
+entry-point group `unicomm.backends`; `unicomm.testing.conformance` holds the suite that it has to pass.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from .call import Call, Message
+from .errors import UnsupportedError
+from .options import Hint
+from .reduction import RedOpType
+from .rendezvous import Rendezvous
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend does by itself.
+
+    Attributes:
+        device_types: of the tensors that it takes.
+        operations: names of the collectives that `run` does; the rest is composed from `exchange`.
+        reduce_dtypes, reduce_ops: what its reducing collectives do; other combinations are composed.
+        bytes_only: give it data to move as uint8, whatever the element type.
+        checks_mismatch: every collective compares signatures before it writes.
+        one_host: all ranks must be on one host.
+        moves_data: False for a backend that only pretends.
+    """
+
+    device_types: frozenset[str]
+    operations: frozenset[str] = frozenset()
+    reduce_dtypes: frozenset[torch.dtype] = frozenset()
+    reduce_ops: frozenset[RedOpType] = frozenset()
+    bytes_only: bool = False
+    checks_mismatch: bool = False
+    one_host: bool = False
+    moves_data: bool = True
+    hints: tuple[Hint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a backend gets to connect with.
+
+    Attributes:
+        rendezvous: agreement among exactly the ranks of this communicator; good until `connect` returns.
+        store: for a library that wants one itself: put a prefix with `rendezvous.uid` before its keys. None
+            for a single rank.
+        rank, size: of this communicator. labels: the members' global ranks.
+        device: of the tensors. timeout: seconds that connecting may take.
+        hints: values of all hints that the backend declares, read and defaulted.
+    """
+
+    rendezvous: Rendezvous
+    store: Store | None
+    rank: int
+    size: int
+    labels: Sequence[int]
+    device: torch.device
+    name: str
+    timeout: float
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Backend(abc.ABC):
+    """One end of one underlying communicator. Methods are never called concurrently, except `abort`."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    @classmethod
+    @abc.abstractmethod
+    def connect(cls, setup: Setup) -> Backend:
+        """Called by all ranks at creation. Returns when all of them are connected; raises a `CommError`."""
+
+    @abc.abstractmethod
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        """Runs all messages together and returns when all are done.
+
+        Messages to one peer arrive in the order of the list. Called for send, recv, batches, and for the
+        operations that `capabilities.operations` lacks. Raises `CommError` subclasses.
+        """
+
+    def run(self, call: Call) -> None:
+        """Runs a collective of `capabilities.operations`; returns when the outputs are written."""
+        raise AssertionError(f"{type(self).__name__} declares {call.name} but does not run it")
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Called once by finalize, on an idle backend. Local: it must not wait for other ranks."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
+
+    def set_hints(self, hints: Mapping[str, Any]) -> None:
+        """Called when hints are changed later; a backend that takes some at run time overrides this."""
+        raise UnsupportedError(
+            f"backend '{self.name}' takes its hints at creation only: {', '.join(sorted(hints))}",
+            hint="pass hints= to new_comm or split",
+        )
+
+    @classmethod
+    def version(cls) -> str:
+        """Version of the library underneath."""
+        return ""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this rank holds for the communicator, by purpose."""
+        return {}

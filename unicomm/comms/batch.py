@@ -1,0 +1,65 @@
+"""Batches: sends and receives that run together and cannot block one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from .errors import InvalidArgumentError
+from .work import Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator, Hints
+
+
+@dataclass(frozen=True)
+class P2POp:
+    """One entry of a batch: `kind` is "send" or "recv", `peer` a rank of the communicator."""
+
+    kind: str
+    tensor: torch.Tensor
+    peer: int
+
+
+class BatchSendRecv:
+    """Collects sends and receives; `issue` runs them together and gives one Work for all.
+
+    Made by `Communicator.batch_op_create`. Within a batch nothing has to wait for anything else, except
+    that several messages between the same two ranks keep their order. After `issue` the batch is empty
+    and may be filled again.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.ops: list[P2POp] = []
+
+    def send(self, tensor: torch.Tensor, dst: int) -> BatchSendRecv:
+        """Adds a send to rank `dst`; returns the batch. Arguments are checked by `issue`."""
+        self.ops.append(P2POp("send", tensor, dst))
+        return self
+
+    def recv(self, tensor: torch.Tensor, src: int) -> BatchSendRecv:
+        """Adds a receive from rank `src`; returns the batch. Arguments are checked by `issue`."""
+        self.ops.append(P2POp("recv", tensor, src))
+        return self
+
+    def issue(self, async_op: bool, hints: Hints = None, timeout: timedelta | float | None = None) -> Work:
+        """Runs the batch. All its arguments are checked before anything is sent.
+
+        Raises `InvalidArgumentError` for an empty batch. When it raises that, the batch keeps its entries.
+        """
+        if not self.ops:
+            raise InvalidArgumentError(
+                "cannot issue an empty batch",
+                op="batch",
+                comm=self._comm.get_name(),
+                rank=self._comm.get_rank(),
+                hint="add sends and receives first; an issued batch is empty again",
+            )
+        items = [(op.kind, op.tensor, op.peer) for op in self.ops]
+        work = self._comm._engine.messages(items, async_op, hints, timeout, batch=True)
+        self.ops = []
+        return work

@@ -1,0 +1,444 @@
+"""Communicator: the methods that users call.
+
+Each collective is one line of arguments here; what it means stands in ops.py, how arguments are checked in
+check.py, how it runs in engine.py, and what a backend lacks in completion.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from .backend import Capabilities
+from .engine import Engine, Hints, Timeout
+from .errors import AbortedError
+from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
+from .options import CommOptions, read_hints, seconds
+from .reduction import ReduceOp
+from .work import Work
+
+if TYPE_CHECKING:
+    from .batch import BatchSendRecv
+    from .lifecycle import Member
+    from .persistent import AllGatherHandle
+
+Tensor = torch.Tensor
+
+
+class Communicator:
+    """A fixed group of ranks that communicate on one device, over one underlying communicator.
+
+    Made by `unicomm.new_comm` or `split`, connected when that returns. All ranks must call the same
+    collectives in the same order; each returns a `Work`. With `async_op=False` the operation has completed
+    when the call returns; with `async_op=True` it runs in the background, in the order issued, and its
+    tensors must not be touched before `work.wait()`.
+
+    `timeout` of an operation counts from its start (seconds or timedelta; None or 0: the communicator's).
+    Wrong arguments raise `InvalidArgumentError` before anything is sent. On backends that compare
+    signatures (see `get_capabilities`), ranks that call different operations all get `MismatchError` before
+    any tensor is written. See comms/errors.py for what leaves the communicator usable.
+
+    Methods may be called from any thread; operations happen in the order in which the calls came.
+    """
+
+    def __init__(self, member: Member) -> None:
+        """Not for users: see `unicomm.new_comm`."""
+        self._member = member
+        self._engine = Engine(member)
+
+    # --- collectives: see ops.py for what each does ------------------------------------------------
+
+    def broadcast(
+        self, tensor: Tensor, root: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """Copies the root's `tensor` into all ranks' `tensor`."""
+        return self._engine.collective("broadcast", (tensor,), async_op, hints, timeout, root=root)
+
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOp, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
+        return self._engine.collective("all_reduce", (tensor,), async_op, hints, timeout, op=op)
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        root: int,
+        op: ReduceOp,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Replaces the root's `tensor` by the reduction over the ranks; the others' stay as they are."""
+        return self._engine.collective("reduce", (tensor,), async_op, hints, timeout, root=root, op=op)
+
+    def all_gather(
+        self,
+        tensor_list: Sequence[Tensor],
+        tensor: Tensor,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Rank i's `tensor` goes into `tensor_list[i]` on all ranks; all have the same number of elements."""
+        return self._engine.collective("all_gather", (tensor_list, tensor), async_op, hints, timeout)
+
+    def all_gather_v(
+        self,
+        tensor_list: Sequence[Tensor],
+        tensor: Tensor,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """`all_gather` of tensors of different sizes; `tensor_list` has the same sizes on all ranks."""
+        return self._engine.collective("all_gather_v", (tensor_list, tensor), async_op, hints, timeout)
+
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """All ranks' `input` one after the other in `output`, which has n times its elements.
+
+        `input` may be exactly this rank's part of `output`.
+        """
+        return self._engine.collective("all_gather_single", (output, input), async_op, hints, timeout)
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input_list: Sequence[Tensor],
+        op: ReduceOp,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Rank i's `output` becomes the reduction of all ranks' `input_list[i]`; inputs stay as they are."""
+        return self._engine.collective(
+            "reduce_scatter", (output, input_list), async_op, hints, timeout, op=op
+        )
+
+    def reduce_scatter_v(
+        self,
+        output: Tensor,
+        input_list: Sequence[Tensor],
+        op: ReduceOp,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """`reduce_scatter` where each rank's part has its own size, the same in everyone's `input_list`."""
+        return self._engine.collective(
+            "reduce_scatter_v", (output, input_list), async_op, hints, timeout, op=op
+        )
+
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: ReduceOp,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Rank i's `output` becomes the reduction of the i-th of n equal parts of all ranks' `input`.
+
+        `output` may be exactly this rank's part of `input`.
+        """
+        return self._engine.collective(
+            "reduce_scatter_single", (output, input), async_op, hints, timeout, op=op
+        )
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """The j-th of n equal parts of rank i's `input` becomes the i-th part of rank j's `output`."""
+        return self._engine.collective("all_to_all_single", (output, input), async_op, hints, timeout)
+
+    def all_to_all_v_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """`all_to_all_single` with parts of given sizes, in rows of the first dimension."""
+        return self._engine.collective(
+            "all_to_all_v_single",
+            (output, input),
+            async_op,
+            hints,
+            timeout,
+            out_splits=output_split_sizes,
+            in_splits=input_split_sizes,
+        )
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[Tensor],
+        input_tensor_list: Sequence[Tensor],
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Rank i's `input_tensor_list[j]` goes into rank j's `output_tensor_list[i]`; any sizes that fit."""
+        return self._engine.collective(
+            "all_to_all", (output_tensor_list, input_tensor_list), async_op, hints, timeout
+        )
+
+    def barrier(self, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
+        """Completes when all ranks have called it."""
+        return self._engine.collective("barrier", (), async_op, hints, timeout)
+
+    def scatter(
+        self,
+        output_tensor: Tensor,
+        input_tensor_list: Sequence[Tensor],
+        root: int,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """The root's `input_tensor_list[i]` goes into rank i's `output_tensor`; others pass an empty list."""
+        return self._engine.collective(
+            "scatter", (output_tensor, input_tensor_list), async_op, hints, timeout, root=root
+        )
+
+    def gather(
+        self,
+        output_tensor_list: Sequence[Tensor],
+        input_tensor: Tensor,
+        root: int,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Rank i's `input_tensor` goes into the root's `output_tensor_list[i]`; others pass an empty list."""
+        return self._engine.collective(
+            "gather", (output_tensor_list, input_tensor), async_op, hints, timeout, root=root
+        )
+
+    def gather_single(
+        self,
+        output: Tensor | None,
+        input: Tensor,
+        root: int,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """All ranks' `input` one after the other in the root's `output`; others pass None."""
+        return self._engine.collective("gather_single", (output, input), async_op, hints, timeout, root=root)
+
+    # --- point-to-point -----------------------------------------------------------------------------
+
+    def send(
+        self, tensor: Tensor, dst: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
+        return self._engine.messages([("send", tensor, dst)], async_op, hints, timeout)
+
+    def recv(
+        self, tensor: Tensor, src: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
+        return self._engine.messages([("recv", tensor, src)], async_op, hints, timeout)
+
+    def batch_op_create(self) -> BatchSendRecv:
+        """A new, empty batch of sends and receives, which run together when it is issued."""
+        from .batch import BatchSendRecv
+
+        return BatchSendRecv(self)
+
+    # --- persistent all-gather ----------------------------------------------------------------------
+
+    def all_gather_p_init(
+        self, output: Tensor, hints: Hints = None, timeout: Timeout = None
+    ) -> AllGatherHandle:
+        """Prepares repeated all-gathers into `output`. Called by all ranks; see persistent.py."""
+        from .persistent import AllGatherHandle
+
+        return AllGatherHandle(self, output, hints, timeout)
+
+    def all_gather_p_exec(
+        self,
+        handle: AllGatherHandle,
+        input: Tensor,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """One all-gather of `input` into the tensor that the handle was made for."""
+        return handle.run(self, input, async_op, hints, timeout)
+
+    def all_gather_p_free(self, handle: AllGatherHandle) -> None:
+        """Gives the handle back; using it afterwards raises `NotReadyError`."""
+        handle.free(self)
+
+    # --- groups -------------------------------------------------------------------------------------
+
+    def split(
+        self, ranks: Sequence[int], name: str = "", hints: Hints = None, timeout: Timeout = None
+    ) -> Communicator | None:
+        """A new communicator of `ranks` (ranks of this one), numbered in the order of the list.
+
+        Called by the ranks in the list, with the same list. The others may call it with an empty list, get
+        None and wait for nobody, or need not call it at all. Timeout and hints are this communicator's
+        unless given. The child lives on when this communicator is finalized. An empty `name` becomes
+        `<name>_<lowest rank>`.
+        """
+        from .lifecycle import split
+
+        return split(self, ranks, name, hints, timeout)
+
+    def new_window(
+        self, tensor: Tensor | None = None, hints: Hints = None, timeout: Timeout = None
+    ) -> NoReturn:
+        """Opens a tensor to one-sided access. No backend of this version can: raises `UnsupportedError`."""
+        self._engine.refuse("new_window", f"backend '{self.get_backend()}' has no one-sided access")
+
+    def reconfigure(self, *args: object, **kwargs: object) -> NoReturn:
+        """Rebuilds the communicator with other ranks. No backend of this version can: `UnsupportedError`."""
+        self._engine.refuse("reconfigure", f"backend '{self.get_backend()}' cannot change its ranks")
+
+    def get_init_handle(self) -> NoReturn:
+        """What other ranks need for `reconfigure`. No backend of this version has one: `UnsupportedError`."""
+        self._engine.refuse("reconfigure", f"backend '{self.get_backend()}' has no init handle")
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def finalize(self, timeout: Timeout = None) -> None:
+        """Runs what is pending and closes the communicator. Called by each rank when it is done with it.
+
+        Waits for this rank's pending operations at most `timeout` (the communicator's by default), then
+        aborts and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
+        operations raise `NotReadyError`; calling it again does nothing.
+        """
+        from .lifecycle import finalize
+
+        finalize(self, seconds(timeout, self._engine.timeout))
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, exc_type: object, exc: object, tb: object) -> None:
+        if exc_type is not None and self._engine.worker.busy:
+            self.abort()  # do not wait for ranks that may never come
+        self.finalize()
+
+    def abort(self) -> None:
+        """Gives the communicator up at once, without the other ranks' help; from any thread.
+
+        Running and pending operations end with `AbortedError`, on this rank and on those that wait for it.
+        Later ones raise the same. Only `finalize` is left to call.
+        """
+        if self._engine.finalized:
+            return
+        error = AbortedError(
+            "aborted by this rank",
+            comm=self._member.name,
+            rank=self._member.rank,
+            culprits=(self._member.rank,),
+            hint="create a new communicator to go on",
+        )
+        if self._engine.break_(error):
+            self._member.backend.abort()
+
+    def is_aborted(self) -> bool:
+        """Whether the communicator is broken, by `abort` or by an error it does not survive."""
+        return self._engine.broken is not None
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Changes the timeout of this rank's later operations."""
+        self._engine.timeout = seconds(timeout, self._engine.timeout)
+
+    def get_timeout(self) -> float:
+        """The timeout of operations in seconds."""
+        return self._engine.timeout
+
+    def set_hints(self, hints: Mapping[str, str]) -> None:
+        """Changes hints that the backend takes at run time; unknown ones raise `InvalidArgumentError`."""
+        self._member.backend.set_hints(
+            read_hints(hints, self._member.backend.capabilities.hints, self.get_backend())
+        )
+
+    # --- properties ---------------------------------------------------------------------------------
+
+    def get_rank(self) -> int:
+        """This rank, from 0 to `get_size() - 1`."""
+        return self._member.rank
+
+    def get_size(self) -> int:
+        """The number of ranks."""
+        return self._member.size
+
+    def get_ranks(self) -> list[int]:
+        """The ranks' numbers in the whole job, in this communicator's order."""
+        return list(self._member.labels)
+
+    def get_name(self) -> str:
+        return self._member.name
+
+    def get_uid(self) -> str:
+        """A text that is the same on all ranks of this communicator and differs between communicators."""
+        return self._member.uid
+
+    def get_options(self) -> CommOptions:
+        return self._member.options
+
+    def get_device(self) -> torch.device:
+        return self._member.device
+
+    def get_backend(self) -> str:
+        """The backend's name, such as "shm"."""
+        return self._member.backend_name
+
+    def get_backend_version(self) -> str:
+        return type(self._member.backend).version()
+
+    def get_capabilities(self) -> Capabilities:
+        """What the backend does by itself."""
+        return self._member.backend.capabilities
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this rank holds for the communicator, by purpose."""
+        return self._member.backend.memory()
+
+    @property
+    def unsafe_backend(self) -> object:
+        """The backend's own object, for what unicomm does not offer. Using it forgoes all promises."""
+        return self._member.backend
+
+    @property
+    def _recorder_index(self) -> int:
+        return self._member.recorder_index
+
+    def __repr__(self) -> str:
+        state = "finalized" if self._engine.finalized else "broken" if self._engine.broken else "open"
+        return (
+            f"<Communicator '{self.get_name()}' {self.get_backend()} rank {self.get_rank()}/{self.get_size()}"
+            f" on {self._member.device}, {state}>"
+        )
+
+    # --- hooks --------------------------------------------------------------------------------------
+
+    def register_pre_hook(self, hook: PreHook) -> RemovableHandle:
+        """`hook(name, op_id, args)` before each operation; what it raises stops the operation."""
+        return self._engine.hooks.add("pre", hook)
+
+    def register_post_hook(self, hook: PostHook) -> RemovableHandle:
+        """`hook(name, op_id, args)` when an operation's call returns."""
+        return self._engine.hooks.add("post", hook)
+
+    def register_abort_hook(self, hook: AbortHook) -> RemovableHandle:
+        """`hook(error)` once, when the communicator breaks."""
+        return self._engine.hooks.add("abort", hook)
+
+
+#: What torchcomms calls it.
+TorchComm = Communicator

@@ -1,0 +1,315 @@
+"""Engine: how an operation of a communicator runs, from checked arguments to its Work.
+
+    check -> (pre-hooks) -> order, seq and record -> run here or in the worker -> (post-hooks)
+
+A synchronous operation runs in the caller's thread; an asynchronous one, or one behind an asynchronous
+one, in the communicator's worker. Either way operations run one at a time in the order of their calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import completion
+from .call import Call, Message, OpArgs
+from .check import Checker
+from .errors import (
+    AbortedError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    NotReadyError,
+    PeerLostError,
+    UnsupportedError,
+)
+from .hooks import Hooks, next_op_id
+from .ops import OPERATIONS, Operation
+from .options import seconds
+from .work import Work, Worker
+
+if TYPE_CHECKING:
+    from .lifecycle import Member
+
+Timeout = timedelta | float | None
+Hints = Mapping[str, str] | None
+
+# States of a recorded operation, error codes and flags, as csrc/recorder/ring.hpp and csrc/core/error.hpp
+# have them.
+_COMPLETED, _FAILED = 3, 4
+_ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (
+    (CommTimeoutError, 1),
+    (PeerLostError, 2),
+    (MismatchError, 3),
+    (AbortedError, 4),
+)
+_OTHER_ERROR = 100
+_ASYNC, _P2P, _BATCH, _RECEIVE = 1, 2, 4, 8
+_BROKEN_STATE = 3
+# Errors that leave the ranks in step and the communicator usable.
+_HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
+
+
+class Engine:
+    """The part of a `Communicator` that runs operations."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.rank = member.rank
+        self.name = member.name
+        self.timeout = member.options.timeout
+        self.backend = member.backend
+        self.group = completion.Group(member.backend, member.rank, member.size)
+        self.check = Checker(member.name, member.rank, member.size, member.device)
+        self.hooks = Hooks()
+        self.worker = Worker(f"unicomm-{member.name}")
+        self.finalized = False
+        self.broken: CommError | None = None
+        self._recorder = member.recorder
+        self._recorder_index = member.recorder_index
+        self._order = threading.RLock()  # held while an operation is issued: gives the order
+        self._break_lock = threading.Lock()
+        self._seq = 0
+        self._pair_seq: dict[tuple[int, bool], int] = {}
+
+    def refuse(self, op: str, message: str) -> NoReturn:
+        raise UnsupportedError(
+            message,
+            op=op,
+            comm=self.name,
+            rank=self.rank,
+            hint="`unicomm doctor` shows what each backend can do",
+        )
+
+    def check_open(self, op: str) -> None:
+        if self.finalized:
+            raise NotReadyError(
+                "the communicator is finalized",
+                op=op,
+                comm=self.name,
+                rank=self.rank,
+                hint="create a new one with unicomm.new_comm",
+            )
+        if self.broken is not None:
+            error = self.broken
+            fields = {k: getattr(error, k) for k in ("op", "comm", "seq", "rank", "culprits", "hint")}
+            message = error.message
+            if not message.startswith("broken earlier"):
+                message = f"broken earlier: {message}"
+            raise type(error)(message, **fields)
+
+    def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
+        if hints:
+            self.refuse(
+                op, f"backend '{self.member.backend_name}' takes no hints for one operation: {sorted(hints)}"
+            )
+        return self.timeout if timeout is None else seconds(timeout, self.timeout)
+
+    def collective(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        async_op: bool,
+        hints: Hints,
+        timeout: Timeout,
+        **arguments: Any,
+    ) -> Work:
+        self.check_open(name)
+        call = self.check.call(name, tensors, **arguments)
+        call.timeout = self.per_op(name, hints, timeout)
+        call.async_op = bool(async_op)
+        return self._issue(call)
+
+    def _issue(self, call: Call) -> Work:
+        hooked = self.hooks.active
+        with self._order:
+            self.check_open(call.name)
+            call.op_id = next_op_id()
+            call.seq = self._seq + 1
+            args = OpArgs.of(call) if hooked else None
+            if args is not None:
+                self.hooks.before(args)
+            self._seq = call.seq
+            pending = call.async_op or self.worker.busy
+            record = self._recorder.begin(
+                self._recorder_index,
+                call.operation.code,
+                call.seq,
+                call.op_id,
+                call.inputs,
+                call.outputs,
+                call.red_code,
+                call.root,
+                _ASYNC if call.async_op else 0,
+                0,
+                int(call.timeout * 1000),
+                0,
+                not pending,
+            )
+            work = Work(call.name, call.seq, pending)
+
+            def run() -> None:
+                call.start_clock()
+                completion.run(self.group, call)
+
+            if pending:
+                self.worker.submit(
+                    work, lambda: self._execute(run, call.name, call.seq, [record], True, args)
+                )
+            else:
+                self._execute(run, call.name, call.seq, [record], False, args)
+        if pending and not call.async_op:
+            work.wait()
+        if args is not None:
+            self.hooks.after(args)
+        return work
+
+    def messages(
+        self,
+        items: Sequence[tuple[str, Any, Any]],
+        async_op: bool,
+        hints: Hints,
+        timeout: Timeout,
+        batch: bool = False,
+    ) -> Work:
+        """Sends and receives, together: `items` are (send or recv, tensor, peer)."""
+        name = "batch" if batch else items[0][0]
+        self.check_open(name)
+        messages, rows = [], []
+        for kind, tensor, peer in items:
+            row = OPERATIONS[kind]
+            messages.append(self._check_message(row, tensor, peer))
+            rows.append(row)
+        limit = self.per_op(name, hints, timeout)
+        hooked = self.hooks.active
+        with self._order:
+            self.check_open(name)
+            op_id = next_op_id()
+            args = None
+            if hooked:
+                args = self._message_args(name, op_id, messages, bool(async_op), limit)
+                self.hooks.before(args)
+            pending = bool(async_op) or self.worker.busy
+            records, seq = [], 0
+            for row, message in zip(rows, messages, strict=True):
+                key = (message.peer, message.send)
+                seq = self._pair_seq[key] = self._pair_seq.get(key, 0) + 1
+                flags = _P2P | (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
+                tensors = [message.tensor]
+                records.append(
+                    self._recorder.begin(
+                        self._recorder_index,
+                        row.code,
+                        seq,
+                        op_id,
+                        tensors if message.send else [],
+                        [] if message.send else tensors,
+                        0,
+                        message.peer,
+                        flags if message.send else flags | _RECEIVE,
+                        0,
+                        int(limit * 1000),
+                        op_id + 1 if batch else 0,
+                        not pending,
+                    )
+                )
+            work = Work(name, seq, pending)
+
+            def run() -> None:
+                completion.exchange(self.group, messages, limit)
+
+            if pending:
+                self.worker.submit(work, lambda: self._execute(run, name, seq, records, True, args))
+            else:
+                self._execute(run, name, seq, records, False, args)
+        if pending and not async_op:
+            work.wait()
+        if args is not None:
+            self.hooks.after(args)
+        return work
+
+    def _check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
+        peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
+        if peer == self.rank:
+            self.check.fail(row, f"cannot {row.name} to or from oneself", "copy the tensor instead")
+        self.check.check_tensor(row, "tensor", tensor)
+        return Message(row.name == "send", peer, tensor)
+
+    def _message_args(
+        self, name: str, op_id: int, messages: list[Message], async_op: bool, timeout: float
+    ) -> OpArgs:
+        sent = [m.tensor for m in messages if m.send]
+        received = [m.tensor for m in messages if not m.send]
+        peer = messages[0].peer if name != "batch" else -1
+        return OpArgs(
+            name,
+            op_id,
+            0,
+            sent if name != "batch" else (),
+            received if name != "batch" else (),
+            peer=peer,
+            async_op=async_op,
+            timeout=timeout,
+            messages=messages,
+        )
+
+    def _execute(
+        self,
+        run: Callable[[], None],
+        op: str,
+        seq: int,
+        records: Sequence[int],
+        queued: bool,
+        args: OpArgs | None,
+    ) -> None:
+        """Runs an operation in the current thread, with its records; completes the error it may raise."""
+        recorder = self._recorder
+        if queued:
+            for record in records:
+                recorder.start(record)
+        error: BaseException | None = None
+        try:
+            if self.broken is not None:
+                self.check_open(op)
+            run()
+        except CommError as caught:
+            error = caught
+            caught.op = caught.op or op
+            caught.seq = seq if caught.seq is None else caught.seq
+            caught.comm = caught.comm or self.name
+            caught.rank = self.rank if caught.rank is None else caught.rank
+            code = next((c for cls, c in _ERROR_CODES if isinstance(caught, cls)), _OTHER_ERROR)
+            for record in records:
+                recorder.finish(record, _FAILED, code)
+            if not isinstance(caught, _HARMLESS):
+                self.break_(caught)
+            raise
+        except BaseException as caught:
+            error = caught
+            for record in records:
+                recorder.finish(record, _FAILED, _OTHER_ERROR)
+            raise
+        else:
+            for record in records:
+                recorder.finish(record, _COMPLETED, 0)
+        finally:
+            if args is not None:
+                self.hooks.finished(args, error)
+
+    def break_(self, error: CommError) -> bool:
+        """Marks the communicator as broken; True for the first error, which also runs the abort hooks."""
+        with self._break_lock:
+            if self.broken is not None:
+                return False
+            self.broken = error
+        self._recorder.set_comm_state(self._recorder_index, _BROKEN_STATE)
+        self.hooks.broken(error)
+        if self.member.options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
+            print(f"unicomm: ending the process, as asked for: {error}", file=sys.stderr, flush=True)
+            os.abort()
+        return True

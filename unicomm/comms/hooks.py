@@ -1,0 +1,130 @@
+"""Hooks around operations: before, after, and when a communicator breaks.
+
+A pre-hook gets `(name: OpName, op_id: int, args: OpArgs)` before the operation is recorded or sent; what
+it raises goes to the caller, and the operation does not happen. A post-hook gets the same when the call
+returns, which for an asynchronous operation is before it has run. `op_id` counts the operations of all
+communicators of the process from 0 and is the same for both. An abort hook gets the error, once, when the
+communicator breaks. Hooks of one kind run in the order they were registered, in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .call import OpArgs
+from .errors import CommError
+from .ops import OpName
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+PreHook = Callable[[OpName, int, OpArgs], None]
+PostHook = Callable[[OpName, int, OpArgs], None]
+AbortHook = Callable[[CommError], None]
+
+_op_ids = itertools.count()
+
+
+def next_op_id() -> int:
+    return next(_op_ids)
+
+
+class RemovableHandle:
+    """Returned by `register_*_hook`: `remove()` takes the hook away; calling it again does nothing.
+
+    As a context manager it removes the hook at the end of the block. Dropping it removes nothing.
+    """
+
+    def __init__(self, hooks: dict[int, Callable[..., None]], key: int) -> None:
+        self._hooks = hooks
+        self._key = key
+
+    def remove(self) -> None:
+        self._hooks.pop(self._key, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class Hooks:
+    """The hooks of one communicator."""
+
+    def __init__(self) -> None:
+        self.pre: dict[int, PreHook] = {}
+        self.post: dict[int, PostHook] = {}
+        self.abort: dict[int, AbortHook] = {}
+        # For this package's own observers (clog): an operation is over, whenever and wherever it ran.
+        self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
+        self._keys = itertools.count()
+
+    def add(self, kind: str, hook: Callable[..., None]) -> RemovableHandle:
+        if not callable(hook):
+            raise TypeError(f"a {kind}-hook must be callable, not a {type(hook).__name__}")
+        hooks = getattr(self, kind)
+        key = next(self._keys)
+        hooks[key] = hook
+        return RemovableHandle(hooks, key)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.pre or self.post or self.over)
+
+    def finished(self, args: OpArgs, error: BaseException | None) -> None:
+        for hook in list(self.over.values()):
+            hook(args, error)
+
+    def before(self, args: OpArgs) -> None:
+        for hook in list(self.pre.values()):
+            hook(OpName[args.name], args.op_id, args)
+
+    def after(self, args: OpArgs) -> None:
+        for hook in list(self.post.values()):
+            hook(OpName[args.name], args.op_id, args)
+
+    def broken(self, error: CommError) -> None:
+        """Runs the abort hooks; a hook that fails is logged and does not hide the communicator's error."""
+        for hook in list(self.abort.values()):
+            try:
+                hook(error)
+            except Exception:
+                logging.getLogger("unicomm").exception("an abort hook failed")
+
+
+class NanCheckHook:
+    """Refuses to send NaN: raises `CommError` before an operation whose input holds one.
+
+    `register_with_comm(comm)` for each communicator to check; costs one pass over the inputs.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def register_with_comm(self, comm: Communicator) -> None:
+        name, rank = comm.get_name(), comm.get_rank()
+
+        def check(op: OpName, op_id: int, args: OpArgs) -> None:
+            sent = [*args.inputs, *(m.tensor for m in args.messages if m.send)]
+            if args.name == "broadcast" and args.root != rank:
+                sent = []
+            for i, tensor in enumerate(sent):
+                if (tensor.is_floating_point() or tensor.is_complex()) and bool(tensor.isnan().any()):
+                    raise CommError(
+                        f"NaN detected in input tensor {i} for '{args.name}'",
+                        op=args.name,
+                        comm=name,
+                        rank=rank,
+                        hint="find the layer that made it: torch.autograd.set_detect_anomaly(True)",
+                    )
+
+        self._handles.append(comm.register_pre_hook(check))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

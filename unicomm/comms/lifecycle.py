@@ -1,0 +1,269 @@
+"""Creation, split and the end of communicators."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from unicomm.flight_recorder import writer
+from unicomm.flight_recorder.ranks import format_ranks
+
+from .backend import Backend, Setup
+from .dtypes import NAMES
+from .environment import Environment
+from .errors import AbortedError, BackendError, CommError, CommTimeoutError, InvalidArgumentError
+from .ops import BY_CODE
+from .options import CommOptions, read_hints, seconds
+from .reduction import RedOpType
+from .rendezvous import meet
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_log = logging.getLogger("unicomm")
+_EXIT_GRACE = 5.0  # seconds that pending operations of unfinalized communicators get when the process ends
+
+
+@dataclass
+class Member:
+    """Everything a `Communicator` is made of: this rank's place, and the parts it owns or shares."""
+
+    backend: Backend
+    backend_name: str
+    name: str
+    uid: str
+    rank: int
+    size: int
+    labels: Sequence[int]  # the members' numbers in the whole job
+    device: torch.device
+    options: CommOptions
+    store: Store | None
+    recorder: Any
+    recorder_index: int
+    world: Environment
+
+
+def recorder_of(world: Environment) -> Any:
+    """This process's flight recorder."""
+    names = {
+        "ops": {str(code): row.name for code, row in BY_CODE.items()},
+        "dtypes": {str(code): name for code, name in NAMES.items()},
+        "reductions": {"0": "", **{str(int(red)): red.name for red in RedOpType}},
+    }
+    alone = world.size == 1 and world.source == "single process"
+    return writer.get_recorder(names, -1 if alone else world.rank, world.size)
+
+
+def check_device(device: Any, backend: type[Backend]) -> torch.device:
+    """The device as given, if the backend takes it."""
+    if device is None:
+        raise InvalidArgumentError(
+            "a communicator needs a device",
+            hint='pass one, e.g. torch.device("cpu") or torch.device("cuda", local_rank)',
+        )
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"device={device!r} is none: {error}", hint='e.g. torch.device("cpu")'
+        ) from None
+    if device.type not in backend.capabilities.device_types:
+        raise InvalidArgumentError(
+            f"backend '{backend.name}' has no device type '{device.type}'",
+            hint=f"it takes {', '.join(sorted(backend.capabilities.device_types))}",
+        )
+    return device
+
+
+def create(
+    backend: type[Backend],
+    device: torch.device,
+    *,
+    name: str,
+    store: Store | None,
+    rank: int,
+    size: int,
+    options: CommOptions,
+    world: Environment,
+    labels: Sequence[int] | None = None,
+) -> Communicator:
+    """Connects a communicator. Called by all its ranks; returns when all are connected."""
+    from .communicator import Communicator
+
+    labels = range(size) if labels is None else labels
+    hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
+    together = size > 1 and backend.capabilities.moves_data
+    if together and store is None:
+        raise InvalidArgumentError(
+            f"{size} ranks need a store to find each other",
+            comm=name,
+            rank=rank,
+            hint="pass store=, or start the program with torchrun",
+        )
+    recorder = recorder_of(world)
+    began = time.monotonic()
+    hello = {
+        "backend": backend.name,
+        "size": size,
+        "device type": device.type,
+        "hints": {k: str(v) for k, v in sorted(hints.items())},
+    }
+    try:
+        if together:
+            rendezvous = meet(store, name, rank, size, timeout=options.timeout, hello=hello, labels=labels)
+        else:
+            rendezvous = meet(None, name, 0, 1, timeout=options.timeout, hello=hello)
+        try:
+            left = max(0.1, options.timeout - (time.monotonic() - began))
+            setup = Setup(
+                rendezvous, store if together else None, rank, size, labels, device, name, left, hints
+            )
+            engine = backend.connect(setup)
+        finally:
+            rendezvous.close()
+    except CommError as error:
+        error.comm = error.comm or name
+        error.rank = rank if error.rank is None else error.rank
+        raise
+    index = recorder.add_comm(
+        name=name, backend=backend.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
+    )
+    member = Member(
+        engine,
+        backend.name,
+        name,
+        rendezvous.uid,
+        rank,
+        size,
+        labels,
+        device,
+        options,
+        store,
+        recorder,
+        index,
+        world,
+    )
+    comm = Communicator(member)
+    _living.add(comm)
+    return comm
+
+
+def split(
+    parent: Communicator, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Any
+) -> Communicator | None:
+    """See `Communicator.split`."""
+    parent._engine.check_open("split")
+    size, me = parent.get_size(), parent.get_rank()
+
+    def wrong(message: str, hint: str) -> InvalidArgumentError:
+        return InvalidArgumentError(message, op="split", comm=parent.get_name(), rank=me, hint=hint)
+
+    chosen = list(ranks)
+    for r in chosen:
+        if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < size:
+            raise wrong(
+                f"{r!r} is no rank of this communicator", f"ranks are whole numbers from 0 to {size - 1}"
+            )
+    if len(set(chosen)) != len(chosen):
+        raise wrong(f"ranks {chosen} hold one twice", "name each rank once")
+    if not chosen:
+        return None
+    if me not in chosen:
+        raise wrong(f"ranks {chosen} do not include this one", "pass [] on ranks that are not to be members")
+    member = parent._member
+    labels = [member.labels[r] for r in chosen]
+    options = CommOptions(
+        timeout=seconds(timeout, parent.get_timeout()),
+        abort_process_on_timeout_or_error=member.options.abort_process_on_timeout_or_error,
+        enable_reconfigure=member.options.enable_reconfigure,
+        hints=dict(member.options.hints) if hints is None else dict(hints),
+    )
+    # Below the parent's uid, so that communicators of the same name under other parents never meet.
+    store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
+    return create(
+        type(member.backend),
+        member.device,
+        name=name or f"{member.name}_{min(chosen)}",
+        store=store,
+        rank=chosen.index(me),
+        size=len(chosen),
+        options=options,
+        world=member.world,
+        labels=labels,
+    )
+
+
+def finalize(comm: Communicator, timeout: float) -> None:
+    """See `Communicator.finalize`."""
+    if comm._engine.finalized:
+        return
+    late: list[str] = []
+    if not comm._engine.worker.drain(timeout):
+        late = [f"{work.name} #{work.seq}" for work in comm._engine.worker.pending()]
+        comm._engine.break_(
+            AbortedError(
+                "finalized with pending operations",
+                comm=comm.get_name(),
+                rank=comm.get_rank(),
+                hint="wait for all works before finalize",
+            )
+        )
+        comm._member.backend.abort()
+    comm._engine.finalized = True
+    ended = comm._engine.worker.close(10.0 if late else timeout)
+    if ended:
+        comm._member.backend.close()
+    comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if comm._engine.broken else 2)
+    _living.discard(comm)
+    if not ended:
+        raise BackendError(
+            "an operation did not end when it was aborted; its resources are kept",
+            op="finalize",
+            comm=comm.get_name(),
+            rank=comm.get_rank(),
+            hint="end the process; please report this with the recorder's rings",
+        )
+    if late:
+        raise CommTimeoutError(
+            f"still pending after {timeout:g} s, and given up: {', '.join(late)}",
+            op="finalize",
+            comm=comm.get_name(),
+            rank=comm.get_rank(),
+            hint="wait for all works before finalize, or find who is missing with `unicomm trace show`",
+        )
+
+
+# Communicators that nobody finalized. Strong references: one that is dropped while operations are pending
+# must not lose them, and its peers must not see it as gone.
+_living: set[Communicator] = set()
+
+
+def forget_after_fork() -> None:
+    """In a forked child the parent's communicators are the parent's."""
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=forget_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    deadline = time.monotonic() + _EXIT_GRACE
+    for comm in list(_living):
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            finalize(comm, left)
+        except CommError as error:
+            _log.warning("at exit: %s", error)
+        except Exception:
+            with contextlib.suppress(Exception):
+                _log.exception("at exit: communicator '%s'", comm.get_name())

@@ -1,0 +1,123 @@
+"""Options of a communicator, and how timeouts and hints are read."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from .errors import InvalidArgumentError
+
+DEFAULT_TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A hint that a backend knows: its name, how its text is read, its default, and what it does."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+
+
+def parse_bool(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected true or false")
+
+
+def parse_size(text: str) -> int:
+    """Bytes, with an optional suffix K, M or G (powers of 1024)."""
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    value = int(text[:-1] if scale > 1 else text) * scale
+    if value <= 0:
+        raise ValueError("expected a positive size such as 262144 or 256K")
+    return value
+
+
+# Hints that every backend takes.
+COMMON_HINTS = (
+    Hint(
+        "persistent_store",
+        parse_bool,
+        False,
+        "The store outlives the communicator. For compatibility: any store is kept as long as needed.",
+    ),
+)
+
+
+def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: str) -> dict[str, Any]:
+    """The values of all known hints. An unknown or unreadable one raises `InvalidArgumentError`."""
+    table = {hint.name: hint for hint in (*COMMON_HINTS, *known)}
+    values = {hint.name: hint.default for hint in table.values()}
+    for name, text in (hints or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidArgumentError(
+                f"hint {name!r}={text!r} is not text", hint="hints are a dict of str to str"
+            )
+        if name not in table:
+            close = difflib.get_close_matches(name, table, n=1)
+            raise InvalidArgumentError(
+                f"backend '{backend}' knows no hint '{name}'",
+                hint=(f"did you mean '{close[0]}'? " if close else "") + f"known: {', '.join(sorted(table))}",
+            )
+        try:
+            values[name] = table[name].parse(text)
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"hint '{name}' has the unreadable value '{text}': {error}", hint=table[name].doc
+            ) from None
+    return values
+
+
+def seconds(timeout: timedelta | float | None, default: float) -> float:
+    """A timeout in seconds. None and 0 mean the default, as in torchcomms."""
+    if timeout is None:
+        return default
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise InvalidArgumentError(
+            f"timeout={timeout!r} is no duration",
+            hint="pass a datetime.timedelta or seconds; None or 0 for the communicator's own timeout",
+        )
+    return float(value) or default
+
+
+def default_timeout() -> float:
+    text = os.environ.get("TORCHCOMM_TIMEOUT_SECONDS", "")
+    if not text:
+        return DEFAULT_TIMEOUT
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise InvalidArgumentError(
+            f"TORCHCOMM_TIMEOUT_SECONDS={text!r} is no positive number of seconds",
+            hint="unset it or set e.g. TORCHCOMM_TIMEOUT_SECONDS=600",
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class CommOptions:
+    """How a communicator was created; `Communicator.get_options()` returns it.
+
+    Attributes:
+        timeout: seconds that creation and, unless an operation brings its own, each operation may take.
+        abort_process_on_timeout_or_error: end the process (SIGABRT) when the communicator breaks. Off by
+            default, unlike in torchcomms: an exception can be caught, and checkpoints written.
+        enable_reconfigure: the communicator may be rebuilt with other ranks later.
+        hints: the backend's hints as given.
+    """
+
+    timeout: float = DEFAULT_TIMEOUT
+    abort_process_on_timeout_or_error: bool = False
+    enable_reconfigure: bool = False
+    hints: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,89 @@
+"""Ranks as threads of one process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch._C._distributed_c10d import HashStore, Store
+
+from unicomm.backends.registry import new_comm
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.errors import CommError
+
+T = TypeVar("T")
+
+
+def run_ranks(
+    fn: Callable[[Communicator], T],
+    n: int,
+    *,
+    backend: str = "shm",
+    device: torch.device | str = "cpu",
+    timeout: float = 30.0,
+    name: str = "ranks",
+    hints: Mapping[str, str] | None = None,
+    store: Store | None = None,
+) -> list[T]:
+    """Calls `fn(comm)` on `n` ranks, each a thread of this process, and returns their results by rank.
+
+    Each rank's communicator is finalized when `fn` returns. When a rank raises, its communicator is
+    aborted, so that the others end too; the first error that is not a consequence of another one is raised
+    again, with its rank in a note. Creating 4 ranks takes some milliseconds.
+
+    Args:
+        timeout: of the communicator's creation and operations in seconds, and of the whole: ranks that are
+            not done after twice that are shown with their stacks in a `TimeoutError`.
+    """
+    store = HashStore() if store is None else store
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def rank_main(rank: int) -> None:
+        comm = None
+        try:
+            comm = new_comm(
+                backend, device, name=name, store=store, rank=rank, size=n, timeout=timeout, hints=hints
+            )
+            results[rank] = fn(comm)
+            comm.finalize()
+        except BaseException as error:
+            errors[rank] = error
+            if comm is not None:
+                comm.abort()
+                try:
+                    comm.finalize(timeout)
+                except CommError as consequence:
+                    error.__context__ = error.__context__ or consequence
+
+    threads = [threading.Thread(target=rank_main, args=(r,), name=f"rank-{r}", daemon=True) for r in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * timeout)
+    stuck = [t for t in threads if t.is_alive()]
+    if stuck:
+        frames = sys._current_frames()
+        stacks = [
+            f"{t.name}:\n{''.join(traceback.format_stack(frames[t.ident]))}"
+            for t in stuck
+            if t.ident is not None and t.ident in frames
+        ]
+        raise TimeoutError(f"{len(stuck)} of {n} ranks are not done:\n" + "\n".join(stacks))
+    if errors:
+        # A rank that fails takes the others down with errors that only say so: show the cause.
+        first = min(errors, key=lambda r: (_is_consequence(errors[r]), r))
+        if hasattr(errors[first], "add_note"):
+            errors[first].add_note(f"raised by rank {first} of {n}")
+        raise errors[first]
+    return [results[r] for r in range(n)]
+
+
+def _is_consequence(error: BaseException) -> bool:
+    from unicomm.comms.errors import AbortedError, PeerLostError
+
+    return isinstance(error, (AbortedError, PeerLostError))
