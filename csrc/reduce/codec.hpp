@@ -11,12 +11,6 @@
 namespace unicomm::UNICOMM_ISA {
 namespace {
 
-// Which of two NaNs an addition passes on depends on the order of its operands, which compilers swap.
-template <class T>
-UNICOMM_INLINE Vec<T> same_nan(Vec<T> v) {
-    return v == v ? v : Vec<T>{} + static_cast<T>(__builtin_nan(""));
-}
-
 // Elements that are their own accumulator: float32, float64 and the integers.
 template <class T>
 struct Native {
@@ -26,13 +20,7 @@ struct Native {
     static UNICOMM_INLINE void load(const char* from, Vec<T>* part) {
         part[0] = UNICOMM_ISA::load<Vec<T>>(from);
     }
-    static UNICOMM_INLINE void store(char* to, const Vec<T>* part) {
-        if constexpr (std::is_floating_point_v<T>) {
-            UNICOMM_ISA::store(to, same_nan<T>(part[0]));
-        } else {
-            UNICOMM_ISA::store(to, part[0]);
-        }
-    }
+    static UNICOMM_INLINE void store(char* to, const Vec<T>* part) { UNICOMM_ISA::store(to, part[0]); }
 };
 
 // bool: any byte but zero is true. Lanes are all ones or all zeros.
@@ -58,15 +46,16 @@ struct BFloat16 {
         part[0] = (F32)(pair << 16);
         part[1] = (F32)(pair & 0xffff0000u);
     }
+    // Rounds both at once, as 16-bit words. A NaN that came from such halves, and from factors that are no
+    // NaN with a longer payload, has nothing in its lower half that could carry it into infinity.
     static UNICOMM_INLINE void store(char* to, const F32* part) {
-        UNICOMM_ISA::store(to, rounded(part[0]) >> 16 | (rounded(part[1]) & 0xffff0000u));
-    }
-
-  private:
-    // The same NaN has no bits in the lower half, so rounding cannot carry it into infinity.
-    static UNICOMM_INLINE U32 rounded(F32 v) {
-        U32 bits = (U32)same_nan<float>(v);
-        return bits + 0x7fffu + (bits >> 16 & 1u);
+        U32 low = (U32)part[0], high = (U32)part[1];
+        U16 kept = (U16)(low >> 16 | (high & 0xffff0000u));
+        U16 cut = (U16)((low & 0xffffu) | high << 16);
+        // Above one half rounds up, and so does exactly one half where an odd bit would be kept.
+        cut |= kept & 1;
+        kept = cut > 0x8000 ? kept + 1 : kept;
+        UNICOMM_ISA::store(to, kept);
     }
 };
 
@@ -81,7 +70,8 @@ struct SmallFloat {
 
     static UNICOMM_INLINE void load(const char* from, F32* part) {
         U32 word = UNICOMM_ISA::load<U32>(from);
-        repeat<kParts>([&](auto k) UNICOMM_INLINE_LAMBDA { part[k] = widen(word << (32 - kBits * (k + 1))); });
+        repeat<kParts>([&](auto k)
+                           UNICOMM_INLINE_LAMBDA { part[k] = widen(word << (32 - kBits * (k + 1))); });
     }
     static UNICOMM_INLINE void store(char* to, const F32* part) {
         U32 word{};
@@ -104,7 +94,8 @@ struct SmallFloat {
         if constexpr (kInfinite) {
             bits = (I32)magnitude >= int32_t(kTop << 23) ? bits + kRebias : bits;
         } else {
-            bits = magnitude == ((1u << (kExponent + kMantissa)) - 1) << kDropped ? U32{} + 0x7fc00000u : bits;
+            bits =
+                magnitude == ((1u << (kExponent + kMantissa)) - 1) << kDropped ? U32{} + 0x7fc00000u : bits;
         }
         // A subnormal read as if it had the leading one is too large by just that one.
         F32 subnormal = (F32)(magnitude + kSmallestNormal) - __builtin_bit_cast(float, kSmallestNormal);
@@ -114,9 +105,9 @@ struct SmallFloat {
 
     // The element ends up in the lower bits of each word.
     static UNICOMM_INLINE U32 narrow(F32 v) {
-        U32 bits = (U32)same_nan<float>(v);
-        U32 magnitude = bits & ~kSign;
-        U32 normal = (magnitude - kRebias + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1u)) >> kDropped;
+        U32 bits = (U32)v, magnitude = bits & ~kSign;
+        U32 normal =
+            (magnitude - kRebias + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1u)) >> kDropped;
         // One unit in the last place of kRounder is the smallest subnormal: adding it rounds.
         constexpr uint32_t kRounder = (127 + 1 - kBias - kMantissa + 23) << 23;
         U32 subnormal = (U32)((F32)magnitude + __builtin_bit_cast(float, kRounder)) - kRounder;
@@ -146,8 +137,8 @@ struct Float16 {
         part[1] = widen(from + kVecBytes / 2);
     }
     static UNICOMM_INLINE void store(char* to, const F32* part) {
-        narrow(to, same_nan<float>(part[0]));
-        narrow(to + kVecBytes / 2, same_nan<float>(part[1]));
+        narrow(to, part[0]);
+        narrow(to + kVecBytes / 2, part[1]);
     }
 
   private:

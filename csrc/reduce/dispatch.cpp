@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "reduce/job.hpp"
@@ -75,15 +76,19 @@ bool fold_defined(DType dtype, Red red) {
     }
 }
 
-bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64_t count, const double* factors,
-          int n_avg) {
+bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64_t count,
+          const double* factors, int n_avg) {
     if (n < 1 || !fold_defined(dtype, red)) return false;
     if (red == Red::kPremulSum && !factors) return false;
     if (red == Red::kAvg && n_avg < 1) return false;
     if (count <= 0) return true;
 
-    Job job{static_cast<char*>(dst), reinterpret_cast<const char* const*>(srcs), n, count * dtype_bytes(dtype),
-            nullptr, n_avg};
+    Job job{static_cast<char*>(dst),
+            reinterpret_cast<const char* const*>(srcs),
+            n,
+            count * dtype_bytes(dtype),
+            nullptr,
+            n_avg};
     bool computes = red == Red::kPremulSum || red == Red::kAvg || dtype == DType::kBool;
     if (n == 1 && !computes) {
         if (dst != srcs[0]) std::memcpy(dst, srcs[0], static_cast<size_t>(job.bytes));
@@ -93,7 +98,9 @@ bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64
     if (red == Red::kPremulSum) {
         converted.reserve(static_cast<size_t>(n));
         for (int k = 0; k < n; ++k) {
-            converted.push_back({factors[k], static_cast<float>(factors[k]), wrapped(factors[k])});
+            // Some codecs rely on NaNs without a payload in the lower half.
+            double factor = std::isnan(factors[k]) ? std::numeric_limits<double>::quiet_NaN() : factors[k];
+            converted.push_back({factor, static_cast<float>(factor), wrapped(factor)});
         }
         job.factors = converted.data();
     }

@@ -32,6 +32,7 @@ template <class T>
 constexpr int kLanes = kVecBytes / int(sizeof(T));
 
 using F32 = Vec<float>;
+using U16 = Vec<uint16_t>;
 using U32 = Vec<uint32_t>;
 using I32 = Vec<int32_t>;
 

@@ -22,6 +22,13 @@ struct Sum : Plain<T> {
             using Wrapping = Vec<std::make_unsigned_t<T>>;
             return (Vec<T>)((Wrapping)acc + (Wrapping)x);
         } else {
+#ifdef __AVX512F__
+            // x * 1 is exact, so the bits are those of the sum. Some processors add where they also convert
+            // float16 but multiply elsewhere: this keeps both busy.
+            if constexpr (std::is_same_v<T, float>) {
+                return (Vec<T>)_mm512_fmadd_ps((__m512)x, _mm512_set1_ps(1.0f), (__m512)acc);
+            }
+#endif
             return acc + x;
         }
     }
@@ -99,7 +106,7 @@ struct Avg : Sum<T> {
         if constexpr (sizeof(T) == 8) {
             return x / static_cast<T>(divisor);
         } else {
-            using Wide = std::conditional_t<sizeof(T) == 4, int64_t, int32_t>;
+            using Wide = std::conditional_t<std::is_same_v<T, uint32_t>, int64_t, int32_t>;
             return static_cast<T>(static_cast<Wide>(double(x) / double(divisor)));
         }
     }

@@ -1,7 +1,7 @@
 // Element-wise reductions of the native core: the heart of every all-reduce in host memory.
 //
-// One definition on all machines: sources are folded from left to right, float16, bfloat16 and float8 in
-// float32 with one rounding at the end, and every instruction set gives the same bits.
+// One definition on all machines: sources are folded from left to right; float16, bfloat16 and float8 in
+// float32, with one rounding at the end.
 #pragma once
 #include <cstdint>
 
@@ -34,12 +34,12 @@ enum class Red : uint8_t {
 //   nearest even as torch does it (float8_e4m3fn: overflow gives NaN; float8_e5m2: infinity).
 // - Integers wrap around; kAvg divides toward zero; factors are truncated to integers and wrap.
 // - kMin and kMax pass NaN on. Of -0.0 and 0.0, which compare equal, the one of the lower source stays.
-// - A NaN that was computed is always the same quiet NaN, so that even its bits are equal everywhere. One
-//   source alone is copied, except for kAvg and kPremulSum.
+// - The bits of a result are the same whatever the count, the alignment, the instruction set and the place of
+//   dst; only a NaN's sign and payload are unspecified.
 // - bool: kSum, kMax and kBor are "or", kProduct, kMin and kBand "and"; the result is 0 or 1.
 // - complex: kProduct is (ac - bd, ad + bc); factors and divisors are real and apply to both parts.
-bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64_t count, const double* factors,
-          int n_avg);
+bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64_t count,
+          const double* factors, int n_avg);
 
 bool fold_defined(DType dtype, Red red);
 

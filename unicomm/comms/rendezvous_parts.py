@@ -1,0 +1,234 @@
+"""What the rendezvous is made of: store operations, the text of values, and failures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from .errors import (
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+)
+
+CHUNK = 1024  # keys in one store request
+DIGEST = 8  # bytes
+_ABSENT = b"?"  # no value of the rendezvous begins like that
+
+
+class StoreClient:
+    """The store operations that the protocol needs. Whatever goes wrong in the store is a `BackendError`."""
+
+    def __init__(self, store: Store, comm: str) -> None:
+        self._store: Any = store  # the type stubs lack several methods and take str where bytes are fine
+        self._comm = comm
+        base: Any = store
+        while isinstance(base, PrefixStore):
+            base = base.underlying_store
+        self._is_file = isinstance(base, FileStore)
+        # A TCPStore serves one request at a time: whoever waits on it blocks the other threads of the
+        # process, perhaps the very ones it waits for. Hence a connection of its own to wait on.
+        self._waiter: Any = self._call("clone") if isinstance(base, TCPStore) else None
+        self._pending: tuple[str, threading.Thread, list[Exception]] | None = None
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, operation)(*arguments)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> BackendError:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return BackendError(
+            f"the store failed: {text}",
+            comm=self._comm,
+            hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
+            " look at its output; check that this host reaches it",
+        )
+
+    def peek(self, key: str) -> bytes:
+        """The value of `key`, or b"" when there is none; never waits, unlike the store's own get."""
+        value = bytes(self._call("compare_set", key, _ABSENT, _ABSENT))
+        return b"" if value == _ABSENT else value
+
+    def put_first(self, key: str, value: bytes) -> bytes:
+        """Sets `key` if it is not there; returns the value that it has now."""
+        return bytes(self._call("compare_set", key, b"", value))
+
+    def replace(self, key: str, old: bytes, new: bytes) -> None:
+        self._call("compare_set", key, old, new)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._call("set", key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        return int(self._call("add", key, amount))
+
+    def present(self, keys: list[str]) -> bool:
+        return all(self._call("check", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+
+    def read(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        if not self._call("has_extended_api"):
+            return [self.peek(key) for key in keys]
+        chunks = (self._call("multi_get", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+        return [bytes(value) for chunk in chunks for value in chunk]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._call("delete_key", key)
+
+    def wait(self, key: str, seconds: float) -> None:
+        """Returns when `key` is there or `seconds` have passed or earlier; Ctrl-C gets through."""
+        if self._waiter is not None:
+            self._wait_apart(key, seconds)
+        elif self._is_file:
+            # FileStore itself polls at this pace, but rounds the timeout up to whole seconds.
+            end = time.monotonic() + seconds
+            while not self._call("check", [key]) and time.monotonic() < end:
+                time.sleep(0.01)
+        else:
+            began, seconds = time.monotonic(), min(seconds, 0.5)
+            try:
+                self._store.wait([key], timedelta(seconds=seconds))
+            except Exception as error:
+                # Stores have no common type for a plain timeout; one that comes too early is a failure.
+                if time.monotonic() - began < seconds / 2:
+                    raise self._lost(error) from error
+
+    def _wait_apart(self, key: str, seconds: float) -> None:
+        # In a thread, because TCPStore waits cannot be interrupted and log each timeout. The wait outlasts
+        # `seconds`: at the deadline somebody decides, and that ends it.
+        if self._pending is None or self._pending[0] != key or not self._pending[1].is_alive():
+            errors: list[Exception] = []
+
+            def block() -> None:
+                try:
+                    self._waiter.wait([key], timedelta(seconds=seconds + 60))
+                except Exception as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=block, name="unicomm-rendezvous", daemon=True)
+            self._pending = (key, thread, errors)
+            thread.start()
+        _, thread, errors = self._pending
+        thread.join(seconds)
+        if errors:
+            raise self._lost(errors[0]) from errors[0]
+
+    def close(self) -> None:
+        """Ends the waiting thread, if there is one: what it waits for has been decided by now."""
+        if self._pending is not None:
+            self._pending[1].join(1.0)
+        self._waiter = self._pending = None
+
+
+def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:
+    """The failure when not all headers are equal. The majority is right; in a tie, the lowest rank is."""
+    if len(set(headers.values())) <= 1:
+        return None
+    members = {r: json.loads(header) for r, header in sorted(headers.items())}
+    differences: dict[str, list[tuple[str, list[list[int]]]]] = {}
+    culprits: set[int] = set()
+    for key in sorted({key for member in members.values() for key in member}):
+        groups: dict[str, list[int]] = {}
+        for r, member in members.items():
+            groups.setdefault(repr(member[key]) if key in member else "not given", []).append(r)
+        if len(groups) > 1:
+            values = sorted(groups, key=lambda value: (len(groups[value]), -groups[value][0]))
+            culprits.update(r for value in values[:-1] for r in groups[value])
+            differences[key] = [(value[:200], ranges_of(groups[value])) for value in values[-8:]]
+    return {"kind": "mismatch", "culprits": ranges_of(sorted(culprits)), "differences": differences}
+
+
+def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: Sequence[int]) -> CommError:
+    """The error for a failure, the same on all members but for their own rank.
+
+    `what` says what the members were to do ("arrive"); `labels` are their global ranks, which culprits are.
+    """
+    members = range(len(labels))
+    culprits = [labels[r] for r in members_of(failure["culprits"])]
+    # A rank in a message means the global one: say so where the communicator counts otherwise.
+    word = "rank" if list(labels) == list(members) else "global rank"
+
+    def names(ranks: Sequence[int]) -> str:
+        spans = [str(a) if a == b else f"{a}-{b}" for a, b in ranges_of(sorted(ranks))]
+        return f"{word}{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+
+    who, kind = names(culprits), failure["kind"]
+    error: type[CommError] = MismatchError
+    if kind == "timeout":
+        error, limit = CommTimeoutError, f"within {failure['seconds']:g} s"
+        if failure["stuck"]:
+            text = f"all did {what} {limit}, but {who if culprits else 'one'} stopped before it could answer"
+        else:
+            text = f"{who} did not {what} {limit}; {names(sorted(set(labels) - set(culprits)))} did"
+        hint = f"look whether {who} was started and what it printed last; if it is only slow, raise timeout="
+    elif kind == "mismatch":
+        lines = [
+            f"{key} is "
+            + " and ".join(f"{v} on {names([labels[r] for r in members_of(rs)])}" for v, rs in groups)
+            for key, groups in failure["differences"].items()
+        ]
+        text = "the members do not agree: " + ("; ".join(lines) or f"size is {len(labels)} on {who} only")
+        hint = "make the same call with the same arguments on all of them"
+    elif kind == "twice":
+        text = f"two processes call themselves {who}"
+        hint = "give each its own rank; if one was restarted alone, let all the others try again as well"
+    else:
+        error, text = PeerLostError, f"{who} left: {failure['reason']}"
+        hint = f"look at what {who} printed last"
+    return error(text, comm=comm, rank=rank, culprits=culprits, hint=hint)
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, sort_keys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{value!r} is not JSON: {error}", hint="pass plain values") from None
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:DIGEST]
+
+
+def describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+
+
+def ranges_of(ranks: Sequence[int]) -> list[list[int]]:
+    """Sorted numbers as [first, last] pairs: short even for all but one of 100 000."""
+    pairs: list[list[int]] = []
+    for r in ranks:
+        if pairs and pairs[-1][1] == r - 1:
+            pairs[-1][1] = r
+        else:
+            pairs.append([r, r])
+    return pairs
+
+
+def members_of(pairs: list[list[int]]) -> list[int]:
+    return [r for first, last in pairs for r in range(first, last + 1)]
+
+
+def pack(values: list[bytes]) -> bytes:
+    return struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values)
+
+
+def unpack(body: bytes, count: int) -> list[bytes]:
+    at, values = 4 * count, []
+    for length in struct.unpack_from(f"<{count}I", body):
+        values.append(body[at : at + length])
+        at += length
+    return values
