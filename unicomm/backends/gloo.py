@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
+    HashStore,
     PrefixStore,
     ReduceOp,
     ScatterOptions,
@@ -73,12 +74,12 @@ class GlooBackend(Backend):
 
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=setup.timeout)
         host, interface = setup.hints["hostname"], setup.hints["interface"]
         store = setup.store
         if store is None:
-            store = dist.HashStore()
+            store = HashStore()
         try:
             if host or interface:
                 device = dist.ProcessGroupGloo.create_device(

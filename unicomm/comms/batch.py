@@ -12,7 +12,8 @@ from .errors import InvalidArgumentError
 from .work import Work
 
 if TYPE_CHECKING:
-    from .communicator import Communicator, Hints
+    from .communicator import Communicator
+    from .engine import Hints
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _parts(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> 
         return [_bytes(t) for t in tensors]
     flat = _bytes(tensors[0])
     equal = [flat.numel() // size] * size
-    return list(flat.split(equal if splits is None else _byte_splits(splits, flat.numel())))
+    return list(torch.split(flat, equal if splits is None else _byte_splits(splits, flat.numel())))
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor) -> None:

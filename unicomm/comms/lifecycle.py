@@ -71,17 +71,17 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
             hint='pass one, e.g. torch.device("cpu") or torch.device("cuda", local_rank)',
         )
     try:
-        device = torch.device(device)
+        checked = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise InvalidArgumentError(
             f"device={device!r} is none: {error}", hint='e.g. torch.device("cpu")'
         ) from None
-    if device.type not in backend.capabilities.device_types:
+    if checked.type not in backend.capabilities.device_types:
         raise InvalidArgumentError(
-            f"backend '{backend.name}' has no device type '{device.type}'",
+            f"backend '{backend.name}' has no device type '{checked.type}'",
             hint=f"it takes {', '.join(sorted(backend.capabilities.device_types))}",
         )
-    return device
+    return checked
 
 
 def create(

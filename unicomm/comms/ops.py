@@ -199,5 +199,5 @@ _TABLE = (
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}
 BY_CODE: dict[int, Operation] = {row.code: row for row in _TABLE}
 
-OpName = enum.Enum("OpName", {row.name: row.name for row in _TABLE})
+OpName = enum.Enum("OpName", {row.name: row.name for row in _TABLE})  # type: ignore[misc]
 OpName.__doc__ = "Names of the operations, as hooks receive them."

@@ -12,7 +12,8 @@ from .options import seconds
 from .work import Work
 
 if TYPE_CHECKING:
-    from .communicator import Communicator, Hints
+    from .communicator import Communicator
+    from .engine import Hints
 
 
 class AllGatherHandle:

@@ -1,0 +1,29 @@
+"""Every Python example in the README and the docs runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{i}")
+    for page in PAGES
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example(code):
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links(page):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"

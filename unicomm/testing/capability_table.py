@@ -1,0 +1,100 @@
+"""The capability table of the docs, made by running the conformance suite.
+
+    python -m unicomm.testing.capability_table            prints it
+    python -m unicomm.testing.capability_table --write    renews it in README.md
+
+A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
+that is not a dash passed the suite for all element types and reductions, on 2 ranks, when the table was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from unicomm.backends.registry import find_backend
+from unicomm.comms.call import Call
+from unicomm.comms.completion import is_native
+from unicomm.comms.dtypes import DTYPES
+from unicomm.comms.ops import OPERATIONS, Kind, Operation
+from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+
+from . import conformance
+from .ranks import run_ranks
+
+BACKENDS = ("shm", "gloo", "fake")
+BEGIN, END = "<!-- capabilities: begin (make docs) -->", "<!-- capabilities: end -->"
+
+
+def _how(backend: str, operation: str) -> str:
+    """native, composed, or for reductions how much of them is native; a dash when the suite fails."""
+    capabilities = find_backend(backend).capabilities
+    try:
+        run_ranks(
+            lambda comm: conformance.check(comm, operation, lambda case: case.count < 5000),
+            2,
+            backend=backend,
+        )
+    except (conformance.ConformanceError, RuntimeError) as error:
+        print(f"{backend} {operation}: {error}", file=sys.stderr)
+        return "-"
+    if not capabilities.moves_data:
+        return "pretends"
+    row = OPERATIONS.get(operation)
+    if row is None or row.kind is not Kind.COLLECTIVE:
+        return "native"
+    share = _native_share(row, capabilities)
+    return {0.0: "composed", 1.0: "native"}.get(share, "native or composed")
+
+
+def _native_share(row: Operation, capabilities: object) -> float:
+    kinds = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM] if row.reduces else [None]
+    combinations = [(d, op) for d in DTYPES for op in kinds if op is None or why_not(op, d) is None]
+    native = [
+        is_native(capabilities, Call(row, dtype=dtype, op=op))  # type: ignore[arg-type]
+        for dtype, op in combinations
+    ]
+    return sum(native) / len(native)
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = [f"| operation | {' | '.join(BACKENDS)} |", "|---" * (len(BACKENDS) + 1) + "|"]
+    for operation in conformance.OPERATIONS:
+        cells = [_how(backend, operation) for backend in BACKENDS]
+        lines.append(f"| `{operation}` | {' | '.join(cells)} |")
+    checks = ["yes" if find_backend(b).capabilities.checks_mismatch else "no" for b in BACKENDS]
+    hosts = ["one" if find_backend(b).capabilities.one_host else "any" for b in BACKENDS]
+    lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
+    lines.append(f"| hosts | {' | '.join(hosts)} |")
+    types = ", ".join(info.name for info in DTYPES.values())
+    return "\n".join([*lines, "", f"Element types, on every backend: {types}."])
+
+
+def renewed(text: str, new: str) -> str:
+    """`text` with the part between the markers replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"no markers {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    made = table()
+    if not options.write:
+        print(made)
+        return
+    readme = Path("README.md")
+    readme.write_text(renewed(readme.read_text(), made))
+
+
+if __name__ == "__main__":
+    main()
