@@ -7,4 +7,5 @@ namespace unicomm {
 void bind_recorder(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_shm(nb::module_& m);
+void bind_fast(nb::module_& m);
 }  // namespace unicomm

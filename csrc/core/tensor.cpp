@@ -153,6 +153,8 @@ bool read_by_methods(PyObject* object, Tensor& out) {
 
 }  // namespace
 
+bool has_exchange_api(PyObject* object) { return exchange_api(Py_TYPE(object)) != nullptr; }
+
 bool read_tensor(PyObject* object, Tensor& out) {
     const ExchangeAPI* api = exchange_api(Py_TYPE(object));
     if (!api) return read_by_methods(object, out);

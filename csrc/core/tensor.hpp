@@ -22,5 +22,7 @@ struct Tensor {
 
 // False with a Python exception set when the object is no tensor. The GIL must be held.
 bool read_tensor(PyObject* object, Tensor& out);
+// Whether the object is a tensor whose type offers the C exchange API.
+bool has_exchange_api(PyObject* object);
 
 }  // namespace unicomm

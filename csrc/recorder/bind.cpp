@@ -5,116 +5,11 @@
 #include <pthread.h>
 
 #include <mutex>
-#include <unordered_map>
 
 #include "core/tensor.hpp"
-#include "recorder/ring.hpp"
+#include "recorder/recorder.hpp"
 
 namespace unicomm {
-namespace {
-
-std::string own_folder;  // frames of files below it are ours, not the user's
-
-struct CallSite {
-    PyCodeObject* code;
-    int lasti;
-    bool operator==(const CallSite&) const = default;
-};
-struct CallSiteHash {
-    size_t operator()(const CallSite& s) const {
-        return std::hash<void*>()(s.code) * 31 + static_cast<size_t>(s.lasti);
-    }
-};
-
-std::string_view text_of(PyObject* text) {
-    Py_ssize_t n = 0;
-    const char* s = text ? PyUnicode_AsUTF8AndSize(text, &n) : nullptr;
-    if (!s) {
-        PyErr_Clear();
-        return "?";
-    }
-    return {s, static_cast<size_t>(n)};
-}
-
-PyObject* attribute(PyObject* object, const char* name) {
-    PyObject* value = PyObject_GetAttrString(object, name);
-    if (!value) PyErr_Clear();
-    return value;
-}
-
-}  // namespace
-
-class Recorder {
-  public:
-    Recorder(const std::string& path, const std::string& meta, int rank, int world, uint32_t records)
-        : writer(path, meta, rank, world, records) {}
-
-    // The innermost frame outside the package, interned once per call site. The GIL must be held.
-    uint32_t caller_frame() {
-        PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-        while (frame) {
-            PyCodeObject* code = PyFrame_GetCode(frame);
-            if (!is_own(code)) {
-                uint32_t id = site(code, frame);
-                Py_DECREF(code);
-                Py_DECREF(frame);
-                return id;
-            }
-            Py_DECREF(code);
-            PyFrameObject* back = PyFrame_GetBack(frame);
-            Py_DECREF(frame);
-            frame = back;
-        }
-        return 0;
-    }
-
-    ~Recorder();
-
-    ring::Writer writer;
-
-  private:
-    bool is_own(PyCodeObject* code) {
-        auto found = own_.find(code);
-        if (found != own_.end()) return found->second;
-        PyObject* name = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
-        std::string_view file = text_of(name);
-        bool own = file.starts_with(own_folder);
-        own = own || file.starts_with("<frozen");  // runpy and importlib
-        Py_XDECREF(name);
-        Py_INCREF(code);  // the address is the key
-        own_.emplace(code, own);
-        return own;
-    }
-
-    uint32_t site(PyCodeObject* code, PyFrameObject* frame) {
-        CallSite key{code, PyFrame_GetLasti(frame)};
-        auto found = sites_.find(key);
-        if (found != sites_.end()) return found->second;
-        PyObject* file = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
-        PyObject* name = attribute(reinterpret_cast<PyObject*>(code), "co_qualname");
-        if (!name) name = attribute(reinterpret_cast<PyObject*>(code), "co_name");
-        uint32_t id = writer.add_frame(text_of(file), text_of(name),
-                                       static_cast<uint32_t>(PyFrame_GetLineNumber(frame)));
-        Py_XDECREF(file);
-        Py_XDECREF(name);
-        Py_INCREF(code);
-        sites_.emplace(key, id);
-        return id;
-    }
-
-    // Both are guarded by the GIL.
-    std::unordered_map<PyCodeObject*, bool> own_;
-    std::unordered_map<CallSite, uint32_t, CallSiteHash> sites_;
-};
-
-namespace {
-Recorder* the_recorder = nullptr;  // for the fork handler
-}
-
-Recorder::~Recorder() {
-    if (the_recorder == this) the_recorder = nullptr;
-}
-
 namespace {
 
 void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, uint8_t& ndim, int64_t* dims) {
@@ -128,12 +23,7 @@ void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, 
             PyErr_Clear();  // recording must not make an operation fail
             continue;
         }
-        numel += static_cast<uint64_t>(t.numel);
-        if (i == 0) {
-            dtype = static_cast<uint8_t>(t.dtype);
-            ndim = static_cast<uint8_t>(t.ndim < 255 ? t.ndim : 255);
-            for (int d = 0; d < t.ndim && d < ring::kMaxDims; ++d) dims[d] = t.shape[d];
-        }
+        describe(t, i == 0, numel, dtype, ndim, dims);
     }
 }
 
@@ -168,11 +58,9 @@ void bind_recorder(nb::module_& m) {
                  new (self) Recorder(path, meta, rank, world, records);
                  static std::once_flag once;
                  std::call_once(once, [] {
-                     pthread_atfork(nullptr, nullptr, [] {
-                         if (the_recorder) the_recorder->writer.detach_after_fork();
-                     });
+                     pthread_atfork(nullptr, nullptr, &Recorder::detach_after_fork);
                  });
-                 the_recorder = self;
+                 self->make_current();
              },
              nb::arg("path"), nb::arg("meta"), nb::arg("rank"), nb::arg("world"), nb::arg("records"))
         .def("add_comm",
@@ -205,7 +93,8 @@ void bind_recorder(nb::module_& m) {
         .def("total", [](Recorder& r) { return r.writer.header().rec_next.load(); })
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 
-    m.def("set_own_folder", [](const std::string& folder) { own_folder = folder; });
+    m.def("set_own_folder", [](const std::string& folder) { Recorder::set_own_folder(folder); });
+    m.def("next_op_id", &next_op_id);
     // For the test that compares the two descriptions of the file.
     m.def("ring_layout", [] {
         nb::dict d;

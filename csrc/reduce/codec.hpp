@@ -46,8 +46,8 @@ struct BFloat16 {
         part[0] = (F32)(pair << 16);
         part[1] = (F32)(pair & 0xffff0000u);
     }
-    // Rounds both at once, as 16-bit words. A NaN that came from such halves, and from factors that are no
-    // NaN with a longer payload, has nothing in its lower half that could carry it into infinity.
+    // Rounds both at once, as 16-bit words. The NaNs that such sources, and the dispatcher's factors, lead to
+    // have nothing in the part that is cut, so rounding does not carry them into infinity.
     static UNICOMM_INLINE void store(char* to, const F32* part) {
         U32 low = (U32)part[0], high = (U32)part[1];
         U16 kept = (U16)(low >> 16 | (high & 0xffff0000u));
@@ -70,12 +70,11 @@ struct SmallFloat {
 
     static UNICOMM_INLINE void load(const char* from, F32* part) {
         U32 word = UNICOMM_ISA::load<U32>(from);
-        repeat<kParts>([&](auto k)
-                           UNICOMM_INLINE_LAMBDA { part[k] = widen(word << (32 - kBits * (k + 1))); });
+        repeat<kParts>([&](auto k) { part[k] = widen(word << (32 - kBits * (k + 1))); });
     }
     static UNICOMM_INLINE void store(char* to, const F32* part) {
         U32 word{};
-        repeat<kParts>([&](auto k) UNICOMM_INLINE_LAMBDA { word |= narrow(part[k]) << (kBits * k); });
+        repeat<kParts>([&](auto k) { word |= narrow(part[k]) << (kBits * k); });
         UNICOMM_ISA::store(to, word);
     }
 
@@ -94,8 +93,8 @@ struct SmallFloat {
         if constexpr (kInfinite) {
             bits = (I32)magnitude >= int32_t(kTop << 23) ? bits + kRebias : bits;
         } else {
-            bits =
-                magnitude == ((1u << (kExponent + kMantissa)) - 1) << kDropped ? U32{} + 0x7fc00000u : bits;
+            constexpr uint32_t kAllOnes = ((1u << (kExponent + kMantissa)) - 1) << kDropped;
+            bits = magnitude == kAllOnes ? U32{} + 0x7fc00000u : bits;
         }
         // A subnormal read as if it had the leading one is too large by just that one.
         F32 subnormal = (F32)(magnitude + kSmallestNormal) - __builtin_bit_cast(float, kSmallestNormal);
@@ -128,6 +127,7 @@ using Float8E4M3 = SmallFloat<4, 3, false, 0x7f>;
 using Float8E5M2 = SmallFloat<5, 2, true, 0x7f>;
 
 #ifdef __F16C__
+// By the processor's own conversions, which do not mind a thread that flushes denormals either.
 struct Float16 {
     using Lane = float;
     static constexpr int kParts = 2;

@@ -98,7 +98,7 @@ bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64
     if (red == Red::kPremulSum) {
         converted.reserve(static_cast<size_t>(n));
         for (int k = 0; k < n; ++k) {
-            // Some codecs rely on NaNs without a payload in the lower half.
+            // The codec of bfloat16 relies on NaNs whose lower half is zero.
             double factor = std::isnan(factors[k]) ? std::numeric_limits<double>::quiet_NaN() : factors[k];
             converted.push_back({factor, static_cast<float>(factor), wrapped(factor)});
         }

@@ -20,44 +20,42 @@ UNICOMM_INLINE void step(const Job& job, int64_t at, int bytes) {
     constexpr int kParts = Codec::kParts;
     Vec<T> acc[kVectors * kParts];
     char buffer[kVecBytes];
-    auto read = [&](int k, Vec<T>* into) UNICOMM_INLINE_LAMBDA {
+    auto read = [&](int k, Vec<T>* into) {
         const char* from = job.srcs[k] + at;
         if constexpr (kPart) {
             load_part(buffer, from, bytes);
             from = buffer;
         }
-        repeat<kVectors>([&](auto v)
-                             UNICOMM_INLINE_LAMBDA { Codec::load(from + v * kVecBytes, into + v * kParts); });
-        repeat<kVectors * kParts>([&](auto p)
-                                      UNICOMM_INLINE_LAMBDA { into[p] = Op<T>::source(into[p], job, k); });
+        repeat<kVectors>([&](auto v) { Codec::load(from + v * kVecBytes, into + v * kParts); });
+        repeat<kVectors * kParts>([&](auto p) { into[p] = Op<T>::source(into[p], job, k); });
     };
     read(0, acc);
     const int n = kSources ? kSources : job.n;
     for (int k = 1; k < n; ++k) {
         Vec<T> x[kVectors * kParts];
         read(k, x);
-        repeat<kVectors * kParts>([&](auto p)
-                                      UNICOMM_INLINE_LAMBDA { acc[p] = Op<T>::combine(acc[p], x[p]); });
+        repeat<kVectors * kParts>([&](auto p) { acc[p] = Op<T>::combine(acc[p], x[p]); });
     }
-    repeat<kVectors * kParts>([&](auto p) UNICOMM_INLINE_LAMBDA { acc[p] = Op<T>::result(acc[p], job); });
+    repeat<kVectors * kParts>([&](auto p) { acc[p] = Op<T>::result(acc[p], job); });
     char* to = kPart ? buffer : job.dst + at;
-    repeat<kVectors>([&](auto v)
-                         UNICOMM_INLINE_LAMBDA { Codec::store(to + v * kVecBytes, acc + v * kParts); });
+    repeat<kVectors>([&](auto v) { Codec::store(to + v * kVecBytes, acc + v * kParts); });
     if constexpr (kPart) store_part(job.dst + at, buffer, bytes);
 }
 
 template <class Codec, template <class> class Op>
-__attribute__((noinline)) void kernel(const Job& given) {
+__attribute__((noinline, flatten)) void kernel(const Job& given) {
     // A copy that nobody else can see stays in registers while dst is written.
     const Job job = given;
     constexpr int kUnrolled = kUnroll<Codec> * kVecBytes;
     int64_t at = 0;
     if (job.n == 2) {
-        for (; at + kUnrolled <= job.bytes; at += kUnrolled)
+        for (; at + kUnrolled <= job.bytes; at += kUnrolled) {
             step<Codec, Op, kUnroll<Codec>, 2, false>(job, at, 0);
+        }
     } else {
-        for (; at + kUnrolled <= job.bytes; at += kUnrolled)
+        for (; at + kUnrolled <= job.bytes; at += kUnrolled) {
             step<Codec, Op, kUnroll<Codec>, 0, false>(job, at, 0);
+        }
     }
     for (; at + kVecBytes <= job.bytes; at += kVecBytes) step<Codec, Op, 1, 0, false>(job, at, 0);
     if (at < job.bytes) step<Codec, Op, 1, 0, true>(job, at, int(job.bytes - at));

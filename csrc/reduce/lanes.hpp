@@ -9,7 +9,6 @@
 #endif
 
 #define UNICOMM_INLINE inline __attribute__((always_inline))
-#define UNICOMM_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace unicomm::UNICOMM_ISA {
 namespace {
@@ -49,10 +48,11 @@ UNICOMM_INLINE void store(char* to, V v) {
 }
 
 // Calls f(0), f(1), ... f(kTimes - 1) with compile-time numbers: arrays that are only indexed by these stay
-// in registers, which the optimiser does not promise for a loop.
+// in registers, which the optimiser does not promise for a loop. The kernels are flattened, so that neither
+// this nor f is a call.
 template <int kTimes, class F>
 UNICOMM_INLINE void repeat(F f) {
-    [&]<int... i>(std::integer_sequence<int, i...>) UNICOMM_INLINE_LAMBDA {
+    [&]<int... i>(std::integer_sequence<int, i...>) {
         (f(std::integral_constant<int, i>()), ...);
     }(std::make_integer_sequence<int, kTimes>());
 }

@@ -116,7 +116,7 @@ struct Avg : Sum<T> {
 template <class T>
 struct ComplexProduct : Plain<T> {
     static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
-        return [&]<int... i>(std::integer_sequence<int, i...>) UNICOMM_INLINE_LAMBDA {
+        return [&]<int... i>(std::integer_sequence<int, i...>) {
             Vec<T> real = __builtin_shufflevector(acc, acc, (i & ~1)...);
             Vec<T> imaginary = __builtin_shufflevector(acc, acc, (i | 1)...);
             Vec<T> swapped = __builtin_shufflevector(x, x, (i ^ 1)...);

@@ -5,10 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "core/bind.hpp"
-#include "core/opcode.hpp"
-#include "core/tensor.hpp"
-#include "recorder/ring.hpp"
-#include "shm/group.hpp"
+#include "shm/bind_fault.hpp"
+#include "shm/dispatch.hpp"
 
 namespace unicomm {
 namespace {
@@ -18,6 +16,12 @@ using shm::Message;
 using shm::Op;
 using shm::Piece;
 using shm::Segment;
+using shm::cuts_input;
+using shm::cuts_output;
+using shm::deadline_after;
+using shm::dispatch;
+using shm::equal_parts;
+using shm::piece_of;
 
 std::vector<Tensor> read_all(nb::list tensors) {
     std::vector<Tensor> out(tensors.size());
@@ -27,8 +31,6 @@ std::vector<Tensor> read_all(nb::list tensors) {
     return out;
 }
 
-Piece piece_of(const Tensor& t) { return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)}; }
-
 // The parts for each rank: one tensor each, or one tensor cut by rows or into equal parts.
 std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors, nb::handle splits, int world) {
     std::vector<Piece> out;
@@ -37,12 +39,8 @@ std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors, nb::handle spli
         return out;
     }
     const Tensor& t = tensors[0];
+    if (splits.is_none()) return equal_parts(t, world);
     char* at = static_cast<char*>(t.data);
-    if (splits.is_none()) {
-        uint64_t each = static_cast<uint64_t>(t.bytes) / static_cast<uint64_t>(world);
-        for (int r = 0; r < world; ++r, at += each) out.push_back({at, each});
-        return out;
-    }
     uint64_t rows = t.ndim > 0 ? static_cast<uint64_t>(t.shape[0]) : 1;
     uint64_t row = rows ? static_cast<uint64_t>(t.bytes) / rows : 0;
     for (nb::handle h : splits) {
@@ -51,58 +49,6 @@ std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors, nb::handle spli
         at += bytes;
     }
     return out;
-}
-
-nb::object fault_tuple(const Fault& f) {
-    if (!f) return nb::none();
-    nb::list claims;
-    for (const Claim& c : f.claims) {
-        claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
-    }
-    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, f.detail);
-}
-
-Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
-               uint64_t elements) {
-    if (g.world() == 1) {
-        g.alone(op, ins, outs);
-        return {};
-    }
-    switch (static_cast<OpCode>(op.code)) {
-        case OpCode::kBarrier:
-            return g.barrier(op);
-        case OpCode::kBroadcast:
-            return g.broadcast(op, outs[0]);
-        case OpCode::kAllReduce:
-            return g.all_reduce(op, ins[0].data, outs[0].data, elements);
-        case OpCode::kReduce:
-            return g.all_reduce(op, ins[0].data, g.rank() == op.root ? outs[0].data : nullptr, elements);
-        case OpCode::kAllGather:
-        case OpCode::kAllGatherV:
-        case OpCode::kAllGatherSingle:
-            return g.all_gather(op, ins[0], outs);
-        case OpCode::kReduceScatter:
-        case OpCode::kReduceScatterV:
-        case OpCode::kReduceScatterSingle:
-            return g.reduce_scatter(op, ins, outs[0]);
-        case OpCode::kAllToAllSingle:
-            return g.all_to_all(op, ins, outs, false);
-        case OpCode::kAllToAllVSingle:
-        case OpCode::kAllToAll:
-            return g.all_to_all(op, ins, outs, true);
-        case OpCode::kScatter:
-            return g.scatter(op, ins, outs[0]);
-        case OpCode::kGather:
-        case OpCode::kGatherSingle:
-            return g.gather(op, ins[0], outs);
-        default:
-            return {FaultCode::kInternal, {}, {}, "operation " + std::to_string(op.code) + " is no collective"};
-    }
-}
-
-uint64_t deadline_after(double seconds) {
-    uint64_t now = ring::now_ns();
-    return seconds > 1e9 ? ~uint64_t{0} : now + static_cast<uint64_t>(seconds * 1e9);
 }
 
 nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int root, uint64_t count,
@@ -118,16 +64,9 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     op.extra = extra;
     op.deadline_ns = deadline_after(timeout);
     auto in_tensors = read_all(inputs), out_tensors = read_all(outputs);
-    // Which side is cut into one part per rank follows from the operation.
     auto oc = static_cast<OpCode>(code);
-    bool cut_in = oc == OpCode::kReduceScatter || oc == OpCode::kReduceScatterV ||
-                  oc == OpCode::kReduceScatterSingle || oc == OpCode::kScatter ||
-                  oc == OpCode::kAllToAllSingle || oc == OpCode::kAllToAllVSingle || oc == OpCode::kAllToAll;
-    bool cut_out = oc == OpCode::kAllGather || oc == OpCode::kAllGatherV || oc == OpCode::kAllGatherSingle ||
-                   oc == OpCode::kGather || oc == OpCode::kGatherSingle || oc == OpCode::kAllToAllSingle ||
-                   oc == OpCode::kAllToAllVSingle || oc == OpCode::kAllToAll;
-    auto ins = pieces_of(in_tensors, in_splits, cut_in ? g.world() : 1);
-    auto outs = pieces_of(out_tensors, out_splits, cut_out ? g.world() : 1);
+    auto ins = pieces_of(in_tensors, in_splits, cuts_input(oc) ? g.world() : 1);
+    auto outs = pieces_of(out_tensors, out_splits, cuts_output(oc) ? g.world() : 1);
     uint64_t elements = in_tensors.empty() ? 0 : static_cast<uint64_t>(in_tensors[0].numel);
     Fault fault;
     {
@@ -151,12 +90,22 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
     Fault fault;
     {
         nb::gil_scoped_release release;
+        std::lock_guard lock(g.running());
         fault = g.exchange(list, deadline);
     }
     return fault_tuple(fault);
 }
 
 }  // namespace
+
+nb::object fault_tuple(const Fault& f) {
+    if (!f) return nb::none();
+    nb::list claims;
+    for (const Claim& c : f.claims) {
+        claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
+    }
+    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, f.detail);
+}
 
 void bind_shm(nb::module_& m) {
     nb::class_<Segment>(m, "ShmSegment")
@@ -180,6 +129,7 @@ void bind_shm(nb::module_& m) {
         .def("dead_ranks", &Group::dead_ranks)
         .def_prop_ro("bytes", [](Group& g) { return g.segment().layout().bytes; });
     m.def("usable_cores", &shm::usable_cores);
+    bind_fast(m);
 }
 
 }  // namespace unicomm

@@ -74,6 +74,7 @@ class Group {
 
     void abort();  // from any thread
     void finalize();
+    std::mutex& running() { return running_; }  // held while an operation runs
     int rank() const { return rank_; }
     int world() const { return world_; }
     Segment& segment() { return *segment_; }
@@ -119,6 +120,7 @@ class Group {
     };
     std::vector<Ends> ends_;
     std::atomic<bool> aborted_{false}, is_broken_{false};
+    std::mutex running_;
     std::mutex fault_mutex_;
     Fault broken_;
 };

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, Setup
@@ -88,6 +88,12 @@ class ShmBackend(Backend):
                 " in containers share the PID namespace",
             )
         return cls(group)
+
+    def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
+        return _core.FastPath(self._group, recorder, index, timeout)
+
+    def raise_fault(self, fault: tuple[int, list[int], list[tuple[int, ...]], str], timeout: float) -> NoReturn:
+        raise _error(fault, timeout)
 
     def run(self, call: Call) -> None:
         op = call.op

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -102,6 +102,14 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        """Raises the error behind what the fast path returned."""
+        raise AssertionError(f"{type(self).__name__} has no fast path")
+
+    def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
+        """A native way for small synchronous operations, as `engine.NoFastPath` describes it, or None."""
+        return None
 
     def set_hints(self, hints: Mapping[str, Any]) -> None:
         """Called when hints are changed later; a backend that takes some at run time overrides this."""

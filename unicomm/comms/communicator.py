@@ -55,12 +55,18 @@ class Communicator:
         self, tensor: Tensor, root: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Copies the root's `tensor` into all ranks' `tensor`."""
+        done = self._engine.fast.broadcast(tensor, root, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("broadcast", done)
         return self._engine.collective("broadcast", (tensor,), async_op, hints, timeout, root=root)
 
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
+        done = self._engine.fast.all_reduce(tensor, op, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("all_reduce", done)
         return self._engine.collective("all_reduce", (tensor,), async_op, hints, timeout, op=op)
 
     def reduce(
@@ -104,6 +110,9 @@ class Communicator:
 
         `input` may be exactly this rank's part of `output`.
         """
+        done = self._engine.fast.all_gather_single(output, input, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("all_gather_single", done)
         return self._engine.collective("all_gather_single", (output, input), async_op, hints, timeout)
 
     def reduce_scatter(
@@ -147,6 +156,9 @@ class Communicator:
 
         `output` may be exactly this rank's part of `input`.
         """
+        done = self._engine.fast.reduce_scatter_single(output, input, op, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("reduce_scatter_single", done)
         return self._engine.collective(
             "reduce_scatter_single", (output, input), async_op, hints, timeout, op=op
         )
@@ -193,6 +205,9 @@ class Communicator:
 
     def barrier(self, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Completes when all ranks have called it."""
+        done = self._engine.fast.barrier(async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("barrier", done)
         return self._engine.collective("barrier", (), async_op, hints, timeout)
 
     def scatter(
@@ -355,7 +370,7 @@ class Communicator:
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         """Changes the timeout of this rank's later operations."""
-        self._engine.timeout = seconds(timeout, self._engine.timeout)
+        self._engine.timeout = self._engine.fast.timeout = seconds(timeout, self._engine.timeout)
 
     def get_timeout(self) -> float:
         """The timeout of operations in seconds."""

@@ -8,10 +8,11 @@ one, in the communicator's worker. Either way operations run one at a time in th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,6 +56,35 @@ _BROKEN_STATE = 3
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
 
+class NoFastPath:
+    """Stands where a backend has no native fast path, and says what one has to offer.
+
+    A fast path's methods take the arguments of the communicator's methods of the same name. They return
+    False when the call is not for them, before anything happened; the sequence number when it is done; else
+    that and what the backend's `raise_fault` makes an error of. A fast path that is blocked answers False. It numbers the
+    collectives for the general path too.
+    """
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.timeout = 0.0
+
+    def next_seq(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def block(self) -> None:
+        pass
+
+    def unblock(self) -> None:
+        pass
+
+    def _never(self, *_: object) -> bool:
+        return False
+
+    all_reduce = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
+
+
 class Engine:
     """The part of a `Communicator` that runs operations."""
 
@@ -66,7 +96,8 @@ class Engine:
         self.backend = member.backend
         self.group = completion.Group(member.backend, member.rank, member.size)
         self.check = Checker(member.name, member.rank, member.size, member.device)
-        self.hooks = Hooks()
+        self.fast = member.backend.fast_path(member.recorder, member.recorder_index, self.timeout) or NoFastPath()
+        self.hooks = Hooks(self._hooks_changed)
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
         self.broken: CommError | None = None
@@ -74,8 +105,46 @@ class Engine:
         self._recorder_index = member.recorder_index
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
-        self._seq = 0
         self._pair_seq: dict[tuple[int, bool], int] = {}
+
+    @contextlib.contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """One call at a time, in the order of the calls; the fast path stays out meanwhile."""
+        with self._order:
+            self.fast.block()
+            try:
+                yield
+            finally:
+                self.fast.unblock()
+
+    def _submit(self, work: Work, job: Callable[[], None]) -> None:
+        self.fast.block()  # until it is over: what comes later must not overtake it
+
+        def run() -> None:
+            try:
+                job()
+            finally:
+                self.fast.unblock()
+
+        self.worker.submit(work, run)
+
+    def _hooks_changed(self, active: bool) -> None:
+        if active:
+            self.fast.block()
+        else:
+            self.fast.unblock()
+
+    def after_fast(self, name: str, result: Any) -> Work:
+        """What a fast path returned, if that was not False: the Work, or the error raised."""
+        if isinstance(result, int):
+            return Work(name, result, False)
+        seq, fault = result
+
+        def fail() -> None:
+            self.backend.raise_fault(fault, self.timeout)
+
+        self._execute(fail, name, seq, [], False, None)
+        raise AssertionError("raise_fault returned")
 
     def refuse(self, op: str, message: str) -> NoReturn:
         raise UnsupportedError(
@@ -126,15 +195,14 @@ class Engine:
         return self._issue(call)
 
     def _issue(self, call: Call) -> Work:
-        hooked = self.hooks.active
-        with self._order:
+        with self._in_order():
             self.check_open(call.name)
             call.op_id = next_op_id()
-            call.seq = self._seq + 1
-            args = OpArgs.of(call) if hooked else None
+            call.seq = self.fast.seq + 1
+            args = OpArgs.of(call) if self.hooks.active else None
             if args is not None:
                 self.hooks.before(args)
-            self._seq = call.seq
+            self.fast.next_seq()
             pending = call.async_op or self.worker.busy
             record = self._recorder.begin(
                 self._recorder_index,
@@ -158,9 +226,7 @@ class Engine:
                 completion.run(self.group, call)
 
             if pending:
-                self.worker.submit(
-                    work, lambda: self._execute(run, call.name, call.seq, [record], True, args)
-                )
+                self._submit(work, lambda: self._execute(run, call.name, call.seq, [record], True, args))
             else:
                 self._execute(run, call.name, call.seq, [record], False, args)
         if pending and not call.async_op:
@@ -186,12 +252,11 @@ class Engine:
             messages.append(self._check_message(row, tensor, peer))
             rows.append(row)
         limit = self.per_op(name, hints, timeout)
-        hooked = self.hooks.active
-        with self._order:
+        with self._in_order():
             self.check_open(name)
             op_id = next_op_id()
             args = None
-            if hooked:
+            if self.hooks.active:
                 args = self._message_args(name, op_id, messages, bool(async_op), limit)
                 self.hooks.before(args)
             pending = bool(async_op) or self.worker.busy
@@ -224,7 +289,7 @@ class Engine:
                 completion.exchange(self.group, messages, limit)
 
             if pending:
-                self.worker.submit(work, lambda: self._execute(run, name, seq, records, True, args))
+                self._submit(work, lambda: self._execute(run, name, seq, records, True, args))
             else:
                 self._execute(run, name, seq, records, False, args)
         if pending and not async_op:
@@ -307,6 +372,7 @@ class Engine:
             if self.broken is not None:
                 return False
             self.broken = error
+        self.fast.block()
         self._recorder.set_comm_state(self._recorder_index, _BROKEN_STATE)
         self.hooks.broken(error)
         if self.member.options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):

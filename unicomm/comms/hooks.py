@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from unicomm import _core
+
 from .call import OpArgs
 from .errors import CommError
 from .ops import OpName
@@ -25,11 +27,8 @@ PreHook = Callable[[OpName, int, OpArgs], None]
 PostHook = Callable[[OpName, int, OpArgs], None]
 AbortHook = Callable[[CommError], None]
 
-_op_ids = itertools.count()
-
-
-def next_op_id() -> int:
-    return next(_op_ids)
+#: Numbers the operations of all communicators of this process.
+next_op_id = _core.next_op_id
 
 
 class RemovableHandle:
@@ -38,12 +37,14 @@ class RemovableHandle:
     As a context manager it removes the hook at the end of the block. Dropping it removes nothing.
     """
 
-    def __init__(self, hooks: dict[int, Callable[..., None]], key: int) -> None:
+    def __init__(self, owner: Hooks, hooks: dict[int, Callable[..., None]], key: int) -> None:
+        self._owner = owner
         self._hooks = hooks
         self._key = key
 
     def remove(self) -> None:
-        self._hooks.pop(self._key, None)
+        if self._hooks.pop(self._key, None) is not None:
+            self._owner.changed()
 
     def __enter__(self) -> RemovableHandle:
         return self
@@ -55,13 +56,16 @@ class RemovableHandle:
 class Hooks:
     """The hooks of one communicator."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_active: Callable[[bool], None]) -> None:
+        """`on_active` is told when there begin to be hooks around operations, and when there are none."""
         self.pre: dict[int, PreHook] = {}
         self.post: dict[int, PostHook] = {}
         self.abort: dict[int, AbortHook] = {}
         # For this package's own observers (clog): an operation is over, whenever and wherever it ran.
         self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
         self._keys = itertools.count()
+        self._was_active = False
+        self._on_active = on_active
 
     def add(self, kind: str, hook: Callable[..., None]) -> RemovableHandle:
         if not callable(hook):
@@ -69,7 +73,13 @@ class Hooks:
         hooks = getattr(self, kind)
         key = next(self._keys)
         hooks[key] = hook
-        return RemovableHandle(hooks, key)
+        self.changed()
+        return RemovableHandle(self, hooks, key)
+
+    def changed(self) -> None:
+        if self.active != self._was_active:
+            self._was_active = self.active
+            self._on_active(self.active)
 
     @property
     def active(self) -> bool:

@@ -219,6 +219,7 @@ def finalize(comm: Communicator, timeout: float) -> None:
         )
         comm._member.backend.abort()
     comm._engine.finalized = True
+    comm._engine.fast.block()
     ended = comm._engine.worker.close(10.0 if late else timeout)
     if ended:
         comm._member.backend.close()

@@ -21,7 +21,8 @@ collective call; every step works the same way, under ``<generation>/<step>/``:
 member that wanted to write another. So no member fails while the others succeed, and none succeeds alone.
 An outcome in step 0 ends the generation: its writer moves ``generation`` on, and whoever comes and finds a
 decided generation moves it on too, should the writer have died in between. Hence a late comer never meets
-the posts of an attempt that failed: it starts the next attempt, where those who retry join it.
+the posts of an attempt that failed: if that was for want of members, it starts the next attempt, where those
+who retry join it; any other failure it is told at once (and it posts in the old generation, to hear it once).
 
 Cleaning. A post is deleted by its owner after a success (the last comer has read it). The shared keys of a
 step go when all have posted the next one, because then all have read the outcome, and those of the final
@@ -50,7 +51,6 @@ from .rendezvous_parts import (
     digest,
     encode,
     error_of,
-    members_of,
     pack,
     ranges_of,
     unpack,
@@ -146,9 +146,10 @@ class Rendezvous:
         self._base = f"unicomm/{name}/{members}"
         self._generation = self._step = 0
         self._failure: CommError | None = None
+        self._earlier: dict[str, Any] | None = None  # how the meeting before this one failed
         self._closed = False
         if store is not None and size > 1:
-            self._client = StoreClient(store, name)
+            self._client = StoreClient(store, name, size)
 
     def remaining(self) -> float:
         """Seconds that are left of the timeout; 0 when it has passed."""
@@ -211,7 +212,6 @@ class Rendezvous:
                 for step in range(self._step - 1, self._step + (2 if failed else 0)):
                     self._erase(self._generation, step, posts=failed)
                 self._client.delete([f"{here}/closed", f"{here}/failed"])
-        self._client.close()
 
     def __enter__(self) -> Rendezvous:
         return self
@@ -235,12 +235,19 @@ class Rendezvous:
                 self.uid = uid.decode()
 
     def _open_generation(self) -> int:
-        """The first generation without an outcome."""
+        """The first generation without an outcome, unless the one before has one to be told."""
         while True:
             generation = int(self._client.put_first(f"{self._base}/generation", b"0"))
             if not self._client.peek(f"{self._base}/{generation}/0/result"):
-                return generation
+                break
             self._advance(generation)
+        before = f"{self._base}/{generation - 1}/0"
+        outcome = self._client.peek(f"{before}/result")
+        self._earlier = json.loads(outcome[1:]) if outcome.startswith(_FAILURE) else None
+        if self._earlier is not None and self._earlier["kind"] != "timeout":
+            if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
+                raise self._error(self._earlier, "arrive")
+        return generation
 
     def _advance(self, generation: int) -> None:
         # Without effect if somebody has done it.
@@ -389,13 +396,14 @@ class Rendezvous:
 
     def _explain(self, failure: dict[str, Any], what: str) -> CommError | _Late:
         """What this member raises when the outcome is `failure`."""
-        error = error_of(failure, what, self.name, self.rank, self.labels)
-        if self._step > 0 or failure["kind"] != "timeout" or failure["stuck"]:
-            return error
-        if self.labels[self.rank] in error.culprits:
-            return _Late(error)
-        before = f"{self._base}/{self._generation - 1}/0/result"
-        outcome = self._client.peek(before) if self._generation > 0 else b""
-        if outcome.startswith(_FAILURE) and self.rank in members_of(json.loads(outcome[1:])["culprits"]):
-            error.hint += "; an earlier attempt failed for want of this rank: the others may have left since"
+        error = self._error(failure, what)
+        if self._step == 0 and failure["kind"] == "timeout" and not failure["stuck"]:
+            if self.labels[self.rank] in error.culprits:
+                return _Late(error)
+            if self._earlier is not None:
+                earlier = self._error(self._earlier, what).message
+                error.hint += f"; the others may have left after an earlier attempt: {earlier}"
         return error
+
+    def _error(self, failure: dict[str, Any], what: str) -> CommError:
+        return error_of(failure, what, self.name, self.rank, self.labels)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from .errors import (
     BackendError,
@@ -28,19 +28,15 @@ _ABSENT = b"?"  # no value of the rendezvous begins like that
 
 
 class StoreClient:
-    """The store operations that the protocol needs. Whatever goes wrong in the store is a `BackendError`."""
+    """The store operations that the rendezvous needs. Whatever goes wrong in there is a `BackendError`."""
 
-    def __init__(self, store: Store, comm: str) -> None:
+    def __init__(self, store: Store, comm: str, size: int) -> None:
         self._store: Any = store  # the type stubs lack several methods and take str where bytes are fine
-        self._comm = comm
+        self._comm, self._size = comm, size
         base: Any = store
         while isinstance(base, PrefixStore):
             base = base.underlying_store
-        self._is_file = isinstance(base, FileStore)
-        # A TCPStore serves one request at a time: whoever waits on it blocks the other threads of the
-        # process, perhaps the very ones it waits for. Hence a connection of its own to wait on.
-        self._waiter: Any = self._call("clone") if isinstance(base, TCPStore) else None
-        self._pending: tuple[str, threading.Thread, list[Exception]] | None = None
+        self._blocks_well = isinstance(base, HashStore)
 
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:
@@ -90,48 +86,21 @@ class StoreClient:
             self._call("delete_key", key)
 
     def wait(self, key: str, seconds: float) -> None:
-        """Returns when `key` is there or `seconds` have passed or earlier; Ctrl-C gets through."""
-        if self._waiter is not None:
-            self._wait_apart(key, seconds)
-        elif self._is_file:
-            # FileStore itself polls at this pace, but rounds the timeout up to whole seconds.
-            end = time.monotonic() + seconds
-            while not self._call("check", [key]) and time.monotonic() < end:
-                time.sleep(0.01)
-        else:
-            began, seconds = time.monotonic(), min(seconds, 0.5)
-            try:
-                self._store.wait([key], timedelta(seconds=seconds))
-            except Exception as error:
-                # Stores have no common type for a plain timeout; one that comes too early is a failure.
-                if time.monotonic() - began < seconds / 2:
-                    raise self._lost(error) from error
-
-    def _wait_apart(self, key: str, seconds: float) -> None:
-        # In a thread, because TCPStore waits cannot be interrupted and log each timeout. The wait outlasts
-        # `seconds`: at the deadline somebody decides, and that ends it.
-        if self._pending is None or self._pending[0] != key or not self._pending[1].is_alive():
-            errors: list[Exception] = []
-
-            def block() -> None:
-                try:
-                    self._waiter.wait([key], timedelta(seconds=seconds + 60))
-                except Exception as error:
-                    errors.append(error)
-
-            thread = threading.Thread(target=block, name="unicomm-rendezvous", daemon=True)
-            self._pending = (key, thread, errors)
-            thread.start()
-        _, thread, errors = self._pending
-        thread.join(seconds)
-        if errors:
-            raise self._lost(errors[0]) from errors[0]
-
-    def close(self) -> None:
-        """Ends the waiting thread, if there is one: what it waits for has been decided by now."""
-        if self._pending is not None:
-            self._pending[1].join(1.0)
-        self._waiter = self._pending = None
+        """Returns when `key` is there or `seconds` have passed, perhaps earlier; Ctrl-C gets through."""
+        if self._blocks_well:
+            # Not below a millisecond: stores count in those, and wait forever for none.
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([key], timedelta(seconds=min(max(seconds, 0.001), 0.5)))
+            return
+        # A TCPStore serves one request at a time: a wait would block the other threads of this process, even
+        # those that it waits for; it cannot be interrupted, and logs each timeout. A connection of its own
+        # would cost the server a reverse name lookup for every group. FileStore polls in any case. So look
+        # now and then: every twentieth of the time waited so far, and less often for the server of a big job.
+        least, most = 0.001 + self._size * 2e-5, 0.5 + self._size * 5e-5
+        began = now = time.monotonic()
+        while not self._call("check", [key]) and now < began + seconds:
+            time.sleep(min(max((now - began) / 20, least), most, began + seconds - now))
+            now = time.monotonic()
 
 
 def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:

@@ -1,0 +1,57 @@
+// The process's recorder as Python code uses it: the ring's writer, and the caller's file and line.
+#pragma once
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "core/tensor.hpp"
+#include "recorder/ring.hpp"
+
+namespace unicomm {
+
+// Numbers the operations of all communicators of the process, from 0.
+uint64_t next_op_id();
+
+class Recorder {
+  public:
+    Recorder(const std::string& path, const std::string& meta, int rank, int world, uint32_t records)
+        : writer(path, meta, rank, world, records) {}
+    ~Recorder();
+    Recorder(const Recorder&) = delete;
+    Recorder& operator=(const Recorder&) = delete;
+
+    // The innermost frame outside the package, interned once per call site. The GIL must be held.
+    uint32_t caller_frame();
+
+    // Frames of files below this folder are the package's own, not the user's.
+    static void set_own_folder(const std::string& folder);
+    void make_current();  // the one that a forked child must leave alone
+    static void detach_after_fork();
+
+    ring::Writer writer;
+
+  private:
+    struct CallSite {
+        PyCodeObject* code;
+        int lasti;
+        bool operator==(const CallSite&) const = default;
+    };
+    struct CallSiteHash {
+        size_t operator()(const CallSite& s) const {
+            return std::hash<void*>()(s.code) * 31 + static_cast<size_t>(s.lasti);
+        }
+    };
+    bool is_own(PyCodeObject* code);
+    uint32_t site(PyCodeObject* code, PyFrameObject* frame);
+
+    // Both are guarded by the GIL.
+    std::unordered_map<PyCodeObject*, bool> own_;
+    std::unordered_map<CallSite, uint32_t, CallSiteHash> sites_;
+};
+
+// Adds a tensor to one side of a record; the first one gives dtype and shape.
+void describe(const Tensor& t, bool first, uint64_t& numel, uint8_t& dtype, uint8_t& ndim, int64_t* dims);
+
+}  // namespace unicomm

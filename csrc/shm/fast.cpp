@@ -1,0 +1,213 @@
+// The fast path: one native call from the Python method does everything for a small synchronous operation:
+// read the arguments, check them, number and record the operation, run it.
+//
+// It takes only what is common: exact tensors on the CPU, no hints, no timeout of its own, nothing pending,
+// no hooks. For anything else, also for anything wrong, it returns False before it did anything, and the
+// general path in comms/engine.py takes over, with its errors.
+#include <atomic>
+#include <mutex>
+
+#include "recorder/recorder.hpp"
+#include "shm/bind_fault.hpp"
+#include "shm/dispatch.hpp"
+
+namespace unicomm {
+namespace {
+
+using shm::equal_parts;
+using shm::Group;
+using shm::Op;
+
+class FastPath {
+  public:
+    FastPath(nb::object group, nb::object recorder, uint16_t comm, double timeout)
+        : group_(std::move(group)),
+          recorder_(std::move(recorder)),
+          g_(*nb::inst_ptr<Group>(group_)),
+          r_(*nb::inst_ptr<Recorder>(recorder_)),
+          comm_(comm),
+          timeout(timeout) {
+        nb::module_ torch = nb::module_::import_("torch");
+        tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
+        parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
+    }
+
+    // The general path holds it blocked while it issues, while operations are pending or hooks are there,
+    // and for good once the communicator is broken or finalized.
+    void block() { ++blocks_; }
+    void unblock() { --blocks_; }
+    uint64_t next_seq() { return ++seq_; }
+    uint64_t seq() const { return seq_; }
+
+    nb::object all_reduce(nb::handle tensor, nb::handle op, nb::handle async_op, nb::handle hints,
+                          nb::handle timeout_arg) {
+        Tensor t;
+        uint8_t red = 0;
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !reduction(op, t.dtype, red)) return no();
+        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
+    }
+
+    nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle async_op, nb::handle hints,
+                         nb::handle timeout_arg) {
+        Tensor t;
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(root.ptr())) return no();
+        long r = PyLong_AsLong(root.ptr());
+        if (r == -1 && PyErr_Occurred()) PyErr_Clear();
+        if (r < 0 || r >= g_.world()) return no();
+        return run(OpCode::kBroadcast, Red::kNone, static_cast<int>(r), t, t, t.numel);
+    }
+
+    nb::object barrier(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) {
+        if (!plain(async_op, hints, timeout_arg)) return no();
+        Tensor none;
+        return run(OpCode::kBarrier, Red::kNone, -1, none, none, 0);
+    }
+
+    nb::object all_gather_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
+                                 nb::handle timeout_arg) {
+        Tensor out, in;
+        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (in.dtype != out.dtype || out.numel != in.numel * g_.world() || overlap(in, out)) return no();
+        return run(OpCode::kAllGatherSingle, Red::kNone, -1, in, out, in.numel);
+    }
+
+    nb::object reduce_scatter_single(nb::handle output, nb::handle input, nb::handle op, nb::handle async_op,
+                                     nb::handle hints, nb::handle timeout_arg) {
+        Tensor out, in;
+        uint8_t red = 0;
+        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (!reduction(op, in.dtype, red)) return no();
+        if (in.dtype != out.dtype || in.numel != out.numel * g_.world() || overlap(in, out)) return no();
+        return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel);
+    }
+
+  private:
+    static nb::object no() { return nb::borrow(Py_False); }
+
+    bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
+        return blocks_.load() == 0 && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
+    }
+
+    // Complex tensors may be lazy conjugates, which only the general path looks for.
+    bool read(nb::handle tensor, Tensor& t) {
+        // Subclasses may stand for something else than memory (FakeTensor, DTensor).
+        PyTypeObject* type = Py_TYPE(tensor.ptr());
+        if (type != tensor_type_ && type != parameter_type_) return false;
+        if (!has_exchange_api(tensor.ptr())) return false;
+        if (!read_tensor(tensor.ptr(), t)) {
+            PyErr_Clear();
+            return false;
+        }
+        return t.device_type == 1 && t.contiguous && t.dtype != DType::kOther && t.dtype != DType::kComplex64 &&
+               t.dtype != DType::kComplex128;
+    }
+
+    // ReduceOp.SUM and its like are singletons: their numbers are remembered by address.
+    bool reduction(nb::handle op, DType dtype, uint8_t& red) {
+        if (op.ptr() != op_.ptr()) {
+            PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(op.ptr()));
+            if (!reduce_op_type_.is_valid()) {
+                reduce_op_type_ = nb::module_::import_("unicomm.comms.reduction").attr("ReduceOp");
+            }
+            if (type != reduce_op_type_.ptr()) return false;
+            op_ = nb::borrow(op);
+            red_ = nb::cast<uint8_t>(op.attr("code"));
+        }
+        red = red_;
+        auto r = static_cast<Red>(red);
+        return r != Red::kPremulSum && fold_defined(dtype, r);
+    }
+
+    static bool overlap(const Tensor& a, const Tensor& b) {
+        auto *x = static_cast<char*>(a.data), *y = static_cast<char*>(b.data);
+        return x < y + b.bytes && y < x + a.bytes;
+    }
+
+    nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count) {
+        Op op;
+        op.code = static_cast<uint32_t>(code);
+        op.dtype = in.dtype;
+        op.red = red;
+        op.root = root;
+        op.count = static_cast<uint64_t>(count);
+        op.deadline_ns = shm::deadline_after(timeout);
+
+        ring::NewRecord n;
+        n.seq = next_seq();
+        n.op_id = next_op_id();
+        n.comm = comm_;
+        n.op = static_cast<uint16_t>(code);
+        n.red = static_cast<uint8_t>(red);
+        n.peer = root;
+        n.timeout_ms = static_cast<uint32_t>(timeout * 1000);
+        n.frame = r_.caller_frame();
+        n.start_now = true;
+        bool tensors = code != OpCode::kBarrier;
+        n.n_in = n.n_out = tensors;
+        if (tensors) {
+            describe(in, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
+            describe(out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        }
+        uint64_t record = r_.writer.begin(n);
+
+        Fault fault;
+        if (g_.world() == 1) {
+            fault = perform(op, in, out, count, tensors);
+        } else {
+            nb::gil_scoped_release release;
+            fault = perform(op, in, out, count, tensors);
+        }
+        auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
+        r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
+        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        return nb::int_(n.seq);
+    }
+
+    Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
+        auto code = static_cast<OpCode>(op.code);
+        if (code == OpCode::kAllReduce && g_.world() > 1) {  // the most frequent one: no lists of parts
+            std::lock_guard lock(g_.running());
+            return g_.all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data),
+                                 static_cast<uint64_t>(count));
+        }
+        std::vector<shm::Piece> ins, outs;
+        if (tensors) {
+            ins = equal_parts(in, shm::cuts_input(code) ? g_.world() : 1);
+            outs = equal_parts(out, shm::cuts_output(code) ? g_.world() : 1);
+        }
+        return shm::dispatch(g_, op, ins, outs, static_cast<uint64_t>(count));
+    }
+
+    nb::object group_, recorder_;  // keep them alive
+    Group& g_;
+    Recorder& r_;
+    uint16_t comm_;
+    uint64_t seq_ = 0;  // guarded by the GIL
+    std::atomic<int> blocks_{0};
+    nb::object op_, reduce_op_type_;
+    uint8_t red_ = 0;
+    PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
+
+  public:
+    double timeout;
+};
+
+}  // namespace
+
+void bind_fast(nb::module_& m) {
+    nb::class_<FastPath>(m, "FastPath")
+        .def(nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("group"), nb::arg("recorder"),
+             nb::arg("comm"), nb::arg("timeout"))
+        .def("block", &FastPath::block)
+        .def("unblock", &FastPath::unblock)
+        .def("next_seq", &FastPath::next_seq)
+        .def_prop_ro("seq", &FastPath::seq)
+        .def_rw("timeout", &FastPath::timeout)
+        .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("barrier", &FastPath::barrier, nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_gather_single", &FastPath::all_gather_single, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter_single", &FastPath::reduce_scatter_single, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none());
+}
+
+}  // namespace unicomm

@@ -1,0 +1,65 @@
+"""What the rank programs share: talking with the test, and looking at themselves.
+
+A program writes one JSON object a line ({"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}) and reads lines
+that tell it to go on.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import unicomm
+
+
+def say(event: str, **data: object) -> None:
+    # One write: a line is never mixed with another thread's.
+    line = json.dumps({"event": event, "at": time.monotonic(), **data}) + "\n"
+    os.write(1, line.encode())
+
+
+def hear() -> str:
+    """The next line from the test; ends the process when the test is gone."""
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(99)
+    return line.strip()
+
+
+def describe(error: BaseException) -> dict[str, object]:
+    fields = {name: getattr(error, name, None) for name in ("op", "comm", "seq", "rank", "culprits", "hint")}
+    return {"type": type(error).__name__, "text": str(error), **fields}
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Says "error" when the block raises a `CommError`, and "done" when it does not."""
+    try:
+        yield
+    except unicomm.CommError as error:
+        say("error", **describe(error))
+    else:
+        say("done")
+
+
+def holdings() -> dict[str, list[str]]:
+    """What this process holds that a communicator could have left behind."""
+    links = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    files = links + maps
+    return {
+        "memfd": sorted({name for name in files if name.startswith("/memfd:unicomm")}),
+        "dev_shm": sorted({name for name in files if name.startswith("/dev/shm/")}),
+        "pidfd": [name for name in links if "pidfd" in name],
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("unicomm")),
+        "tasks": [str(len(os.listdir("/proc/self/task")))],
+    }

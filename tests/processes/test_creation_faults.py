@@ -1,0 +1,38 @@
+"""Ranks that do not come, or do not agree: all that came get the same error, in time."""
+
+import pytest
+from rank_processes import agent_environments, clean_environment, new_store
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("came", [3, 1])
+def test_missing_ranks(start, rings, came):
+    store = new_store()
+    base = clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)}
+    job = start("creation.py", came, "missing", environments=agent_environments(4, store, base)[:came])
+    absent = list(range(came, 4))
+    names = "rank 3" if came == 3 else "ranks 1-3"
+    present = "ranks 0-2" if came == 3 else "rank 0"
+    for error in job.next("error"):
+        assert error["type"] == "CommTimeoutError"
+        assert error["culprits"] == absent
+        assert f"{names} did not arrive within 1.5 s; {present} did" in error["text"]
+        assert 1.5 <= error["at"] - error["began"] < 3.5
+    for said in job.next("failed"):
+        assert said["after"] == said["before"]
+    assert job.end() == [0] * came
+    assert not list(rings.rglob("*.ring"))
+
+
+@pytest.mark.parametrize(("what", "words"), [("backend", "backend is 'gloo' on rank 1"), ("hints", "65536")])
+def test_differing_arguments(start, what, words):
+    job = start("creation.py", 3, "differing", what)
+    for error in job.next("error"):
+        assert error["type"] == "MismatchError"
+        assert error["culprits"] == [1]
+        assert words in error["text"]
+        assert error["at"] - error["began"] < 10  # not at the deadline
+    for said in job.next("failed"):
+        assert said["after"] == said["before"]
+    assert job.end() == [0, 0, 0]

@@ -1,0 +1,110 @@
+"""One of four ranks is killed: the others know within two seconds who it was, and nothing is left behind."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rank_processes import clean_environment
+
+pytestmark = pytest.mark.processes
+
+VICTIM = 2
+SOON = 2.0  # seconds from the kill to the errors
+
+
+def check_errors(job, killed_at):
+    for survivor in job.but(VICTIM):
+        error = survivor.next("error")
+        assert error["type"] == "PeerLostError"
+        assert error["culprits"] == [VICTIM], error
+        assert f"rank {VICTIM} is gone" in error["text"]
+        assert error["rank"] == survivor.rank
+        assert error["at"] - killed_at < SOON
+
+
+def check_nothing_is_left(job, rings):
+    for survivor in job.but(VICTIM):
+        said = survivor.next("finalized")
+        assert said["after"] == said["before"]
+    assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]
+    left = [path.name for path in rings.rglob("*") if path.is_file()]
+    assert len(left) == 1, left
+    assert str(job[VICTIM].pid) in left[0]
+
+
+@pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])
+def test_while_the_others_wait(start, rings, moment):
+    job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60)
+    for said in job.next("ready"):
+        assert said["memfd"]  # so that its absence later means something
+        assert said["dev_shm"] == []
+    for survivor in job.but(VICTIM):
+        survivor.tell()
+    for survivor in job.but(VICTIM):
+        survivor.next("calling")
+    killed_at = time.monotonic()  # the ranks use this clock, too
+    job[VICTIM].signal(signal.SIGKILL)
+    check_errors(job, killed_at)
+    check_nothing_is_left(job, rings)
+
+
+def test_between_two_collectives(start, rings):
+    job = start("faults.py", 4, "collective", VICTIM, "SIGKILL", 60)
+    job.next("ready")
+    job[VICTIM].signal(signal.SIGKILL)
+    job[VICTIM].end()
+    for survivor in job.but(VICTIM):
+        survivor.tell()
+    called_at = max(survivor.next("calling")["at"] for survivor in job.but(VICTIM))
+    check_errors(job, called_at)
+    check_nothing_is_left(job, rings)
+
+
+def test_in_the_middle_of_a_transfer(start, rings):
+    job = start("faults.py", 4, "transfer", VICTIM, "SIGKILL", 60)
+    job.next("ready")
+    killed_at = job[VICTIM].next("struck")["at"]
+    check_errors(job, killed_at)
+    for survivor in job.but(VICTIM):
+        assert survivor.next("tensor")["last"] == 2.0  # it never got there
+    check_nothing_is_left(job, rings)
+
+    # What the dead rank was doing can be read from its ring.
+    source = job.script.read_text().splitlines()
+    line = next(i for i, text in enumerate(source, 1) if "the line that the recorder has to show" in text)
+    shown = subprocess.run(
+        [sys.executable, "-m", "unicomm", "trace", "show", str(rings)],
+        capture_output=True,
+        text=True,
+        env=clean_environment() | {"COLUMNS": "250"},
+        timeout=60,
+        check=True,
+    ).stdout
+    rows = [row for row in shown.splitlines() if f"faults.py:{line}" in row]
+    assert len(rows) == 1, shown
+    assert "all_reduce" in rows[0]
+    assert "float32" in rows[0]
+
+
+@pytest.mark.parametrize("moment", ["before", "inside"])
+def test_during_creation(start, rings, moment):
+    """Nobody can know the process of a rank that has not come yet: the others learn at the deadline."""
+    job = start("creation.py", 4, "killed", moment, VICTIM, 2)
+    job.next("here")
+    if moment == "before":
+        job[VICTIM].signal(signal.SIGKILL)
+        job[VICTIM].end()
+    job.tell()
+    for survivor in job.but(VICTIM):
+        error = survivor.next("error")
+        assert error["type"] == "CommTimeoutError"
+        assert error["culprits"] == [VICTIM]
+        assert f"rank {VICTIM} did not" in error["text"]
+        assert "ranks 0-1, 3 did" in error["text"]
+        assert error["at"] - error["began"] < 2 + SOON
+        said = survivor.next("failed")
+        assert said["after"] == said["before"]
+    assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]
+    assert all(str(job[VICTIM].pid) in path.name for path in rings.rglob("*.ring"))

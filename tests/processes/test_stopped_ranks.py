@@ -1,0 +1,39 @@
+"""A rank is stopped (SIGSTOP): the others time out and name it; when it goes on, it learns that they have."""
+
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+VICTIM = 1
+TIMEOUT = 2.0
+
+
+@pytest.mark.parametrize("moment", ["collective", "p2p", "transfer"])
+def test_stopped(start, moment):
+    job = start("faults.py", 4, moment, VICTIM, "SIGSTOP", TIMEOUT)
+    job.next("ready")
+    if moment == "transfer":
+        stopped_at = job[VICTIM].next("struck")["at"]
+    else:
+        job[VICTIM].signal(signal.SIGSTOP)
+        for other in job.but(VICTIM):
+            other.tell()
+        stopped_at = min(other.next("calling")["at"] for other in job.but(VICTIM))
+    for other in job.but(VICTIM):
+        error = other.next("error")
+        assert error["type"] == "CommTimeoutError"
+        assert error["culprits"] == [VICTIM], error
+        assert f"rank {VICTIM} had not arrived after {TIMEOUT:g} s" in error["text"]
+        # In the transfer the clock ran before the stop.
+        assert error["at"] - stopped_at < TIMEOUT + 1.0
+        assert moment == "transfer" or error["at"] - stopped_at >= TIMEOUT
+    if moment != "transfer":
+        job[VICTIM].tell()
+    job[VICTIM].signal(signal.SIGCONT)
+    if moment != "transfer":
+        job[VICTIM].next("calling")
+    error = job[VICTIM].next("error")
+    assert error["type"] in ("CommTimeoutError", "PeerLostError")
+    assert job.end() == [0, 0, 0, 0]
