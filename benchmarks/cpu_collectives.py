@@ -57,7 +57,7 @@ def calls(operation: str, tensor: torch.Tensor, size: int, comm: Any) -> dict[st
             lambda: dist.all_to_all_single(big_b, big_b.clone()),
         ),
         "broadcast": (lambda: comm.broadcast(a, 0, False), lambda: dist.broadcast(b, 0)),
-        "barrier": (lambda: comm.barrier(False), lambda: dist.barrier()),
+        "barrier": (lambda: comm.barrier(False), dist.barrier),
     }
     mine, theirs = table[operation]
     return {"unicomm shm": mine, "gloo": theirs}
@@ -122,7 +122,8 @@ def rank_main(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=7, help="turns of each contender (default: 7)")
     parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)

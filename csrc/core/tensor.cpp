@@ -1,5 +1,7 @@
 #include "core/tensor.hpp"
 
+#include <Python.h>
+
 namespace unicomm {
 namespace {
 

@@ -1,11 +1,11 @@
 // A tensor as the core sees it: read from the Python handle through DLPack's C exchange API
 // (about 60 ns), or through the tensor's methods where torch is too old to offer that.
 #pragma once
-#include <Python.h>
-
 #include <cstdint>
 
 #include "core/dtype.hpp"
+
+typedef struct _object PyObject;  // as Python.h has it, which the code without Python does not need
 
 namespace unicomm {
 

@@ -65,7 +65,7 @@ bool Recorder::is_own(PyCodeObject* code) {
     if (found != own_.end()) return found->second;
     PyObject* name = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
     std::string_view file = text_of(name);
-    bool own = file.starts_with(own_folder);
+    bool own = !own_folder.empty() && file.starts_with(own_folder);
     own = own || file.starts_with("<frozen");  // runpy and importlib
     Py_XDECREF(name);
     Py_INCREF(code);  // the address is the key

@@ -50,18 +50,28 @@ struct BFloat16 {
     // have nothing in the part that is cut, so rounding does not carry them into infinity.
     static UNICOMM_INLINE void store(char* to, const F32* part) {
         U32 low = (U32)part[0], high = (U32)part[1];
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+        U16 kept = (U16)_mm256_blend_epi16((__m256i)(low >> 16), (__m256i)high, 0xaa);
+        U16 cut = (U16)_mm256_blend_epi16((__m256i)low, (__m256i)(high << 16), 0xaa);
+#else
         U16 kept = (U16)(low >> 16 | (high & 0xffff0000u));
         U16 cut = (U16)((low & 0xffffu) | high << 16);
+#endif
         // Above one half rounds up, and so does exactly one half where an odd bit would be kept.
         cut |= kept & 1;
+#ifdef __AVX512BW__
         kept = cut > 0x8000 ? kept + 1 : kept;
+#else
+        kept -= (U16)((I16)(cut ^ 0x8000) > 0);  // most processors only compare signed words
+#endif
         UNICOMM_ISA::store(to, kept);
     }
 };
 
 // Floats of 1 + kExponent + kMantissa bits by integer arithmetic, without tables or denormal operands (which
 // a thread that flushes denormals would lose). kInfinite: the largest exponent means infinity and NaN, as in
-// IEEE 754; else it is one more exponent, and only the all-ones pattern is NaN.
+// IEEE 754; else it is one more exponent, only the all-ones pattern is NaN, and what is too large, infinity
+// included, becomes the largest number.
 template <int kExponent, int kMantissa, bool kInfinite, uint32_t kNan>
 struct SmallFloat {
     static constexpr int kBits = 1 + kExponent + kMantissa;
@@ -111,14 +121,11 @@ struct SmallFloat {
         constexpr uint32_t kRounder = (127 + 1 - kBias - kMantissa + 23) << 23;
         U32 subnormal = (U32)((F32)magnitude + __builtin_bit_cast(float, kRounder)) - kRounder;
         U32 small = (I32)magnitude < int32_t(kSmallestNormal) ? subnormal : normal;
-        if constexpr (kInfinite) {
-            constexpr uint32_t kTooLarge = (kTop + 127 - kBias) << 23;
-            U32 large = (I32)magnitude > 0x7f800000 ? U32{} + kNan : U32{} + (kTop << kMantissa);
-            small = (I32)magnitude >= int32_t(kTooLarge) ? large : small;
-        } else {
-            constexpr uint32_t kTooLarge = kRebias + (kNan << kDropped);
-            small = (I32)magnitude >= int32_t(kTooLarge) ? U32{} + kNan : small;
-        }
+        constexpr uint32_t kOverflow = kInfinite ? kTop << kMantissa : kNan - 1;
+        constexpr uint32_t kTooLarge =
+            kInfinite ? (kTop + 127 - kBias) << 23 : kRebias + (kOverflow << kDropped);
+        U32 large = (I32)magnitude > 0x7f800000 ? U32{} + kNan : U32{} + kOverflow;
+        small = (I32)magnitude >= int32_t(kTooLarge) ? large : small;
         return small | (bits & kSign) >> (32 - kBits);
     }
 };

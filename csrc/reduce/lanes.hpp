@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#ifdef __F16C__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -32,6 +32,7 @@ constexpr int kLanes = kVecBytes / int(sizeof(T));
 
 using F32 = Vec<float>;
 using U16 = Vec<uint16_t>;
+using I16 = Vec<int16_t>;
 using U32 = Vec<uint32_t>;
 using I32 = Vec<int32_t>;
 

@@ -31,7 +31,7 @@ enum class Red : uint8_t {
 // n_avg < 1.
 //
 // - float32 and float64 accumulate in themselves, narrower floats in float32; the result is rounded to
-//   nearest even as torch does it (float8_e4m3fn: overflow gives NaN; float8_e5m2: infinity).
+//   nearest even as torch 2.13 does it: what is too large becomes infinity, or 448 in float8_e4m3fn.
 // - Integers wrap around; kAvg divides toward zero; factors are truncated to integers and wrap.
 // - kMin and kMax pass NaN on. Of -0.0 and 0.0, which compare equal, the one of the lower source stays.
 // - The bits of a result are the same whatever the count, the alignment, the instruction set and the place of

@@ -71,6 +71,7 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     Fault fault;
     {
         nb::gil_scoped_release release;
+        std::lock_guard lock(g.running());
         fault = dispatch(g, op, ins, outs, elements);
     }
     return fault_tuple(fault);

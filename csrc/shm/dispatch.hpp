@@ -17,7 +17,7 @@ std::vector<Piece> equal_parts(const Tensor& t, int n);
 bool cuts_input(OpCode code);
 bool cuts_output(OpCode code);
 
-// Runs a collective; one operation of a group at a time. The GIL must not be held.
+// Runs a collective; the caller holds g.running(), and not the GIL.
 Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
                uint64_t elements);
 

@@ -1,9 +1,10 @@
 // The fast path: one native call from the Python method does everything for a small synchronous operation:
 // read the arguments, check them, number and record the operation, run it.
 //
-// It takes only what is common: exact tensors on the CPU, no hints, no timeout of its own, nothing pending,
-// no hooks. For anything else, also for anything wrong, it returns False before it did anything, and the
-// general path in comms/engine.py takes over, with its errors.
+// It takes only what is common: exact tensors on the CPU, no hints, no timeout of its own, nothing pending or
+// running, no hooks. For anything else, also for anything wrong, it returns False before it did anything, and
+// the general path in comms/engine.py takes over, with its errors.
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -98,8 +99,17 @@ class FastPath {
             PyErr_Clear();
             return false;
         }
-        return t.device_type == 1 && t.contiguous && t.dtype != DType::kOther && t.dtype != DType::kComplex64 &&
-               t.dtype != DType::kComplex128;
+        if (t.device_type != 1 || !t.contiguous || (!t.data && t.numel)) return false;
+        if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128) return false;
+        return t.dtype > DType::kFloat8E5M2 || !negated(tensor);
+    }
+
+    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the opposite of its values.
+    bool negated(nb::handle tensor) {
+        PyObject* answer = PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_.ptr());
+        if (!answer) PyErr_Clear();
+        Py_XDECREF(answer);
+        return answer != Py_False;
     }
 
     // ReduceOp.SUM and its like are singletons: their numbers are remembered by address.
@@ -124,6 +134,10 @@ class FastPath {
     }
 
     nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count) {
+        // Taken before the number, while the GIL is held: numbers must follow the order of the operations.
+        // Whoever comes while another thread's operation runs queues up in the general path.
+        std::unique_lock running(g_.running(), std::try_to_lock);
+        if (!running || blocks_.load() != 0) return no();
         Op op;
         op.code = static_cast<uint32_t>(code);
         op.dtype = in.dtype;
@@ -139,7 +153,7 @@ class FastPath {
         n.op = static_cast<uint16_t>(code);
         n.red = static_cast<uint8_t>(red);
         n.peer = root;
-        n.timeout_ms = static_cast<uint32_t>(timeout * 1000);
+        n.timeout_ms = static_cast<uint32_t>(std::min(timeout * 1000, 4294967295.0));
         n.frame = r_.caller_frame();
         n.start_now = true;
         bool tensors = code != OpCode::kBarrier;
@@ -166,7 +180,6 @@ class FastPath {
     Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
         auto code = static_cast<OpCode>(op.code);
         if (code == OpCode::kAllReduce && g_.world() > 1) {  // the most frequent one: no lists of parts
-            std::lock_guard lock(g_.running());
             return g_.all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data),
                                  static_cast<uint64_t>(count));
         }
@@ -185,6 +198,7 @@ class FastPath {
     uint64_t seq_ = 0;  // guarded by the GIL
     std::atomic<int> blocks_{0};
     nb::object op_, reduce_op_type_;
+    nb::str is_neg_{"is_neg"};
     uint8_t red_ = 0;
     PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
 

@@ -64,6 +64,7 @@ Fault Group::break_off(Fault fault) {
     me.fault.store(static_cast<uint32_t>(fault.code));
     me.fault_rank.store(fault.culprits.empty() ? -1 : fault.culprits.front());
     me.state.store(static_cast<uint32_t>(RankState::kFailed));
+    segment_->header().failures.fetch_add(1);
     is_broken_ = true;
     waiter_.wake_others();
     return fault;
@@ -89,47 +90,66 @@ void Group::finalize() {
     waiter_.wake_others();
 }
 
+bool Group::relay_failure(Fault& fault) {
+    if (segment_->header().failures.load() == 0) return false;
+    for (int r = 0; r < world_; ++r) {
+        RankControl& c = segment_->control(r);
+        if (r == rank_ || static_cast<RankState>(c.state.load()) != RankState::kFailed) continue;
+        auto code = static_cast<FaultCode>(c.fault.load());
+        int culprit = c.fault_rank.load();
+        if (culprit < 0) culprit = r;
+        auto state = static_cast<RankState>(segment_->control(culprit).state.load());
+        bool left = code == FaultCode::kPeerLost && state == RankState::kFinalized;
+        fault = {code, {culprit}, {}, left ? "finalized" : "rank " + std::to_string(r) + " gave up"};
+        return true;
+    }
+    return false;
+}
+
 bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault) {
     if (aborted_) {
         fault = {FaultCode::kAborted, {rank_}, {}, "aborted by this rank"};
         return true;
     }
     // The dead first: a peer that failed usually did so because of them, and they are what to name.
-    bool failed = false, left = false;
+    Fault relayed;
+    bool failed = relay_failure(relayed);
+    int left = -1;
     for (int r : awaited) {
         auto state = static_cast<RankState>(segment_->control(r).state.load());
-        failed |= state == RankState::kFailed;
-        left |= state == RankState::kFinalized;
+        if (state == RankState::kFinalized && left < 0) left = r;
     }
-    if (deep || failed || left) {
+    if (deep || failed || left >= 0) {
         std::vector<int> dead;
         for (int r : failed ? dead_ranks() : awaited) {
-            if (failed || watch_.dead(r)) dead.push_back(r);
+            auto state = static_cast<RankState>(segment_->control(r).state.load());
+            bool done = failed && state == RankState::kFinalized;  // ended after its work: no cause of a failure
+            if (!done && watch_.dead(r)) dead.push_back(r);
         }
         if (!dead.empty()) {
             fault = {FaultCode::kPeerLost, dead, {}, "process ended"};
             return true;
         }
     }
-    for (int r : awaited) {
-        RankControl& c = segment_->control(r);
-        auto state = static_cast<RankState>(c.state.load());
-        if (state == RankState::kFinalized) {
-            fault = {FaultCode::kPeerLost, {r}, {}, "finalized"};
-            return true;
-        }
-        if (state == RankState::kFailed) {
-            auto code = static_cast<FaultCode>(c.fault.load());
-            int culprit = c.fault_rank.load();
-            fault = {code, {culprit < 0 ? r : culprit}, {}, "rank " + std::to_string(r) + " gave up"};
-            return true;
-        }
+    if (left >= 0) {
+        fault = {FaultCode::kPeerLost, {left}, {}, "finalized"};
+        return true;
+    }
+    if (failed) {
+        fault = relayed;
+        return true;
     }
     if (ring::now_ns() >= deadline_ns) {
         fault = {FaultCode::kTimeout, awaited, {}, ""};
         return true;
     }
     return false;
+}
+
+Fault Group::given_up() {
+    if (segment_->header().failures.load(std::memory_order_acquire) == 0) return {};
+    Fault fault;
+    return must_stop({}, ~uint64_t{0}, false, fault) ? break_off(fault) : Fault{};
 }
 
 Fault Group::await_round(const Op& op, uint64_t round, int only) {
@@ -144,7 +164,18 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
             for (int p = first; p < last; ++p) {
                 if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
             }
-            return must_stop(awaited, op.deadline_ns, deep, fault);
+            if (!must_stop(awaited, op.deadline_ns, deep, fault)) return false;
+            // Whoever gave up before tells only the first of those that it waited for: name them all.
+            auto& named = fault.culprits;
+            if (fault.code == FaultCode::kTimeout && !named.empty() &&
+                std::find(awaited.begin(), awaited.end(), named.front()) != awaited.end()) {
+                std::erase_if(awaited, [&](int p) {
+                    auto state = static_cast<RankState>(segment_->control(p).state.load());
+                    return p != named.front() && state == RankState::kFailed;
+                });
+                named = awaited;
+            }
+            return true;
         };
         if (!waiter_.until(ready, stop)) return break_off(fault);
     }
@@ -199,6 +230,7 @@ Fault Group::agree(const Op& op) {
 }
 
 Fault Group::first_round(const Op& op, uint64_t longest) {
+    if (Fault f = given_up()) return f;
     publish(op, longest);
     if (Fault f = await_all(op)) return f;
     return agree(op);

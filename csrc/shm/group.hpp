@@ -98,7 +98,13 @@ class Group {
     Fault two_shot(const Op& op, const char* in, char* out, uint64_t count);
     void learn_factors(const Op& op);
 
-    // Why a wait must end, if it must: abort, a peer that failed or left, a dead peer, the deadline.
+    // What a rank that gave up said, if one has. It may have published the round that this rank enters, but
+    // will not take part any more: a rank that comes later must not believe that the operation succeeded.
+    Fault given_up();
+    bool relay_failure(Fault& fault);
+    // Why a wait must end, if it must: abort, a rank that failed, an awaited one that left or died, the
+    // deadline. A communicator that is broken for one rank is broken for all, also for those that wait for
+    // others.
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();

@@ -96,6 +96,7 @@ void Group::step_recv(Transfer& t) {
 
 Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns) {
     if (is_broken_) return why_broken();
+    if (Fault f = given_up()) return f;
     std::vector<Transfer> transfers;
     transfers.reserve(messages.size());
     for (const Message& m : messages) {

@@ -47,6 +47,7 @@ struct alignas(128) SegmentHeader {
     uint32_t p2p_chunk;
     uint32_t p2p_depth;
     alignas(128) std::atomic<uint32_t> sleepers;  // how many ranks sleep: usually 0, so no scan
+    std::atomic<uint32_t> failures;               // how many ranks gave up
 };
 
 // One direction of one pair: a ring of `p2p_depth` chunks.

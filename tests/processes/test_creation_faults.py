@@ -22,7 +22,7 @@ def test_missing_ranks(start, rings, came):
     for said in job.next("failed"):
         assert said["after"] == said["before"]
     assert job.end() == [0] * came
-    assert not list(rings.rglob("*.ring"))
+    assert not list(rings.rglob("*.ucring"))
 
 
 @pytest.mark.parametrize(("what", "words"), [("backend", "backend is 'gloo' on rank 1"), ("hints", "65536")])

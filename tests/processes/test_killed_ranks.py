@@ -96,7 +96,10 @@ def test_during_creation(start, rings, moment):
     if moment == "before":
         job[VICTIM].signal(signal.SIGKILL)
         job[VICTIM].end()
-    job.tell()
+    else:
+        job[VICTIM].tell()
+    for survivor in job.but(VICTIM):
+        survivor.tell()
     for survivor in job.but(VICTIM):
         error = survivor.next("error")
         assert error["type"] == "CommTimeoutError"
@@ -107,4 +110,4 @@ def test_during_creation(start, rings, moment):
         said = survivor.next("failed")
         assert said["after"] == said["before"]
     assert job.end() == [-signal.SIGKILL if process.rank == VICTIM else 0 for process in job.ranks]
-    assert all(str(job[VICTIM].pid) in path.name for path in rings.rglob("*.ring"))
+    assert all(str(job[VICTIM].pid) in path.name for path in rings.rglob("*.ucring"))

@@ -25,7 +25,7 @@ def test_stopped(start, moment):
         error = other.next("error")
         assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == [VICTIM], error
-        assert f"rank {VICTIM} had not arrived after {TIMEOUT:g} s" in error["text"]
+        assert f"rank {VICTIM} had not arrived" in error["text"]
         # In the transfer the clock ran before the stop.
         assert error["at"] - stopped_at < TIMEOUT + 1.0
         assert moment == "transfer" or error["at"] - stopped_at >= TIMEOUT

@@ -92,7 +92,7 @@ class ShmBackend(Backend):
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         return _core.FastPath(self._group, recorder, index, timeout)
 
-    def raise_fault(self, fault: tuple[int, list[int], list[tuple[int, ...]], str], timeout: float) -> NoReturn:
+    def raise_fault(self, fault: _core.Fault, timeout: float) -> NoReturn:
         raise _error(fault, timeout)
 
     def run(self, call: Call) -> None:
@@ -152,13 +152,13 @@ def _same_host(setup: Setup, hosts: Sequence[str]) -> None:
         )
 
 
-def _error(fault: tuple[int, list[int], list[tuple[int, ...]], str], timeout: float) -> CommError:
+def _error(fault: _core.Fault, timeout: float) -> CommError:
     code, culprits, claims, detail = fault
     who = _ranks(culprits)
     if code == _TIMEOUT:
-        gave_up = f" ({detail})" if detail else ""
+        when = f"when {detail}" if detail else f"after {timeout:g} s"
         return CommTimeoutError(
-            f"{who} had not arrived after {timeout:g} s{gave_up}",
+            f"{who} had not arrived {when}",
             culprits=culprits,
             hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
         )

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from .call import Call
-from .errors import InvalidArgumentError, UnsupportedError
+from .call import Call, Message
+from .errors import InvalidArgumentError
 from .ops import OPERATIONS, Operation, Role, Size, TensorArg
 from .reduction import ReduceOp, why_not
 
@@ -22,14 +22,20 @@ _MASK = (1 << 64) - 1
 
 
 class Checker:
-    """Checks arguments for one communicator: its rank, size, device and name."""
+    """Checks arguments for one communicator: its rank, size, device and name.
 
-    def __init__(self, comm: str, rank: int, size: int, device: torch.device) -> None:
+    Without `moves_data` tensors need no memory: the meta device and FakeTensors will do.
+    """
+
+    def __init__(
+        self, comm: str, rank: int, size: int, device: torch.device, moves_data: bool = True
+    ) -> None:
         self.comm = comm
         self.rank = rank
         self.size = size
         self.device = device
         self._any_index = device.type == "cpu"
+        self._moves_data = moves_data
 
     def call(
         self,
@@ -64,6 +70,13 @@ class Checker:
             self._check_overlap(call, row)
         return call
 
+    def batch(self, messages: Sequence[Message]) -> None:
+        """Messages of a batch run at the same time: none may write what another one reads or writes."""
+        call = Call(OPERATIONS["batch"])
+        call.inputs = [m.tensor for m in messages if m.send]
+        call.outputs = [m.tensor for m in messages if not m.send]
+        self._check_overlap(call, call.operation)
+
     def check_rank(self, row: Operation, what: str, value: Any) -> int:
         try:
             rank = operator.index(value)
@@ -95,8 +108,16 @@ class Checker:
                 f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})",
                 "pass tensor.contiguous() and, for an output, copy the result back",
             )
-        if tensor.is_complex() and tensor.is_conj():
+        if tensor.is_conj():
             self.fail(row, f"{name} is a lazy conjugate", "pass tensor.resolve_conj()")
+        if tensor.is_neg():
+            self.fail(row, f"{name} is a lazy negation", "pass tensor.resolve_neg()")
+        if self._moves_data and not tensor.data_ptr() and tensor.numel():
+            self.fail(
+                row,
+                f"{name} has no memory ({type(tensor).__name__} of shape {tuple(tensor.shape)})",
+                "pass a tensor with data: no FakeTensor, and none whose storage was freed",
+            )
 
     def _add(self, call: Call, row: Operation, arg: TensorArg, value: Any) -> None:
         if arg.root_only and self.rank != call.root:
@@ -149,6 +170,9 @@ class Checker:
         call.op = op
 
     def _check_sizes(self, call: Call, row: Operation, tensors: Sequence[Any]) -> None:
+        if row.tensors[0].size is Size.FREE:
+            out, own = (side[self.rank].numel() for side in tensors)
+            self._check_own_part(row, out, own, "elements")
         unit = next((a for a in row.tensors if a.size is Size.COUNT), None)
         if unit is None:
             return
@@ -170,6 +194,14 @@ class Checker:
         if row.same_count:
             call.count = count
 
+    def _check_own_part(self, row: Operation, got: int, sent: int, unit: str) -> None:
+        if got != sent:
+            self.fail(
+                row,
+                f"this rank sends {sent} {unit} to itself, but expects {got}",
+                "make this rank's own entry equal on both sides",
+            )
+
     def _expect(self, row: Operation, name: str, tensor: Any, numel: int, unit: str, count: int) -> None:
         if tensor.numel() != numel:
             self.fail(
@@ -184,8 +216,12 @@ class Checker:
     ) -> None:
         for side, tensor, splits in (("output", tensors[0], out_splits), ("input", tensors[1], in_splits)):
             name = f"{side}_split_sizes"
-            rows = tensor.shape[0] if tensor.dim() else 1
-            if splits is None or len(splits) == 0:
+            rows = _rows(tensor)
+            try:
+                sizes = [] if splits is None else [operator.index(s) for s in splits]
+            except TypeError:
+                self.fail(row, f"{name}={splits!r} is no list of whole numbers", "pass ints, one per rank")
+            if not sizes:
                 if rows % self.size:
                     self.fail(
                         row,
@@ -194,16 +230,12 @@ class Checker:
                     )
                 sizes = [rows // self.size] * self.size
             else:
-                if len(splits) != self.size:
+                if len(sizes) != self.size:
                     self.fail(
                         row,
-                        f"{name} has {len(splits)} entries, the communicator {self.size} ranks",
+                        f"{name} has {len(sizes)} entries, the communicator {self.size} ranks",
                         "pass one number of rows per rank",
                     )
-                try:
-                    sizes = [operator.index(s) for s in splits]
-                except TypeError:
-                    self.fail(row, f"{name} holds something that is no whole number: {splits}", "pass ints")
                 if min(sizes) < 0:
                     self.fail(row, f"{name} holds the negative size {min(sizes)}", "sizes are at least 0")
                 if sum(sizes) != rows:
@@ -216,7 +248,10 @@ class Checker:
                 call.out_splits = sizes
             else:
                 call.in_splits = sizes
-        out_row, in_row = (t.numel() // t.shape[0] if t.dim() and t.shape[0] else None for t in tensors)
+        assert call.out_splits is not None
+        assert call.in_splits is not None
+        self._check_own_part(row, call.out_splits[self.rank], call.in_splits[self.rank], "rows")
+        out_row, in_row = (t.numel() // _rows(t) if _rows(t) else None for t in tensors)
         if out_row is not None and in_row is not None and out_row != in_row:
             self.fail(
                 row, f"a row of output has {out_row} elements, of input {in_row}", "make the rows equal"
@@ -225,8 +260,6 @@ class Checker:
     def _check_overlap(self, call: Call, row: Operation) -> None:
         """Outputs must not overlap inputs or each other, except the own part in place."""
         outs, ins = _extents(call.outputs), _extents(call.inputs)
-        if not outs or not ins:
-            return
         if len(outs) > 1:
             outs.sort()
             for (_, end, i), (begin, _, j) in itertools.pairwise(outs):
@@ -234,18 +267,23 @@ class Checker:
                     self.fail(
                         row,
                         f"output tensors {i} and {j} share memory",
-                        "give each rank its own tensor; [t] * n repeats one",
+                        "use a tensor of its own for each; [t] * n repeats one",
                     )
+        if not outs or not ins:
+            return
         if outs[0][0] >= max(e for _, e, _ in ins) or min(b for b, _, _ in ins) >= max(e for _, e, _ in outs):
             return
         ins.sort()
-        allowed = self._own_part(call, row)
+        own = self._own_part(call, row) if row.tensors else None
+        in_place = own is not None and _same(own, call)
+        whole = len(call.inputs) == len(call.outputs) == 1
         at = 0
         for begin, end, _ in outs:
             while at > 0 and ins[at - 1][1] > begin:
                 at -= 1
             while at < len(ins) and ins[at][0] < end:
-                if ins[at][1] > begin and not (allowed and _same(allowed, call)):
+                allowed = in_place and (whole or ins[at][:2] == (begin, end))
+                if ins[at][1] > begin and not allowed:
                     self.fail(
                         row,
                         "input and output share memory",
@@ -269,6 +307,10 @@ class Checker:
         raise InvalidArgumentError(message, op=row.name, comm=self.comm, rank=self.rank, hint=hint)
 
 
+def _rows(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
 def _extents(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
     """(first byte, behind the last byte, index) of the tensors that have any."""
     out = []
@@ -283,7 +325,3 @@ def _same(own: int, call: Call) -> bool:
     """Whether the one tensor of the operation's unit lies exactly at this rank's own part."""
     unit = call.inputs[0] if call.operation.tensors[0].size is not Size.COUNT else call.outputs[0]
     return int(unit.data_ptr()) == own
-
-
-def unsupported(op: str, comm: str, rank: int, message: str, hint: str) -> UnsupportedError:
-    return UnsupportedError(message, op=op, comm=comm, rank=rank, hint=hint)

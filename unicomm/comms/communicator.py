@@ -16,7 +16,7 @@ from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
 from .errors import AbortedError
 from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
-from .options import CommOptions, read_hints, seconds
+from .options import CommOptions, read_hints
 from .reduction import ReduceOp
 from .work import Work
 
@@ -336,7 +336,7 @@ class Communicator:
         """
         from .lifecycle import finalize
 
-        finalize(self, seconds(timeout, self._engine.timeout))
+        finalize(self, self._engine.read_timeout("finalize", timeout))
 
     def __enter__(self) -> Communicator:
         return self
@@ -361,8 +361,7 @@ class Communicator:
             culprits=(self._member.rank,),
             hint="create a new communicator to go on",
         )
-        if self._engine.break_(error):
-            self._member.backend.abort()
+        self._engine.break_(error, self._member.backend.abort)
 
     def is_aborted(self) -> bool:
         """Whether the communicator is broken, by `abort` or by an error it does not survive."""
@@ -370,7 +369,7 @@ class Communicator:
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         """Changes the timeout of this rank's later operations."""
-        self._engine.timeout = self._engine.fast.timeout = seconds(timeout, self._engine.timeout)
+        self._engine.timeout = self._engine.fast.timeout = self._engine.read_timeout("set_timeout", timeout)
 
     def get_timeout(self) -> float:
         """The timeout of operations in seconds."""
@@ -378,9 +377,9 @@ class Communicator:
 
     def set_hints(self, hints: Mapping[str, str]) -> None:
         """Changes hints that the backend takes at run time; unknown ones raise `InvalidArgumentError`."""
-        self._member.backend.set_hints(
-            read_hints(hints, self._member.backend.capabilities.hints, self.get_backend())
-        )
+        with self._engine.located("set_hints"):
+            values = read_hints(hints, self._member.backend.capabilities.hints, self.get_backend())
+            self._member.backend.set_hints({name: values[name] for name in hints})
 
     # --- properties ---------------------------------------------------------------------------------
 

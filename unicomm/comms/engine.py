@@ -30,7 +30,7 @@ from .errors import (
     UnsupportedError,
 )
 from .hooks import Hooks, next_op_id
-from .ops import OPERATIONS, Operation
+from .ops import OPERATIONS, Kind, Operation
 from .options import seconds
 from .work import Work, Worker
 
@@ -52,6 +52,7 @@ _ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (
 _OTHER_ERROR = 100
 _ASYNC, _P2P, _BATCH, _RECEIVE = 1, 2, 4, 8
 _BROKEN_STATE = 3
+_MOST_MS = (1 << 32) - 1  # that a record can hold
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
@@ -61,8 +62,8 @@ class NoFastPath:
 
     A fast path's methods take the arguments of the communicator's methods of the same name. They return
     False when the call is not for them, before anything happened; the sequence number when it is done; else
-    that and what the backend's `raise_fault` makes an error of. A fast path that is blocked answers False. It numbers the
-    collectives for the general path too.
+    that and what the backend's `raise_fault` makes an error of. A fast path that is blocked answers False. It
+    numbers the collectives for the general path too.
     """
 
     def __init__(self) -> None:
@@ -95,8 +96,10 @@ class Engine:
         self.timeout = member.options.timeout
         self.backend = member.backend
         self.group = completion.Group(member.backend, member.rank, member.size)
-        self.check = Checker(member.name, member.rank, member.size, member.device)
-        self.fast = member.backend.fast_path(member.recorder, member.recorder_index, self.timeout) or NoFastPath()
+        moves = member.backend.capabilities.moves_data
+        self.check = Checker(member.name, member.rank, member.size, member.device, moves)
+        fast = member.backend.fast_path(member.recorder, member.recorder_index, self.timeout)
+        self.fast = fast or NoFastPath()
         self.hooks = Hooks(self._hooks_changed)
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
@@ -174,10 +177,33 @@ class Engine:
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:
-            self.refuse(
-                op, f"backend '{self.member.backend_name}' takes no hints for one operation: {sorted(hints)}"
+            self.refuse(op, f"backend '{self.member.backend_name}' takes no hints for one operation: {hints!r}")
+        return self.timeout if timeout is None else self.read_timeout(op, timeout)
+
+    def read_timeout(self, op: str, timeout: Timeout) -> float:
+        with self.located(op):
+            return seconds(timeout, self.timeout)
+
+    @contextlib.contextmanager
+    def located(self, op: str) -> Iterator[None]:
+        """Errors from within say which operation of which communicator they are about."""
+        try:
+            yield
+        except CommError as error:
+            error.op = error.op or op
+            error.comm = error.comm or self.name
+            error.rank = self.rank if error.rank is None else error.rank
+            raise
+
+    def _check_can_wait(self, op: str) -> None:
+        if self.worker.is_current():
+            raise NotReadyError(
+                "cannot wait here for operations that this very thread has to run first",
+                op=op,
+                comm=self.name,
+                rank=self.rank,
+                hint="a callback of a Work may issue operations with async_op=True only",
             )
-        return self.timeout if timeout is None else seconds(timeout, self.timeout)
 
     def collective(
         self,
@@ -197,13 +223,17 @@ class Engine:
     def _issue(self, call: Call) -> Work:
         with self._in_order():
             self.check_open(call.name)
+            pending = call.async_op or self.worker.busy
+            if pending and not call.async_op:
+                self._check_can_wait(call.name)
             call.op_id = next_op_id()
             call.seq = self.fast.seq + 1
             args = OpArgs.of(call) if self.hooks.active else None
             if args is not None:
                 self.hooks.before(args)
-            self.fast.next_seq()
-            pending = call.async_op or self.worker.busy
+            call.seq = self.fast.next_seq()
+            if args is not None and args.seq != call.seq:  # a hook has issued operations of its own
+                args = OpArgs.of(call)
             record = self._recorder.begin(
                 self._recorder_index,
                 call.operation.code,
@@ -215,7 +245,7 @@ class Engine:
                 call.root,
                 _ASYNC if call.async_op else 0,
                 0,
-                int(call.timeout * 1000),
+                min(int(call.timeout * 1000), _MOST_MS),
                 0,
                 not pending,
             )
@@ -248,18 +278,24 @@ class Engine:
         self.check_open(name)
         messages, rows = [], []
         for kind, tensor, peer in items:
-            row = OPERATIONS[kind]
+            row = OPERATIONS.get(kind)
+            if row is None or row.kind is not Kind.P2P:
+                self.check.fail(OPERATIONS["batch"], f"kind={kind!r} is unknown", 'it is "send" or "recv"')
             messages.append(self._check_message(row, tensor, peer))
             rows.append(row)
+        if batch:
+            self.check.batch(messages)
         limit = self.per_op(name, hints, timeout)
         with self._in_order():
             self.check_open(name)
+            pending = bool(async_op) or self.worker.busy
+            if pending and not async_op:
+                self._check_can_wait(name)
             op_id = next_op_id()
             args = None
             if self.hooks.active:
                 args = self._message_args(name, op_id, messages, bool(async_op), limit)
                 self.hooks.before(args)
-            pending = bool(async_op) or self.worker.busy
             records, seq = [], 0
             for row, message in zip(rows, messages, strict=True):
                 key = (message.peer, message.send)
@@ -278,7 +314,7 @@ class Engine:
                         message.peer,
                         flags if message.send else flags | _RECEIVE,
                         0,
-                        int(limit * 1000),
+                        min(int(limit * 1000), _MOST_MS),
                         op_id + 1 if batch else 0,
                         not pending,
                     )
@@ -314,7 +350,7 @@ class Engine:
         return OpArgs(
             name,
             op_id,
-            0,
+            self._pair_seq.get((peer, bool(sent)), 0) + 1 if name != "batch" else 0,
             sent if name != "batch" else (),
             received if name != "batch" else (),
             peer=peer,
@@ -366,16 +402,16 @@ class Engine:
             if args is not None:
                 self.hooks.finished(args, error)
 
-    def break_(self, error: CommError) -> bool:
-        """Marks the communicator as broken; True for the first error, which also runs the abort hooks."""
+    def break_(self, error: CommError, end: Callable[[], None] = lambda: None) -> None:
+        """Marks the communicator as broken; the first error also runs `end` and then the abort hooks."""
         with self._break_lock:
             if self.broken is not None:
-                return False
+                return
             self.broken = error
         self.fast.block()
+        end()
         self._recorder.set_comm_state(self._recorder_index, _BROKEN_STATE)
         self.hooks.broken(error)
         if self.member.options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
             print(f"unicomm: ending the process, as asked for: {error}", file=sys.stderr, flush=True)
             os.abort()
-        return True

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.ranks import format_ranks
 
 from .backend import Backend, Setup
 from .dtypes import NAMES
+from .engine import NoFastPath
 from .environment import Environment
 from .errors import AbortedError, BackendError, CommError, CommTimeoutError, InvalidArgumentError
 from .ops import BY_CODE
@@ -222,6 +223,7 @@ def finalize(comm: Communicator, timeout: float) -> None:
     comm._engine.fast.block()
     ended = comm._engine.worker.close(10.0 if late else timeout)
     if ended:
+        comm._engine.fast = NoFastPath()  # the other one holds the backend's memory
         comm._member.backend.close()
     comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if comm._engine.broken else 2)
     _living.discard(comm)

@@ -12,6 +12,7 @@ from typing import Any
 from .errors import InvalidArgumentError
 
 DEFAULT_TIMEOUT = 600.0
+LONGEST_TIMEOUT = 1e9  # seconds, about 30 years: what locks and clocks can count
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: 
 
 
 def seconds(timeout: timedelta | float | None, default: float) -> float:
-    """A timeout in seconds. None and 0 mean the default, as in torchcomms."""
+    """A timeout in seconds. None and 0 mean the default, as in torchcomms; infinity is as good as forever."""
     if timeout is None:
         return default
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -86,7 +87,7 @@ def seconds(timeout: timedelta | float | None, default: float) -> float:
             f"timeout={timeout!r} is no duration",
             hint="pass a datetime.timedelta or seconds; None or 0 for the communicator's own timeout",
         )
-    return float(value) or default
+    return min(float(value), LONGEST_TIMEOUT) or default
 
 
 def default_timeout() -> float:

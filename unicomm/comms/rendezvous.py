@@ -46,6 +46,7 @@ from .rendezvous_parts import (
     CHUNK,
     DIGEST,
     StoreClient,
+    check_meeting,
     compare,
     describe,
     digest,
@@ -57,7 +58,6 @@ from .rendezvous_parts import (
 )
 
 MAX_VALUE = 1 << 20  # bytes that one member may contribute to a step: these are addresses, not tensors
-_MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
 _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in parts
 _NONCE = 16  # characters before a post's header, which make each post unique
 _SUCCESS, _IN_PARTS, _FAILURE = b"+", b"*", b"-"  # how outcomes begin
@@ -95,19 +95,7 @@ def meet(
     who did not, `MismatchError` naming the minority, `PeerLostError` naming a member that was interrupted;
     `BackendError` when the store fails, and `InvalidArgumentError` before anything was sent.
     """
-    problem = hint = ""
-    if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME:
-        problem, hint = f"name={name!r} is no name", f"pass a text of up to {_MAX_NAME} bytes"
-    elif not 0 <= rank < size:
-        problem, hint = f"rank={rank} is not in range [0, {size})", "ranks count from 0"
-    elif not timeout > 0:
-        problem, hint = f"timeout={timeout} is not positive", "pass seconds"
-    elif labels is not None and len(set(labels)) != size:
-        problem, hint = f"labels={labels!r} are not {size} different ranks", "pass one for each member"
-    elif store is None and size > 1:
-        problem, hint = f"{size} members need a store", "pass store=, or start the program with torchrun"
-    if problem:
-        raise InvalidArgumentError(problem, hint=hint)
+    check_meeting(store, name, rank, size, timeout, labels)
     rendezvous = Rendezvous(store, name, rank, size, min(timeout, 1e8), labels)
     try:
         rendezvous._join(hello)
@@ -244,9 +232,10 @@ class Rendezvous:
         before = f"{self._base}/{generation - 1}/0"
         outcome = self._client.peek(f"{before}/result")
         self._earlier = json.loads(outcome[1:]) if outcome.startswith(_FAILURE) else None
-        if self._earlier is not None and self._earlier["kind"] != "timeout":
-            if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
-                raise self._error(self._earlier, "arrive")
+        if self._earlier is None or self._earlier["kind"] == "timeout":
+            return generation
+        if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
+            raise self._error(self._earlier, "arrive")
         return generation
 
     def _advance(self, generation: int) -> None:

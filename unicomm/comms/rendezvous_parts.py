@@ -24,6 +24,7 @@ from .errors import (
 
 CHUNK = 1024  # keys in one store request
 DIGEST = 8  # bytes
+_MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
 _ABSENT = b"?"  # no value of the rendezvous begins like that
 
 
@@ -103,6 +104,25 @@ class StoreClient:
             now = time.monotonic()
 
 
+def check_meeting(
+    store: Store | None, name: str, rank: int, size: int, timeout: float, labels: Sequence[int] | None
+) -> None:
+    """Raises `InvalidArgumentError` for what `meet` cannot do."""
+    problem = hint = ""
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME:
+        problem, hint = f"name={name!r} is no name", f"pass a text of up to {_MAX_NAME} bytes"
+    elif not 0 <= rank < size:
+        problem, hint = f"rank={rank} is not in range [0, {size})", "ranks count from 0"
+    elif not timeout > 0:
+        problem, hint = f"timeout={timeout} is not positive", "pass seconds"
+    elif labels is not None and len(set(labels)) != size:
+        problem, hint = f"labels={labels!r} are not {size} different ranks", "pass one for each member"
+    elif store is None and size > 1:
+        problem, hint = f"{size} members need a store", "pass store=, or start the program with torchrun"
+    if problem:
+        raise InvalidArgumentError(problem, hint=hint)
+
+
 def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:
     """The failure when not all headers are equal. The majority is right; in a tie, the lowest rank is."""
     if len(set(headers.values())) <= 1:
@@ -143,7 +163,7 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
             text = f"all did {what} {limit}, but {who if culprits else 'one'} stopped before it could answer"
         else:
             text = f"{who} did not {what} {limit}; {names(sorted(set(labels) - set(culprits)))} did"
-        hint = f"look whether {who} was started and what it printed last; if it is only slow, raise timeout="
+        hint = f"see whether {who} came up and what was printed there last; raise timeout= for slow ones"
     elif kind == "mismatch":
         lines = [
             f"{key} is "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from .errors import CommError, CommTimeoutError
+from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
 
 
@@ -28,7 +29,7 @@ class Work:
     neither blocks nor loses the operation; its tensors are kept alive until it has run.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_pending", "_started", "name", "seq")
+    __slots__ = ("_callbacks", "_error", "_lock", "_pending", "_started", "_worker", "name", "seq")
 
     def __init__(self, name: str, seq: int, pending: bool) -> None:
         self.name = name
@@ -38,6 +39,7 @@ class Work:
         self._pending = pending
         self._lock: threading.Lock | None = None
         self._callbacks: list[Callable[[Work], None]] = []
+        self._worker: Worker | None = None
         if pending:
             self._lock = threading.Lock()
             self._lock.acquire()
@@ -50,6 +52,13 @@ class Work:
         """
         if self._pending and self._lock is not None:
             limit = seconds(timeout, -1.0)
+            if self._worker is not None and self._worker.is_current():
+                raise NotReadyError(
+                    "cannot wait here for an operation that this very thread has to run first",
+                    op=self.name,
+                    seq=self.seq,
+                    hint="add another callback instead of waiting in one",
+                )
             if not self._lock.acquire(timeout=limit):
                 raise CommTimeoutError(
                     f"not finished within {limit:g} s of waiting; it goes on",
@@ -82,7 +91,11 @@ class Work:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Calls `callback(work)` once it is over: now if it is, else in the thread that runs it."""
+        """Calls `callback(work)` once it is over: now if it is, else in the thread that runs it.
+
+        That thread runs the communicator's next operations: a callback must not wait for them. What a
+        callback raises is logged and changes nothing.
+        """
         self._callbacks.append(callback)
         if not self._pending:
             self._run_callbacks()
@@ -93,7 +106,10 @@ class Work:
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread was faster
                 return
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # it must not end the thread that has to run the operations after this one
+                logging.getLogger("unicomm").exception("a callback of %r failed", self)
 
     def _start(self) -> None:
         self._started = True
@@ -116,17 +132,23 @@ class Worker:
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ident = 0
         self._waiting: list[Work] = []  # in order; the first one may be running
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
 
+    def is_current(self) -> bool:
+        """Whether the caller runs in the worker's thread: in a callback, that is."""
+        return threading.get_ident() == self._ident
+
     def pending(self) -> list[Work]:
         return list(self._waiting)
 
     def submit(self, work: Work, job: Callable[[], None]) -> None:
         """`job` is called later in order; what it raises becomes the work's error."""
+        work._worker = self
         self._waiting.append(work)
         self._jobs.put((work, job))
         if self._thread is None:
@@ -157,6 +179,7 @@ class Worker:
         return not thread.is_alive()
 
     def _loop(self) -> None:
+        self._ident = threading.get_ident()
         while (item := self._jobs.get()) is not None:
             work, job = item
             error: BaseException | None = None
@@ -168,6 +191,8 @@ class Worker:
             del job, item  # tensors are released as soon as the operation is over
             self._waiting.pop(0)
             work._finish(error)
+            del work, error  # nor may what an error's traceback holds be kept until the next operation
+        self._ident = 0
 
 
 def _wrap(work: Work, error: BaseException) -> BaseException:

@@ -360,9 +360,7 @@ def _which_mpi() -> Finding:
     if _version("mpi4py") is None:
         launcher = shutil.which("mpiexec") or shutil.which("mpirun")
         return Finding(what, None, f"launcher {launcher}" if launcher else "not looked for without mpi4py")
-    code = (
-        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
-    )
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False

@@ -84,7 +84,8 @@ def renewed(text: str, new: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--write", action="store_true", help="renew the table in README.md")
     options = parser.parse_args()
     torch.set_num_threads(1)

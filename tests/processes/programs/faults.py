@@ -52,8 +52,8 @@ def p2p(comm: unicomm.Communicator) -> None:
     before, after = (VICTIM - 1) % comm.get_size(), (VICTIM + 1) % comm.get_size()
 
     def act() -> None:
-        if comm.get_rank() == before:
-            comm.recv(small, VICTIM, False)
+        if comm.get_rank() in (before, VICTIM):
+            comm.recv(small, VICTIM if comm.get_rank() == before else before, False)
         elif comm.get_rank() == after:
             comm.send(large, VICTIM, False)
         else:

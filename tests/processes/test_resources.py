@@ -1,0 +1,37 @@
+"""What communicators cost: time, memory, descriptors, threads."""
+
+import time
+
+import pytest
+import torch
+
+from unicomm.testing import run_ranks
+
+pytestmark = pytest.mark.processes
+
+
+def test_64_ranks():
+    began = time.monotonic()
+
+    def rank_main(comm):
+        created = time.monotonic()
+        x = torch.full((100,), 1.0)
+        comm.all_reduce(x, ReduceOp.SUM, False)
+        return created, float(x[0]), sum(comm.memory().values())
+
+    from unicomm import ReduceOp
+
+    results = run_ranks(rank_main, 64, timeout=60)
+    assert max(created for created, _, _ in results) - began < 10
+    assert {value for _, value, _ in results} == {64.0}
+    assert max(bytes_ for _, _, bytes_ in results) <= 64 * (2 << 20)  # one segment for all of them
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_nothing_piles_up(start, backend):
+    job = start("cycles.py", 2, backend, 30)
+    for said in job.next("usage"):
+        # The first ones may open what the process keeps, such as the recorder's ring.
+        assert max(said["descriptors"][2:]) <= said["descriptors"][1], said
+        assert max(said["threads"][2:]) <= said["threads"][1], said
+    assert job.end() == [0, 0]

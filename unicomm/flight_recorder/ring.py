@@ -1,0 +1,351 @@
+"""Reading ring files: of running, hung, stopped and dead processes, without their help.
+
+The layout is that of csrc/recorder/ring.hpp; a test compares the two. Nothing in a file is trusted: every
+offset and length is checked against the file's size before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .folder import SUFFIX, process_start_ticks
+from .ranks import parse_ranks
+
+MAGIC = b"UCRING01"
+VERSION = 1
+STATES = {1: "created", 2: "started", 3: "completed", 4: "failed"}
+ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal", 100: "error"}
+COMM_STATES = {1: "open", 2: "finalized", 3: "broken"}
+ASYNC, P2P, BATCH, RECEIVE = 1, 2, 4, 8
+P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
+
+_TEXT = [("off", "<u4"), ("len", "<u4")]
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("header_bytes", "<u4"),
+        ("pid", "<u4"),
+        ("rank", "<i4"),
+        ("world", "<i4"),
+        ("flags", "<u4"),
+        ("proc_start_ticks", "<u8"),
+        ("start_mono_ns", "<u8"),
+        ("start_real_ns", "<u8"),
+        ("last_mono_ns", "<u8"),
+        ("last_real_ns", "<u8"),
+        ("file_bytes", "<u8"),
+        ("meta_off", "<u8"),
+        ("meta_len", "<u8"),
+        ("comm_off", "<u8"),
+        ("comm_cap", "<u4"),
+        ("comm_size", "<u4"),
+        ("comm_count", "<u4"),
+        ("frame_cap", "<u4"),
+        ("frame_off", "<u8"),
+        ("frame_size", "<u4"),
+        ("frame_count", "<u4"),
+        ("frames_dropped", "<u4"),
+        ("strings_dropped", "<u4"),
+        ("heap_off", "<u8"),
+        ("heap_cap", "<u8"),
+        ("heap_used", "<u8"),
+        ("rec_off", "<u8"),
+        ("rec_cap", "<u4"),
+        ("rec_size", "<u4"),
+        ("rec_next", "<u8"),
+    ],
+)
+COMM = np.dtype(
+    [
+        ("name", _TEXT),
+        ("backend", _TEXT),
+        ("uid", _TEXT),
+        ("ranks", _TEXT),
+        ("rank", "<i4"),
+        ("size", "<i4"),
+        ("state", "<u4"),
+        ("reserved", "<u4"),
+        ("created_ns", "<u8"),
+        ("coll_created", "<u8"),
+        ("coll_started", "<u8"),
+        ("coll_completed", "<u8"),
+        ("p2p_created", "<u8"),
+        ("p2p_completed", "<u8"),
+        ("pad", "V32"),
+    ]
+)
+FRAME = np.dtype([("file", _TEXT), ("function", _TEXT), ("line", "<u4"), ("reserved", "V12")])
+RECORD = np.dtype(
+    [
+        ("id", "<u8"),
+        ("seq", "<u8"),
+        ("op_id", "<u8"),
+        ("signature", "<u8"),
+        ("created_ns", "<u8"),
+        ("started_ns", "<u8"),
+        ("completed_ns", "<u8"),
+        ("comm", "<u2"),
+        ("op", "<u2"),
+        ("state", "u1"),
+        ("red", "u1"),
+        ("in_dtype", "u1"),
+        ("out_dtype", "u1"),
+        ("peer", "<i4"),
+        ("frame", "<u4"),
+        ("tid", "<u4"),
+        ("timeout_ms", "<u4"),
+        ("in_numel", "<u8"),
+        ("out_numel", "<u8"),
+        ("n_in", "<u2"),
+        ("n_out", "<u2"),
+        ("in_ndim", "u1"),
+        ("out_ndim", "u1"),
+        ("flags", "<u2"),
+        ("batch", "<u8"),
+        ("in_dims", "<i8", (4,)),
+        ("out_dims", "<i8", (4,)),
+        ("error", "<u4"),
+        ("reserved", "V12"),
+    ]
+)
+_CLEAN_CLOSE = 1
+_MAX_META = 1 << 20
+
+
+class RingError(ValueError):
+    """The bytes are no ring, or a broken one; the message says in what way."""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A communicator as a ring has it. `ranks_text` is for `parse_ranks`; `ranks` reads it."""
+
+    index: int
+    name: str
+    backend: str
+    uid: str
+    ranks_text: str
+    rank: int
+    size: int
+    state: str
+    created_ns: int
+    coll_created: int
+    coll_started: int
+    coll_completed: int
+    p2p_created: int
+    p2p_completed: int
+
+    @property
+    def ranks(self) -> list[int]:
+        """The members' ranks in the whole job; counted from 0 where the text is unreadable."""
+        try:
+            ranks = parse_ranks(self.ranks_text, max(self.size, 1))
+        except ValueError:
+            ranks = []
+        return ranks if len(ranks) == self.size else list(range(min(self.size, 1 << 20)))
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    function: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with an input file."""
+
+    path: str
+    message: str
+
+
+class Ring:
+    """One process's records, as they were when they were read.
+
+    Attributes:
+        header: named fields, as in csrc/recorder/ring.hpp.
+        meta: what the process said of itself: host, argv, names of operations and types, ...
+        comms, frames: by the numbers that records use (a record's frame is 1 + its index, 0 unknown).
+        records: numpy array of `RECORD`, by id; torn ones are left out.
+        path: where it came from, "" for bytes.
+    """
+
+    def __init__(self, data: bytes, path: str = "") -> None:
+        self.path = path
+        if len(data) < HEADER.itemsize:
+            raise RingError(f"{len(data)} bytes are no ring")
+        self.header = head = np.frombuffer(data, HEADER, 1)[0]
+        if bytes(head["magic"]) != MAGIC:
+            raise RingError("no ring: the first bytes are not UCRING01")
+        if int(head["version"]) != VERSION:
+            raise RingError(f"version {head['version']} of the ring format is not known here ({VERSION} is)")
+        self._data = data
+        self.meta = self._read_meta()
+        self._heap = self._span("heap_off", "heap_cap", 1)
+        self.comms = self._read_comms()
+        self.frames = self._read_frames()
+        self.records = self._read_records()
+
+    def _span(self, off: str, count: str, size: int) -> memoryview:
+        begin, length = int(self.header[off]), int(self.header[count]) * size
+        if begin + length > len(self._data):
+            raise RingError(f"{off} {begin} and {count} {length} do not fit into {len(self._data)} bytes")
+        return memoryview(self._data)[begin : begin + length]
+
+    def _table(self, kind: str, dtype: np.dtype[Any], used: int) -> npt.NDArray[Any]:
+        if int(self.header[f"{kind}_size"]) != dtype.itemsize:
+            raise RingError(
+                f"entries of {kind} have {self.header[f'{kind}_size']} bytes, not {dtype.itemsize}"
+            )
+        span = self._span(f"{kind}_off", f"{kind}_cap", dtype.itemsize)
+        table: npt.NDArray[Any] = np.frombuffer(span, dtype)
+        return table[: min(used, len(table))]
+
+    def _read_meta(self) -> dict[str, Any]:
+        if int(self.header["meta_len"]) > _MAX_META:
+            raise RingError("the description is too long")
+        try:
+            meta = json.loads(bytes(self._span("meta_off", "meta_len", 1)) or b"{}")
+        except (ValueError, RecursionError):
+            return {}
+        return meta if isinstance(meta, dict) else {}
+
+    def _text(self, text: Any) -> str:
+        begin, length = int(text["off"]), int(text["len"])
+        return bytes(self._heap[begin : begin + length]).decode("utf-8", "replace")
+
+    def _read_comms(self) -> list[Comm]:
+        out = []
+        for i, c in enumerate(self._table("comm", COMM, int(self.header["comm_count"]))):
+            texts = [self._text(c[k]) for k in ("name", "backend", "uid", "ranks")]
+            state = COMM_STATES.get(int(c["state"]), "unknown")
+            rest = [int(c[k]) for k in COMM.names[8:14]] if COMM.names else []
+            out.append(Comm(i, *texts, int(c["rank"]), int(c["size"]), state, *rest))
+        return out
+
+    def _read_frames(self) -> list[Frame]:
+        table = self._table("frame", FRAME, int(self.header["frame_count"]))
+        return [Frame(self._text(f["file"]), self._text(f["function"]), int(f["line"])) for f in table]
+
+    def _read_records(self) -> npt.NDArray[Any]:
+        cap = int(self.header["rec_cap"])
+        table = self._table("rec", RECORD, cap)
+        ids = table["id"].astype(np.uint64)
+        if not cap:
+            return table.copy()
+        # A record lies where its id says, or it was torn while it was written.
+        places = (ids - np.uint64(1)) % np.uint64(cap)
+        good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
+        good &= table["comm"] < max(len(self.comms), 1)
+        kept = table[good]
+        ordered: npt.NDArray[Any] = kept[np.argsort(kept["id"], kind="stable")]
+        return ordered
+
+    # --- what it means -----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The process's rank in the whole job; -1 when it was no rank of one."""
+        return int(self.header["rank"])
+
+    @property
+    def pid(self) -> int:
+        return int(self.header["pid"])
+
+    @property
+    def host(self) -> str:
+        return str(self.meta.get("host", "?"))
+
+    @property
+    def total(self) -> int:
+        """Records ever begun."""
+        return int(self.header["rec_next"])
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether older records were overwritten."""
+        return self.total > int(self.header["rec_cap"])
+
+    @property
+    def closed(self) -> bool:
+        """Whether the process ended by itself rather than being killed."""
+        return bool(int(self.header["flags"]) & _CLEAN_CLOSE)
+
+    def _name(self, table: str, code: int) -> str:
+        names = self.meta.get(table)
+        name = names.get(str(code)) if isinstance(names, dict) else None
+        return name if isinstance(name, str) else f"{table}#{code}"
+
+    def op(self, record: Any) -> str:
+        return self._name("ops", int(record["op"]))
+
+    def dtype(self, code: int) -> str:
+        return self._name("dtypes", code)
+
+    def reduction(self, record: Any) -> str:
+        return self._name("reductions", int(record["red"])) if record["red"] else ""
+
+    def frame(self, record: Any) -> Frame | None:
+        index = int(record["frame"]) - 1
+        return self.frames[index] if 0 <= index < len(self.frames) else None
+
+    def shape(self, record: Any, side: str) -> list[int]:
+        """Dimensions of the first input ("in") or output ("out"); at most four are kept."""
+        return [int(d) for d in record[f"{side}_dims"][: int(record[f"{side}_ndim"])]]
+
+    def real_ns(self, mono_ns: int) -> int:
+        """A time of this ring on the clock of the day, in nanoseconds since 1970."""
+        return int(mono_ns) + int(self.header["start_real_ns"]) - int(self.header["start_mono_ns"])
+
+    @cached_property
+    def process_state(self) -> str:
+        """running, stopped, ended, or elsewhere (on another host, or before this host's last start)."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot = ""
+        if self.meta.get("boot_id") != boot:
+            return "elsewhere"
+        if process_start_ticks(self.pid) != int(self.header["proc_start_ticks"]):
+            return "ended" if self.closed else "killed"
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return "ended" if self.closed else "killed"
+        return "stopped" if stat[stat.rindex(")") + 2 :][:1] in "Tt" else "running"
+
+
+def read_ring(source: Path | str | bytes) -> Ring:
+    """Reads a ring from a file or from bytes. Raises `RingError` where it is none."""
+    if isinstance(source, bytes):
+        return Ring(source)
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise RingError(str(error)) from None
+    return Ring(data, str(source))
+
+
+def read_folder(folder: Path | str) -> tuple[list[Ring], list[Finding]]:
+    """All rings of a folder, by rank and pid; what cannot be read becomes a finding."""
+    rings, findings = [], []
+    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+        try:
+            rings.append(read_ring(path))
+        except RingError as error:
+            findings.append(Finding(os.fspath(path), str(error)))
+    rings.sort(key=lambda r: (r.rank, r.pid))
+    return rings, findings

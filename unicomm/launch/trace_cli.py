@@ -1,0 +1,69 @@
+"""`unicomm trace`: reading the flight recorder. Imports neither torch nor, before a command runs, numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+UNUSABLE = 2
+
+
+@app.callback()
+def _root() -> None:
+    """Look at what the flight recorder holds."""
+
+
+@app.command()
+def show(
+    folder: Annotated[
+        Path | None, typer.Argument(help="folder with rings; default: where this user's processes write them")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="operations of each communicator; 0: all")] = 20,
+    comm: Annotated[str | None, typer.Option(help="only the communicator of this name")] = None,
+    rank: Annotated[list[int] | None, typer.Option(help="only this rank; may be repeated")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="one row for each record")] = False,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+) -> None:
+    """Shows the last operations of all ranks, whether they run, hang, are stopped or were killed.
+
+    A row is an operation, a column a rank: completed and how long it took, started and since when, or absent.
+
+        unicomm trace show
+        unicomm trace show /tmp/rings --last 50 --comm main
+
+    Exit code 2 when there is nothing to show.
+    """
+    import json as json_module
+
+    from rich.console import Console
+
+    from unicomm.flight_recorder import show as tables
+    from unicomm.flight_recorder.folder import FolderError, rings_folder
+    from unicomm.flight_recorder.ring import read_folder
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        where = rings_folder() if folder is None else folder
+    except FolderError as error:
+        errors.print(str(error), style="red")
+        raise typer.Exit(UNUSABLE) from None
+    rings, findings = read_folder(where)
+    if not rings:
+        for finding in findings:
+            errors.print(f"cannot read {finding.path}: {finding.message}", style="red", soft_wrap=True)
+        errors.print(
+            f"no rings in {where}. They are there while a program with a communicator runs, and after it was"
+            " killed or failed; UNICOMM_TRACE_KEEP=always keeps them, UNICOMM_TRACE_DIR chooses the folder.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(UNUSABLE)
+    if json:
+        print(json_module.dumps(tables.as_data(rings, findings)))
+    elif raw:
+        console.print(tables.render_raw(rings, last, comm))
+    else:
+        console.print(tables.render(rings, findings, last, comm, rank or None))
