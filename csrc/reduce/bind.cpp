@@ -45,9 +45,10 @@ bool fold_tensors(nb::object out, nb::list inputs, int op, std::optional<std::ve
                   int n_avg) {
     Red red = red_of(op);
     Tensor to = read(out, "out");
+    nb::tuple kept(inputs);  // the list may change while the GIL is released
     std::vector<const void*> sources;
-    sources.reserve(inputs.size());
-    for (nb::handle input : inputs) {
+    sources.reserve(kept.size());
+    for (nb::handle input : kept) {
         std::string name = "input " + std::to_string(sources.size());
         Tensor from = read(input, name);
         if (from.dtype != to.dtype) refuse("fold: " + name + " and out differ in dtype; convert one of them");

@@ -101,10 +101,11 @@ class FastPath {
         }
         if (t.device_type != 1 || !t.contiguous || (!t.data && t.numel)) return false;
         if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128) return false;
-        return t.dtype > DType::kFloat8E5M2 || !negated(tensor);
+        return t.numel != 1 || t.dtype > DType::kFloat16 || !negated(tensor);
     }
 
-    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the opposite of its values.
+    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the opposite of its values. It
+    // has a stride of two, so it can only be contiguous with one element.
     bool negated(nb::handle tensor) {
         PyObject* answer = PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_.ptr());
         if (!answer) PyErr_Clear();

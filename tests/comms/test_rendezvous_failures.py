@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from torch._C._distributed_c10d import HashStore
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
+    CommError,
     CommTimeoutError,
     MismatchError,
     PeerLostError,
@@ -325,3 +329,37 @@ def test_store_that_dies_during_the_wait() -> None:
     members = meet_all(HashStore(), 2)
     members[0]._client._store = Watched(HashStore(), fail)
     members[0].close()  # the store may be gone by then, and nobody minds
+
+
+def test_all_or_none_in_any_order_of_events() -> None:
+    # Deadlines of a few milliseconds, delays between any two store operations, members that leave: whatever
+    # happens, a meeting and an exchange succeed on all members or on none, and peace follows.
+    size, rounds = 3, 40
+    store = HashStore()
+    successes: list[set[str]] = [set() for _ in range(size)]
+
+    def live(rank: int) -> None:
+        choice = random.Random(rank)
+
+        def delay(operation: str, arguments: tuple[Any, ...]) -> None:
+            if choice.random() < 0.1:
+                time.sleep(choice.random() * 0.002)
+
+        for _ in range(rounds):
+            with contextlib.suppress(CommError):
+                limit = 0.001 + choice.random() * 0.02
+                hello = {"backend": "shm" if choice.random() < 0.95 else "gloo"}
+                member = meet(Watched(store, delay), "c", rank, size, timeout=limit, hello=hello)  # type: ignore[arg-type]
+                with member:
+                    successes[rank].add(member.uid)
+                    if choice.random() < 0.1:
+                        member.abort("enough")
+                    assert member.exchange("x", b"%d" % rank) == [b"0", b"1", b"2"]
+                    successes[rank].add(f"exchange in {member.uid}")
+
+    assert together([partial(live, rank) for rank in range(size)]) == [None] * size
+    assert successes[0] == successes[1] == successes[2]
+    members = meet_all(store, size)
+    assert len({m.uid for m in members}) == 1
+    close_all(members)
+    assert store.num_keys() == 1

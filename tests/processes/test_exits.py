@@ -98,7 +98,7 @@ def test_a_send_that_was_on_its_way_arrives(start):
 )
 def test_what_is_kept(start, rings, keep, scenario, kept):
     job = start("exits.py", 2, scenario, settings={"UNICOMM_TRACE_KEEP": keep})
-    assert job.end() == [0, 0] if scenario == "clean" else [1, 1]
+    assert job.end() == ([0, 0] if scenario == "clean" else [1, 1])
     assert ring_pids(rings) == (sorted(process.pid for process in job.ranks) if kept else [])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import operator
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +17,7 @@ from unicomm.comms.backend import Backend
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.environment import detect_environment, open_store
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.options import CommOptions, default_timeout, seconds
+from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
 # Imported when first asked for, so that `import unicomm` loads no backend.
 _BUILT_IN = {
@@ -124,7 +125,7 @@ def new_comm(
         timeout=seconds(timeout, default_timeout()),
         abort_process_on_timeout_or_error=bool(abort_process_on_timeout_or_error),
         enable_reconfigure=False,
-        hints=dict(hints or {}),
+        hints=copy_hints(hints),
     )
     world = detect_environment()
     if (rank is None) != (size is None):
@@ -133,7 +134,14 @@ def new_comm(
         rank, size = world.rank, world.size
         if store is None and size > 1 and found.capabilities.moves_data:
             store = open_store(world, options.timeout)
-    elif not 0 <= rank < size:
+    else:
+        try:
+            rank, size = operator.index(rank), operator.index(size)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"rank={rank!r} and size={size!r} are no whole numbers", hint="pass ints, or neither"
+            ) from None
+    if not 0 <= rank < size:
         raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
     return lifecycle.create(
         found, device, name=name, store=store, rank=rank, size=size, options=options, world=world

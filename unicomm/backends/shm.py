@@ -55,38 +55,46 @@ class ShmBackend(Backend):
         rendezvous, pid = setup.rendezvous, os.getpid()
         # A group of one rank needs no room to stage anything.
         slot, p2p = (4096, 4096) if setup.size == 1 else (setup.hints["slot_bytes"], setup.hints["p2p_bytes"])
-        segment = None
-        trouble = ""
-        if setup.rank == 0:
-            try:
-                segment = _core.ShmSegment(setup.size, slot, p2p)
-            except OSError as error:
-                trouble = str(error)
-        mine = {"host": _host_identity(), "pid": pid, "fd": segment.fd if segment else -1, "trouble": trouble}
-        everyone = [json.loads(blob) for blob in rendezvous.exchange("shm", json.dumps(mine).encode())]
-        _same_host(setup, [info["host"] for info in everyone])
-        leader = everyone[0]
-        group = None
-        if not leader["trouble"]:
-            try:
-                segment = segment or _core.ShmSegment.open(leader["pid"], leader["fd"])
-                group = _core.ShmGroup(segment, setup.rank, [info["pid"] for info in everyone])
-            except OSError as error:
-                trouble = str(error)
-        # Nobody goes on before all have mapped it, and only then may the creator close its descriptor.
-        answers = rendezvous.exchange("shm mapped", trouble.encode())
-        if segment is not None:
-            segment.close_fd()
-        bad = [r for r, answer in enumerate(answers) if answer]
-        if bad or group is None:
-            reason = answers[bad[0]].decode() if bad else "no segment"
-            raise BackendError(
-                f"no shared memory on rank {setup.labels[bad[0]] if bad else 0}: {reason}",
-                comm=setup.name,
-                culprits=[setup.labels[r] for r in bad],
-                hint="all ranks must run as the same user, see each other in /proc and have memory left;"
-                " in containers share the PID namespace",
-            )
+        segment = group = None
+        try:
+            trouble = ""
+            if setup.rank == 0:
+                try:
+                    segment = _core.ShmSegment(setup.size, slot, p2p)
+                except OSError as error:
+                    trouble = str(error)
+            mine = {
+                "host": _host_identity(),
+                "pid": pid,
+                "fd": segment.fd if segment else -1,
+                "trouble": trouble,
+            }
+            everyone = [json.loads(blob) for blob in rendezvous.exchange("shm", json.dumps(mine).encode())]
+            _same_host(setup, [info["host"] for info in everyone])
+            leader = everyone[0]
+            if not leader["trouble"]:
+                try:
+                    segment = segment or _core.ShmSegment.open(leader["pid"], leader["fd"])
+                    group = _core.ShmGroup(segment, setup.rank, [info["pid"] for info in everyone])
+                except OSError as error:
+                    trouble = str(error)
+            # Nobody goes on before all have mapped it, and only then may the creator close its descriptor.
+            answers = rendezvous.exchange("shm mapped", trouble.encode())
+            if segment is not None:
+                segment.close_fd()
+            bad = [r for r, answer in enumerate(answers) if answer]
+            if bad or group is None:
+                reason = answers[bad[0]].decode() if bad else "no segment"
+                raise BackendError(
+                    f"no shared memory on rank {setup.labels[bad[0]] if bad else 0}: {reason}",
+                    comm=setup.name,
+                    culprits=[setup.labels[r] for r in bad],
+                    hint="all ranks must run as the same user, see each other in /proc and have memory left;"
+                    " in containers share the PID namespace",
+                )
+        except BaseException:
+            segment = group = None  # else the error's traceback would keep the memory
+            raise
         return cls(group)
 
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:

@@ -46,13 +46,15 @@ class clog:
         self._mono = time.monotonic()
         self._lock = threading.Lock()
         self._signatures: dict[str, int] = {}
-        self._handles: dict[str, list[RemovableHandle]] = {}
+        # By uid and rank: ranks that are threads share the process, and may share this object.
+        self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
         self._write(f"V|{_VERSION}|base_timestamp={self._base:.6f}")
 
     def register_with_comm(self, comm: Communicator) -> None:
         """Logs `comm` from now on. Raises `InvalidArgumentError` when it does already, and writes nothing."""
         uid, name = comm.get_uid(), comm.get_name()
-        if uid in self._handles:
+        key = (uid, comm.get_rank())
+        if key in self._handles:
             raise InvalidArgumentError(
                 "already registered with this clog", comm=name, hint="register each communicator once"
             )
@@ -72,7 +74,7 @@ class clog:
             self._write(f"C{code}|{kind}|op_id={args.op_id}|seq={args.seq}|+{self._now():.6f}{end}")
 
         hooks = comm._engine.hooks
-        self._handles[uid] = [hooks.add("pre", before), hooks.add("over", over)]
+        self._handles[key] = [hooks.add("pre", before), hooks.add("over", over)]
 
     def close(self) -> None:
         """Stops logging and closes the file if this object opened it."""

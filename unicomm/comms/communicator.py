@@ -289,11 +289,15 @@ class Communicator:
         timeout: Timeout = None,
     ) -> Work:
         """One all-gather of `input` into the tensor that the handle was made for."""
-        return handle.run(self, input, async_op, hints, timeout)
+        from .persistent import check_handle
+
+        return check_handle(self, handle, "all_gather_p_exec").run(input, async_op, hints, timeout)
 
     def all_gather_p_free(self, handle: AllGatherHandle) -> None:
         """Gives the handle back; using it afterwards raises `NotReadyError`."""
-        handle.free(self)
+        from .persistent import check_handle
+
+        check_handle(self, handle, "all_gather_p_free").free()
 
     # --- groups -------------------------------------------------------------------------------------
 

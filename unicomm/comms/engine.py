@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from . import completion
 from .call import Call, Message, OpArgs
@@ -37,6 +37,7 @@ from .work import Work, Worker
 if TYPE_CHECKING:
     from .lifecycle import Member
 
+T = TypeVar("T")
 Timeout = timedelta | float | None
 Hints = Mapping[str, str] | None
 
@@ -177,7 +178,8 @@ class Engine:
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:
-            self.refuse(op, f"backend '{self.member.backend_name}' takes no hints for one operation: {hints!r}")
+            backend = self.member.backend_name
+            self.refuse(op, f"backend '{backend}' takes no hints for one operation: {hints!r}")
         return self.timeout if timeout is None else self.read_timeout(op, timeout)
 
     def read_timeout(self, op: str, timeout: Timeout) -> float:
@@ -333,6 +335,22 @@ class Engine:
         if args is not None:
             self.hooks.after(args)
         return work
+
+    def hooked(self, args: OpArgs, run: Callable[[], T]) -> T:
+        """Runs something that is no operation of the backend, with the hooks around it."""
+        if not self.hooks.active:
+            return run()
+        self.hooks.before(args)
+        error: BaseException | None = None
+        try:
+            result = run()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self.hooks.finished(args, error)
+        self.hooks.after(args)
+        return result
 
     def _check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
         peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)

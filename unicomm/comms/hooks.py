@@ -2,15 +2,17 @@
 
 A pre-hook gets `(name: OpName, op_id: int, args: OpArgs)` before the operation is recorded or sent; what
 it raises goes to the caller, and the operation does not happen. A post-hook gets the same when the call
-returns, which for an asynchronous operation is before it has run. `op_id` counts the operations of all
-communicators of the process from 0 and is the same for both. An abort hook gets the error, once, when the
-communicator breaks. Hooks of one kind run in the order they were registered, in the caller's thread.
+returns, which for an asynchronous operation is before it has run. A split is an operation in this sense.
+`op_id` counts the operations of all communicators of the process from 0 and is the same for both. An abort
+hook gets the error, once, when the communicator breaks; pending operations have been told to end by then.
+Hooks of one kind run in the order they were registered, in the caller's thread.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,6 +66,7 @@ class Hooks:
         # For this package's own observers (clog): an operation is over, whenever and wherever it ran.
         self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
         self._keys = itertools.count()
+        self._lock = threading.Lock()
         self._was_active = False
         self._on_active = on_active
 
@@ -77,9 +80,10 @@ class Hooks:
         return RemovableHandle(self, hooks, key)
 
     def changed(self) -> None:
-        if self.active != self._was_active:
-            self._was_active = self.active
-            self._on_active(self.active)
+        with self._lock:
+            if self.active != self._was_active:
+                self._was_active = self.active
+                self._on_active(self.active)
 
     @property
     def active(self) -> bool:

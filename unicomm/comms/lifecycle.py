@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,14 @@ from unicomm.flight_recorder import writer
 from unicomm.flight_recorder.ranks import format_ranks
 
 from .backend import Backend, Setup
+from .call import OpArgs
 from .dtypes import NAMES
 from .engine import NoFastPath
 from .environment import Environment
 from .errors import AbortedError, BackendError, CommError, CommTimeoutError, InvalidArgumentError
+from .hooks import next_op_id
 from .ops import BY_CODE
-from .options import CommOptions, read_hints, seconds
+from .options import CommOptions, copy_hints, read_hints
 from .reduction import RedOpType
 from .rendezvous import meet
 
@@ -100,7 +103,7 @@ def create(
     """Connects a communicator. Called by all its ranks; returns when all are connected."""
     from .communicator import Communicator
 
-    labels = range(size) if labels is None else labels
+    given, labels = labels, range(size) if labels is None else labels
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
     together = size > 1 and backend.capabilities.moves_data
     if together and store is None:
@@ -114,23 +117,20 @@ def create(
     began = time.monotonic()
     hello = {
         "backend": backend.name,
-        "size": size,
         "device type": device.type,
         "hints": {k: str(v) for k, v in sorted(hints.items())},
     }
     try:
         if together:
-            rendezvous = meet(store, name, rank, size, timeout=options.timeout, hello=hello, labels=labels)
+            rendezvous = meet(store, name, rank, size, timeout=options.timeout, hello=hello, labels=given)
         else:
             rendezvous = meet(None, name, 0, 1, timeout=options.timeout, hello=hello)
-        try:
+        with rendezvous:  # a member that cannot connect tells the others, which need not wait for it
             left = max(0.1, options.timeout - (time.monotonic() - began))
             setup = Setup(
                 rendezvous, store if together else None, rank, size, labels, device, name, left, hints
             )
             engine = backend.connect(setup)
-        finally:
-            rendezvous.close()
     except CommError as error:
         error.comm = error.comm or name
         error.rank = rank if error.rank is None else error.rank
@@ -162,44 +162,56 @@ def split(
     parent: Communicator, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Any
 ) -> Communicator | None:
     """See `Communicator.split`."""
-    parent._engine.check_open("split")
+    engine = parent._engine
+    engine.check_open("split")
     size, me = parent.get_size(), parent.get_rank()
 
     def wrong(message: str, hint: str) -> InvalidArgumentError:
         return InvalidArgumentError(message, op="split", comm=parent.get_name(), rank=me, hint=hint)
 
-    chosen = list(ranks)
-    for r in chosen:
-        if isinstance(r, bool) or not isinstance(r, int) or not 0 <= r < size:
-            raise wrong(
-                f"{r!r} is no rank of this communicator", f"ranks are whole numbers from 0 to {size - 1}"
-            )
+    try:
+        chosen = [operator.index(r) for r in ranks if not isinstance(r, bool)]
+        usable = len(chosen) == len(ranks) and all(0 <= r < size for r in chosen)
+    except TypeError:
+        usable = False
+    if not usable:
+        raise wrong(
+            f"ranks={ranks!r} is no list of ranks of this communicator",
+            f"ranks are whole numbers from 0 to {size - 1}",
+        )
     if len(set(chosen)) != len(chosen):
         raise wrong(f"ranks {chosen} hold one twice", "name each rank once")
-    if not chosen:
-        return None
-    if me not in chosen:
+    if chosen and me not in chosen:
         raise wrong(f"ranks {chosen} do not include this one", "pass [] on ranks that are not to be members")
     member = parent._member
-    labels = [member.labels[r] for r in chosen]
-    options = CommOptions(
-        timeout=seconds(timeout, parent.get_timeout()),
-        abort_process_on_timeout_or_error=member.options.abort_process_on_timeout_or_error,
-        enable_reconfigure=member.options.enable_reconfigure,
-        hints=dict(member.options.hints) if hints is None else dict(hints),
-    )
-    # Below the parent's uid, so that communicators of the same name under other parents never meet.
-    store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
-    return create(
-        type(member.backend),
-        member.device,
-        name=name or f"{member.name}_{min(chosen)}",
-        store=store,
-        rank=chosen.index(me),
-        size=len(chosen),
-        options=options,
-        world=member.world,
-        labels=labels,
+    with engine.located("split"):
+        options = CommOptions(
+            timeout=engine.read_timeout("split", timeout),
+            abort_process_on_timeout_or_error=member.options.abort_process_on_timeout_or_error,
+            enable_reconfigure=member.options.enable_reconfigure,
+            hints=dict(member.options.hints) if hints is None else copy_hints(hints),
+        )
+        read_hints(options.hints, member.backend.capabilities.hints, member.backend_name)
+
+    def connect() -> Communicator | None:
+        if not chosen:
+            return None
+        # Below the parent's uid, so that communicators of the same name under other parents never meet.
+        store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
+        return create(
+            type(member.backend),
+            member.device,
+            name=name or f"{member.name}_{min(chosen)}",
+            store=store,
+            rank=chosen.index(me),
+            size=len(chosen),
+            options=options,
+            world=member.world,
+            labels=[member.labels[r] for r in chosen],
+        )
+
+    return engine.hooked(
+        OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints), connect
     )
 
 

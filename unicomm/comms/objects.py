@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import InvalidArgumentError
+from .errors import MismatchError
 from .ops import OPERATIONS
 
 if TYPE_CHECKING:
@@ -24,39 +24,66 @@ if TYPE_CHECKING:
 _CODECS = ("safe", "pickle")
 
 
-def _encode(comm: Communicator, obj: Any, codec: str) -> torch.Tensor:
-    if codec == "pickle":
-        data = pickle.dumps(obj)
-    elif codec == "safe":
-        buffer = io.BytesIO()
-        torch.save(obj, buffer)
-        data = buffer.getvalue()
-        try:  # here rather than at the receivers, where it would come too late
-            _decode_safe(data)
-        except pickle.UnpicklingError as error:
-            raise InvalidArgumentError(
-                f"a {type(obj).__name__} cannot travel safely: {str(error).splitlines()[0]}",
-                comm=comm.get_name(),
-                rank=comm.get_rank(),
-                hint='register its class with torch.serialization.add_safe_globals, or pass codec="pickle"',
-            ) from None
-    else:
-        raise InvalidArgumentError(f"codec '{codec}' is unknown", hint=f"one of {', '.join(_CODECS)}")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _begin(comm: Communicator, op: str, codec: str, root: Any = None) -> int:
+    """Checks what all functions take; returns the root."""
+    row = OPERATIONS[op]
+    if codec not in _CODECS:
+        comm._engine.check.fail(row, f"codec {codec!r} is unknown", f"one of {', '.join(_CODECS)}")
+    return -1 if root is None else comm._engine.check.check_rank(row, "root", root)
+
+
+def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
+    try:
+        if codec == "pickle":
+            data = pickle.dumps(obj)
+        else:
+            buffer = io.BytesIO()
+            torch.save(obj, buffer)
+            data = buffer.getvalue()
+            _decode_safe(data)  # here rather than at the receivers, where it would come too late
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        how = "safely" if codec == "safe" else "by pickle"
+        comm._engine.check.fail(
+            OPERATIONS[op],
+            f"a {type(obj).__name__} cannot travel {how}: {_line(error)}",
+            'register its class with torch.serialization.add_safe_globals, or pass codec="pickle"'
+            if codec == "safe"
+            else "pass what pickle takes: plain data, or objects of classes that a module defines",
+        )
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(comm.get_device())
 
 
 def _decode_safe(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
-def _decode(data: torch.Tensor, codec: str) -> Any:
+def _decode(comm: Communicator, op: str, sender: int, data: torch.Tensor, codec: str) -> Any:
     raw = data.cpu().numpy().tobytes()
-    return pickle.loads(raw) if codec == "pickle" else _decode_safe(raw)
+    try:
+        return pickle.loads(raw) if codec == "pickle" else _decode_safe(raw)
+    except Exception as error:
+        raise MismatchError(
+            f"the object from rank {sender} cannot be read with codec '{codec}': {_line(error)}",
+            op=op,
+            comm=comm.get_name(),
+            rank=comm.get_rank(),
+            culprits=(sender,),
+            hint="pass the same codec= on all ranks; define or register the object's class on all of them",
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _moves(comm: Communicator) -> bool:
+    """Whether something arrives; otherwise lists keep what they hold, as tensors do."""
+    return comm.get_capabilities().moves_data
 
 
 def _sizes(comm: Communicator, n: int) -> list[int]:
     mine = torch.tensor([n], dtype=torch.int64, device=comm.get_device())
-    everyone = torch.empty(comm.get_size(), dtype=torch.int64, device=comm.get_device())
+    everyone = torch.full((comm.get_size(),), n, dtype=torch.int64, device=comm.get_device())
     comm.all_gather_single(everyone, mine, False)
     return [int(size) for size in everyone]
 
@@ -69,11 +96,13 @@ def all_gather_object(
     comm: Communicator, object_list: MutableSequence[Any], obj: Any, codec: str = "safe"
 ) -> None:
     """Rank i's `obj` goes to `object_list[i]` on all ranks, which all call this."""
+    _begin(comm, "all_gather", codec)
     _check_list(comm, "all_gather", object_list)
-    data = _encode(comm, obj, codec).to(comm.get_device())
+    data = _encode(comm, "all_gather", obj, codec)
     parts = [_room(comm, size) for size in _sizes(comm, data.numel())]
     comm.all_gather_v(parts, data, False)
-    object_list[:] = [_decode(part, codec) for part in parts]
+    if _moves(comm):
+        object_list[:] = [_decode(comm, "all_gather", r, part, codec) for r, part in enumerate(parts)]
 
 
 def gather_object(
@@ -84,11 +113,10 @@ def gather_object(
     codec: str = "safe",
 ) -> None:
     """Rank i's `obj` goes to the root's `object_gather_list[i]`; the others pass None."""
-    row = OPERATIONS["gather"]
-    root = comm._engine.check.check_rank(row, "root", root)
+    root = _begin(comm, "gather", codec, root)
     if comm.get_rank() == root:
         _check_list(comm, "gather", object_gather_list)
-    data = _encode(comm, obj, codec).to(comm.get_device())
+    data = _encode(comm, "gather", obj, codec)
     sizes = _sizes(comm, data.numel())
     longest = max(sizes)
     padded = _room(comm, longest)
@@ -99,33 +127,37 @@ def gather_object(
     parts = [_room(comm, longest) for _ in sizes]
     comm.gather(parts, padded, root, False)
     assert object_gather_list is not None
-    object_gather_list[:] = [_decode(p[:n], codec) for p, n in zip(parts, sizes, strict=True)]
+    if _moves(comm):
+        object_gather_list[:] = [
+            _decode(comm, "gather", r, parts[r][:size], codec) for r, size in enumerate(sizes)
+        ]
 
 
 def broadcast_object_list(
     comm: Communicator, object_list: MutableSequence[Any], root: int = 0, codec: str = "safe"
 ) -> None:
     """Replaces the entries of `object_list` by the root's. Lists have the same length on all ranks."""
-    row = OPERATIONS["broadcast"]
-    root = comm._engine.check.check_rank(row, "root", root)
+    root = _begin(comm, "broadcast", codec, root)
     device = comm.get_device()
     header = torch.zeros(2, dtype=torch.int64, device=device)
     data = None
     if comm.get_rank() == root:
-        data = _encode(comm, list(object_list), codec).to(device)
+        data = _encode(comm, "broadcast", list(object_list), codec)
         header = torch.tensor([data.numel(), len(object_list)], dtype=torch.int64, device=device)
     comm.broadcast(header, root, False)
     size, length = (int(n) for n in header)
     if data is None:
         data = _room(comm, size)
     comm.broadcast(data, root, False)
+    if not _moves(comm):
+        return
     if length != len(object_list):
         comm._engine.check.fail(
-            row,
+            OPERATIONS["broadcast"],
             f"object_list has {len(object_list)} entries, the root's {length}",
             "make the lists equally long",
         )
-    object_list[:] = _decode(data, codec)
+    object_list[:] = _decode(comm, "broadcast", root, data, codec)
 
 
 def scatter_object_list(
@@ -136,16 +168,17 @@ def scatter_object_list(
     codec: str = "safe",
 ) -> None:
     """The root's `input_list[i]` goes to rank i's `output_list[0]`. Called by all ranks."""
-    row = OPERATIONS["scatter"]
-    root = comm._engine.check.check_rank(row, "root", root)
+    root = _begin(comm, "scatter", codec, root)
     if not output_list:
-        comm._engine.check.fail(row, "output_list is empty", "pass a list with one entry, e.g. [None]")
+        comm._engine.check.fail(
+            OPERATIONS["scatter"], "output_list is empty", "pass a list with one entry, e.g. [None]"
+        )
     device, n = comm.get_device(), comm.get_size()
     datas: list[torch.Tensor] = []
     if comm.get_rank() == root:
         _check_list(comm, "scatter", input_list)
         assert input_list is not None
-        datas = [_encode(comm, obj, codec).to(device) for obj in input_list]
+        datas = [_encode(comm, "scatter", obj, codec) for obj in input_list]
     sizes = torch.zeros(n, dtype=torch.int64, device=device)
     if datas:
         sizes = torch.tensor([d.numel() for d in datas], dtype=torch.int64, device=device)
@@ -157,14 +190,16 @@ def scatter_object_list(
         padded[-1][: data.numel()] = data
     mine = _room(comm, longest)
     comm.scatter(mine, padded, root, False)
-    output_list[0] = _decode(mine[: int(sizes[comm.get_rank()])], codec)
+    if _moves(comm):
+        output_list[0] = _decode(comm, "scatter", root, mine[: int(sizes[comm.get_rank()])], codec)
 
 
 def send_object_list(
     comm: Communicator, object_list: MutableSequence[Any], dst: int, codec: str = "safe"
 ) -> None:
     """Sends a list of objects to rank `dst`, which calls `recv_object_list`."""
-    data = _encode(comm, list(object_list), codec).to(comm.get_device())
+    _begin(comm, "send", codec)
+    data = _encode(comm, "send", list(object_list), codec)
     comm.send(torch.tensor([data.numel()], dtype=torch.int64, device=comm.get_device()), dst, False)
     comm.send(data, dst, False)
 
@@ -173,11 +208,13 @@ def recv_object_list(
     comm: Communicator, object_list: MutableSequence[Any], src: int, codec: str = "safe"
 ) -> None:
     """Replaces the entries of `object_list` by those that rank `src` sends."""
-    size = torch.empty(1, dtype=torch.int64, device=comm.get_device())
+    _begin(comm, "recv", codec)
+    size = torch.zeros(1, dtype=torch.int64, device=comm.get_device())
     comm.recv(size, src, False)
     data = _room(comm, int(size))
     comm.recv(data, src, False)
-    object_list[:] = _decode(data, codec)
+    if _moves(comm):
+        object_list[:] = _decode(comm, "recv", src, data, codec)
 
 
 def _check_list(comm: Communicator, op: str, objects: object) -> None:

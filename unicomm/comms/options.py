@@ -57,7 +57,7 @@ def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: 
     """The values of all known hints. An unknown or unreadable one raises `InvalidArgumentError`."""
     table = {hint.name: hint for hint in (*COMMON_HINTS, *known)}
     values = {hint.name: hint.default for hint in table.values()}
-    for name, text in (hints or {}).items():
+    for name, text in copy_hints(hints).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise InvalidArgumentError(
                 f"hint {name!r}={text!r} is not text", hint="hints are a dict of str to str"
@@ -75,6 +75,13 @@ def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: 
                 f"hint '{name}' has the unreadable value '{text}': {error}", hint=table[name].doc
             ) from None
     return values
+
+
+def copy_hints(hints: Mapping[str, str] | None) -> dict[str, str]:
+    """Hints as they were given, none for None; `read_hints` reads them."""
+    if hints is not None and not isinstance(hints, Mapping):
+        raise InvalidArgumentError(f"hints={hints!r} is no mapping", hint="hints are a dict of str to str")
+    return dict(hints or {})
 
 
 def seconds(timeout: timedelta | float | None, default: float) -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .errors import InvalidArgumentError, NotReadyError
-from .options import seconds
+from .errors import CommError, InvalidArgumentError, NotReadyError
+from .ops import OPERATIONS
 from .work import Work
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ class AllGatherHandle:
     ) -> None:
         comm._engine.check_open("all_gather_single")
         n = comm.get_size()
-        row = comm._engine.check.call("barrier", ()).operation
-        comm._engine.check.check_tensor(row, "output", output)
+        comm._engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
         if output.numel() % n:
             raise InvalidArgumentError(
                 f"output has {output.numel()} elements, which {n} ranks cannot share equally",
@@ -34,35 +33,32 @@ class AllGatherHandle:
                 rank=comm.get_rank(),
                 hint="give it n times the elements of the input",
             )
-        comm._engine.per_op("all_gather_single", hints, timeout)
+        limit = comm._engine.per_op("all_gather_single", hints, timeout)
         self.output = output
-        self.timeout = None if timeout is None else seconds(timeout, comm.get_timeout())
+        self.timeout = None if timeout is None else limit
         self._comm: Communicator | None = comm
 
     def run(
-        self,
-        comm: Communicator,
-        input: torch.Tensor,
-        async_op: bool,
-        hints: Hints,
-        timeout: timedelta | float | None,
+        self, input: torch.Tensor, async_op: bool, hints: Hints, timeout: timedelta | float | None
     ) -> Work:
-        self._check(comm)
+        assert self._comm is not None
         limit = self.timeout if timeout is None else timeout
-        return comm.all_gather_single(self.output, input, async_op, hints, limit)
+        return self._comm.all_gather_single(self.output, input, async_op, hints, limit)
 
-    def free(self, comm: Communicator) -> None:
-        self._check(comm)
+    def free(self) -> None:
         self._comm = None
 
-    def _check(self, comm: Communicator) -> None:
-        if self._comm is comm:
-            return
-        where = {"op": "all_gather_p_exec", "comm": comm.get_name(), "rank": comm.get_rank()}
-        if self._comm is None:
-            raise NotReadyError("the handle was freed", hint="make a new one", **where)  # type: ignore[arg-type]
-        raise InvalidArgumentError(
-            f"the handle belongs to communicator '{self._comm.get_name()}'",
-            hint="use it with the communicator that made it",
-            **where,  # type: ignore[arg-type]
-        )
+
+def check_handle(comm: Communicator, handle: object, op: str) -> AllGatherHandle:
+    """The handle, if it is one of this communicator's that was not freed."""
+    error: type[CommError] = InvalidArgumentError
+    if not isinstance(handle, AllGatherHandle):
+        message, hint = f"handle is a {type(handle).__name__}", "pass what all_gather_p_init returned"
+    elif handle._comm is None:
+        error, message, hint = NotReadyError, "the handle was freed", "make a new one"
+    elif handle._comm is not comm:
+        message = f"the handle belongs to communicator '{handle._comm.get_name()}'"
+        hint = "use it with the communicator that made it"
+    else:
+        return handle
+    raise error(message, op=op, comm=comm.get_name(), rank=comm.get_rank(), hint=hint)

@@ -50,6 +50,12 @@ class ReduceOp:
     __slots__ = ("code", "factor", "type")
 
     def __init__(self, type: RedOpType, factor: float | None = None) -> None:
+        try:
+            type = RedOpType(type)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"{type!r} is no kind of reduction", hint="write e.g. ReduceOp.SUM or ReduceOp(RedOpType.SUM)"
+            ) from None
         if (type == RedOpType.PREMUL_SUM) != (factor is not None):
             raise InvalidArgumentError(
                 "a factor belongs to PREMUL_SUM and to nothing else",
@@ -73,7 +79,12 @@ class ReduceOp:
                 f"the factor of PREMUL_SUM is a {type(factor).__name__}",
                 hint="pass a number or a tensor of one element",
             )
-        return ReduceOp(RedOpType.PREMUL_SUM, float(factor))
+        try:
+            return ReduceOp(RedOpType.PREMUL_SUM, float(factor))
+        except OverflowError:
+            raise InvalidArgumentError(
+                "the factor of PREMUL_SUM is beyond what a float64 can hold", hint="pass a smaller number"
+            ) from None
 
     @property
     def name(self) -> str:

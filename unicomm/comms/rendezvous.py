@@ -13,7 +13,7 @@ collective call; every step works the same way, under ``<generation>/<step>/``:
 1. Each member posts its value under its rank, by compare-and-set, so that a second process with the same
    rank is noticed at once. Then it adds 1 to ``arrived``.
 2. The member that makes ``arrived`` complete is the last comer. It reads all posts, compares their headers
-   and puts the outcome into ``result``. All the others block on ``result``.
+   and puts the outcome into ``result``, for which all the others wait.
 3. A member whose deadline passes, or that is interrupted, puts a failure into ``result``. ``abandon``
    elects the one that looks who is missing, so that a big job does not storm the store.
 

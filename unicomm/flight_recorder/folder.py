@@ -7,7 +7,6 @@ import re
 import secrets
 import socket
 import stat
-import struct
 import tempfile
 import time
 from pathlib import Path
@@ -97,7 +96,7 @@ def is_alive(path: Path) -> bool | None:
         return None
     if len(head) < 48 or head[:8] != _MAGIC:
         return None
-    pid, ticks = struct.unpack_from("<I", head, 16)[0], struct.unpack_from("<Q", head, 32)[0]
+    pid, ticks = int.from_bytes(head[16:20], "little"), int.from_bytes(head[32:40], "little")
     return process_start_ticks(pid) == ticks
 
 

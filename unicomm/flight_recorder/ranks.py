@@ -8,8 +8,7 @@ from collections.abc import Iterable
 def format_ranks(ranks: Iterable[int]) -> str:
     """The text for `ranks`, in their order; runs of equal step become one range."""
     if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 2:
-        step = "" if ranks.step == 1 else f":{ranks.step}"
-        return f"{ranks[0]}-{ranks[-1]}{step}"
+        return f"{ranks[0]}-{ranks[-1]}" + ("" if ranks.step == 1 else f":{ranks.step}")
     items = list(ranks)
     parts = []
     at = 0

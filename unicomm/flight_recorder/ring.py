@@ -230,10 +230,24 @@ class Ring:
     def _read_comms(self) -> list[Comm]:
         out = []
         for i, c in enumerate(self._table("comm", COMM, int(self.header["comm_count"]))):
-            texts = [self._text(c[k]) for k in ("name", "backend", "uid", "ranks")]
-            state = COMM_STATES.get(int(c["state"]), "unknown")
-            rest = [int(c[k]) for k in COMM.names[8:14]] if COMM.names else []
-            out.append(Comm(i, *texts, int(c["rank"]), int(c["size"]), state, *rest))
+            out.append(
+                Comm(
+                    index=i,
+                    name=self._text(c["name"]),
+                    backend=self._text(c["backend"]),
+                    uid=self._text(c["uid"]),
+                    ranks_text=self._text(c["ranks"]),
+                    rank=int(c["rank"]),
+                    size=int(c["size"]),
+                    state=COMM_STATES.get(int(c["state"]), "unknown"),
+                    created_ns=int(c["created_ns"]),
+                    coll_created=int(c["coll_created"]),
+                    coll_started=int(c["coll_started"]),
+                    coll_completed=int(c["coll_completed"]),
+                    p2p_created=int(c["p2p_created"]),
+                    p2p_completed=int(c["p2p_completed"]),
+                )
+            )
         return out
 
     def _read_frames(self) -> list[Frame]:

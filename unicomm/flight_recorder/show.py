@@ -86,7 +86,7 @@ def _cell(ring: Ring, record: Any) -> str:
     began = int(record["started_ns"]) or int(record["created_ns"])
     ended = int(record["completed_ns"])
     if ended:
-        text = f"{state} {_span(ended - began)}"
+        text = f"{'✓' if state == 'completed' else state} {_span(ended - began)}"
     elif ring.process_state in ("running", "stopped"):
         text = f"{state} for {_span(time.monotonic_ns() - began)}"
     else:
@@ -123,7 +123,7 @@ def _place(ring: Ring, record: Any) -> str:
     frame = ring.frame(record)
     if frame is None:
         return "?"
-    return f"{'/'.join(frame.file.split('/')[-2:])}:{frame.line}"
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"
 
 
 def _joined(texts: dict[int, str]) -> str:
@@ -158,14 +158,14 @@ def _operations(whole: Communicator, ranks: Sequence[int], last: int) -> Table:
     table = Table(title=title, title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
     table.add_column("#", justify="right")
-    table.add_column("operation")
-    table.add_column("arguments")
+    table.add_column("operation", overflow="fold")
+    table.add_column("arguments", overflow="fold")
     if columns:
         for rank in ranks:
-            table.add_column(f"rank {rank}")
+            table.add_column(f"rank {rank}", overflow="fold")
     else:
-        table.add_column("ranks")
-    table.add_column("called from")
+        table.add_column("ranks", overflow="fold")
+    table.add_column("called from", overflow="fold")
     for operation in whole.operations[-last:] if last else whole.operations:
         records = operation.records
         number = f"{operation.key[-1]}"

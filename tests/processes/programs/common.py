@@ -46,6 +46,17 @@ def reporting() -> Iterator[None]:
         say("done")
 
 
+def settled(before: dict[str, list[str]]) -> dict[str, list[str]]:
+    """`holdings` once it is as `before`, or as it is after five seconds.
+
+    A thread that was joined has returned, but the kernel may be about to end it.
+    """
+    deadline = time.monotonic() + 5
+    while (now := holdings()) != before and time.monotonic() < deadline:
+        os.sched_yield()
+    return now
+
+
 def holdings() -> dict[str, list[str]]:
     """What this process holds that a communicator could have left behind."""
     links = []

@@ -11,7 +11,7 @@ import sys
 import time
 
 import torch
-from common import describe, hear, holdings, say
+from common import describe, hear, holdings, say, settled
 
 import unicomm
 from unicomm.comms.rendezvous import Rendezvous
@@ -29,7 +29,7 @@ def create(backend: str, timeout: float, hints: dict[str, str] | None = None) ->
         say("error", **describe(error), began=began)
     else:
         say("created")
-    say("failed", before=before, after=holdings())
+    say("failed", before=before, after=settled(before))
 
 
 def killed(moment: str, victim: str, timeout: str) -> None:

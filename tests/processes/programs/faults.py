@@ -10,7 +10,7 @@ import sys
 import threading
 
 import torch
-from common import describe, hear, holdings, reporting, say
+from common import describe, hear, holdings, reporting, say, settled
 
 import unicomm
 
@@ -101,7 +101,7 @@ def main() -> None:
     say("ready", **holdings())
     {"collective": collective, "p2p": p2p, "asynchronous": asynchronous, "transfer": transfer}[MOMENT](comm)
     comm.finalize()
-    say("finalized", before=before, after=holdings())
+    say("finalized", before=before, after=settled(before))
 
 
 main()

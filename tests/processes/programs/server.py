@@ -10,6 +10,7 @@ outlive the server, which ends when the test closes its end of the socket.
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -63,6 +64,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # fork() copies the calling thread alone: a server with others could hand a held lock to its children.
     assert len(os.listdir("/proc/self/task")) == 1
+    gc.freeze()  # the children's collections then leave alone what they share with the server
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.send(b"ready")
     sys.argv = serve(connection)
