@@ -4,6 +4,8 @@
 
 NB_MODULE(_core, m) {
     m.doc() = "unicomm's native core. Private: use the package's Python modules.";
+    // What a thread that never ended held, a daemon's or one that a fork did not copy, is no leak to report.
+    nb::set_leak_warnings(false);
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);

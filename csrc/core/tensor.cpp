@@ -89,8 +89,7 @@ const ExchangeAPI* exchange_api(PyTypeObject* type) {
     PyObject* capsule =
         PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
     if (capsule) {
-        auto* header =
-            static_cast<ExchangeHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+        auto* header = static_cast<ExchangeHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
         while (header && header->major > 1) header = header->previous;
         if (header && header->major == 1) api = reinterpret_cast<const ExchangeAPI*>(header);
         if (api && !api->dltensor_from_object) api = nullptr;

@@ -12,7 +12,8 @@
 namespace unicomm {
 namespace {
 
-void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, uint8_t& ndim, int64_t* dims) {
+void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, uint8_t& ndim,
+              int64_t* dims) {
     PyObject* seq = tensors.ptr();
     Py_ssize_t count = PyList_Check(seq) ? PyList_GET_SIZE(seq) : PyTuple_GET_SIZE(seq);
     n = static_cast<uint16_t>(count < 65535 ? count : 65535);
@@ -52,23 +53,23 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
 
 void bind_recorder(nb::module_& m) {
     nb::class_<Recorder>(m, "Recorder")
-        .def("__init__",
-             [](Recorder* self, const std::string& path, const std::string& meta, int rank, int world,
-                uint32_t records) {
-                 new (self) Recorder(path, meta, rank, world, records);
-                 static std::once_flag once;
-                 std::call_once(once, [] {
-                     pthread_atfork(nullptr, nullptr, &Recorder::detach_after_fork);
-                 });
-                 self->make_current();
-             },
-             nb::arg("path"), nb::arg("meta"), nb::arg("rank"), nb::arg("world"), nb::arg("records"))
-        .def("add_comm",
-             [](Recorder& r, const std::string& name, const std::string& backend, const std::string& uid,
-                const std::string& ranks, int rank,
-                int size) { return r.writer.add_comm(name, backend, uid, ranks, rank, size); },
-             nb::arg("name"), nb::arg("backend"), nb::arg("uid"), nb::arg("ranks"), nb::arg("rank"),
-             nb::arg("size"))
+        .def(
+            "__init__",
+            [](Recorder* self, const std::string& path, const std::string& meta, int rank, int world,
+               uint32_t records) {
+                new (self) Recorder(path, meta, rank, world, records);
+                static std::once_flag once;
+                std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &Recorder::detach_after_fork); });
+                self->make_current();
+            },
+            nb::arg("path"), nb::arg("meta"), nb::arg("rank"), nb::arg("world"), nb::arg("records"))
+        .def(
+            "add_comm",
+            [](Recorder& r, const std::string& name, const std::string& backend, const std::string& uid,
+               const std::string& ranks, int rank,
+               int size) { return r.writer.add_comm(name, backend, uid, ranks, rank, size); },
+            nb::arg("name"), nb::arg("backend"), nb::arg("uid"), nb::arg("ranks"), nb::arg("rank"),
+            nb::arg("size"))
         .def("set_comm_state",
              [](Recorder& r, uint16_t comm, uint32_t state) {
                  r.writer.set_comm_state(comm, static_cast<ring::CommState>(state));
@@ -78,13 +79,15 @@ void bind_recorder(nb::module_& m) {
              nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout_ms") = 0, nb::arg("batch") = 0,
              nb::arg("start_now") = true)
         .def("start", [](Recorder& r, uint64_t id) { r.writer.start(id); })
-        .def("finish",
-             [](Recorder& r, uint64_t id, uint8_t state, uint32_t error) {
-                 r.writer.finish(id, static_cast<ring::State>(state), error);
-             },
-             nb::arg("id"), nb::arg("state") = static_cast<uint8_t>(ring::State::kCompleted),
-             nb::arg("error") = 0)
-        .def("close", [](Recorder& r, bool remove) { r.writer.close(remove); }, nb::arg("remove"))
+        .def(
+            "finish",
+            [](Recorder& r, uint64_t id, uint8_t state, uint32_t error) {
+                r.writer.finish(id, static_cast<ring::State>(state), error);
+            },
+            nb::arg("id"), nb::arg("state") = static_cast<uint8_t>(ring::State::kCompleted),
+            nb::arg("error") = 0)
+        .def(
+            "close", [](Recorder& r, bool remove) { r.writer.close(remove); }, nb::arg("remove"))
         .def("snapshot",
              [](Recorder& r) {
                  auto [data, bytes] = r.writer.memory();

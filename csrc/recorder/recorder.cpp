@@ -80,8 +80,8 @@ uint32_t Recorder::site(PyCodeObject* code, PyFrameObject* frame) {
     PyObject* file = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
     PyObject* name = attribute(reinterpret_cast<PyObject*>(code), "co_qualname");
     if (!name) name = attribute(reinterpret_cast<PyObject*>(code), "co_name");
-    uint32_t id = writer.add_frame(text_of(file), text_of(name),
-                                   static_cast<uint32_t>(PyFrame_GetLineNumber(frame)));
+    uint32_t id =
+        writer.add_frame(text_of(file), text_of(name), static_cast<uint32_t>(PyFrame_GetLineNumber(frame)));
     Py_XDECREF(file);
     Py_XDECREF(name);
     Py_INCREF(code);

@@ -88,7 +88,7 @@ struct alignas(64) Record {
     uint16_t comm, op;
     std::atomic<uint8_t> state;
     uint8_t red, in_dtype, out_dtype;
-    int32_t peer;  // root of a rooted collective, peer of a P2P operation (ranks of the group), else -1
+    int32_t peer;    // root of a rooted collective, peer of a P2P operation (ranks of the group), else -1
     uint32_t frame;  // 1 + index of the frame, 0: unknown
     uint32_t tid;
     uint32_t timeout_ms;
@@ -134,8 +134,8 @@ class Writer {
     void set_comm_state(uint16_t comm, CommState state);
     uint32_t add_frame(std::string_view file, std::string_view function, uint32_t line);
 
-    uint64_t begin(const NewRecord& r);                  // returns the record's id
-    void start(uint64_t id);                             // no effect once the record was overwritten
+    uint64_t begin(const NewRecord& r);  // returns the record's id
+    void start(uint64_t id);             // no effect once the record was overwritten
     void finish(uint64_t id, State state, uint32_t error);
 
     const std::string& path() const { return path_; }

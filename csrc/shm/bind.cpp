@@ -1,27 +1,28 @@
 // Python's side of the shared-memory transport. Tensors arrive validated; the GIL is released while an
 // operation waits.
-#include <nanobind/stl/string.h>
+#include "core/bind.hpp"
+
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "core/bind.hpp"
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
 
 namespace unicomm {
 namespace {
 
-using shm::Group;
-using shm::Message;
-using shm::Op;
-using shm::Piece;
-using shm::Segment;
 using shm::cuts_input;
 using shm::cuts_output;
 using shm::deadline_after;
 using shm::dispatch;
 using shm::equal_parts;
+using shm::Group;
+using shm::Message;
+using shm::Op;
+using shm::Piece;
 using shm::piece_of;
+using shm::Segment;
 
 std::vector<Tensor> read_all(nb::list tensors) {
     std::vector<Tensor> out(tensors.size());
@@ -110,17 +111,19 @@ nb::object fault_tuple(const Fault& f) {
 
 void bind_shm(nb::module_& m) {
     nb::class_<Segment>(m, "ShmSegment")
-        .def(nb::init<int, uint32_t, uint32_t>(), nb::arg("world"), nb::arg("slot_bytes"), nb::arg("p2p_bytes"))
+        .def(nb::init<int, uint32_t, uint32_t>(), nb::arg("world"), nb::arg("slot_bytes"),
+             nb::arg("p2p_bytes"))
         .def_static("open", [](int pid, int fd) { return std::make_shared<Segment>(pid, fd); })
         .def("close_fd", &Segment::close_fd)
         .def_prop_ro("fd", &Segment::fd)
         .def_prop_ro("bytes", [](Segment& s) { return s.layout().bytes; });
     nb::class_<Group>(m, "ShmGroup")
-        .def("__init__",
-             [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids) {
-                 new (self) Group(std::move(segment), rank, pids);
-             },
-             nb::arg("segment"), nb::arg("rank"), nb::arg("pids"))
+        .def(
+            "__init__",
+            [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids) {
+                new (self) Group(std::move(segment), rank, pids);
+            },
+            nb::arg("segment"), nb::arg("rank"), nb::arg("pids"))
         .def("run", &run, nb::arg("code"), nb::arg("dtype"), nb::arg("red"), nb::arg("factor"),
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())

@@ -82,7 +82,8 @@ Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std:
         case OpCode::kGatherSingle:
             return g.gather(op, ins[0], outs);
         default:
-            return {FaultCode::kInternal, {}, {}, "operation " + std::to_string(op.code) + " is no collective"};
+            return {
+                FaultCode::kInternal, {}, {}, "operation " + std::to_string(op.code) + " is no collective"};
     }
 }
 

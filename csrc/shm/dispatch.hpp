@@ -8,7 +8,9 @@
 
 namespace unicomm::shm {
 
-inline Piece piece_of(const Tensor& t) { return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)}; }
+inline Piece piece_of(const Tensor& t) {
+    return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)};
+}
 
 // One tensor as n equal parts.
 std::vector<Piece> equal_parts(const Tensor& t, int n);

@@ -44,14 +44,16 @@ class FastPath {
                           nb::handle timeout_arg) {
         Tensor t;
         uint8_t red = 0;
-        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !reduction(op, t.dtype, red)) return no();
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !reduction(op, t.dtype, red))
+            return no();
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
 
     nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle async_op, nb::handle hints,
                          nb::handle timeout_arg) {
         Tensor t;
-        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(root.ptr())) return no();
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(root.ptr()))
+            return no();
         long r = PyLong_AsLong(root.ptr());
         if (r == -1 && PyErr_Occurred()) PyErr_Clear();
         if (r < 0 || r >= g_.world()) return no();
@@ -100,7 +102,8 @@ class FastPath {
             return false;
         }
         if (t.device_type != 1 || !t.contiguous || (!t.data && t.numel)) return false;
-        if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128) return false;
+        if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128)
+            return false;
         return t.numel != 1 || t.dtype > DType::kFloat16 || !negated(tensor);
     }
 
@@ -218,11 +221,15 @@ void bind_fast(nb::module_& m) {
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
         .def_rw("timeout", &FastPath::timeout)
-        .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none())
+        .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none())
         .def("barrier", &FastPath::barrier, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_gather_single", &FastPath::all_gather_single, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("reduce_scatter_single", &FastPath::reduce_scatter_single, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none());
+        .def("all_gather_single", &FastPath::all_gather_single, nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter_single", &FastPath::reduce_scatter_single, nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none());
 }
 
 }  // namespace unicomm

@@ -16,13 +16,12 @@ uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
     return h ^ (h >> 31);
 }
 
-uint32_t pack(const Op& op) {
-    return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24;
-}
+uint32_t pack(const Op& op) { return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24; }
 
 Claim claim_of(int rank, const Announcement& a) {
-    return {rank, a.op_dtype_red & 0xffff, (a.op_dtype_red >> 16) & 0xff, a.op_dtype_red >> 24, a.root,
-            a.count, a.extra};
+    return {
+        rank,   a.op_dtype_red & 0xffff, (a.op_dtype_red >> 16) & 0xff, a.op_dtype_red >> 24, a.root, a.count,
+        a.extra};
 }
 
 }  // namespace
@@ -123,7 +122,8 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         std::vector<int> dead;
         for (int r : failed ? dead_ranks() : awaited) {
             auto state = static_cast<RankState>(segment_->control(r).state.load());
-            bool done = failed && state == RankState::kFinalized;  // ended after its work: no cause of a failure
+            bool done =
+                failed && state == RankState::kFinalized;  // ended after its work: no cause of a failure
             if (!done && watch_.dead(r)) dead.push_back(r);
         }
         if (!dead.empty()) {

@@ -60,8 +60,8 @@ class Group {
     // Non-roots of `reduce` pass out = nullptr. in == out is allowed.
     Fault all_reduce(const Op& op, const char* in, char* out, uint64_t count);
     Fault all_gather(const Op& op, Piece in, const std::vector<Piece>& outs);
-    Fault gather(const Op& op, Piece in, const std::vector<Piece>& outs);    // outs: at the root only
-    Fault scatter(const Op& op, const std::vector<Piece>& ins, Piece out);   // ins: at the root only
+    Fault gather(const Op& op, Piece in, const std::vector<Piece>& outs);   // outs: at the root only
+    Fault scatter(const Op& op, const std::vector<Piece>& ins, Piece out);  // ins: at the root only
     Fault reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece out);
     // With `check_sizes` the ranks first compare what each sends with what its peer expects.
     Fault all_to_all(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,

@@ -76,7 +76,8 @@ void Group::step_recv(Transfer& t) {
                              header->dtype != static_cast<uint32_t>(m.dtype))) {
                 Claim theirs{m.peer, uint32_t(OpCode::kSend), header->dtype, 0, rank_, header->count, 0};
                 Claim mine{rank_, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
-                t.fault = {FaultCode::kMismatch, {rank_, m.peer}, {theirs, mine}, "the sender's tensor differs"};
+                t.fault = {
+                    FaultCode::kMismatch, {rank_, m.peer}, {theirs, mine}, "the sender's tensor differs"};
                 t.finished = true;
                 c.rejected.store(t.number + 1, std::memory_order_release);
                 waiter_.wake_others();
@@ -116,7 +117,8 @@ Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns
         }
     }
     auto movable = [&] {
-        return std::any_of(transfers.begin(), transfers.end(), [&](const Transfer& t) { return can_step(t); });
+        return std::any_of(transfers.begin(), transfers.end(),
+                           [&](const Transfer& t) { return can_step(t); });
     };
     auto unfinished = [&] {
         return std::any_of(transfers.begin(), transfers.end(), [](const Transfer& t) { return !t.finished; });

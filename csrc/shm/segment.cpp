@@ -78,7 +78,8 @@ Segment::Segment(int pid, int fd) {
     }
     if (!good) {
         close(fd_);
-        throw SystemFailure("process " + std::to_string(pid) + " offered something that is no unicomm segment");
+        throw SystemFailure("process " + std::to_string(pid) +
+                            " offered something that is no unicomm segment");
     }
     map();
 }

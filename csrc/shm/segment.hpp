@@ -32,9 +32,9 @@ enum class RankState : uint32_t { kAbsent = 0, kHere = 1, kFinalized = 2, kFaile
 
 struct alignas(128) RankControl {
     std::atomic<uint32_t> state;
-    std::atomic<uint32_t> sleeping;  // the rank waits in the kernel and wants a wake
-    std::atomic<uint32_t> doorbell;  // futex word, counts wakes
-    std::atomic<uint32_t> fault;     // FaultCode behind kFailed ...
+    std::atomic<uint32_t> sleeping;   // the rank waits in the kernel and wants a wake
+    std::atomic<uint32_t> doorbell;   // futex word, counts wakes
+    std::atomic<uint32_t> fault;      // FaultCode behind kFailed ...
     std::atomic<int32_t> fault_rank;  // ... and its first culprit
     uint32_t pid;
 };

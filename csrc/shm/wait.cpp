@@ -17,10 +17,10 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kYieldNs = 1000000;        // yield this long before sleeping
-constexpr uint64_t kFirstSleepNs = 2000000;   // then sleep, longer each time ...
+constexpr uint64_t kYieldNs = 1000000;          // yield this long before sleeping
+constexpr uint64_t kFirstSleepNs = 2000000;     // then sleep, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but look at peers and deadline this often
-constexpr int kSpins = 400;                   // about 5 us of pauses
+constexpr int kSpins = 400;                     // about 5 us of pauses
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, uint64_t ns) {
     timespec t{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
@@ -80,7 +80,8 @@ void unwatch_process(int pid, int fd) {
 
 Watch::Watch(const std::vector<int>& pids) {
     try {
-        for (int pid : pids) watched_.push_back({pid, pid == static_cast<int>(getpid()) ? -1 : watch_process(pid)});
+        for (int pid : pids)
+            watched_.push_back({pid, pid == static_cast<int>(getpid()) ? -1 : watch_process(pid)});
     } catch (...) {
         release();
         throw;

@@ -1,5 +1,7 @@
 // The native core under a sanitizer: ranks as threads over one mapping run random legal operations and
 // check every result; then a rank aborts and the others must end with the right fault. `make sanitize`.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -8,7 +10,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "core/opcode.hpp"
@@ -113,7 +114,8 @@ void one_operation(Group& g, std::mt19937& rng) {
             }
             expect(!g.all_to_all(op_of(OpCode::kAllToAll, 0), ins, outs, true), "all_to_all");
             for (size_t i = 0; i < n * w; ++i) {
-                expect(out[i] == value(static_cast<int>(i / n), static_cast<size_t>(me) * n + i % n), "all_to_all data");
+                expect(out[i] == value(static_cast<int>(i / n), static_cast<size_t>(me) * n + i % n),
+                       "all_to_all data");
             }
             break;
         }

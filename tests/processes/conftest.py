@@ -38,6 +38,8 @@ def start(fork_server, rings):
                 environments = agent_environments(n, store, base)
             else:
                 environments = [base | env for env in environments]
-            return jobs.enter_context(Job(fork_server, script, [str(a) for a in arguments], environments, store))
+            return jobs.enter_context(
+                Job(fork_server, script, [str(a) for a in arguments], environments, store)
+            )
 
         yield start_job

@@ -33,7 +33,18 @@ WITHIN = 30.0  # seconds that anything may take where a test says nothing else: 
 Event = dict[str, Any]
 
 # What could tell a rank about another job than its own.
-_FOREIGN = ("UNICOMM_", "TORCHCOMM", "TORCHELASTIC_", "OMPI_", "PMI", "PALS_", "SLURM_", "MPI_", "MASTER_", "LOCAL_")
+_FOREIGN = (
+    "UNICOMM_",
+    "TORCHCOMM",
+    "TORCHELASTIC_",
+    "OMPI_",
+    "PMI",
+    "PALS_",
+    "SLURM_",
+    "MPI_",
+    "MASTER_",
+    "LOCAL_",
+)
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 
 
@@ -98,7 +109,9 @@ class RankProcess:
             os.close(descriptor)
         self._stdin = os.fdopen(pipes[0][1], "w")
         outputs = ((pipes[1][0], self._on_stdout), (pipes[2][0], self._on_stderr))
-        self._readers = [threading.Thread(target=self._follow, args=output, daemon=True) for output in outputs]
+        self._readers = [
+            threading.Thread(target=self._follow, args=output, daemon=True) for output in outputs
+        ]
         for reader in self._readers:
             reader.start()
 

@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import (
 from unicomm.comms.backend import Backend, Capabilities, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
+from unicomm.comms.forks import never_destroy
 from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
 
@@ -192,6 +193,9 @@ class GlooBackend(Backend):
 
     def close(self) -> None:
         self._group = None
+
+    def forget(self) -> None:
+        never_destroy(self._group)  # its destructor joins threads, which a forked child has not
 
     @classmethod
     def version(cls) -> str:

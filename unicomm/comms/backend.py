@@ -111,6 +111,12 @@ class Backend(abc.ABC):
         """A native way for small synchronous operations, as `engine.NoFastPath` describes it, or None."""
         return None
 
+    def forget(self) -> None:
+        """Called in a forked child, for the parent's backend: it must never reach the other ranks from there.
+
+        Must not block, nor take a lock that another thread may have held at the fork.
+        """
+
     def set_hints(self, hints: Mapping[str, Any]) -> None:
         """Called when hints are changed later; a backend that takes some at run time overrides this."""
         raise UnsupportedError(

@@ -104,6 +104,7 @@ class Engine:
         self.hooks = Hooks(self._hooks_changed)
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
+        self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
         self._recorder = member.recorder
         self._recorder_index = member.recorder_index
@@ -162,7 +163,7 @@ class Engine:
     def check_open(self, op: str) -> None:
         if self.finalized:
             raise NotReadyError(
-                "the communicator is finalized",
+                self.closed_because,
                 op=op,
                 comm=self.name,
                 rank=self.rank,

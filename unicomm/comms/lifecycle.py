@@ -263,7 +263,18 @@ _living: set[Communicator] = set()
 
 
 def forget_after_fork() -> None:
-    """In a forked child the parent's communicators are the parent's."""
+    """In a forked child the parent's communicators are the parent's: here they refuse everything.
+
+    The child shares the parent's memory and connections: an operation, or a finalize by the end of a `with`
+    block, would be taken for the parent's. Takes no lock: at the fork another thread may have held it.
+    """
+    for comm in _living:
+        engine = comm._engine
+        engine.closed_because = "the communicator belongs to the process that this one was forked from"
+        engine.finalized = True
+        engine.fast = NoFastPath()
+        engine.worker.forget()
+        comm._member.backend.forget()
     _living.clear()
 
 

@@ -178,6 +178,19 @@ class Worker:
         thread.join(timeout)
         return not thread.is_alive()
 
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: what was pending ends with an error."""
+        for work in self.pending():
+            work._error = NotReadyError(
+                "pending in the process that this one was forked from",
+                op=work.name,
+                seq=work.seq,
+                hint="wait for it there",
+            )
+            work._pending = False
+        self._waiting.clear()
+        self._thread = None
+
     def _loop(self) -> None:
         self._ident = threading.get_ident()
         while (item := self._jobs.get()) is not None:

@@ -65,7 +65,9 @@ def holdings() -> dict[str, list[str]]:
             links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         except FileNotFoundError:  # the one that listed the folder
             continue
-    maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    maps = [
+        line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
+    ]
     files = links + maps
     return {
         "memfd": sorted({name for name in files if name.startswith("/memfd:unicomm")}),

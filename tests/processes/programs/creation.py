@@ -1,8 +1,8 @@
 """Communicators that cannot come about: creation.py SCENARIO ...
 
-    killed before|inside VICTIM TIMEOUT     a rank dies before, or in the middle of, its creation
-    missing                                 ranks of a job of four come, except the last
-    differing backend|hints|name            rank 1 passes something else
+killed before|inside VICTIM TIMEOUT     a rank dies before, or in the middle of, its creation
+missing                                 ranks of a job of four come, except the last
+differing backend|hints|name            rank 1 passes something else
 """
 
 import os

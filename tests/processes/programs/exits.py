@@ -1,13 +1,13 @@
 """Ranks that end without finalize: exits.py SCENARIO
 
-    forgets     all of them, after some operations
-    early       rank 1, while the others go on
-    vanishes    rank 1, by os._exit
-    raises      all of them, by an unhandled exception
-    catches     all of them handle an exception and end well
-    pending     rank 0 with an operation under way that nobody joins
-    buffered    rank 0 right after an asynchronous send
-    clean       all of them finalize
+forgets     all of them, after some operations
+early       rank 1, while the others go on
+vanishes    rank 1, by os._exit
+raises      all of them, by an unhandled exception
+catches     all of them handle an exception and end well
+pending     rank 0 with an operation under way that nobody joins
+buffered    rank 0 right after an asynchronous send
+clean       all of them finalize
 """
 
 import os

@@ -1,8 +1,8 @@
 """Ranks that fork in the middle of their work: forks.py HOW BACKEND
 
-    exit            children that end like any program, with exit handlers and all
-    multiprocessing a DataLoader with two worker processes
-    use             a child that uses its parent's communicator
+exit            children that end like any program, with exit handlers and all
+multiprocessing a DataLoader with two worker processes
+use             a child that uses its parent's communicator
 """
 
 import os
@@ -31,25 +31,52 @@ def total(comm: unicomm.Communicator) -> float:
     return float(x.sum())
 
 
+def refusals(comm: unicomm.Communicator, pending: unicomm.Work | None) -> int:
+    """How many uses of the parent's communicator are refused in a child; ending it must not reach the parent."""
+    x = torch.ones(3)
+    uses = [
+        lambda: comm.barrier(False),
+        lambda: comm.all_reduce(x, unicomm.ReduceOp.SUM, False),
+        lambda: comm.send(x, 1 - comm.get_rank(), True),
+        *([pending.wait] if pending else []),
+    ]
+    refused = 0
+    for use in uses:
+        try:
+            use()
+        except unicomm.NotReadyError as error:
+            refused += "forked from" in str(error)
+    comm.abort()
+    comm.finalize()
+    return refused
+
+
 def main() -> None:
     comm = unicomm.new_comm(BACKEND, torch.device("cpu"), name="main", timeout=20)
     ring = writer.recorder_path()
     before = total(comm)
+    message = torch.full((1000,), float(comm.get_rank()))
+    # On rank 0 an operation is under way while it forks.
+    pending = comm.recv(message, 1, True) if comm.get_rank() == 0 else None
     if HOW == "multiprocessing":
         loader = torch.utils.data.DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context="fork")
         say("child", outcome=float(sum(batch.sum() for batch in loader)))
     elif (child := os.fork()) == 0:
-        if HOW == "use":
-            try:
-                total(comm)
-            except unicomm.CommError as error:
-                os.write(1, b"")
-                sys.exit(7 if "fork" in str(error) else 8)
-        sys.exit(5)
+        sys.exit(refusals(comm, pending) if HOW == "use" else 5)
     else:
         _, status = os.waitpid(child, 0)
         say("child", outcome=os.waitstatus_to_exitcode(status))
-    say("parent", before=before, after=total(comm), ring=ring is not None and ring.exists())
+    if pending is not None:
+        pending.wait()
+    else:
+        comm.send(message, 0, False)
+    say(
+        "parent",
+        before=before,
+        after=total(comm),
+        received=float(message[0]),
+        ring=ring is not None and ring.exists(),
+    )
     comm.finalize()
 
 
