@@ -1,47 +1,15 @@
-"""Wrong arguments: an error on the rank that made the call, nothing recorded or sent, and everything works on.
-
-One rank makes the bad call, synchronously and asynchronously, while the others do nothing. Had anything been
-sent or numbered, the good calls that all ranks make then would disagree.
-"""
+"""Wrong tensors, lists, sizes, splits and memory: see bad_calls.py for what has to happen."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from bad_calls import BAD, SUM, Case, N, bad_calls, f, filled, several
 
-from unicomm import Communicator, InvalidArgumentError, P2POp, RedOpType, ReduceOp, UnsupportedError
-from unicomm.comms.ops import OPERATIONS
-from unicomm.testing import run_ranks
-
-N, BAD = 3, 1  # ranks, and the one that is wrong
-SUM = ReduceOp.SUM
-NONE: list[torch.Tensor] = []
-
-
-@dataclass
-class Case:
-    op: str
-    what: str
-    call: Callable[[Communicator, bool], object]
-    says: str
-    error: type[Exception] = InvalidArgumentError
-
-    def __str__(self) -> str:
-        return f"{self.op}-{self.what}".replace(" ", "_")
-
-
-def f(n: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros(n, dtype=dtype)
-
-
-def several(n: int = 6, count: int = N, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    return [f(n, dtype) for _ in range(count)]
+from unicomm import Communicator, P2POp
 
 
 def freed() -> torch.Tensor:
@@ -57,12 +25,6 @@ def fake_tensor() -> torch.Tensor:
         return f()
 
 
-def filled(comm: Communicator, *entries: P2POp) -> Callable[[bool], object]:
-    batch = comm.batch_op_create()
-    batch.ops.extend(entries)
-    return batch.issue
-
-
 def twice(comm: Communicator, a: bool) -> object:
     t = f()
     return filled(comm, P2POp("recv", t, 0), P2POp("recv", t, 2))(a)
@@ -76,6 +38,7 @@ def in_place_ring(comm: Communicator, a: bool) -> object:
 room = f(30)
 windows = [room[0:6], room[4:10], room[12:18]]
 whole = torch.zeros(3 * N)
+parts = several()
 
 # What is wrong with a tensor, tried with an operation of each kind.
 TENSORS: list[tuple[str, Callable[[], object], str]] = [
@@ -110,49 +73,6 @@ CASES = [
     )
     for op, name, call in WITH_TENSOR
     for what, make, says in TENSORS
-]
-
-# Ranks.
-for _value, _says in [
-    (N, f"must be in range \\[0, {N}\\), but got {N}"),
-    (-1, "range"),
-    (1.5, "no rank"),
-    (None, "no rank"),
-]:
-    CASES += [
-        Case("broadcast", f"root {_value}", lambda c, a, v=_value: c.broadcast(f(), v, a), "root.*" + _says),
-        Case("reduce", f"root {_value}", lambda c, a, v=_value: c.reduce(f(), v, SUM, a), "root.*" + _says),
-        Case(
-            "scatter", f"root {_value}", lambda c, a, v=_value: c.scatter(f(), NONE, v, a), "root.*" + _says
-        ),
-        Case("gather", f"root {_value}", lambda c, a, v=_value: c.gather(NONE, f(), v, a), "root.*" + _says),
-        Case(
-            "gather_single", f"root {_value}", lambda c, a, v=_value: c.gather_single(None, f(), v, a), "root"
-        ),
-        Case("send", f"dst {_value}", lambda c, a, v=_value: c.send(f(), v, a), "dst.*" + _says),
-        Case("recv", f"src {_value}", lambda c, a, v=_value: c.recv(f(), v, a), "src.*" + _says),
-    ]
-CASES += [
-    Case("send", "to oneself", lambda c, a: c.send(f(), BAD, a), "cannot send to or from oneself"),
-    Case("recv", "from oneself", lambda c, a: c.recv(f(), BAD, a), "cannot recv to or from oneself"),
-    Case(
-        "send",
-        "to oneself in a batch",
-        lambda c, a: filled(c, P2POp("send", f(), 0), P2POp("send", f(), BAD))(a),
-        "oneself",
-    ),
-    Case("batch", "empty", lambda c, a: filled(c)(a), "empty batch"),
-    Case(
-        "batch", "of unknown kind", lambda c, a: filled(c, P2POp("put", f(), 0))(a), "kind='put' is unknown"
-    ),
-    Case(
-        "batch",
-        "of a collective",
-        lambda c, a: filled(c, P2POp("barrier", f(), 0))(a),
-        "kind='barrier' is unknown",
-    ),
-    Case("batch", "receiving twice into one tensor", twice, "output tensors 0 and 1 share memory"),
-    Case("batch", "receiving into what it sends", in_place_ring, "input and output share memory"),
 ]
 
 # Lists, sizes and types.
@@ -335,6 +255,8 @@ CASES += [
 
 # Memory that two arguments share.
 CASES += [
+    Case("batch", "receiving twice into one tensor", twice, "output tensors 0 and 1 share memory"),
+    Case("batch", "receiving into what it sends", in_place_ring, "input and output share memory"),
     Case(
         "all_gather",
         "repeated output",
@@ -351,7 +273,7 @@ CASES += [
     Case(
         "all_gather",
         "other part as input",
-        lambda c, a: (lambda o: c.all_gather(o, o[0], a))(several()),
+        lambda c, a: c.all_gather(parts, parts[0], a),
         "input and output share memory",
     ),
     Case(
@@ -375,7 +297,7 @@ CASES += [
     Case(
         "reduce_scatter",
         "other part as output",
-        lambda c, a: (lambda i: c.reduce_scatter(i[2], i, SUM, a))(several()),
+        lambda c, a: c.reduce_scatter(parts[2], parts, SUM, a),
         "share memory",
     ),
     Case(
@@ -387,10 +309,10 @@ CASES += [
     Case(
         "all_to_all_single",
         "in place",
-        lambda c, a: (lambda t: c.all_to_all_single(t, t, a))(f()),
+        lambda c, a: c.all_to_all_single(parts[0], parts[0], a),
         "share memory",
     ),
-    Case("all_to_all", "in place", lambda c, a: (lambda t: c.all_to_all(t, t, a))(several()), "share memory"),
+    Case("all_to_all", "in place", lambda c, a: c.all_to_all(parts, parts, a), "share memory"),
     Case(
         "gather", "repeated output at the root", lambda c, a: c.gather([f()] * N, f(), BAD, a), "share memory"
     ),
@@ -403,139 +325,13 @@ CASES += [
     Case(
         "scatter",
         "other part at the root",
-        lambda c, a: (lambda i: c.scatter(i[0], i, BAD, a))(several()),
+        lambda c, a: c.scatter(parts[0], parts, BAD, a),
         "share memory",
     ),
 ]
 
-# Reductions.
-REDUCTIONS = [
-    ("BAND of floats", torch.float32, ReduceOp.BAND, "defined for integers and bool, not for float32"),
-    ("BXOR of complex", torch.complex64, ReduceOp.BXOR, "not for complex64"),
-    ("MIN of complex", torch.complex128, ReduceOp.MIN, "needs an order"),
-    ("AVG of bool", torch.bool, ReduceOp.AVG, "arithmetic, which bool lacks"),
-    ("PREMUL_SUM of bool", torch.bool, ReduceOp.PREMUL_SUM(2), "arithmetic"),
-    ("fraction of integers", torch.int32, ReduceOp.PREMUL_SUM(0.5), "0.5 of PREMUL_SUM is no integer"),
-    ("NaN of integers", torch.int32, ReduceOp.PREMUL_SUM(float("nan")), "is no integer"),
-    ("SUM of complex32", torch.complex32, SUM, "can be moved but not reduced"),
-    ("RedOpType", torch.float32, RedOpType.SUM, "op is a RedOpType"),
-    ("torch's ReduceOp", torch.float32, dist.ReduceOp.SUM, "op is a RedOpType"),
-    ("text", torch.float32, "sum", "op is a str"),
-    ("None", torch.float32, None, "op is a NoneType"),
-]
-CASES += [
-    Case(op, what, lambda c, a, d=dtype, r=red, call=call: call(c, d, r, a), says)
-    for what, dtype, red, says in REDUCTIONS
-    for op, call in {
-        "all_reduce": lambda c, d, r, a: c.all_reduce(f(6, d), r, a),
-        "reduce": lambda c, d, r, a: c.reduce(f(6, d), 0, r, a),
-        "reduce_scatter_single": lambda c, d, r, a: c.reduce_scatter_single(f(6, d), f(18, d), r, a),
-        "reduce_scatter": lambda c, d, r, a: c.reduce_scatter(f(6, d), several(dtype=d), r, a),
-    }.items()
-]
-
-# Timeouts and hints.
-for _bad in (-1, float("nan"), "5", True):
-    CASES += [
-        Case(
-            "all_reduce",
-            f"timeout {_bad}",
-            lambda c, a, t=_bad: c.all_reduce(f(), SUM, a, timeout=t),
-            "no duration",
-        ),
-        Case("recv", f"timeout {_bad}", lambda c, a, t=_bad: c.recv(f(), 0, a, timeout=t), "no duration"),
-        Case("set_timeout", f"{_bad}", lambda c, a, t=_bad: c.set_timeout(t), "no duration"),
-        Case("finalize", f"timeout {_bad}", lambda c, a, t=_bad: c.finalize(t), "no duration"),
-        Case("split", f"timeout {_bad}", lambda c, a, t=_bad: c.split([BAD], timeout=t), "no duration"),
-        Case(
-            "all_gather_single",
-            f"init timeout {_bad}",
-            lambda c, a, t=_bad: c.all_gather_p_init(f(), timeout=t),
-            "no duration",
-        ),
-    ]
-HINTED = {"some": "hint"}
-CASES += [
-    Case(
-        op,
-        f"hints {hints}",
-        lambda c, a, h=hints, call=call: call(c, a, h),
-        "no hints for one operation",
-        UnsupportedError,
-    )
-    for hints in (HINTED, 5)
-    for op, call in {
-        "all_reduce": lambda c, a, h: c.all_reduce(f(), SUM, a, hints=h),
-        "barrier": lambda c, a, h: c.barrier(a, hints=h),
-        "send": lambda c, a, h: c.send(f(), 0, a, hints=h),
-        "batch": lambda c, a, h: c.batch_op_create().send(f(), 0).issue(a, hints=h),
-        "all_gather_single": lambda c, a, h: c.all_gather_p_init(f(), hints=h),
-    }.items()
-]
-CASES += [
-    Case("set_hints", "unknown", lambda c, a: c.set_hints({"persistent_stores": "1"}), "knows no hint"),
-    Case("set_hints", "no mapping", lambda c, a: c.set_hints("abc"), "no mapping"),
-    Case("set_hints", "no text", lambda c, a: c.set_hints({"persistent_store": True}), "not text"),
-    Case(
-        "set_hints",
-        "unreadable",
-        lambda c, a: c.set_hints({"persistent_store": "perhaps"}),
-        "unreadable value",
-    ),
-    Case(
-        "set_hints",
-        "later",
-        lambda c, a: c.set_hints({"persistent_store": "1"}),
-        "at creation only: persistent_store$",
-        UnsupportedError,
-    ),
-    Case("split", "unknown hint", lambda c, a: c.split([BAD], hints=HINTED), "knows no hint 'some'"),
-    Case("split", "hints no mapping", lambda c, a: c.split([BAD], hints=[1]), "no mapping"),
-    Case("split", "rank beyond", lambda c, a: c.split([BAD, N]), "no list of ranks"),
-    Case("split", "negative rank", lambda c, a: c.split([BAD, -1]), "no list of ranks"),
-    Case("split", "mask", lambda c, a: c.split([True, True, False]), "no list of ranks"),
-    Case("split", "None", lambda c, a: c.split(None), "ranks=None is no list"),
-    Case("split", "a number", lambda c, a: c.split(2), "ranks=2 is no list"),
-    Case("split", "text", lambda c, a: c.split("012"), "no list of ranks"),
-    Case("split", "twice", lambda c, a: c.split([BAD, 0, BAD]), "hold one twice"),
-    Case("split", "without oneself", lambda c, a: c.split([0, 2]), "do not include this one"),
-]
 # The fake backend moves nothing, so memory is not its business.
 MEMORYLESS = {"freed", "zero tensor", "FakeTensor"}
-
-
-def bad_calls(cases: list[Case], backend: str, raised: Callable[..., BaseException]) -> None:
-    meeting = threading.Barrier(N, timeout=30)
-
-    def program(comm: Communicator) -> None:
-        recorder = comm._member.recorder
-        for number, case in enumerate(cases, 1):
-            meeting.wait()
-            if comm.get_rank() == BAD:
-                before = recorder.total()
-                for async_op in (False, True):
-                    error = raised(case.call, comm, async_op)
-                    assert type(error) is case.error, (str(case), repr(error))
-                    assert (error.op, error.comm, error.rank, error.seq) == (case.op, "ranks", BAD, None), (
-                        str(case)
-                    )
-                    assert error.hint, str(case)
-                    import re
-
-                    assert re.search(case.says, error.message), (str(case), error.message)
-                    assert f"[{case.op}, communicator 'ranks', rank {BAD}] " in str(error)
-                assert recorder.total() == before, str(case)
-            meeting.wait()
-            x = torch.ones(6)
-            assert comm.all_reduce(x, SUM, False).seq == number, str(case)
-            if comm.get_rank() != 2:
-                message = torch.tensor([7.0 * (1 - comm.get_rank())])
-                move = comm.send if comm.get_rank() == 0 else comm.recv
-                assert move(message, 1 - comm.get_rank(), False).seq == number, str(case)
-                assert backend == "fake" or message.item() == 7.0, str(case)
-            assert backend == "fake" or x.tolist() == [3.0] * 6, str(case)
-
-    run_ranks(program, N, backend=backend)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -550,9 +346,3 @@ def test_gloo(op, raised):
 
 def test_fake(raised):
     bad_calls([case for case in CASES if case.what not in MEMORYLESS], "fake", raised)
-
-
-def test_every_operation_is_tried():
-    tried = {case.op for case in CASES}
-    refused = {"new_window", "reconfigure", "finalize", "abort"}  # take no arguments, or refuse all of them
-    assert set(OPERATIONS) - refused <= tried

@@ -170,7 +170,8 @@ class RankProcess:
 
     def __str__(self) -> str:
         said = "\n".join(f"    {json.dumps(event)}" for event in self.events) or "    nothing"
-        return f"  rank {self.rank} (pid {self.pid}, exit code {self.exit_code}) said:\n{said}\n{self.complaints}"
+        who = f"rank {self.rank} (pid {self.pid}, exit code {self.exit_code})"
+        return f"  {who} said:\n{said}\n{self.complaints}"
 
 
 class Job:
@@ -242,6 +243,13 @@ def agent_environments(size: int, store: TCPStore, base: Mapping[str, str]) -> l
         }
         for rank in range(size)
     ]
+
+
+def free_port() -> int:
+    """A port that nobody listens on, for a store that a rank will host."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def new_store() -> TCPStore:

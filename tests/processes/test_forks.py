@@ -1,6 +1,7 @@
 """fork() in a rank: neither its communicator nor its ring suffers."""
 
 import pytest
+from rank_processes import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -23,3 +24,12 @@ def test_fork(start, rings, backend, how, outcomes):
         assert said["ring"]
     assert job.end() == [0, 0]
     assert not list(rings.glob("*.ucring"))
+
+
+def test_fork_of_the_rank_that_hosts_the_store(start):
+    """A store's server ends with the process that made it, not with a child of that."""
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job = start("forks.py", None, "exit", "shm", environments=[{"RANK": str(r)} | address for r in range(2)])
+    assert [said["outcome"] for said in job.next("child")] == [5, 5]
+    job.next("parent")
+    assert job.end() == [0, 0]

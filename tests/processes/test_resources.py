@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from unicomm import ReduceOp
 from unicomm.testing import run_ranks
 
 pytestmark = pytest.mark.processes
@@ -18,8 +19,6 @@ def test_64_ranks():
         x = torch.full((100,), 1.0)
         comm.all_reduce(x, ReduceOp.SUM, False)
         return created, float(x[0]), sum(comm.memory().values())
-
-    from unicomm import ReduceOp
 
     results = run_ranks(rank_main, 64, timeout=60)
     assert max(created for created, _, _ in results) - began < 10

@@ -24,6 +24,7 @@ _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo:GlooBackend",
     "fake": "unicomm.backends.fake:FakeBackend",
+    "auto": "unicomm.backends.auto:AutoBackend",
 }
 _registered: dict[str, type[Backend]] = {}
 
@@ -93,8 +94,8 @@ def new_comm(
     Returns when every rank is connected and its options were compared.
 
     Args:
-        backend: "shm" (ranks of one host), "gloo" (TCP), "fake" (one process plays any rank), or a
-            registered one.
+        backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
+            "fake" (one process plays any rank), or a registered one.
         device: on which tensors will be; required.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
         timeout: of the creation, and of each operation that brings no other; seconds or timedelta.

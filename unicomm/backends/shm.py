@@ -64,7 +64,7 @@ class ShmBackend(Backend):
                 except OSError as error:
                     trouble = str(error)
             mine = {
-                "host": _host_identity(),
+                "host": host_identity(),
                 "pid": pid,
                 "fd": segment.fd if segment else -1,
                 "trouble": trouble,
@@ -142,7 +142,7 @@ class ShmBackend(Backend):
         return {"segment": self._bytes}
 
 
-def _host_identity() -> str:
+def host_identity() -> str:
     """What ranks must share to share memory: the running kernel and the process numbers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')}"

@@ -111,7 +111,7 @@ class Backend(abc.ABC):
         """A native way for small synchronous operations, as `engine.NoFastPath` describes it, or None."""
         return None
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027
         """Called in a forked child, for the parent's backend: it must never reach the other ranks from there.
 
         Must not block, nor take a lock that another thread may have held at the fork.

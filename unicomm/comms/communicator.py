@@ -414,7 +414,7 @@ class Communicator:
 
     def get_backend(self) -> str:
         """The backend's name, such as "shm"."""
-        return self._member.backend_name
+        return self._member.backend.name
 
     def get_backend_version(self) -> str:
         return type(self._member.backend).version()

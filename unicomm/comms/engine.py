@@ -179,7 +179,7 @@ class Engine:
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:
-            backend = self.member.backend_name
+            backend = self.backend.name
             self.refuse(op, f"backend '{backend}' takes no hints for one operation: {hints!r}")
         return self.timeout if timeout is None else self.read_timeout(op, timeout)
 

@@ -42,7 +42,7 @@ class Member:
     """Everything a `Communicator` is made of: this rank's place, and the parts it owns or shares."""
 
     backend: Backend
-    backend_name: str
+    asked_for: type[Backend]  # may be another than the one in use: "auto" chooses
     name: str
     uid: str
     rank: int
@@ -136,11 +136,11 @@ def create(
         error.rank = rank if error.rank is None else error.rank
         raise
     index = recorder.add_comm(
-        name=name, backend=backend.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
+        name=name, backend=engine.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
     )
     member = Member(
         engine,
-        backend.name,
+        backend,
         name,
         rendezvous.uid,
         rank,
@@ -191,7 +191,7 @@ def split(
             enable_reconfigure=member.options.enable_reconfigure,
             hints=dict(member.options.hints) if hints is None else copy_hints(hints),
         )
-        read_hints(options.hints, member.backend.capabilities.hints, member.backend_name)
+        read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
 
     def connect() -> Communicator | None:
         if not chosen:
@@ -199,7 +199,7 @@ def split(
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
         return create(
-            type(member.backend),
+            member.asked_for,
             member.device,
             name=name or f"{member.name}_{min(chosen)}",
             store=store,

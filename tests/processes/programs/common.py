@@ -1,7 +1,7 @@
 """What the rank programs share: talking with the test, and looking at themselves.
 
-A program writes one JSON object a line ({"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}) and reads lines
-that tell it to go on.
+A program writes one JSON object a line ({"event": ..., "at": seconds of CLOCK_MONOTONIC, ...}) and reads
+lines that tell it to go on.
 """
 
 import json

@@ -17,7 +17,6 @@ import unicomm
 from unicomm.comms.rendezvous import Rendezvous
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]
-RANK = int(os.environ["RANK"])
 
 
 def create(backend: str, timeout: float, hints: dict[str, str] | None = None) -> None:
@@ -33,7 +32,7 @@ def create(backend: str, timeout: float, hints: dict[str, str] | None = None) ->
 
 
 def killed(moment: str, victim: str, timeout: str) -> None:
-    if RANK == int(victim) and moment == "inside":
+    if os.environ["RANK"] == victim and moment == "inside":
         exchange = Rendezvous.exchange
 
         def die_when_mapped(self: Rendezvous, tag: str, value: bytes) -> list[bytes]:
@@ -52,7 +51,7 @@ def missing() -> None:
 
 
 def differing(what: str) -> None:
-    odd = RANK == 1
+    odd = os.environ["RANK"] == "1"
     backend = "gloo" if odd and what == "backend" else "shm"
     hints = {"slot_bytes": "64K"} if odd and what == "hints" else None
     create(backend, 20, hints)

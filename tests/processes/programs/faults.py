@@ -1,7 +1,7 @@
 """Ranks of which one is killed or stopped: faults.py MOMENT VICTIM SIGNAL TIMEOUT
 
-MOMENT says what they do just then. The victim either waits for its fate outside the communicator, or sends itself
-the signal from a second thread, when it sees in its tensor that a transfer is under way.
+MOMENT says what they do just then. The victim either waits for its fate outside the communicator, or sends
+itself the signal from a second thread, when it sees in its tensor that a transfer is under way.
 """
 
 import os

@@ -32,7 +32,7 @@ def total(comm: unicomm.Communicator) -> float:
 
 
 def refusals(comm: unicomm.Communicator, pending: unicomm.Work | None) -> int:
-    """How many uses of the parent's communicator are refused in a child; ending it must not reach the parent."""
+    """How many uses of the parent's communicator are refused in a child; ending it there reaches nobody."""
     x = torch.ones(3)
     uses = [
         lambda: comm.barrier(False),
@@ -70,6 +70,8 @@ def main() -> None:
         pending.wait()
     else:
         comm.send(message, 0, False)
+    with unicomm.new_comm(BACKEND, torch.device("cpu"), name="later", timeout=20) as later:
+        total(later)  # the store still works
     say(
         "parent",
         before=before,

@@ -1,4 +1,4 @@
-"""More elements than 32 bits can count: an all-reduce and a broadcast of 2**31 + 5 bytes, on the same memory."""
+"""More elements than 31 bits can count: an all-reduce and a broadcast of 2**31 + 5 bytes."""
 
 import torch
 from common import say

@@ -2,10 +2,10 @@
 
     server.py DESCRIPTOR      (of a SOCK_SEQPACKET socket to the test)
 
-A request is JSON: {"argv": [...], "env": {...}} with the new process's stdin, stdout and stderr attached, answered
-by its pid; or {"reap": pid}, answered by its exit code (negative: the signal). A forked process runs its script as
-`python SCRIPT ARGUMENTS` would, to the end of the interpreter. It has a process group of its own and does not
-outlive the server, which ends when the test closes its end of the socket.
+A request is JSON: {"argv": [...], "env": {...}} with the new process's stdin, stdout and stderr attached,
+answered by its pid; or {"reap": pid}, answered by its exit code (negative: the signal). A forked process runs
+its script as `python SCRIPT ARGUMENTS` would, to the end of the interpreter. It has a process group of its
+own and does not outlive the server, which ends when the test closes its end of the socket.
 """
 
 import contextlib

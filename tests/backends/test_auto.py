@@ -1,0 +1,53 @@
+"""`auto` chooses by where the ranks are, for each communicator anew."""
+
+import threading
+
+import torch
+
+import unicomm
+from unicomm.backends import auto
+from unicomm.testing import conformance, run_ranks
+
+
+def test_one_host_is_shared_memory():
+    def program(comm):
+        conformance.check(comm, "all_reduce", lambda case: case.count < 100)
+        return comm.get_backend()
+
+    assert run_ranks(program, 3, backend="auto") == ["shm"] * 3
+
+
+def test_several_hosts_are_gloo_and_their_parts_shared_memory(monkeypatch):
+    """Ranks 0 and 1 on one host, rank 2 on another: told apart by what each says of its host."""
+    here = threading.local()
+    monkeypatch.setattr(auto, "host_identity", lambda: f"name boot-{here.host} ns")
+
+    def rank_program(rank, store, results):
+        here.host = rank // 2
+        with unicomm.new_comm("auto", "cpu", store=store, rank=rank, size=3, timeout=20) as comm:
+            x = torch.ones(3)
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+            together = comm.split([0, 1], "host") if rank < 2 else None
+            apart = comm.split([2, 0], "apart") if rank != 1 else None
+            kinds = [c.get_backend() if c else None for c in (comm, together, apart)]
+            results[rank] = (kinds, x.tolist())
+            for child in (together, apart):
+                if child is not None:
+                    child.barrier(False)
+                    child.finalize()
+
+    store, results = torch.distributed.HashStore(), {}
+    threads = [threading.Thread(target=rank_program, args=(r, store, results), daemon=True) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {
+        0: (["gloo", "shm", "gloo"], [3.0] * 3),
+        1: (["gloo", "shm", None], [3.0] * 3),
+        2: (["gloo", None, "gloo"], [3.0] * 3),
+    }
+
+
+def test_hints_of_both_are_taken():
+    assert run_ranks(lambda c: c.get_size(), 2, backend="auto", hints={"slot_bytes": "64K", "interface": ""})

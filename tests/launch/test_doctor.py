@@ -1,0 +1,204 @@
+"""`unicomm doctor`: an honest report, and no exception whatever is broken."""
+
+import json
+import os
+import sys
+from importlib import metadata
+
+import pytest
+
+from unicomm.launch import backend_checks, doctor
+
+
+@pytest.fixture(autouse=True)
+def clean_machine(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(doctor._PREFIXES) or name in doctor._NAMES.split():
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("UNICOMM_TRACE_DIR", str(tmp_path))
+
+
+def fail(*_, **__):
+    raise OSError("Operation not permitted")
+
+
+def backend(report, name):
+    return next(found for found in report["backends"] if found["name"] == name)
+
+
+def finding(findings, what):
+    return next(found for found in findings if found["what"].startswith(what))
+
+
+def test_json_says_what_works(capsys):
+    assert doctor.run(True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert report["versions"]["torch"] == metadata.version("torch")
+    assert finding(report["core"], "native core")["detail"].startswith("reductions use ")
+    for name in ("shm", "gloo", "fake"):
+        found = backend(report, name)
+        assert found["status"] == "works"
+        assert found["verified"]
+        assert finding(found["findings"], "self-test")["ok"]
+    assert [found["detail"] for found in report["environment"]][:2] == ["single process", "rank 0 of 1"]
+
+
+def test_the_table_says_the_same(capsys):
+    assert doctor.run(False) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "shm",
+        "gloo",
+        "works",
+        "nccl",
+        "not in this version",
+        "single process",
+        "UNICOMM_TRACE_DIR",
+    ):
+        assert words in out
+
+
+def test_planned_backends_never_pass_as_supported():
+    report = doctor.collect()
+    for name in ("nccl", "rccl", "mpi", "nvshmem", "rocshmem"):
+        found = backend(report, name)
+        assert found["status"] == "not in this version"
+        assert found["verified"] == []
+        assert found["findings"]
+        assert name in report["never_verified"]
+
+
+def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
+    verified, never = doctor._verified()
+    assert {row["backend"] for row in verified} == {"shm", "gloo", "fake"}
+    assert not {row["backend"] for row in verified} & set(never)
+    for row in verified:
+        assert set(row) == {"backend", "what", "platform", "hardware", "torch"}
+
+
+def test_libraries_of_planned_backends_are_found(monkeypatch):
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libnccl.so.2" if name == "nccl" else None)
+    versions = {"nvidia-nccl-cu13": "2.28.3", "nvshmem4py": "0.1"}
+    monkeypatch.setattr(backend_checks, "version_of", versions.get)
+    report = {found.name: found for found in backend_checks._planned()}
+    assert report["nccl"].findings[0].detail == "libnccl.so.2 of the system; nvidia-nccl-cu13 2.28.3"
+    assert report["nvshmem"].findings[1].detail == "0.1"
+    assert report["rccl"].findings[0].detail == "not found"
+    assert report["nccl"].status == "not in this version"
+
+
+def test_no_shared_memory_leaves_gloo(monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", fail)
+    report = doctor.collect()
+    assert backend(report, "shm")["status"] == "broken"
+    found = finding(backend(report, "shm")["findings"], "anonymous shared memory")
+    assert not found["ok"]
+    assert found["detail"] == "Operation not permitted"
+    assert "container" in found["cure"]
+    assert backend(report, "gloo")["status"] == "works"
+    assert report["ok"]
+
+
+def test_a_wrong_sum_is_no_success(monkeypatch):
+    from unicomm.backends.shm import ShmBackend
+
+    monkeypatch.setattr(ShmBackend, "fast_path", lambda *_: None)
+    monkeypatch.setattr(ShmBackend, "run", lambda *_: None)
+    found = finding([vars(f) for f in backend_checks._shm().findings], "self-test")
+    assert found["ok"] is False
+    assert found["detail"] == "the sum is wrong"
+
+
+def test_without_shm_and_gloo_it_fails_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
+    assert doctor.run(False) == 1
+    out = capsys.readouterr().out
+    assert "cannot be used here yet" in out
+    assert "USE_GLOO=1" in out
+
+
+def test_without_the_native_core_it_still_reports(monkeypatch, capsys):
+    monkeypatch.setattr("unicomm._core.fold_isa", fail)
+    assert doctor.run(True) == 1
+    found = finding(json.loads(capsys.readouterr().out)["core"], "native core")
+    assert not found["ok"]
+    assert "pip install" in found["cure"]
+
+
+def test_a_launcher_that_contradicts_itself(monkeypatch):
+    monkeypatch.setenv("TORCHCOMM_RANK", "5")
+    found = finding(doctor.collect()["environment"], "launcher")
+    assert not found["ok"]
+    assert "TORCHCOMM_SIZE" in found["detail"]
+    assert found["cure"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "store"),
+    [
+        ({}, "file"),
+        ({"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}, "node7:29500, hosted by rank 0"),
+        (
+            {"MASTER_ADDR": "node7", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "hosted by the launcher",
+        ),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "none to meet at"),
+    ],
+)
+def test_launcher_and_store(monkeypatch, variables, store):
+    place = {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}
+    for name, value in place.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    launcher, where, found = doctor._environment()
+    assert launcher.detail == "Open MPI"
+    assert where.detail.startswith("rank 1 of 4")
+    assert store in found.detail
+    assert found.ok is (False if store.startswith("none") else None)
+
+
+def test_variables_are_shown_but_not_secrets(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("UNICOMM_HUB_TOKEN", "abc")
+    monkeypatch.setenv("OTHER", "x")
+    shown = doctor._variables()
+    assert shown["NCCL_DEBUG"] == "INFO"
+    assert "abc" not in shown["UNICOMM_HUB_TOKEN"]
+    assert "OTHER" not in shown
+
+
+def test_backends_of_other_packages(monkeypatch):
+    entries = [
+        metadata.EntryPoint("broken", "no_such_module:Backend", "unicomm.backends"),
+        metadata.EntryPoint("fine", "unicomm.backends.fake:FakeBackend", "unicomm.backends"),
+    ]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
+    monkeypatch.setattr("unicomm.backends.registry.entry_points", lambda group: entries)
+    monkeypatch.setattr("unicomm.backends.registry._registered", {})
+    broken, fine = backend_checks._entry_points()
+    assert broken.status == "broken"
+    assert "no_such_module" in broken.findings[0].detail
+    assert fine.status == "works"
+    assert "cpu" in fine.findings[0].detail
+
+
+def test_the_rings_folder(monkeypatch, tmp_path):
+    (tmp_path / "host-rank00000-1-00000000.ucring").write_bytes(bytes(3 << 20))
+    found = doctor._recorder()
+    assert found.ok
+    assert f"{tmp_path}: 1 rings (0 of running processes), 3.0 MiB" in found.detail
+    monkeypatch.setenv("UNICOMM_TRACE_DIR", str(tmp_path / "host-rank00000-1-00000000.ucring"))
+    found = doctor._recorder()
+    assert found.ok is False
+    assert "UNICOMM_TRACE_DIR" in found.cure
+
+
+def test_mpi_is_asked_for_in_another_process(monkeypatch):
+    monkeypatch.setattr(backend_checks, "version_of", {"mpi4py": "4.1"}.get)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    found = backend_checks._which_mpi()
+    assert found.ok is None
+    assert "does not answer" in found.detail
