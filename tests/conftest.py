@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,3 +24,16 @@ def raised() -> Callable[..., BaseException]:
         raise AssertionError(f"nothing was raised; the call returned {result!r}")
 
     return catch
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """`eventually(condition)` returns when `condition()` is true; fails when it is not within 20 seconds."""
+
+    def until(condition: Callable[[], object], within: float = 20.0) -> None:
+        deadline = time.monotonic() + within
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within} s"
+            time.sleep(0.0005)
+
+    return until

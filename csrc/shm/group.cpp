@@ -122,9 +122,9 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         std::vector<int> dead;
         for (int r : failed ? dead_ranks() : awaited) {
             auto state = static_cast<RankState>(segment_->control(r).state.load());
-            bool done =
-                failed && state == RankState::kFinalized;  // ended after its work: no cause of a failure
-            if (!done && watch_.dead(r)) dead.push_back(r);
+            // Whoever said that it leaves, or why it gave up, before it ended is not the cause.
+            bool spoke = state == RankState::kFinalized || state == RankState::kFailed;
+            if (!spoke && watch_.dead(r)) dead.push_back(r);
         }
         if (!dead.empty()) {
             fault = {FaultCode::kPeerLost, dead, {}, "process ended"};

@@ -6,6 +6,11 @@
 #include "shm/group.hpp"
 
 namespace unicomm::shm {
+namespace {
+
+std::vector<int32_t> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
+
+}  // namespace
 
 struct Group::Transfer {
     const Message* message;
@@ -44,7 +49,7 @@ void Group::step_send(Transfer& t) {
     uint64_t head = c.head.load(std::memory_order_relaxed);
     while (!t.finished) {
         if (c.rejected.load(std::memory_order_acquire) == t.number + 1) {
-            t.fault = {FaultCode::kMismatch, {rank_, m.peer}, {}, "the receiver's tensor differs"};
+            t.fault = {FaultCode::kMismatch, both(rank_, m.peer), {}, "the receiver's tensor differs"};
             t.finished = true;
             return;
         }
@@ -76,8 +81,8 @@ void Group::step_recv(Transfer& t) {
                              header->dtype != static_cast<uint32_t>(m.dtype))) {
                 Claim theirs{m.peer, uint32_t(OpCode::kSend), header->dtype, 0, rank_, header->count, 0};
                 Claim mine{rank_, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
-                t.fault = {
-                    FaultCode::kMismatch, {rank_, m.peer}, {theirs, mine}, "the sender's tensor differs"};
+                t.fault = {FaultCode::kMismatch, both(rank_, m.peer), {theirs, mine},
+                           "the sender's tensor differs"};
                 t.finished = true;
                 c.rejected.store(t.number + 1, std::memory_order_release);
                 waiter_.wake_others();

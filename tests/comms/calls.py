@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """`issue(async_op, hints=, timeout=)` calls the operation; `tensors` are all that it may read or write."""
+    """`issue(async_op, hints=, timeout=)` calls the operation; `tensors` are all that it reads or writes."""
 
     issue: Callable[..., Work]
     tensors: list[Tensor]

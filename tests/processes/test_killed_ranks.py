@@ -88,6 +88,39 @@ def test_in_the_middle_of_a_transfer(start, rings):
     assert "float32" in rows[0]
 
 
+def test_who_calls_late_hears_of_the_victim_and_not_of_those_who_left_because_of_it(start):
+    job = start("faults.py", 4, "collective", VICTIM, "SIGKILL", 60)
+    job.next("ready")
+    job[VICTIM].signal(signal.SIGKILL)
+    job[VICTIM].end()
+    for survivor in job.but(VICTIM):
+        survivor.tell()
+        survivor.next("calling")
+        error = survivor.next("error")
+        assert error["type"] == "PeerLostError"
+        assert error["culprits"] == [VICTIM], error
+        survivor.next("finalized")
+        assert survivor.end() == 0
+
+
+@pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])
+def test_over_gloo(start, rings, moment):
+    """TCP tells that a connection is gone, not whose it was; those who hear of it tell the others."""
+    job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60, "gloo")
+    job.next("ready")
+    for survivor in job.but(VICTIM):
+        survivor.tell()
+    for survivor in job.but(VICTIM):
+        survivor.next("calling")
+    killed_at = time.monotonic()
+    job[VICTIM].signal(signal.SIGKILL)
+    for survivor in job.but(VICTIM):
+        error = survivor.next("error")
+        assert error["type"] == "PeerLostError"
+        assert error["at"] - killed_at < SOON
+    check_nothing_is_left(job, rings)
+
+
 @pytest.mark.parametrize("moment", ["before", "inside"])
 def test_during_creation(start, rings, moment):
     """Nobody can know the process of a rank that has not come yet: the others learn at the deadline."""

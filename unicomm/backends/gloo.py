@@ -7,6 +7,7 @@ plain numbers); everything else, such as bfloat16, AVG or complex numbers, is co
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,6 @@ from torch._C._distributed_c10d import (
 from unicomm.comms.backend import Backend, Capabilities, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
-from unicomm.comms.forks import never_destroy
 from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
 
@@ -100,31 +100,35 @@ class GlooBackend(Backend):
         return cls(group, setup.name)
 
     def run(self, call: Call) -> None:
-        self._wait(lambda: getattr(self, f"_{call.name}")(call), call.timeout)
+        limit = timedelta(seconds=call.timeout)
+        self._guard(lambda: getattr(self, f"_{call.name}")(call).wait(limit), call.timeout)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
-        # Receives first: gloo then has a place for whatever arrives.
-        self._group.set_timeout(timedelta(seconds=timeout))
-        ordered = sorted(messages, key=lambda m: m.send)
+        limit = timedelta(seconds=timeout)
+        self._group.set_timeout(limit)
         works: list[Any] = []
 
-        def start() -> Any:
-            for message in ordered:
-                act = self._group.send if message.send else self._group.recv
-                works.append(act([message.tensor], message.peer, _TAG))
-            return None
+        def act() -> None:
+            # Receives first: gloo then has a place for whatever arrives.
+            for send, peer, tensor in sorted(messages, key=lambda m: m.send):
+                works.append((self._group.send if send else self._group.recv)([tensor], peer, _TAG))
+            for i in range(len(works)):
+                works[i].wait(limit)
 
-        self._wait(start, timeout)
-        for work in works:
-            self._wait(lambda work=work: work, timeout)  # type: ignore[misc]
-
-    def _wait(self, start: Callable[[], Any], timeout: float) -> None:
         try:
-            work = start()
-            if work is not None:
-                work.wait(timedelta(seconds=timeout))
+            self._guard(act, timeout)
+        finally:
+            works.clear()
+
+    def _guard(self, act: Callable[[], None], timeout: float) -> None:
+        # Works hold the group open, and an error's traceback holds names: none in these frames means a work.
+        try:
+            act()
         except RuntimeError as error:
-            raise self._error(error, timeout) from error
+            failure = self._error(error, timeout)
+            if not isinstance(failure, CommTimeoutError):
+                self._group = None  # of no more use; that its connections close tells the other ranks
+            raise failure from error
 
     def _error(self, error: RuntimeError, timeout: float) -> CommError:
         text = _first_line(error)
@@ -188,14 +192,16 @@ class GlooBackend(Backend):
 
     def abort(self) -> None:
         self._aborted = True
-        with contextlib.suppress(RuntimeError):
-            self._group.abort()
+        if (group := self._group) is not None:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
 
     def close(self) -> None:
         self._group = None
 
     def forget(self) -> None:
-        never_destroy(self._group)  # its destructor joins threads, which a forked child has not
+        # Its destructor joins threads, which a forked child has not: it must never run here.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
     @classmethod
     def version(cls) -> str:

@@ -11,7 +11,6 @@
     completion.py   what a library lacks, done above it once
     work.py         Work, and the worker that runs asynchronous operations in order
     hooks.py        pre, post and abort hooks, NanCheckHook           clog.py        the operation log
-    forks.py        what forked children leave alone
     engine.py       how an operation runs: order, records, hooks, errors
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     batch.py        send/recv batches            persistent.py  persistent all-gather

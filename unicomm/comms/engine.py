@@ -169,6 +169,9 @@ class Engine:
                 rank=self.rank,
                 hint="create a new one with unicomm.new_comm",
             )
+        self._check_broken()
+
+    def _check_broken(self) -> None:
         if self.broken is not None:
             error = self.broken
             fields = {k: getattr(error, k) for k in ("op", "comm", "seq", "rank", "culprits", "hint")}
@@ -199,7 +202,7 @@ class Engine:
             raise
 
     def _check_can_wait(self, op: str) -> None:
-        if self.worker.is_current():
+        if self.worker.busy and self.worker.is_current():
             raise NotReadyError(
                 "cannot wait here for operations that this very thread has to run first",
                 op=op,
@@ -226,16 +229,16 @@ class Engine:
     def _issue(self, call: Call) -> Work:
         with self._in_order():
             self.check_open(call.name)
-            pending = call.async_op or self.worker.busy
-            if pending and not call.async_op:
+            if not call.async_op:
                 self._check_can_wait(call.name)
             call.op_id = next_op_id()
             call.seq = self.fast.seq + 1
             args = OpArgs.of(call) if self.hooks.active else None
             if args is not None:
                 self.hooks.before(args)
+            pending = call.async_op or self.worker.busy  # after the hooks, which may issue operations
             call.seq = self.fast.next_seq()
-            if args is not None and args.seq != call.seq:  # a hook has issued operations of its own
+            if args is not None and args.seq != call.seq:
                 args = OpArgs.of(call)
             record = self._recorder.begin(
                 self._recorder_index,
@@ -291,14 +294,14 @@ class Engine:
         limit = self.per_op(name, hints, timeout)
         with self._in_order():
             self.check_open(name)
-            pending = bool(async_op) or self.worker.busy
-            if pending and not async_op:
+            if not async_op:
                 self._check_can_wait(name)
             op_id = next_op_id()
             args = None
             if self.hooks.active:
                 args = self._message_args(name, op_id, messages, bool(async_op), limit)
                 self.hooks.before(args)
+            pending = bool(async_op) or self.worker.busy
             records, seq = [], 0
             for row, message in zip(rows, messages, strict=True):
                 key = (message.peer, message.send)
@@ -394,8 +397,7 @@ class Engine:
                 recorder.start(record)
         error: BaseException | None = None
         try:
-            if self.broken is not None:
-                self.check_open(op)
+            self._check_broken()
             run()
         except CommError as caught:
             error = caught

@@ -24,7 +24,6 @@ from pathlib import Path
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from .errors import BackendError, CommTimeoutError, InvalidArgumentError
-from .forks import never_destroy
 
 METHOD = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD"
 
@@ -283,16 +282,6 @@ _slots: dict[tuple[object, ...], _Slot] = {}
 _slots_lock = threading.Lock()
 # FileStore removes its file with its last user, and only when it is destroyed in order.
 atexit.register(_slots.clear)
-
-
-def _forget_after_fork() -> None:
-    global _slots_lock
-    _slots_lock = threading.Lock()
-    for slot in _slots.values():
-        never_destroy(slot.store)
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:

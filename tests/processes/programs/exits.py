@@ -1,4 +1,4 @@
-"""Ranks that end without finalize: exits.py SCENARIO
+"""Ranks that end without finalize: exits.py SCENARIO [BACKEND]
 
 forgets     all of them, after some operations
 early       rank 1, while the others go on
@@ -23,7 +23,7 @@ TIMEOUT = 60.0
 
 
 def main() -> None:
-    comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=TIMEOUT)
+    comm = unicomm.new_comm((sys.argv[2:] or ["shm"])[0], torch.device("cpu"), name="main", timeout=TIMEOUT)
     rank = comm.get_rank()
     x = torch.ones(1000)
     comm.all_reduce(x, unicomm.ReduceOp.SUM, False)

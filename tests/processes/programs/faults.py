@@ -1,4 +1,4 @@
-"""Ranks of which one is killed or stopped: faults.py MOMENT VICTIM SIGNAL TIMEOUT
+"""Ranks of which one is killed or stopped: faults.py MOMENT VICTIM SIGNAL TIMEOUT [BACKEND]
 
 MOMENT says what they do just then. The victim either waits for its fate outside the communicator, or sends
 itself the signal from a second thread, when it sees in its tensor that a transfer is under way.
@@ -96,7 +96,9 @@ def transfer(comm: unicomm.Communicator) -> None:
 
 def main() -> None:
     before = holdings()
-    comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=float(sys.argv[4]))
+    comm = unicomm.new_comm(
+        (sys.argv[5:] or ["shm"])[0], torch.device("cpu"), name="main", timeout=float(sys.argv[4])
+    )
     comm.all_reduce(torch.ones(10), unicomm.ReduceOp.SUM, False)
     say("ready", **holdings())
     {"collective": collective, "p2p": p2p, "asynchronous": asynchronous, "transfer": transfer}[MOMENT](comm)

@@ -1,0 +1,100 @@
+"""The parts and who may import whom (docs/design, section 2 of the design), held to by reading the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "unicomm"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What each part may import of the others. Faces for users (hooks.py, testing) may import all, as launch may.
+ALLOWED = {
+    "flight_recorder": {"_core", "flight_recorder"},
+    "comms": {"_core", "flight_recorder", "comms"},
+    "backends": {"_core", "flight_recorder", "comms", "backends"},
+    "profiler": {"_core", "flight_recorder", "comms", "profiler"},
+}
+# The recorder's reading half runs where neither torch nor the native core is.
+READERS = {"folder", "ring", "ranks", "formats", "show"}
+
+
+def imports(path):
+    """Absolute names of all modules that a file imports, also inside functions, but not for types only."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    package = ["unicomm", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = package[: len(package) - node.level + 1]
+                base = ".".join([*up, base] if base else up)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def part(name):
+    return name.split(".")[1] if name.startswith("unicomm.") else None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports(path):
+    own = path.relative_to(PACKAGE).parts[0]
+    names = list(imports(path))
+    if own in ALLOWED:
+        for name in names:
+            other = part(name)
+            assert other is None or other in ALLOWED[own], f"{own} must not import {name}"
+    if own == "flight_recorder":
+        assert not any(n.split(".")[0] == "torch" for n in names)
+        if path.stem in READERS:
+            assert "unicomm._core" not in names
+            assert not any(n.startswith("unicomm.flight_recorder.writer") for n in names)
+
+
+def test_the_rules_would_notice():
+    """The reading of imports itself: relative, absolute and inner ones are all seen."""
+    registry = set(imports(PACKAGE / "backends" / "registry.py"))
+    assert "unicomm.comms.lifecycle" in registry
+    assert "unicomm._core.fold" not in registry
+    assert "unicomm.comms.batch.BatchSendRecv" in set(imports(PACKAGE / "comms" / "communicator.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_stay_small(path):
+    assert len(path.read_text().splitlines()) <= 600
+
+
+def test_importing_loads_no_backend_and_no_torch():
+    code = """
+import sys, unicomm
+assert "torch" not in sys.modules
+assert unicomm.__version__
+unicomm.ReduceOp
+loaded = [m for m in sys.modules if m.startswith("unicomm.backends.")]
+assert not loaded, loaded
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names():
+    import unicomm
+
+    for name in unicomm.__all__:
+        assert getattr(unicomm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = unicomm.nothing

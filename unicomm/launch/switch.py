@@ -1,0 +1,128 @@
+"""The switch: `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` runs unchanged torch.distributed programs on unicomm.
+
+torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). With the variable
+off it looks at one environment variable and returns. With it on, and where the official torchcomms is not
+installed, it gives torch.distributed the three things that torch would import from torchcomms: `new_comm`, a
+backend wrapper and a recorder hook. It never raises: an exception here would break `import torch`.
+
+`UNICOMM_BACKEND` chooses what stands behind the backends that programs name; without it "gloo" becomes "auto".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+CHOICE = "UNICOMM_BACKEND"
+
+# Names in torch.distributed.distributed_c10d that the switch sets, by torch version (read in torch's source).
+NAMES: dict[tuple[int, int], tuple[str, ...]] = {
+    (2, 11): ("new_comm", "_BackendWrapper"),
+    (2, 12): ("new_comm", "_BackendWrapper"),
+    (2, 13): ("new_comm", "_BackendWrapper", "FlightRecorderHook"),
+    (2, 14): (
+        "new_comm",
+        "_BackendWrapper",
+        "FlightRecorderHook",
+        "_torchcomms_is_backend_built",
+        "_torchcomms_is_backend_registered",
+    ),
+    (2, 15): (
+        "new_comm",
+        "_BackendWrapper",
+        "_TorchCommsFlightRecorderHook",
+        "_torchcomms_is_backend_built",
+        "_torchcomms_is_backend_registered",
+    ),
+}
+
+_log = logging.getLogger("unicomm")
+
+
+def autoload() -> None:
+    """Called by torch at the end of its import."""
+    if os.environ.get(VARIABLE, "0").lower() not in ("1", "true", "yes", "on"):
+        return
+    try:
+        reason = install()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        print(f"unicomm: {VARIABLE} has no effect: {reason}", file=sys.stderr)
+
+
+def install() -> str:
+    """Puts unicomm behind torch.distributed; why not, or an empty text when it is done."""
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    names = NAMES.get((major, minor))
+    if names is None:
+        known = ", ".join(f"{a}.{b}" for a, b in NAMES)
+        return f"torch {torch.__version__} is not known to this unicomm, which knows {known}; update unicomm"
+    if getattr(c10d, "_TORCHCOMM_AVAILABLE", None) is None:
+        return f"torch {torch.__version__} was built without it"
+    if c10d._TORCHCOMM_AVAILABLE:
+        return "the official torchcomms is installed and is used; uninstall it to use unicomm"
+
+    def known_backend(name: str) -> bool:
+        return True
+
+    parts: dict[str, Any] = {
+        "new_comm": _new_comm,
+        "_BackendWrapper": _group_class(),
+        "FlightRecorderHook": _recorder_hook,
+        "_TorchCommsFlightRecorderHook": _recorder_hook,
+        "_torchcomms_is_backend_built": known_backend,
+        "_torchcomms_is_backend_registered": known_backend,
+    }
+    for name in names:
+        setattr(c10d, name, parts[name])
+    c10d._TORCHCOMM_AVAILABLE = True
+    return ""
+
+
+def _group_class() -> type:
+    from unicomm.comms.process_group import UnicommProcessGroup
+
+    return UnicommProcessGroup
+
+
+def _recorder_hook(max_entries: int = 0) -> Any:
+    from unicomm.flight_recorder.hook import FlightRecorderHook
+
+    return FlightRecorderHook(max_entries or None)
+
+
+def chosen_backend(name: str, device_type: str) -> str:
+    """What stands behind the backend that a program names."""
+    choice = os.environ.get(CHOICE, "")
+    if choice and choice != "auto":
+        return choice
+    return "auto" if device_type == "cpu" else name
+
+
+def _new_comm(
+    backend: str, device: Any, name: str = "main", store: Any = None, hints: Any = None, **more: Any
+) -> Any:
+    """torch names no rank, size and timeout: they are what its caller was given, whatever the environment says."""
+    from unicomm.backends.registry import new_comm
+
+    frame = sys._getframe(1).f_locals
+    rank, size, timeout = frame.get("group_rank"), frame.get("group_size"), frame.get("timeout")
+    chosen = chosen_backend(backend, device.type)
+    comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, rank=rank, size=size, **more)
+    if comm.get_rank() == 0:
+        _log.warning(
+            "torch.distributed '%s' on %s now is unicomm '%s' (%s), %d ranks",
+            backend,
+            device.type,
+            chosen,
+            comm.get_backend(),
+            comm.get_size(),
+        )
+    return comm
