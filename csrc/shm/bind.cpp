@@ -98,6 +98,20 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
     return fault_tuple(fault);
 }
 
+// The rank that a message is there from, or a fault.
+nb::object await_message(Group& g, double timeout) {
+    uint64_t deadline = deadline_after(timeout);
+    int source = -1;
+    Fault fault;
+    {
+        nb::gil_scoped_release release;
+        std::lock_guard lock(g.running());
+        fault = g.await_message(deadline, source);
+    }
+    if (fault) return fault_tuple(fault);
+    return nb::int_(source);
+}
+
 }  // namespace
 
 nb::object fault_tuple(const Fault& f) {
@@ -128,6 +142,7 @@ void bind_shm(nb::module_& m) {
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
+        .def("await_message", &await_message, nb::arg("timeout"))
         .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
         .def("finalize", &Group::finalize)
         .def("dead_ranks", &Group::dead_ranks)

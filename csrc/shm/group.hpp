@@ -72,6 +72,9 @@ class Group {
     // tensor is refused (kMismatch) and the others go on.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
+    // Waits until a message from any rank is there; `source` is that rank.
+    Fault await_message(uint64_t deadline_ns, int& source);
+
     void abort();  // from any thread
     void finalize();
     std::mutex& running() { return running_; }  // held while an operation runs

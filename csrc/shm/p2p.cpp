@@ -81,8 +81,8 @@ void Group::step_recv(Transfer& t) {
                              header->dtype != static_cast<uint32_t>(m.dtype))) {
                 Claim theirs{m.peer, uint32_t(OpCode::kSend), header->dtype, 0, rank_, header->count, 0};
                 Claim mine{rank_, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
-                t.fault = {FaultCode::kMismatch, both(rank_, m.peer), {theirs, mine},
-                           "the sender's tensor differs"};
+                t.fault = {
+                    FaultCode::kMismatch, both(rank_, m.peer), {theirs, mine}, "the sender's tensor differs"};
                 t.finished = true;
                 c.rejected.store(t.number + 1, std::memory_order_release);
                 waiter_.wake_others();
@@ -98,6 +98,36 @@ void Group::step_recv(Transfer& t) {
         c.tail.store(++tail, std::memory_order_release);
         waiter_.wake_others();
     }
+}
+
+Fault Group::await_message(uint64_t deadline_ns, int& source) {
+    if (is_broken_) return why_broken();
+    source = -1;
+    auto ready = [&] {
+        for (int r = 0; r < world_ && source < 0; ++r) {
+            Channel& c = segment_->channel(r, rank_);
+            if (c.tail.load(std::memory_order_relaxed) < c.head.load(std::memory_order_acquire)) source = r;
+        }
+        return source >= 0;
+    };
+    Fault fault;
+    auto stop = [&](bool deep) {
+        // Any rank may be the one that sends: only when all are gone is there nobody to wait for.
+        std::vector<int> others;
+        for (int r = 0; r < world_; ++r) {
+            if (r != rank_) others.push_back(r);
+        }
+        Fault last;
+        size_t lost = 0;
+        for (int r : others) lost += must_stop({r}, ~uint64_t{0}, deep, last);
+        if (aborted_ || (lost == others.size() && lost > 0)) {
+            fault = last;
+            return true;
+        }
+        return must_stop({}, deadline_ns, false, fault);
+    };
+    if (!waiter_.until(ready, stop)) return break_off(fault);
+    return {};
 }
 
 Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns) {

@@ -120,6 +120,19 @@ class GlooBackend(Backend):
         finally:
             works.clear()
 
+    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
+        limit = timedelta(seconds=timeout)
+        self._group.set_timeout(limit)
+        sources: list[int] = []
+
+        def act() -> None:
+            work = self._group.recv_anysource([tensor], _TAG)
+            work.wait(limit)
+            sources.append(int(work._source_rank()))
+
+        self._guard(act, timeout)
+        return sources[0]
+
     def _guard(self, act: Callable[[], None], timeout: float) -> None:
         # Works hold the group open, and an error's traceback holds names: none in these frames means a work.
         try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, Setup
@@ -126,6 +129,14 @@ class ShmBackend(Backend):
         fault = self._group.exchange(list(messages), timeout)
         if fault is not None:
             raise _error(fault, timeout)
+
+    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        source = self._group.await_message(timeout)
+        if not isinstance(source, int):
+            raise _error(source, timeout)
+        self.exchange([Message(False, source, tensor)], max(0.0, deadline - time.monotonic()))
+        return source
 
     def abort(self) -> None:
         self._group.abort()

@@ -91,6 +91,14 @@ class Backend(abc.ABC):
         operations that `capabilities.operations` lacks. Raises `CommError` subclasses.
         """
 
+    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
+        """Receives the next message of whatever rank into `tensor`, as bytes if so declared; that rank."""
+        raise UnsupportedError(
+            f"backend '{self.name}' cannot receive from any rank",
+            op="recv",
+            hint="name the rank to receive from",
+        )
+
     def run(self, call: Call) -> None:
         """Runs a collective of `capabilities.operations`; returns when the outputs are written."""
         raise AssertionError(f"{type(self).__name__} declares {call.name} but does not run it")

@@ -69,6 +69,11 @@ def exchange(group: Group, messages: list[Message], timeout: float) -> None:
     group.backend.exchange(messages, timeout)
 
 
+def recv_any(group: Group, tensor: torch.Tensor, timeout: float) -> int:
+    """Receives from whatever rank sends next; that rank."""
+    return group.backend.recv_any(_bytes(tensor) if group.capabilities.bytes_only else tensor, timeout)
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     return flat if flat.dtype == _BYTE else flat.view(_BYTE)

@@ -104,6 +104,7 @@ class Engine:
         self.hooks = Hooks(self._hooks_changed)
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
+        self.finalizing = threading.Lock()
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
         self._recorder = member.recorder
@@ -287,7 +288,7 @@ class Engine:
             row = OPERATIONS.get(kind)
             if row is None or row.kind is not Kind.P2P:
                 self.check.fail(OPERATIONS["batch"], f"kind={kind!r} is unknown", 'it is "send" or "recv"')
-            messages.append(self._check_message(row, tensor, peer))
+            messages.append(self.check_message(row, tensor, peer))
             rows.append(row)
         if batch:
             self.check.batch(messages)
@@ -356,7 +357,56 @@ class Engine:
         self.hooks.after(args)
         return result
 
-    def _check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
+    def recv_any(self, tensor: Any, async_op: bool, timeout: Timeout) -> tuple[Work, list[int]]:
+        """Receives from any rank: the Work, and a list that holds that rank once it is over."""
+        self.check_open("recv")
+        row = OPERATIONS["recv"]
+        self.check.check_tensor(row, "tensor", tensor)
+        limit = self.per_op("recv", None, timeout)
+        source: list[int] = []
+        with self._in_order():
+            self.check_open("recv")
+            pending = bool(async_op) or self.worker.busy
+            if pending and not async_op:
+                self._check_can_wait("recv")
+            op_id = next_op_id()
+            args = OpArgs("recv", op_id, outputs=[tensor], async_op=async_op) if self.hooks.active else None
+            if args is not None:
+                self.hooks.before(args)
+            # Neither peer nor number is known before a message is there.
+            record = self._recorder.begin(
+                self._recorder_index,
+                row.code,
+                0,
+                op_id,
+                [],
+                [tensor],
+                0,
+                -1,
+                _P2P | _RECEIVE | (_ASYNC if async_op else 0),
+                0,
+                min(int(limit * 1000), _MOST_MS),
+                0,
+                not pending,
+            )
+            work = Work("recv", 0, pending)
+
+            def run() -> None:
+                rank = completion.recv_any(self.group, tensor, limit)
+                self._pair_seq[rank, False] = self._pair_seq.get((rank, False), 0) + 1
+                source.append(rank)
+
+            if pending:
+                self._submit(work, lambda: self._execute(run, "recv", 0, [record], True, args))
+            else:
+                self._execute(run, "recv", 0, [record], False, args)
+        if pending and not async_op:
+            work.wait()
+        if args is not None:
+            self.hooks.after(args)
+        return work, source
+
+    def check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
         peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
         if peer == self.rank:
             self.check.fail(row, f"cannot {row.name} to or from oneself", "copy the tensor instead")

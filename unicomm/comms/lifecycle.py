@@ -198,17 +198,18 @@ def split(
             return None
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
-        return create(
-            member.asked_for,
-            member.device,
-            name=name or f"{member.name}_{min(chosen)}",
-            store=store,
-            rank=chosen.index(me),
-            size=len(chosen),
-            options=options,
-            world=member.world,
-            labels=[member.labels[r] for r in chosen],
-        )
+        with engine.located("split"):
+            return create(
+                member.asked_for,
+                member.device,
+                name=name or f"{member.name}_{min(chosen)}",
+                store=store,
+                rank=chosen.index(me),
+                size=len(chosen),
+                options=options,
+                world=member.world,
+                labels=[member.labels[r] for r in chosen],
+            )
 
     return engine.hooked(
         OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints), connect
@@ -217,8 +218,17 @@ def split(
 
 def finalize(comm: Communicator, timeout: float) -> None:
     """See `Communicator.finalize`."""
-    if comm._engine.finalized:
-        return
+    engine = comm._engine
+    # One thread at a time. The worker's own (a callback, that is) must not wait for one that waits for it.
+    if engine.finalizing.acquire(blocking=not engine.worker.is_current()):
+        try:
+            if not engine.finalized:
+                _finalize(comm, timeout)
+        finally:
+            engine.finalizing.release()
+
+
+def _finalize(comm: Communicator, timeout: float) -> None:
     late: list[str] = []
     if not comm._engine.worker.drain(timeout):
         late = [f"{work.name} #{work.seq}" for work in comm._engine.worker.pending()]

@@ -355,6 +355,9 @@ class Rendezvous:
                 return outcome
             last = self._client.peek(self._key("last"))
             missing = [int(last)] if last else []
+            # Or the last to come thinks that there are more members, and waits for them.
+            posts = self._client.read([self._key(str(r)) for r in range(self.size)])
+            headers = {r: post[_NONCE:].split(b"\n", 1)[0] for r, post in enumerate(posts)}
         failure = {
             "kind": "timeout",
             "culprits": ranges_of(missing),

@@ -5,7 +5,8 @@ off it looks at one environment variable and returns. With it on, and where the 
 installed, it gives torch.distributed the three things that torch would import from torchcomms: `new_comm`, a
 backend wrapper and a recorder hook. It never raises: an exception here would break `import torch`.
 
-`UNICOMM_BACKEND` chooses what stands behind the backends that programs name; without it "gloo" becomes "auto".
+`UNICOMM_BACKEND` chooses what stands behind the backends that programs name; without it that is "auto" for
+CPU tensors.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def chosen_backend(name: str, device_type: str) -> str:
 def _new_comm(
     backend: str, device: Any, name: str = "main", store: Any = None, hints: Any = None, **more: Any
 ) -> Any:
-    """torch names no rank, size and timeout: they are what its caller was given, whatever the environment says."""
+    """torch names no rank, size and timeout: they are those of its caller, whatever the environment says."""
     from unicomm.backends.registry import new_comm
 
     frame = sys._getframe(1).f_locals

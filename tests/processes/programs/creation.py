@@ -41,13 +41,11 @@ def killed(moment: str, victim: str, timeout: str) -> None:
             return exchange(self, tag, value)
 
         Rendezvous.exchange = die_when_mapped
-    say("here")
-    hear()
     create("shm", float(timeout))
 
 
 def missing() -> None:
-    create("shm", 1.5)
+    create("shm", 2)
 
 
 def differing(what: str) -> None:
@@ -57,4 +55,6 @@ def differing(what: str) -> None:
     create(backend, 20, hints)
 
 
+say("here")
+hear()  # so that all of them create at the same time
 {"killed": killed, "missing": missing, "differing": differing}[SCENARIO](*ARGUMENTS)

@@ -96,9 +96,9 @@ def transfer(comm: unicomm.Communicator) -> None:
 
 def main() -> None:
     before = holdings()
-    comm = unicomm.new_comm(
-        (sys.argv[5:] or ["shm"])[0], torch.device("cpu"), name="main", timeout=float(sys.argv[4])
-    )
+    backend = (sys.argv[5:] or ["shm"])[0]
+    comm = unicomm.new_comm(backend, torch.device("cpu"), name="main", timeout=60)
+    comm.set_timeout(float(sys.argv[4]))
     comm.all_reduce(torch.ones(10), unicomm.ReduceOp.SUM, False)
     say("ready", **holdings())
     {"collective": collective, "p2p": p2p, "asynchronous": asynchronous, "transfer": transfer}[MOMENT](comm)
