@@ -106,7 +106,16 @@ Fault Group::await_message(uint64_t deadline_ns, int& source) {
     auto ready = [&] {
         for (int r = 0; r < world_ && source < 0; ++r) {
             Channel& c = segment_->channel(r, rank_);
-            if (c.tail.load(std::memory_order_relaxed) < c.head.load(std::memory_order_acquire)) source = r;
+            uint64_t tail = c.tail.load(std::memory_order_relaxed);
+            while (source < 0 && tail < c.head.load(std::memory_order_acquire)) {
+                auto* header = reinterpret_cast<ChunkHeader*>(segment_->chunk(r, rank_, tail));
+                if (header->message >= ends_[size_t(r)].received) {
+                    source = r;
+                } else {  // the rest of a message that was refused
+                    c.tail.store(++tail, std::memory_order_release);
+                    waiter_.wake_others();
+                }
+            }
         }
         return source >= 0;
     };

@@ -244,3 +244,58 @@ def test_children_are_communicators_of_their_own(raised):
         sibling.finalize()
 
     run_ranks(program, 3)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "two pending", "finalize", "abort"])
+def test_a_hook_may_finalize(kind, raised):
+    """Whichever thread it runs in, it neither hangs nor closes anything twice."""
+    over = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        if comm.get_rank() == 1:
+            assert over.wait(60)
+            return
+        comm.register_abort_hook(lambda error: comm.finalize())
+        if kind == "sync":
+            error = raised(comm.barrier, False, timeout=0.05)
+        elif kind == "finalize":
+            work = comm.barrier(True)
+            error = raised(comm.finalize, 0.05)
+            assert type(raised(work.wait, 30)) is AbortedError
+        elif kind == "abort":
+            work = comm.barrier(True)
+            comm.abort()
+            error = raised(work.wait, 30)
+        else:
+            works = [comm.barrier(True, timeout=0.05) for _ in range(1 if kind == "async" else 2)]
+            error = [raised(work.wait, 30) for work in works][-1]
+        assert isinstance(error, CommError)
+        assert "not finished" not in str(error)
+        assert type(raised(comm.barrier, False)) is NotReadyError
+        comm.finalize()
+        over.set()
+
+    run_ranks(program, 2, timeout=60)
+
+
+def test_a_callback_may_finalize(raised):
+    """When nothing is left that its thread has to run; else it is told so."""
+    added = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        if comm.get_rank() == 1:
+            assert added.wait(60)
+        results: list[object] = []
+        done = threading.Event()
+        first, second = comm.barrier(True), comm.barrier(True)
+        if comm.get_rank() == 0:
+            first.add_done_callback(lambda _: results.append(raised(comm.finalize)))
+            second.add_done_callback(lambda _: (results.append(comm.finalize()), done.set()))
+            added.set()
+            assert done.wait(60)
+            assert type(results[0]) is NotReadyError
+            assert results[1] is None
+            assert type(raised(comm.barrier, False)) is NotReadyError
+        second.wait(30)
+
+    run_ranks(program, 2, timeout=60)

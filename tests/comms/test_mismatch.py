@@ -307,3 +307,25 @@ def test_a_batch_goes_through_but_for_the_wrong_message(raised):
         check_sum(comm)
 
     run_ranks(program, 3)
+
+
+def test_a_refused_message_is_not_taken_for_another(raised):
+    """A receive from any rank that comes after it waits for a message that nobody has refused."""
+
+    def program(comm: Communicator) -> None:
+        if comm.get_rank() == 0:
+            comm.send(torch.ones(8), 2, False)
+            comm.barrier(False)
+        elif comm.get_rank() == 1:
+            comm.barrier(False)
+            comm.send(torch.full((3,), 5.0), 2, False)
+        else:
+            assert type(raised(comm.recv, torch.zeros(4), 0, False)) is MismatchError
+            comm.barrier(False)
+            after = torch.zeros(3)
+            _, source = comm._engine.recv_any(after, False, None)
+            assert source == [1]
+            assert after.tolist() == [5.0] * 3
+        check_sum(comm)
+
+    run_ranks(program, 3)

@@ -104,7 +104,8 @@ class Engine:
         self.hooks = Hooks(self._hooks_changed)
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
-        self.finalizing = threading.Lock()
+        self.closing = False
+        self.finalizing = threading.RLock()
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
         self._recorder = member.recorder
@@ -202,7 +203,7 @@ class Engine:
             error.rank = self.rank if error.rank is None else error.rank
             raise
 
-    def _check_can_wait(self, op: str) -> None:
+    def check_can_wait(self, op: str) -> None:
         if self.worker.busy and self.worker.is_current():
             raise NotReadyError(
                 "cannot wait here for operations that this very thread has to run first",
@@ -231,7 +232,7 @@ class Engine:
         with self._in_order():
             self.check_open(call.name)
             if not call.async_op:
-                self._check_can_wait(call.name)
+                self.check_can_wait(call.name)
             call.op_id = next_op_id()
             call.seq = self.fast.seq + 1
             args = OpArgs.of(call) if self.hooks.active else None
@@ -296,7 +297,7 @@ class Engine:
         with self._in_order():
             self.check_open(name)
             if not async_op:
-                self._check_can_wait(name)
+                self.check_can_wait(name)
             op_id = next_op_id()
             args = None
             if self.hooks.active:
@@ -366,13 +367,14 @@ class Engine:
         source: list[int] = []
         with self._in_order():
             self.check_open("recv")
-            pending = bool(async_op) or self.worker.busy
-            if pending and not async_op:
-                self._check_can_wait("recv")
+            if not async_op:
+                self.check_can_wait("recv")
             op_id = next_op_id()
-            args = OpArgs("recv", op_id, outputs=[tensor], async_op=async_op) if self.hooks.active else None
-            if args is not None:
+            args = None
+            if self.hooks.active:
+                args = OpArgs("recv", op_id, outputs=[tensor], async_op=bool(async_op), timeout=limit)
                 self.hooks.before(args)
+            pending = bool(async_op) or self.worker.busy
             # Neither peer nor number is known before a message is there.
             record = self._recorder.begin(
                 self._recorder_index,

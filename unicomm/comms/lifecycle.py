@@ -7,6 +7,7 @@ import contextlib
 import logging
 import operator
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -219,10 +220,14 @@ def split(
 def finalize(comm: Communicator, timeout: float) -> None:
     """See `Communicator.finalize`."""
     engine = comm._engine
-    # One thread at a time. The worker's own (a callback, that is) must not wait for one that waits for it.
-    if engine.finalizing.acquire(blocking=not engine.worker.is_current()):
+    in_worker = engine.worker.is_current()  # in a callback or hook: it cannot wait for what comes after it
+    if in_worker and engine.broken is None:
+        engine.check_can_wait("finalize")
+    # One thread at a time, and once; hooks may call it too. The worker must not wait for one that joins it.
+    if engine.finalizing.acquire(blocking=not in_worker):
         try:
-            if not engine.finalized:
+            if not engine.closing:
+                engine.closing = True
                 _finalize(comm, timeout)
         finally:
             engine.finalizing.release()
@@ -230,7 +235,8 @@ def finalize(comm: Communicator, timeout: float) -> None:
 
 def _finalize(comm: Communicator, timeout: float) -> None:
     late: list[str] = []
-    if not comm._engine.worker.drain(timeout):
+    worker = comm._engine.worker
+    if not worker.is_current() and not worker.drain(timeout):
         late = [f"{work.name} #{work.seq}" for work in comm._engine.worker.pending()]
         comm._engine.break_(
             AbortedError(
@@ -281,7 +287,8 @@ def forget_after_fork() -> None:
     for comm in _living:
         engine = comm._engine
         engine.closed_because = "the communicator belongs to the process that this one was forked from"
-        engine.finalized = True
+        engine.finalized = engine.closing = True
+        engine.finalizing = threading.RLock()
         engine.fast = NoFastPath()
         engine.worker.forget()
         comm._member.backend.forget()

@@ -63,7 +63,7 @@ class ProcessGroupWork(dist.Work):
         after: Callable[[], None] | None = None,
         source: Sequence[int] = (),
     ) -> None:
-        """`source` is filled when it is known; `after` runs once all works are over well, before results are seen."""
+        """`source` is filled when known; `after` runs once all works are over well, before anybody looks."""
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
