@@ -34,8 +34,9 @@ class ReduceOp:
     or a tensor of one element) before summing.
 
     Defined alike on all backends: ranks are folded in rank order; float16, bfloat16 and float8 are
-    accumulated in float32 and rounded once, as torch converts (float8_e4m3fn saturates); integers wrap around; `AVG` of integers divides toward zero;
-    `MIN` and `MAX` pass NaN on; for bool `SUM` and `MAX` are OR, `PRODUCT` and `MIN` are AND.
+    accumulated in float32 and rounded once, as torch converts (float8_e4m3fn saturates); integers wrap
+    around; `AVG` of integers divides toward zero; `MIN` and `MAX` pass NaN on; for bool `SUM` and `MAX` are
+    OR, `PRODUCT` and `MIN` are AND.
     """
 
     SUM: ClassVar[ReduceOp]
