@@ -1,13 +1,15 @@
 """The parts and who may import whom (docs/design, section 2 of the design), held to by reading the source."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "unicomm"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "unicomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What each part may import of the others. Faces for users (hooks.py, testing) may import all, as launch may.
@@ -28,7 +30,8 @@ def imports(path):
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
+        for statement in node.body
+        for inner in ast.walk(statement)
     }
     package = ["unicomm", *path.relative_to(PACKAGE).parent.parts]
     for node in ast.walk(tree):
@@ -89,6 +92,40 @@ assert not loaded, loaded
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_native_core_loads_nothing():
+    code = """
+import sys, unicomm._core
+assert "torch" not in sys.modules
+loaded = {m for m in sys.modules if m.startswith("unicomm")}
+assert loaded == {"unicomm", "unicomm._core"}, loaded
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_readers_load_no_torch():
+    modules = ", ".join(f"unicomm.flight_recorder.{name}" for name in sorted(READERS))
+    code = (
+        f"import sys, {modules}\nassert not {{'torch', 'unicomm._core', 'unicomm.comms'}} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_file_knows_whose_machine_it_was_written_on():
+    folder = re.compile("/(?:home|root|Users)/" + r"[a-z]")
+    kinds = {".py", ".pyi", ".cpp", ".hpp", ".md", ".toml", ".txt", ".json", ".yml"}
+    parts = [ROOT / name for name in ("unicomm", "csrc", "tests", "docs", "examples", "benchmarks")]
+    files = [path for part in parts for path in part.rglob("*") if path.suffix in kinds]
+    files += [path for path in ROOT.glob("*") if path.is_file() and path.suffix in kinds]
+    assert len(files) > 100
+    assert [str(path) for path in files if folder.search(path.read_text())] == []
 
 
 def test_public_names():

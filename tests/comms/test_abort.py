@@ -11,7 +11,7 @@ import pytest
 import torch
 from calls import check_sum
 
-from unicomm import AbortedError, CommError, Communicator, NotReadyError, ReduceOp, WorkStatus
+from unicomm import AbortedError, BackendError, CommError, Communicator, NotReadyError, ReduceOp, WorkStatus
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -299,3 +299,23 @@ def test_a_callback_may_finalize(raised):
         second.wait(30)
 
     run_ranks(program, 2, timeout=60)
+
+
+def test_an_unexpected_error_in_an_operation_breaks_the_communicator(monkeypatch):
+    """A rank that fails in the middle must not go on out of step with the others."""
+
+    def program(comm):
+        backend = comm.unsafe_backend
+        if comm.get_rank() == 0:
+            monkeypatch.setattr(backend, "run", lambda call: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                comm.all_gather([torch.empty(2), torch.empty(2)], torch.ones(2), False)
+        else:
+            with pytest.raises(AbortedError) as caught:
+                comm.all_gather([torch.empty(2), torch.empty(2)], torch.ones(2), False)
+            assert caught.value.culprits == (0,)
+        with pytest.raises((BackendError, AbortedError)):
+            comm.barrier(False)
+        return comm.is_aborted()
+
+    assert run_ranks(program, 2) == [True, True]

@@ -135,23 +135,59 @@ def test_any_size_of_staging_memory_will_do(hints):
     """Results do not depend on it: messages and operations only take more rounds."""
 
     def program(comm: Communicator) -> None:
-        n, me, count = comm.get_size(), comm.get_rank(), 30011
-        x = torch.arange(count, dtype=torch.float32) + me
-        y = x.clone()
-        comm.all_reduce(y, SUM, False)
-        assert torch.equal(y, 3 * torch.arange(count, dtype=torch.float32) + 3)
-        out = torch.zeros(n * count)
-        comm.all_gather_single(out, x, False)
-        assert torch.equal(out.view(n, count), torch.arange(count).float() + torch.arange(n).float()[:, None])
-        back = torch.zeros(n * count)
-        comm.all_to_all_single(back, out, False)
-        assert torch.equal(back.view(n, count), (torch.arange(count).float() + me).expand(n, count))
-        got = torch.zeros(count)
-        batch = comm.batch_op_create().send(x, (me + 1) % n).recv(got, (me - 1) % n)
-        batch.issue(False)
-        assert torch.equal(got, torch.arange(count).float() + (me - 1) % n)
+        n, me = comm.get_size(), comm.get_rank()
+        ranks = torch.arange(n).float()[:, None]
+        for count in (1, 700, 1024, 1025, 9001, 16384, 30011):
+            base = torch.arange(count).float()
+            x = base + me
+            y = x.clone()
+            comm.all_reduce(y, SUM, False)
+            assert torch.equal(y, 3 * base + 3), count
+            out = torch.zeros(n * count)
+            comm.all_gather_single(out, x, False)
+            assert torch.equal(out.view(n, count), base + ranks), count
+            back = torch.zeros(n * count)
+            comm.all_to_all_single(back, out, False)
+            assert torch.equal(back.view(n, count), (base + me).expand(n, count)), count
+            comm.reduce_scatter_single(y, out, SUM, False)
+            assert torch.equal(y, 3 * (base + me)), count
+            got = torch.zeros(count)
+            comm.batch_op_create().send(x, (me + 1) % n).recv(got, (me - 1) % n).issue(False)
+            assert torch.equal(got, base + (me - 1) % n), count
 
     run_ranks(program, 3, hints=hints)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_one_element_of_any_stride(backend):
+    """Strides of a tensor with one element mean nothing: it is contiguous, and must work as such."""
+
+    def program(comm: Communicator) -> None:
+        me = comm.get_rank()
+        for stride in (1, 5, 0):
+            for dtype in (torch.float64, torch.bfloat16, torch.complex64):
+
+                def one(value: float, stride: int = stride, dtype: torch.dtype = dtype) -> torch.Tensor:
+                    return torch.full((6,), value).to(dtype).as_strided((1,), (stride,))
+
+                x = one(me + 1.0)
+                assert x.is_contiguous()
+                comm.all_reduce(x, SUM, False)
+                assert x.item() == 3
+                comm.reduce(x, 0, SUM, False)
+                assert x.item() == (6 if me == 0 else 3)
+                comm.broadcast(x, 1, False)
+                assert x.item() == 3
+                outs = [one(0), one(0)]
+                comm.all_gather(outs, one(me + 1.0), False)
+                assert [o.item() for o in outs] == [1, 2]
+                back = [one(0), one(0)]
+                comm.all_to_all(back, outs, False)
+                assert [o.item() for o in back] == [me + 1] * 2
+                comm.batch_op_create().send(x, 1 - me).recv(back[0], 1 - me).issue(False)
+                assert back[0].item() == 3
+
+    run_ranks(program, 2, backend=backend)
 
 
 def test_objects_on_the_fake_backend():

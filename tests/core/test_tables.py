@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+import torch
+
+from unicomm import _core
 from unicomm.comms import engine
 from unicomm.comms.dtypes import DTYPES, OTHER
 from unicomm.comms.ops import OPERATIONS, Kind
-from unicomm.comms.reduction import RedOpType
+from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
 from unicomm.flight_recorder import ring
 
 CSRC = Path(__file__).parent.parent.parent / "csrc"
@@ -60,3 +64,26 @@ def test_states_flags_and_errors():
         "AbortedError": faults["aborted"],
     }
     assert set(faults.values()) <= set(ring.ERRORS)
+
+
+def test_states_of_communicators():
+    states = enum("recorder/ring.hpp", "CommState")
+    assert list(states.values()) == list(ring.COMM_STATES)
+    assert states["failed"] == engine._BROKEN_STATE
+    assert ring.COMM_STATES[states["finalized"]] == "finalized"
+
+
+@pytest.mark.parametrize("info", DTYPES.values(), ids=lambda info: info.name)
+def test_elements_have_the_size_that_torch_says(info):
+    """The number and the size with which the core reads a tensor, by what it makes of one."""
+    ones = torch.ones(3).to(info.dtype)
+    out = torch.zeros(3).to(info.dtype)
+    assert _core.fold(out, [ones, ones], int(RedOpType.MAX if info.kind != "complex" else RedOpType.PRODUCT))
+    assert out.to(torch.complex128).tolist() == [1, 1, 1]
+
+
+def test_reductions_are_defined_where_the_core_has_them():
+    for dtype, info in DTYPES.items():
+        for red in RedOpType:
+            op = ReduceOp.PREMUL_SUM(2) if red is RedOpType.PREMUL_SUM else ReduceOp(red)
+            assert (why_not(op, dtype) is None) == _core.fold_defined(info.code, int(red)), (dtype, red)

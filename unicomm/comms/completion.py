@@ -76,6 +76,8 @@ def recv_any(group: Group, tensor: torch.Tensor, timeout: float) -> int:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # of no meaning with one element, but `view` insists
+        flat = flat.as_strided(flat.shape, (1,))
     return flat if flat.dtype == _BYTE else flat.view(_BYTE)
 
 

@@ -21,6 +21,7 @@ from .call import Call, Message, OpArgs
 from .check import Checker
 from .errors import (
     AbortedError,
+    BackendError,
     CommError,
     CommTimeoutError,
     InvalidArgumentError,
@@ -467,6 +468,17 @@ class Engine:
             error = caught
             for record in records:
                 recorder.finish(record, _FAILED, _OTHER_ERROR)
+            # Nobody knows how far it came, so the ranks are out of step: going on could match the wrong
+            # messages, which some libraries answer by ending the process.
+            broken = BackendError(
+                f"{type(caught).__name__} in the middle of an operation: {caught}",
+                op=op,
+                comm=self.name,
+                seq=seq,
+                rank=self.rank,
+                hint="create a new communicator to go on; unless you interrupted it, please report this",
+            )
+            self.break_(broken, self.backend.abort)
             raise
         else:
             for record in records:
