@@ -66,7 +66,8 @@ void Group::learn_factors(const Op& op) {
 Fault Group::all_reduce(const Op& op, const char* in, char* out, uint64_t count) {
     uint64_t bytes = count * uint64_t(dtype_bytes(op.dtype));
     uint64_t room = segment_->layout().slot_bytes;
-    return bytes <= std::min(kOneShotBytes, room) ? one_shot(op, in, out, count) : two_shot(op, in, out, count);
+    return bytes <= std::min(kOneShotBytes, room) ? one_shot(op, in, out, count)
+                                                  : two_shot(op, in, out, count);
 }
 
 // Every rank reads everything and reduces all of it: one round.
