@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+# Rings of the tests' own processes: test runners end their workers without a clean exit, and what they leave
+# is nobody's business in the user's folder.
+if "UNICOMM_TRACE_DIR" not in os.environ:
+    os.environ["UNICOMM_TRACE_DIR"] = tempfile.mkdtemp(prefix="unicomm-test-rings-")
+    _OWN_RINGS = os.environ["UNICOMM_TRACE_DIR"]
+else:
+    _OWN_RINGS = ""
+
+
+def pytest_sessionfinish() -> None:
+    if _OWN_RINGS:  # xdist's workers inherit the folder; who made it removes it
+        shutil.rmtree(_OWN_RINGS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
