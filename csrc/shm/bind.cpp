@@ -8,6 +8,7 @@
 
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
+#include "shm/p2p.hpp"
 
 namespace unicomm {
 namespace {
@@ -17,6 +18,7 @@ using shm::cuts_output;
 using shm::deadline_after;
 using shm::dispatch;
 using shm::equal_parts;
+using shm::Exchange;
 using shm::Group;
 using shm::Message;
 using shm::Op;
@@ -79,7 +81,7 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
 }
 
 // messages: list of (is_send, peer, tensor)
-nb::object exchange(Group& g, nb::list messages, double timeout) {
+std::vector<Message> read_messages(nb::list messages) {
     std::vector<Message> list;
     for (nb::handle h : messages) {
         auto item = nb::cast<nb::tuple>(h);
@@ -88,6 +90,11 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
         list.push_back({nb::cast<bool>(item[0]), nb::cast<int>(item[1]), piece_of(t), t.dtype,
                         static_cast<uint64_t>(t.numel)});
     }
+    return list;
+}
+
+nb::object exchange(Group& g, nb::list messages, double timeout) {
+    std::vector<Message> list = read_messages(messages);
     uint64_t deadline = deadline_after(timeout);
     Fault fault;
     {
@@ -98,18 +105,20 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
     return fault_tuple(fault);
 }
 
-// The rank that a message is there from, or a fault.
-nb::object await_message(Group& g, double timeout) {
-    uint64_t deadline = deadline_after(timeout);
-    int source = -1;
+// Runs until something happens: a fault, or a list of (index, peer, fault).
+nb::object run_exchange(Exchange& e, Group& g, double timeout, double limit) {
+    uint64_t deadline = deadline_after(timeout), back = deadline_after(limit);
+    std::vector<Exchange::Done> done;
     Fault fault;
     {
         nb::gil_scoped_release release;
         std::lock_guard lock(g.running());
-        fault = g.await_message(deadline, source);
+        fault = e.run(deadline, back, done);
     }
     if (fault) return fault_tuple(fault);
-    return nb::int_(source);
+    nb::list out;
+    for (const Exchange::Done& d : done) out.append(nb::make_tuple(d.index, d.peer, fault_tuple(d.fault)));
+    return out;
 }
 
 }  // namespace
@@ -142,11 +151,20 @@ void bind_shm(nb::module_& m) {
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
-        .def("await_message", &await_message, nb::arg("timeout"))
         .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
         .def("finalize", &Group::finalize)
         .def("dead_ranks", &Group::dead_ranks)
         .def_prop_ro("bytes", [](Group& g) { return g.segment().layout().bytes; });
+    nb::class_<Exchange>(m, "ShmExchange")
+        .def(nb::init<Group&>(), nb::arg("group"), nb::keep_alive<1, 2>())
+        .def(
+            "add",
+            [](Exchange& e, nb::list messages) {
+                for (const Message& m : read_messages(messages)) e.add(m);
+            },
+            nb::arg("messages"))
+        .def("run", &run_exchange, nb::arg("group"), nb::arg("timeout"), nb::arg("limit"))
+        .def("interrupt", &Exchange::interrupt);
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
 }

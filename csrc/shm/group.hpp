@@ -45,7 +45,7 @@ struct Op {
 
 struct Message {
     bool send;
-    int peer;
+    int peer;  // -1: receive from any rank
     Piece piece;
     DType dtype;
     uint64_t count;
@@ -71,9 +71,6 @@ class Group {
     // Runs all messages together; returns when all are done. A message that does not fit its receiver's
     // tensor is refused (kMismatch) and the others go on.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
-
-    // Waits until a message from any rank is there; `source` is that rank.
-    Fault await_message(uint64_t deadline_ns, int& source);
 
     void abort();  // from any thread
     void finalize();
@@ -112,11 +109,7 @@ class Group {
     Fault break_off(Fault fault);
     Fault why_broken();
 
-    struct Transfer;
-    bool can_step(const Transfer& t);
-    void step(Transfer& t);
-    void step_send(Transfer& t);
-    void step_recv(Transfer& t);
+    friend class Exchange;
 
     std::shared_ptr<Segment> segment_;
     int rank_, world_;
@@ -125,7 +118,8 @@ class Group {
     uint64_t round_ = 0;
     std::vector<double> factors_;
     struct Ends {
-        uint64_t sent = 0, received = 0;  // messages
+        uint64_t sent = 0, received = 0;  // messages that have a number
+        uint64_t sends_done = 0, receives_done = 0;
     };
     std::vector<Ends> ends_;
     std::atomic<bool> aborted_{false}, is_broken_{false};

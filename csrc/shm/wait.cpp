@@ -135,6 +135,12 @@ bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(b
     }
 }
 
+void Waiter::wake_me() {
+    RankControl& me = segment_.control(rank_);
+    me.doorbell.fetch_add(1);
+    futex_wake(me.doorbell);
+}
+
 void Waiter::ring_doorbells() {
     for (int r = 0; r < segment_.layout().world; ++r) {
         RankControl& c = segment_.control(r);

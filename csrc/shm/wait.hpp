@@ -55,6 +55,8 @@ class Waiter {
         std::atomic_thread_fence(std::memory_order_seq_cst);
         if (segment_.header().sleepers.load(std::memory_order_relaxed) != 0) ring_doorbells();
     }
+    // From another thread: whatever this rank waits for in `until` is looked at again.
+    void wake_me();
 
   private:
     bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,7 +29,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
 from unicomm.comms.options import Hint
@@ -41,6 +43,7 @@ _HINTS = (
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _TAG = 0
+_LONGEST = 1e6  # seconds; a queue takes no more than some centuries
 
 
 class GlooBackend(Backend):
@@ -65,6 +68,7 @@ class GlooBackend(Backend):
         ),
         reduce_ops=frozenset(_REDUCTIONS),
         bytes_only=True,
+        any_source=True,
         hints=_HINTS,
     )
 
@@ -120,18 +124,8 @@ class GlooBackend(Backend):
         finally:
             works.clear()
 
-    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
-        limit = timedelta(seconds=timeout)
-        self._group.set_timeout(limit)
-        sources: list[int] = []
-
-        def act() -> None:
-            work = self._group.recv_anysource([tensor], _TAG)
-            work.wait(limit)
-            sources.append(int(work._source_rank()))
-
-        self._guard(act, timeout)
-        return sources[0]
+    def open_exchange(self) -> Exchange:
+        return _GlooExchange(self)
 
     def _guard(self, act: Callable[[], None], timeout: float) -> None:
         # Works hold the group open, and an error's traceback holds names: none in these frames means a work.
@@ -140,8 +134,12 @@ class GlooBackend(Backend):
         except RuntimeError as error:
             failure = self._error(error, timeout)
             if not isinstance(failure, CommTimeoutError):
-                self._group = None  # of no more use; that its connections close tells the other ranks
+                self._drop()
             raise failure from error
+
+    def _drop(self) -> None:
+        """Of no more use; that its connections close tells the other ranks."""
+        self._group = None
 
     def _error(self, error: RuntimeError, timeout: float) -> CommError:
         text = _first_line(error)
@@ -219,6 +217,76 @@ class GlooBackend(Backend):
     @classmethod
     def version(cls) -> str:
         return f"torch {torch.__version__}"
+
+
+class _GlooExchange(Exchange):
+    """Each message has a thread that waits for it: Gloo can say that one is over only to who waits for it."""
+
+    def __init__(self, backend: GlooBackend) -> None:
+        self._backend = backend
+        self._over: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
+        self._fresh: list[Message] = []
+        self._added = 0
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self._fresh += messages
+
+    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+        fresh, self._fresh = self._fresh, []
+        backend = self._backend
+        if fresh:
+            # One more second: the deadline is this side's to notice, Gloo's own would be told as its fault.
+            backend._guard(lambda: self._start(fresh, timeout), timeout)
+        try:
+            item = self._over.get(timeout=min(timeout, limit, _LONGEST))
+        except queue.Empty:
+            if timeout <= min(limit, _LONGEST):
+                backend._drop()
+                raise CommTimeoutError(
+                    f"a message had not arrived after {timeout:g} s",
+                    hint="who has not come: `unicomm trace show`; a longer timeout= if they are only slow",
+                ) from None
+            return []
+        if item is None:
+            return []
+        number, peer, error = item
+        if error is not None:
+
+            def fail() -> None:
+                raise error
+
+            backend._guard(fail, timeout)
+        return [(number, peer, None)]
+
+    def _start(self, messages: Sequence[Message], timeout: float) -> None:
+        limit = timedelta(seconds=timeout + 1)
+        group = self._backend._group
+        group.set_timeout(limit)
+        for send, peer, tensor in messages:
+            if send:
+                work = group.send([tensor], peer, _TAG)
+            elif peer < 0:
+                work = group.recv_anysource([tensor], _TAG)
+            else:
+                work = group.recv([tensor], peer, _TAG)
+            arguments = (work, self._added, peer, limit, self._over)
+            threading.Thread(target=_await_message, args=arguments, name="unicomm-gloo", daemon=True).start()
+            self._added += 1
+
+    def interrupt(self) -> None:
+        self._over.put(None)
+
+
+def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:
+    error = None
+    try:
+        work.wait(limit)
+        if peer < 0:
+            peer = int(work._source_rank())
+    except RuntimeError as caught:
+        error = caught
+    del work  # it holds the group open
+    over.put((number, peer, error))
 
 
 def _first_line(error: BaseException) -> str:

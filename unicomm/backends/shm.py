@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from unicomm import _core
-from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.dtypes import DTYPES, NAMES
 from unicomm.comms.errors import (
@@ -46,6 +43,7 @@ class ShmBackend(Backend):
         reduce_ops=frozenset(RedOpType),
         checks_mismatch=True,
         one_host=True,
+        any_source=True,
         hints=_HINTS,
     )
 
@@ -130,13 +128,8 @@ class ShmBackend(Backend):
         if fault is not None:
             raise _error(fault, timeout)
 
-    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        source = self._group.await_message(timeout)
-        if not isinstance(source, int):
-            raise _error(source, timeout)
-        self.exchange([Message(False, source, tensor)], max(0.0, deadline - time.monotonic()))
-        return source
+    def open_exchange(self) -> Exchange:
+        return _ShmExchange(self._group)
 
     def abort(self) -> None:
         self._group.abort()
@@ -151,6 +144,31 @@ class ShmBackend(Backend):
 
     def memory(self) -> dict[str, int]:
         return {"segment": self._bytes}
+
+
+class _ShmExchange(Exchange):
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._exchange: _core.ShmExchange | None = _core.ShmExchange(group)
+
+    def add(self, messages: Sequence[Message]) -> None:
+        assert self._exchange is not None
+        self._exchange.add(list(messages))
+
+    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+        assert self._exchange is not None
+        over = self._exchange.run(self._group, timeout, limit)
+        if isinstance(over, tuple):
+            raise _error(over, timeout)
+        return [(n, peer, None if fault is None else _error(fault, timeout)) for n, peer, fault in over]
+
+    def interrupt(self) -> None:
+        if (exchange := self._exchange) is not None:
+            exchange.interrupt()
+
+    def close(self) -> None:
+        # Both hold the segment, which is not to outlive the communicator for a lane that somebody kept.
+        self._group = self._exchange = None
 
 
 def host_identity() -> str:

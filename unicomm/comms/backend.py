@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from .call import Call, Message
-from .errors import UnsupportedError
+from .errors import CommError, UnsupportedError
 from .options import Hint
 from .reduction import RedOpType
 from .rendezvous import Rendezvous
@@ -34,6 +34,7 @@ class Capabilities:
         bytes_only: give it data to move as uint8, whatever the element type.
         checks_mismatch: every collective compares signatures before it writes.
         one_host: all ranks must be on one host.
+        any_source: its exchanges take receives from whatever rank sends next.
         moves_data: False for a backend that only pretends.
     """
 
@@ -44,6 +45,7 @@ class Capabilities:
     bytes_only: bool = False
     checks_mismatch: bool = False
     one_host: bool = False
+    any_source: bool = False
     moves_data: bool = True
     hints: tuple[Hint, ...] = ()
 
@@ -72,6 +74,46 @@ class Setup:
     hints: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Exchange(abc.ABC):
+    """Messages that run side by side. One thread at a time calls its methods, except `interrupt`."""
+
+    @abc.abstractmethod
+    def add(self, messages: Sequence[Message]) -> None:
+        """Takes messages, numbered from 0 in the order of all calls, which they keep between two ranks."""
+
+    @abc.abstractmethod
+    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+        """Returns when a message is over, after an `interrupt`, or when `limit` seconds have passed.
+
+        What it returns is (number, peer, error) of each message that is over since; such an error is the
+        message's own. What it raises ends all: among others `CommTimeoutError` after `timeout` seconds.
+        """
+
+    def interrupt(self) -> None:  # noqa: B027
+        """From another thread: makes `run` return soon, or its next call, for there is more to add."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called when nothing is left to do."""
+
+
+class Together(Exchange):
+    """An exchange by `Backend.exchange`: what is there when it runs goes together, what comes later waits."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._messages: list[Message] = []
+        self._over = 0
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self._messages += messages
+
+    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+        messages, self._messages = self._messages, []
+        first, self._over = self._over, self._over + len(messages)
+        self._backend.exchange(messages, timeout)
+        return [(first + i, m.peer, None) for i, m in enumerate(messages)]
+
+
 class Backend(abc.ABC):
     """One end of one underlying communicator. Methods are never called concurrently, except `abort`."""
 
@@ -91,13 +133,9 @@ class Backend(abc.ABC):
         operations that `capabilities.operations` lacks. Raises `CommError` subclasses.
         """
 
-    def recv_any(self, tensor: torch.Tensor, timeout: float) -> int:
-        """Receives the next message of whatever rank into `tensor`, as bytes if so declared; that rank."""
-        raise UnsupportedError(
-            f"backend '{self.name}' cannot receive from any rank",
-            op="recv",
-            hint="name the rank to receive from",
-        )
+    def open_exchange(self) -> Exchange:
+        """For messages that are added one after the other. This one runs together what is there."""
+        return Together(self)
 
     def run(self, call: Call) -> None:
         """Runs a collective of `capabilities.operations`; returns when the outputs are written."""

@@ -63,15 +63,13 @@ def run(group: Group, call: Call) -> None:
 
 
 def exchange(group: Group, messages: list[Message], timeout: float) -> None:
-    """Runs sends and receives together, as bytes where the backend wants that."""
-    if group.capabilities.bytes_only:
-        messages = [m._replace(tensor=_bytes(m.tensor)) for m in messages]
-    group.backend.exchange(messages, timeout)
+    """Runs sends and receives together."""
+    group.backend.exchange([as_sent(group, m) for m in messages], timeout)
 
 
-def recv_any(group: Group, tensor: torch.Tensor, timeout: float) -> int:
-    """Receives from whatever rank sends next; that rank."""
-    return group.backend.recv_any(_bytes(tensor) if group.capabilities.bytes_only else tensor, timeout)
+def as_sent(group: Group, message: Message) -> Message:
+    """As bytes where the backend wants that."""
+    return message._replace(tensor=_bytes(message.tensor)) if group.capabilities.bytes_only else message
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

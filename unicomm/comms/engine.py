@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -31,6 +32,7 @@ from .errors import (
     UnsupportedError,
 )
 from .hooks import Hooks, next_op_id
+from .lane import ANY_RANK, Lane, LaneWork, Posted
 from .ops import OPERATIONS, Kind, Operation
 from .options import seconds
 from .work import Work, Worker
@@ -114,6 +116,7 @@ class Engine:
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
         self._pair_seq: dict[tuple[int, bool], int] = {}
+        self.lane: Lane | None = None
 
     @contextlib.contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -121,11 +124,18 @@ class Engine:
         with self._order:
             self.fast.block()
             try:
+                self.seal_lane()
                 yield
             finally:
                 self.fast.unblock()
 
-    def _submit(self, work: Work, job: Callable[[], None]) -> None:
+    def seal_lane(self) -> None:
+        """Has the messages of the lane, if there are any, run before what comes next."""
+        if (lane := self.lane) is not None:
+            self.lane = None
+            lane.seal()
+
+    def submit(self, work: Work, job: Callable[[], None]) -> None:
         self.fast.block()  # until it is over: what comes later must not overtake it
 
         def run() -> None:
@@ -172,9 +182,9 @@ class Engine:
                 rank=self.rank,
                 hint="create a new one with unicomm.new_comm",
             )
-        self._check_broken()
+        self.check_broken()
 
-    def _check_broken(self) -> None:
+    def check_broken(self) -> None:
         if self.broken is not None:
             error = self.broken
             fields = {k: getattr(error, k) for k in ("op", "comm", "seq", "rank", "culprits", "hint")}
@@ -265,7 +275,7 @@ class Engine:
                 completion.run(self.group, call)
 
             if pending:
-                self._submit(work, lambda: self._execute(run, call.name, call.seq, [record], True, args))
+                self.submit(work, lambda: self._execute(run, call.name, call.seq, [record], True, args))
             else:
                 self._execute(run, call.name, call.seq, [record], False, args)
         if pending and not call.async_op:
@@ -285,13 +295,12 @@ class Engine:
         """Sends and receives, together: `items` are (send or recv, tensor, peer)."""
         name = "batch" if batch else items[0][0]
         self.check_open(name)
-        messages, rows = [], []
+        messages = []
         for kind, tensor, peer in items:
             row = OPERATIONS.get(kind)
             if row is None or row.kind is not Kind.P2P:
                 self.check.fail(OPERATIONS["batch"], f"kind={kind!r} is unknown", 'it is "send" or "recv"')
             messages.append(self.check_message(row, tensor, peer))
-            rows.append(row)
         if batch:
             self.check.batch(messages)
         limit = self.per_op(name, hints, timeout)
@@ -306,35 +315,17 @@ class Engine:
                 self.hooks.before(args)
             pending = bool(async_op) or self.worker.busy
             records, seq = [], 0
-            for row, message in zip(rows, messages, strict=True):
-                key = (message.peer, message.send)
-                seq = self._pair_seq[key] = self._pair_seq.get(key, 0) + 1
-                flags = _P2P | (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
-                tensors = [message.tensor]
-                records.append(
-                    self._recorder.begin(
-                        self._recorder_index,
-                        row.code,
-                        seq,
-                        op_id,
-                        tensors if message.send else [],
-                        [] if message.send else tensors,
-                        0,
-                        message.peer,
-                        flags if message.send else flags | _RECEIVE,
-                        0,
-                        min(int(limit * 1000), _MOST_MS),
-                        op_id + 1 if batch else 0,
-                        not pending,
-                    )
-                )
+            for message in messages:
+                seq = self._next_of_pair(message)
+                flags = (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
+                records.append(self._record_message(message, seq, op_id, flags, limit, not pending))
             work = Work(name, seq, pending)
 
             def run() -> None:
                 completion.exchange(self.group, messages, limit)
 
             if pending:
-                self._submit(work, lambda: self._execute(run, name, seq, records, True, args))
+                self.submit(work, lambda: self._execute(run, name, seq, records, True, args))
             else:
                 self._execute(run, name, seq, records, False, args)
         if pending and not async_op:
@@ -359,55 +350,84 @@ class Engine:
         self.hooks.after(args)
         return result
 
-    def recv_any(self, tensor: Any, async_op: bool, timeout: Timeout) -> tuple[Work, list[int]]:
-        """Receives from any rank: the Work, and a list that holds that rank once it is over."""
-        self.check_open("recv")
-        row = OPERATIONS["recv"]
-        self.check.check_tensor(row, "tensor", tensor)
-        limit = self.per_op("recv", None, timeout)
-        source: list[int] = []
-        with self._in_order():
-            self.check_open("recv")
-            if not async_op:
-                self.check_can_wait("recv")
+    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> LaneWork:
+        """A send or receive that runs beside its neighbours; the peer of a receive may be `ANY_RANK`."""
+        self.check_open(kind)
+        row = OPERATIONS[kind]
+        if kind == "recv" and peer == ANY_RANK:
+            if not self.backend.capabilities.any_source:
+                self.refuse(kind, f"backend '{self.backend.name}' cannot receive from any rank")
+            self.check.check_tensor(row, "tensor", tensor)
+            message = Message(False, ANY_RANK, tensor)
+        else:
+            message = self.check_message(row, tensor, peer)
+        limit = self.per_op(kind, None, timeout)
+        with self._order:
+            self.check_open(kind)
             op_id = next_op_id()
             args = None
             if self.hooks.active:
-                args = OpArgs("recv", op_id, outputs=[tensor], async_op=bool(async_op), timeout=limit)
+                args = self._message_args(kind, op_id, [message], True, limit)
                 self.hooks.before(args)
-            pending = bool(async_op) or self.worker.busy
-            # Neither peer nor number is known before a message is there.
-            record = self._recorder.begin(
-                self._recorder_index,
-                row.code,
-                0,
-                op_id,
-                [],
-                [tensor],
-                0,
-                -1,
-                _P2P | _RECEIVE | (_ASYNC if async_op else 0),
-                0,
-                min(int(limit * 1000), _MOST_MS),
-                0,
-                not pending,
-            )
-            work = Work("recv", 0, pending)
-
-            def run() -> None:
-                rank = completion.recv_any(self.group, tensor, limit)
-                self._pair_seq[rank, False] = self._pair_seq.get((rank, False), 0) + 1
-                source.append(rank)
-
-            if pending:
-                self._submit(work, lambda: self._execute(run, "recv", 0, [record], True, args))
-            else:
-                self._execute(run, "recv", 0, [record], False, args)
-        if pending and not async_op:
-            work.wait()
+            # Which message of a pair it will be is not known before it is there.
+            seq = 0 if message.peer == ANY_RANK else self._next_of_pair(message)
+            record = self._record_message(message, seq, op_id, _ASYNC, limit, False)
+            deadline = time.monotonic() + limit
+            while True:
+                lane = self.lane
+                if lane is None or not lane.open:
+                    lane = self.lane = Lane(self)
+                work = LaneWork(kind, seq, lane, self.worker)
+                if lane.post(Posted(message, work, record, args, deadline)):
+                    break
+            if self.worker.busy:  # with what has to run before
+                lane.hand_over()
         if args is not None:
             self.hooks.after(args)
-        return work, source
+        return work
+
+    def started(self, posted: Posted) -> None:
+        """Called by the lane when a message sets out."""
+        self._recorder.start(posted.record)
+        posted.work._start()
+
+    def finished(self, posted: Posted, error: BaseException | None) -> None:
+        """Called by the lane when a message is over."""
+        work = posted.work
+        if posted.message.peer == ANY_RANK and work.peer >= 0:
+            self._next_of_pair(Message(False, work.peer, posted.message.tensor))
+        if error is None:
+            self._recorder.finish(posted.record, _COMPLETED, 0)
+        else:
+            self._failed(error, work.name, work.seq, [posted.record])
+        if posted.args is not None:
+            self.hooks.finished(posted.args, error)
+
+    def _next_of_pair(self, message: Message) -> int:
+        key = (message.peer, message.send)
+        seq = self._pair_seq[key] = self._pair_seq.get(key, 0) + 1
+        return seq
+
+    def _record_message(
+        self, message: Message, seq: int, op_id: int, flags: int, limit: float, start: bool
+    ) -> int:
+        tensors = [message.tensor]
+        record: int = self._recorder.begin(
+            self._recorder_index,
+            OPERATIONS["send" if message.send else "recv"].code,
+            seq,
+            op_id,
+            tensors if message.send else [],
+            [] if message.send else tensors,
+            0,
+            message.peer,
+            _P2P | flags | (0 if message.send else _RECEIVE),
+            0,
+            min(int(limit * 1000), _MOST_MS),
+            op_id + 1 if flags & _BATCH else 0,
+            start,
+        )
+        return record
 
     def check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
         peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
@@ -450,35 +470,11 @@ class Engine:
                 recorder.start(record)
         error: BaseException | None = None
         try:
-            self._check_broken()
+            self.check_broken()
             run()
-        except CommError as caught:
-            error = caught
-            caught.op = caught.op or op
-            caught.seq = seq if caught.seq is None else caught.seq
-            caught.comm = caught.comm or self.name
-            caught.rank = self.rank if caught.rank is None else caught.rank
-            code = next((c for cls, c in _ERROR_CODES if isinstance(caught, cls)), _OTHER_ERROR)
-            for record in records:
-                recorder.finish(record, _FAILED, code)
-            if not isinstance(caught, _HARMLESS):
-                self.break_(caught)
-            raise
         except BaseException as caught:
             error = caught
-            for record in records:
-                recorder.finish(record, _FAILED, _OTHER_ERROR)
-            # Nobody knows how far it came, so the ranks are out of step: going on could match the wrong
-            # messages, which some libraries answer by ending the process.
-            broken = BackendError(
-                f"{type(caught).__name__} in the middle of an operation: {caught}",
-                op=op,
-                comm=self.name,
-                seq=seq,
-                rank=self.rank,
-                hint="create a new communicator to go on; unless you interrupted it, please report this",
-            )
-            self.break_(broken, self.backend.abort)
+            self._failed(caught, op, seq, records)
             raise
         else:
             for record in records:
@@ -486,6 +482,31 @@ class Engine:
         finally:
             if args is not None:
                 self.hooks.finished(args, error)
+
+    def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
+        """Completes the error of an operation, records it, and breaks the communicator where it has to."""
+        code = next((c for cls, c in _ERROR_CODES if isinstance(error, cls)), _OTHER_ERROR)
+        for record in records:
+            self._recorder.finish(record, _FAILED, code)
+        if isinstance(error, CommError):
+            error.op = error.op or op
+            error.seq = seq if error.seq is None else error.seq
+            error.comm = error.comm or self.name
+            error.rank = self.rank if error.rank is None else error.rank
+            if not isinstance(error, _HARMLESS):
+                self.break_(error)
+            return
+        # Nobody knows how far it came, so the ranks are out of step: going on could match the wrong
+        # messages, which some libraries answer by ending the process.
+        broken = BackendError(
+            f"{type(error).__name__} in the middle of an operation: {error}",
+            op=op,
+            comm=self.name,
+            seq=seq,
+            rank=self.rank,
+            hint="create a new communicator to go on; unless you interrupted it, please report this",
+        )
+        self.break_(broken, self.backend.abort)
 
     def break_(self, error: CommError, end: Callable[[], None] = lambda: None) -> None:
         """Marks the communicator as broken; the first error also runs `end` and then the abort hooks."""

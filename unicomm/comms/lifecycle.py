@@ -236,6 +236,7 @@ def finalize(comm: Communicator, timeout: float) -> None:
 def _finalize(comm: Communicator, timeout: float) -> None:
     late: list[str] = []
     worker = comm._engine.worker
+    comm._engine.seal_lane()
     if not worker.is_current() and not worker.drain(timeout):
         late = [f"{work.name} #{work.seq}" for work in comm._engine.worker.pending()]
         comm._engine.break_(
@@ -291,6 +292,8 @@ def forget_after_fork() -> None:
         engine.finalizing = threading.RLock()
         engine.fast = NoFastPath()
         engine.worker.forget()
+        if engine.lane is not None:
+            engine.lane.forget()
         comm._member.backend.forget()
     _living.clear()
 

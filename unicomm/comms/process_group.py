@@ -12,10 +12,6 @@ torch's: lists of tensors and option objects.
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,8 +23,8 @@ from torch._C._distributed_c10d import Store
 from unicomm.flight_recorder.ranks import format_ranks
 
 from .communicator import Communicator
-from .errors import CommError, InvalidArgumentError, UnsupportedError
-from .ops import OPERATIONS
+from .errors import InvalidArgumentError, UnsupportedError
+from .lane import ANY_RANK, LaneWork
 from .reduction import RedOpType, ReduceOp
 from .work import Work
 
@@ -61,14 +57,12 @@ class ProcessGroupWork(dist.Work):
         works: Sequence[Work],
         outputs: Sequence[Tensor] = (),
         after: Callable[[], None] | None = None,
-        source: Sequence[int] = (),
     ) -> None:
-        """`source` is filled when known; `after` runs once all works are over well, before anybody looks."""
+        """`after` runs once all works are over well, before anybody looks."""
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
         self._after = after
-        self._source = source
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         limit = None if timeout in (_NO_TIMEOUT, timedelta(0)) else timeout
@@ -93,12 +87,6 @@ class ProcessGroupWork(dist.Work):
 
     def result(self) -> list[Tensor]:
         return self._outputs
-
-    def source_rank(self) -> int:
-        """Which rank a message came from that any rank could send; -1 for other operations, or before."""
-        return self._source[0] if self._source else -1
-
-    _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the outputs. Returns at once; it is set by the thread that runs the operation."""
@@ -128,111 +116,25 @@ class ProcessGroupWork(dist.Work):
         return future
 
 
-class MessageWork(dist.Work):
-    """A send or receive of a process group, which goes out together with its neighbours."""
+class MessageWork(ProcessGroupWork):
+    """A send or receive."""
 
-    def __init__(self, open_batch: OpenBatch, tensor: Tensor, source: int) -> None:
-        super().__init__()
-        self._batch = open_batch
-        self._tensor = tensor
-        self._source = source
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        self._batch.issue().wait(None if timeout in (_NO_TIMEOUT, timedelta(0)) else timeout)
-        return True
-
-    def is_completed(self) -> bool:
-        return self._batch.issue().is_completed()
-
-    def is_success(self) -> bool:
-        work = self._batch.issue()
-        return work.is_completed() and work.exception() is None
-
-    def exception(self) -> Any:
-        return self._batch.issue().exception()
-
-    def result(self) -> list[Tensor]:
-        return [self._tensor]
+    def __init__(self, work: LaneWork, tensors: Sequence[Tensor]) -> None:
+        super().__init__([work], tensors)
+        self._message = work
 
     def source_rank(self) -> int:
-        return self._source
+        """The other rank, once it is over; -1 before."""
+        return self._message.peer
 
-    def _source_rank(self) -> int:
-        return self._source
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        return ProcessGroupWork([self._batch.issue()], [self._tensor]).get_future()
-
-
-class OpenBatch:
-    """Sends and receives that were called one after the other and are to run together.
-
-    torch calls those of `batch_isend_irecv` one by one where the group is a subclass. They are collected
-    until somebody waits for one of them, another operation of the group is called, or nothing has been added
-    for a millisecond; then they go out as one batch, in which none has to wait for another.
-    """
-
-    GRACE = 0.001  # seconds
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self._lock = threading.Lock()
-        self._batch = comm.batch_op_create()
-        self._work: Work | None = None
-        self.touched = time.monotonic()
-
-    def add(self, kind: str, tensor: Tensor, peer: int) -> bool:
-        """Adds an operation; False when the batch has gone already. Arguments are checked here and now."""
-        with self._lock:
-            if self._work is not None:
-                return False
-            self._comm._engine.check_message(OPERATIONS[kind], tensor, peer)
-            (self._batch.send if kind == "send" else self._batch.recv)(tensor, peer)
-            self.touched = time.monotonic()
-            return True
-
-    @property
-    def gone(self) -> bool:
-        return self._work is not None
-
-    def issue(self) -> Work:
-        """Sends the batch off, once; its Work."""
-        with self._lock:
-            if self._work is None:
-                self._work = self._batch.issue(True)
-            return self._work
-
-
-class _Sender:
-    """A thread that sends off the batches that nobody waits for."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[OpenBatch] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, batch: OpenBatch) -> None:
-        self._queue.put(batch)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
-            self._thread.start()
-
-    def _loop(self) -> None:
-        while True:
-            batch = self._queue.get()
-            while not batch.gone and (left := batch.touched + OpenBatch.GRACE - time.monotonic()) > 0:
-                time.sleep(left)
-            with contextlib.suppress(CommError):  # whoever waits for one of its messages is told
-                batch.issue()
-
-
-_sender = _Sender()
+    _source_rank = source_rank
 
 
 class UnicommProcessGroup(dist.ProcessGroup):
     """One communicator for each device type, as a process group. `get_comm(device)` gives it.
 
     Made from communicators of the same ranks; all of torch.distributed's functions take it. Point-to-point
-    operations of one group run in the order of the calls, except within `batch_isend_irecv`.
+    operations run side by side and finish one by one; other operations wait for them.
     """
 
     def __init__(self, *comms: Communicator, store: Store | None = None) -> None:
@@ -247,7 +149,6 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self._comms: dict[str, Communicator] = {c.get_device().type: c for c in comms}
         self._first = first
         self._store = store if store is not None else first._member.store
-        self._open: dict[str, OpenBatch] = {}  # by device type
         self._group_name = ""
         self._desc = "undefined"
         self._bound_device: torch.device | None = None
@@ -269,15 +170,8 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self._comms[kind]
 
     def _for(self, tensor: Tensor) -> Communicator:
-        """The communicator for a tensor, with all messages sent off that were called before."""
-        if self._open:
-            self._send_off()
         comm = self._comms.get(tensor.device.type)
         return comm if comm is not None else self.get_comm(tensor.device)
-
-    def _send_off(self) -> None:
-        while self._open:
-            self._open.popitem()[1].issue()
 
     def _get_backend(self, device: torch.device) -> UnicommProcessGroup:
         """Its own backend: torch asks it for what it would ask a backend."""
@@ -365,7 +259,6 @@ class UnicommProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        self._send_off()
         for comm in self._comms.values():
             comm.finalize()
 
@@ -540,7 +433,6 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
-        self._send_off()
         comm = self._first
         device = getattr(opts, "device", None)
         if device is not None and torch.device(device).type in self._comms:
@@ -549,7 +441,6 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names the ranks that did not come; all of them in any case."""
-        self._send_off()
         limit = None if timeout in (None, _NO_TIMEOUT) else timeout
         self._first.barrier(False, None, limit)
 
@@ -557,24 +448,14 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Tags are not sent: messages between two ranks arrive in the order of the calls."""
-        return self._message("send", tensors[0], dst)
+        return MessageWork(self._for(tensors[0])._engine.post("send", tensors[0], dst, None), tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        return self._message("recv", tensors[0], src)
+        return MessageWork(self._for(tensors[0])._engine.post("recv", tensors[0], src, None), tensors)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""
-        work, source = self._for(tensors[0])._engine.recv_any(tensors[0], True, None)
-        return ProcessGroupWork([work], tensors, source=source)
-
-    def _message(self, kind: str, tensor: Tensor, peer: int) -> dist.Work:
-        device = tensor.device.type
-        batch = self._open.get(device)
-        if batch is None or not batch.add(kind, tensor, peer):
-            batch = self._open[device] = OpenBatch(self.get_comm(tensor.device))
-            batch.add(kind, tensor, peer)
-            _sender.watch(batch)
-        return MessageWork(batch, tensor, peer if kind == "recv" else -1)
+        return self.recv(tensors, ANY_RANK, tag)
 
 
 _SUM = ReduceOp.SUM

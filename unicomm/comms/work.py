@@ -121,6 +121,16 @@ class Work:
             self._lock.release()
         self._run_callbacks()
 
+    def _forget(self) -> None:
+        """In a forked child, where it will never end."""
+        self._error = NotReadyError(
+            "pending in the process that this one was forked from",
+            op=self.name,
+            seq=self.seq,
+            hint="wait for it there",
+        )
+        self._pending = False
+
     def __repr__(self) -> str:
         return f"<Work {self.name} #{self.seq}: {self.status.value}>"
 
@@ -181,13 +191,7 @@ class Worker:
     def forget(self) -> None:
         """In a forked child, which has no such thread: what was pending ends with an error."""
         for work in self.pending():
-            work._error = NotReadyError(
-                "pending in the process that this one was forked from",
-                op=work.name,
-                seq=work.seq,
-                hint="wait for it there",
-            )
-            work._pending = False
+            work._forget()
         self._waiting.clear()
         self._thread = None
 
