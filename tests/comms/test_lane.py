@@ -200,24 +200,29 @@ def test_a_refused_message_is_its_own_trouble(raised):
 def test_callbacks(backend, raised):
     """A callback may send the next message; it must not wait for one that its thread has to move."""
 
+    called = threading.Event()
+
     def program(comm: Communicator) -> None:
-        me, seen = comm.get_rank(), []
-        x, y, z = torch.zeros(2), torch.zeros(3), torch.zeros(4)
+        if comm.get_rank() == 1:
+            send(comm, torch.ones(2), 0).wait()
+            assert called.wait(20)
+            send(comm, torch.ones(3), 0)
+            send(comm, torch.ones(4), 0)
+            return
+        seen, tensors = [], [torch.zeros(n) for n in (2, 3, 4)]
 
-        def post(tensor):
-            return recv(comm, tensor, 1) if me == 0 else send(comm, tensor + 1, 0)
-
-        def called(_):
+        def callback(_):
             seen.append(raised(second.wait))
-            seen.append(post(z))
+            seen.append(recv(comm, tensors[2], 1))
+            called.set()
 
-        first, second = post(x), post(y)
-        first.add_done_callback(called)
+        first, second = recv(comm, tensors[0], 1), recv(comm, tensors[1], 1)
+        first.add_done_callback(callback)
         first.wait()
-        assert type(seen[0]) is NotReadyError
         second.wait()
+        assert type(seen[0]) is NotReadyError
         seen[1].wait()
-        assert [t.tolist() for t in (x, y, z)] == [[1.0 - me] * n for n in (2, 3, 4)]
+        assert [t.tolist() for t in tensors] == [[1.0] * n for n in (2, 3, 4)]
 
     run_ranks(program, 2, backend=backend)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -269,24 +270,51 @@ class _GlooExchange(Exchange):
                 work = group.recv_anysource([tensor], _TAG)
             else:
                 work = group.recv([tensor], peer, _TAG)
-            arguments = (work, self._added, peer, limit, self._over)
-            threading.Thread(target=_await_message, args=arguments, name="unicomm-gloo", daemon=True).start()
+            _waiters.await_message(work, self._added, peer, limit, self._over)
             self._added += 1
 
     def interrupt(self) -> None:
         self._over.put(None)
 
 
-def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:
-    error = None
-    try:
-        work.wait(limit)
-        if peer < 0:
-            peer = int(work._source_rank())
-    except RuntimeError as caught:
-        error = caught
-    del work  # it holds the group open
-    over.put((number, peer, error))
+class _Waiters:
+    """Threads that wait for a message each. There are as many as ever had to wait at the same time."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._free = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def await_message(self, *job: Any) -> None:
+        if os.getpid() != self._pid:  # a forked child has none of the threads
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            start = self._free == 0
+            if not start:
+                self._free -= 1
+        if start:
+            threading.Thread(target=self._loop, name="unicomm-gloo", daemon=True).start()
+        self._jobs.put(job)
+
+    def _loop(self) -> None:
+        while True:
+            work, number, peer, limit, over = self._jobs.get()
+            error = None
+            try:
+                work.wait(limit)
+                if peer < 0:
+                    peer = int(work._source_rank())
+            except RuntimeError as caught:
+                error = caught
+            del work  # it holds the group open
+            with self._lock:
+                self._free += 1
+            over.put((number, peer, error))
+            del over, error
+
+
+_waiters = _Waiters()
 
 
 def _first_line(error: BaseException) -> str:
