@@ -45,6 +45,7 @@ bool Exchange::match(Transfer& t, int peer) {
     Channel& c = group_.segment_->channel(peer, group_.rank_);
     Group::Ends& ends = group_.ends_[size_t(peer)];
     if (ends.received != ends.receives_done) return false;  // the message before is still under way
+    if (closed_[size_t(peer)] == pass_) return false;
     uint64_t tail = c.tail.load(std::memory_order_relaxed);
     while (tail < c.head.load(std::memory_order_acquire)) {
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(peer, group_.rank_, tail));
@@ -56,6 +57,7 @@ bool Exchange::match(Transfer& t, int peer) {
         c.tail.store(++tail, std::memory_order_release);  // the rest of a message that was refused
         group_.waiter_.wake_others();
     }
+    closed_[size_t(peer)] = pass_;
     return false;
 }
 
@@ -136,6 +138,7 @@ void Exchange::step_recv(Transfer& t) {
 }
 
 bool Exchange::any_movable() {
+    begin_pass();
     return std::any_of(transfers_.begin(), transfers_.end(), [this](Transfer& t) { return can_step(t); });
 }
 
@@ -195,6 +198,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             return late || must_stop(deadline_ns, deep, fault);
         };
         if (!group_.waiter_.until(ready, stop) && !late) return group_.break_off(fault);
+        begin_pass();
         for (Transfer& t : transfers_) {
             if (!can_step(t)) continue;
             if (t.message.send) {

@@ -18,7 +18,7 @@ class Exchange {
         Fault fault;   // kMismatch: the message was refused; the others go on
     };
 
-    explicit Exchange(Group& group) : group_(group) {}
+    explicit Exchange(Group& group) : group_(group), closed_(size_t(group.world())) {}
 
     // Takes the tensor's memory until the message is done. Not while `run` runs.
     size_t add(const Message& message);
@@ -49,12 +49,17 @@ class Exchange {
     void refuse(Transfer& t, Fault fault);
     void finish(Transfer& t);
     bool any_movable();
+    void begin_pass() { ++pass_; }
     Fault reach_receivers(uint64_t deadline_ns);
     bool must_stop(uint64_t deadline_ns, bool deep, Fault& fault);
 
     Group& group_;
     std::list<Transfer> transfers_;  // unfinished, in the order of `add`
     size_t added_ = 0;
+    // A look at all transfers in order. A channel at whose front an earlier receive found nothing stays
+    // closed to the later ones until the next: what arrives meanwhile is not theirs.
+    uint64_t pass_ = 0;
+    std::vector<uint64_t> closed_;  // by peer: the last pass that found nothing
     std::atomic<bool> interrupted_{false};
 };
 
