@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 namespace unicomm {
 void bind_recorder(nb::module_& m);
+void bind_dump(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_shm(nb::module_& m);
 void bind_fast(nb::module_& m);

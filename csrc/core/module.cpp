@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
         }
     });
     unicomm::bind_recorder(m);
+    unicomm::bind_dump(m);
     unicomm::bind_reduce(m);
     unicomm::bind_shm(m);
 }

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
-from typing import Any, NoReturn
 
-from .columns import Columns, DumpError, from_dump
+from unicomm import _core
 
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise DumpError(f"the pickle asks for {module}.{name}, but a dump is plain data: it is not trusted")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise DumpError("the pickle refers to objects outside of it: it is not trusted")
+from .columns import Columns, DumpError
 
 
 def read(source: Path | str | bytes) -> Columns:
-    """One dump. Raises `DumpError` for bytes that are none, `OSError` for files that cannot be read."""
+    """One dump. Raises `DumpError` for bytes that are none, `OSError` for files that cannot be read.
+
+    The native core parses without the interpreter's lock, so several files can be read side by side in
+    threads. Only plain data is read: dicts, lists, tuples, numbers, texts, bytes, None, true and false. Any
+    opcode that would import or call something is refused, and named with its place. Keys that are missing, or
+    hold another type than they should, count as 0, False, "" or ().
+    """
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     try:
-        dump = _PlainUnpickler(io.BytesIO(data)).load()
-    except DumpError:
-        raise
-    except EOFError:
-        raise DumpError(f"the pickle ends too early, after {len(data)} bytes: it was cut off") from None
-    except (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise DumpError(f"the pickle is broken: {error}") from None
-    except (OverflowError, MemoryError, RecursionError, UnicodeError) as error:
-        raise DumpError(f"the pickle is broken: {type(error).__name__}") from None
-    return from_dump(dump)
+        return Columns(**_core.read_dump(data))
+    except (ValueError, MemoryError) as error:
+        raise DumpError(str(error) or "no memory for the dump") from None

@@ -1,0 +1,128 @@
+// The entries of a torch flight recorder dump as columns: one number an entry and field, with texts, shapes
+// and call stacks interned. Python objects are made once for each distinct value, not once for each entry.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "recorder/pickle.hpp"
+
+namespace unicomm::pickle {
+
+// Gives equal sequences of numbers one number.
+class Sequences {
+  public:
+    Sequences();
+    uint32_t intern(std::span<const uint64_t> sequence);
+    std::span<const uint64_t> operator[](uint32_t id) const {
+        return {pool_.data() + begins_[id], begins_[id + 1] - begins_[id]};
+    }
+    uint32_t size() const { return static_cast<uint32_t>(begins_.size() - 1); }
+    void clear();
+
+  private:
+    std::vector<uint64_t> pool_, begins_;
+    std::vector<uint32_t> hashes_, slots_;  // a slot is 1 + number, 0: free
+};
+
+// Numbers of the texts that are names of fields, which the reader interns first.
+enum Field : uint32_t {
+    kRecordId,
+    kPgId,
+    kProcessGroup,
+    kCollectiveSeqId,
+    kP2pSeqId,
+    kOpId,
+    kProfilingName,
+    kTimeCreated,
+    kTimeStarted,
+    kTimeCompleted,
+    kDuration,
+    kInputSizes,
+    kOutputSizes,
+    kInputDtypes,
+    kOutputDtypes,
+    kState,
+    kRetired,
+    kTimeoutMs,
+    kIsP2p,
+    kFrames,
+    kThreadId,
+    kAsync,
+    kFields,  // of an entry, up to here
+    kEntries = kFields,
+    kPgConfig,
+    kName,
+    kFilename,
+    kLine,
+    kEmptyText,
+    kKnownTexts,
+};
+
+class DumpReader {
+  public:
+    // A field of another type than it should have counts as missing. Raises `Refused` for what is no
+    // dump. `data` must stay as long as texts are read.
+    void read(std::string_view data);
+    void clear();
+
+    Reader tree;
+    Value top;  // the dump: always a dict
+    uint64_t rows = 0;
+
+    std::vector<int64_t> record_id, pg_id, collective_seq_id, p2p_seq_id, op_id, time_created, time_started,
+        time_completed, timeout_ms;
+    std::vector<double> duration_ms;
+    std::vector<uint8_t> retired, is_p2p, is_async;
+    bool has_async = false;  // some entry has that field
+    // Numbers of `groups`, `stacks`, `shapes` and `text_lists`; of texts through `names`, `states`,
+    // `threads`.
+    std::vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes,
+        profiling_name, state, thread;
+
+    Sequences groups;      // (name, desc): texts
+    Sequences dims;        // of one tensor: integers
+    Sequences shapes;      // of all tensors: numbers of `dims`
+    Sequences text_lists;  // texts
+    Sequences places;      // of a call: name, file, line
+    Sequences stacks;      // numbers of `places`
+
+    // The texts of one column, numbered in order of their appearance.
+    class Column {
+      public:
+        int32_t number(uint32_t text);
+        const std::vector<uint32_t>& texts() const { return texts_; }
+        void clear();
+
+      private:
+        std::vector<uint32_t> texts_;
+        std::vector<int32_t> numbers_;  // by text; 1 + number, 0: none yet
+    };
+    Column names, states, threads;
+
+  private:
+    void add(const Value& entry);
+    void spend(const Value& container);
+    int64_t integer(const Value& v) const;
+    bool truth(const Value& v) const;
+    double real(const Value& v) const;
+    uint32_t text(const Value& v);
+    int32_t group_of(const Value& v);
+    uint32_t dims_of(const Value& v);
+    int32_t sizes_of(const Value& v);
+    int32_t texts_of(const Value& v);
+    int32_t frames_of(const Value& v);
+    uint64_t place_of(const Value& v);
+    template <class F>
+    int32_t once(const Value& container, uint32_t role, F&& make);
+
+    template <class F>
+    void for_each_column(F&& f);
+
+    std::vector<uint64_t> scratch_;
+    uint64_t budget_ = 0;  // items that may still be looked at
+};
+
+}  // namespace unicomm::pickle

@@ -1,0 +1,126 @@
+// Reads the part of pickle that holds plain data: dicts, lists, tuples, numbers, texts, bytes, None, true and
+// false, in protocols 0 to 5. Nothing is executed: opcodes that name or call anything are refused. Every
+// length is checked against the input, nothing recurses, and memory is bounded by a multiple of the input's
+// size.
+//
+// Texts are interned, containers are numbered: a value that pickle's memo shares is shared here, too.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace unicomm::pickle {
+
+// The input is no pickle, a broken one, or one that holds more than plain data.
+struct Refused : std::invalid_argument {
+    using std::invalid_argument::invalid_argument;
+};
+
+enum class Kind : uint8_t { kNone, kBool, kInt, kBigInt, kFloat, kText, kBytes, kList, kTuple, kDict };
+const char* name_of(Kind kind);
+
+struct Value {
+    Kind kind = Kind::kNone;
+    bool decimal = false;  // a big number as decimal digits rather than as little-endian bytes
+    uint32_t length = 0;   // of bytes and big numbers
+    union {
+        int64_t integer = 0;
+        double real;
+        const char* data;  // bytes and big numbers: in the input
+        uint64_t index;    // texts and containers
+    };
+    bool is_container() const { return kind >= Kind::kList; }
+};
+
+// Gives equal texts one number.
+class Texts {
+  public:
+    Texts();
+    uint32_t intern(std::string_view text);  // the text must outlive the table
+    uint32_t intern_copy(std::string text);
+    std::string_view operator[](uint32_t id) const { return texts_[id]; }
+    size_t size() const { return texts_.size(); }
+    void clear();
+
+  private:
+    void grow();
+    std::vector<std::string_view> texts_;
+    std::vector<uint32_t> hashes_;
+    std::vector<uint32_t> slots_;  // 1 + number, 0: free
+    std::deque<std::string> owned_;
+};
+
+struct Container {
+    static constexpr uint32_t kNoChunk = UINT32_MAX;
+    uint32_t first = kNoChunk, last = kNoChunk;
+    uint32_t role = 0, meaning = 0;  // for those who read the tree: what this was already turned into
+};
+
+class Reader {
+  public:
+    Reader() = default;
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+
+    // Parses one pickle; `data` must stay until the values are no longer needed. Raises `Refused`.
+    // Texts interned beforehand keep their numbers.
+    Value parse(std::string_view data);
+    // Forgets everything, and gives back memory that an unusually large input took.
+    void clear();
+
+    Texts texts;
+    std::vector<Container> containers;
+
+    // Calls f(items) for each stretch of a container's items, in order; those of a dict are key, value, ...
+    template <class F>
+    void for_each_stretch(const Value& container, F&& f) const {
+        for (uint32_t at = containers[container.index].first; at != Container::kNoChunk;) {
+            const Chunk& chunk = chunks_[at];
+            at = chunk.next;
+            f(std::span<const Value>(items_.data() + chunk.begin, chunk.count));
+        }
+    }
+    size_t count(const Value& container) const;
+
+  private:
+    struct Chunk {
+        uint32_t begin, count, next;
+    };
+
+    [[noreturn]] void refuse(const std::string& why) const;
+    const char* take(uint64_t n);
+    std::string_view line();
+    template <class T>
+    T little();
+    void push(const Value& v) { stack_.push_back(v); }
+    void push_text(uint64_t length);
+    void push_escaped(std::string_view text);
+    void push_bytes(uint64_t length);
+    void push_little_endian(uint64_t length);
+    void push_decimal(std::string_view digits);
+    void push_new(Kind kind, size_t from);
+    void extend(const Value& container, size_t from);
+    void add_to(Kind kind, size_t from);
+    size_t pop_mark();
+    size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+    size_t need(size_t n) const;
+    void put(uint64_t at);
+    void get(uint64_t at);
+    uint64_t number(std::string_view digits) const;
+
+    std::vector<Value> stack_, memo_, items_;
+    std::vector<uint32_t> marks_;
+    std::vector<Chunk> chunks_;
+    const char* begin_ = nullptr;
+    const char* at_ = nullptr;
+    const char* end_ = nullptr;
+    const char* opcode_ = nullptr;
+    uint64_t memoized_ = 0;
+};
+
+}  // namespace unicomm::pickle
