@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from unicomm.backends.registry import backend_names, new_comm, register_backend
+    from unicomm.comms import functional
     from unicomm.comms import objects as objcol
     from unicomm.comms.batch import BatchSendRecv, P2POp
     from unicomm.comms.communicator import Communicator, TorchComm
@@ -54,7 +55,12 @@ _WHERE = {
     "comms.work": "TorchWork Work WorkStatus",
 }
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
-_MODULES = {"objcol": "comms.objects", "hooks": "hooks", "testing": "testing"}
+_MODULES = {
+    "functional": "comms.functional",
+    "objcol": "comms.objects",
+    "hooks": "hooks",
+    "testing": "testing",
+}
 
 __all__ = [
     "AbortedError",
@@ -79,6 +85,7 @@ __all__ = [
     "WorkStatus",
     "__version__",
     "backend_names",
+    "functional",
     "hooks",
     "new_comm",
     "objcol",

@@ -17,4 +17,5 @@ NB_MODULE(_core, m) {
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);
     unicomm::bind_shm(m);
+    unicomm::bind_torch_options(m);
 }

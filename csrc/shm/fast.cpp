@@ -8,6 +8,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "core/torch_options.hpp"
 #include "recorder/recorder.hpp"
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
@@ -45,6 +46,17 @@ class FastPath {
         Tensor t;
         uint8_t red = 0;
         if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !reduction(op, t.dtype, red))
+            return no();
+        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
+    }
+
+    // A process group's: a list of one tensor, and torch's options.
+    nb::object all_reduce_with(nb::handle tensors, nb::handle options) {
+        Tensor t;
+        uint8_t red = 0;
+        if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
+        if (blocks_.load() != 0 || !all_reduce_options.plain(options.ptr(), red)) return no();
+        if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
@@ -223,6 +235,7 @@ void bind_fast(nb::module_& m) {
         .def_rw("timeout", &FastPath::timeout)
         .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none())
+        .def("all_reduce_with", &FastPath::all_reduce_with, nb::arg().none(), nb::arg().none())
         .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none())
         .def("barrier", &FastPath::barrier, nb::arg().none(), nb::arg().none(), nb::arg().none())

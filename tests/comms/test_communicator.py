@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 import threading
@@ -312,3 +313,13 @@ def test_reduce_ops_as_values(raised):
         error = raised(make)
         assert type(error) is InvalidArgumentError, repr(error)
         assert error.hint
+
+
+def test_a_copy_is_the_same_member():
+    """A model that holds a communicator can be copied; it cannot be sent to another process."""
+    with unicomm.new_comm("shm", torch.device("cpu")) as comm:
+        module = torch.nn.Linear(2, 2)
+        module.comm = comm
+        assert copy.deepcopy(module).comm is copy.copy(comm) is comm
+        with pytest.raises(TypeError, match="belongs to its process"):
+            pickle.dumps(comm)

@@ -1,34 +1,14 @@
 """torch.distributed, feature by feature, on unicomm by the switch alone."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-PROGRAM = Path(__file__).parent / "programs" / "features.py"
+from launch import PROGRAMS, torchrun
 
 
 def run(ranks, **env):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        PROGRAM,
-    ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-    )
+    done = torchrun(ranks, PROGRAMS / "features.py", **env)
     found = re.findall(r'\{"group": .*?\}\}', done.stdout)
     assert len(found) == ranks, done.stdout[-3000:] + done.stderr[-6000:]
     return [json.loads(text) for text in found], done.stderr

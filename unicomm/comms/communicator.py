@@ -16,6 +16,7 @@ from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
 from .errors import AbortedError
 from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
+from .opaque import OpaqueBase
 from .options import CommOptions, read_hints
 from .reduction import ReduceOp
 from .work import Work
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-class Communicator:
+class Communicator(OpaqueBase):  # type: ignore[misc]
     """A fixed group of ranks that communicate on one device, over one underlying communicator.
 
     Made by `unicomm.new_comm` or `split`, connected when that returns. All ranks must call the same
@@ -48,6 +49,16 @@ class Communicator:
         """Not for users: see `unicomm.new_comm`."""
         self._member = member
         self._engine = Engine(member)
+
+    def __copy__(self) -> Communicator:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Communicator:
+        """Itself: a copy of a model that holds a communicator is a member of the same group."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a communicator belongs to its process: create one in the other, do not pickle it")
 
     # --- collectives: see ops.py for what each does ------------------------------------------------
 

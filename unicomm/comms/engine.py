@@ -66,7 +66,8 @@ class NoFastPath:
 
     A fast path's methods take the arguments of the communicator's methods of the same name. They return
     False when the call is not for them, before anything happened; the sequence number when it is done; else
-    that and what the backend's `raise_fault` makes an error of. A fast path that is blocked answers False. It
+    that and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
+    arguments, a list of tensors and torch's options. A fast path that is blocked answers False. It
     numbers the collectives for the general path too.
     """
 
@@ -87,7 +88,7 @@ class NoFastPath:
     def _never(self, *_: object) -> bool:
         return False
 
-    all_reduce = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
+    all_reduce = all_reduce_with = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
 
 
 class Engine:

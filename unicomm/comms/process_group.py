@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from unicomm.flight_recorder.ranks import format_ranks
 
+from . import torch_options
 from .communicator import Communicator
 from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK, LaneWork
@@ -31,8 +32,9 @@ from .work import Work
 Tensor = torch.Tensor
 _NO_TIMEOUT = timedelta(milliseconds=-1)  # what torch passes when the caller gave none
 
+# By torch's number, which is quicker to look up than torch's enum.
 _RED_OPS = {
-    getattr(dist.ReduceOp.RedOpType, t.name): getattr(ReduceOp, t.name)
+    int(getattr(dist.ReduceOp.RedOpType, t.name)): getattr(ReduceOp, t.name)
     for t in RedOpType
     if t is not RedOpType.PREMUL_SUM
 }
@@ -40,7 +42,7 @@ _RED_OPS = {
 
 def reduce_op(op: Any) -> ReduceOp:
     """unicomm's reduction for one of torch.distributed's."""
-    found = _RED_OPS.get(op.op)
+    found = _RED_OPS.get(int(op.op))
     return ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if found is None else found
 
 
@@ -148,6 +150,8 @@ class UnicommProcessGroup(dist.ProcessGroup):
         super().__init__(first.get_rank(), first.get_size())  # type: ignore[call-arg]
         self._comms: dict[str, Communicator] = {c.get_device().type: c for c in comms}
         self._first = first
+        # With one communicator its own checks say what is wrong with a tensor's device.
+        self._only = first if len(comms) == 1 else None
         self._store = store if store is not None else first._member.store
         self._group_name = ""
         self._desc = "undefined"
@@ -170,8 +174,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self._comms[kind]
 
     def _for(self, tensor: Tensor) -> Communicator:
-        comm = self._comms.get(tensor.device.type)
-        return comm if comm is not None else self.get_comm(tensor.device)
+        return self._only or self.get_comm(tensor.device)
 
     def _get_backend(self, device: torch.device) -> UnicommProcessGroup:
         """Its own backend: torch asks it for what it would ask a backend."""
@@ -298,18 +301,19 @@ class UnicommProcessGroup(dist.ProcessGroup):
     # --- collectives ----------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None) -> dist.Work:
+        if self._only is not None:
+            engine = self._only._engine
+            done = engine.fast.all_reduce_with(tensors, opts)
+            if done is not False:
+                if type(done) is not int:
+                    engine.after_fast("all_reduce", done)  # raises
+                return _DONE
         items = [tensors] if isinstance(tensors, Tensor) else tensors
-        op, limit, later = _SUM, None, False
+        op, limit, later = ReduceOp.SUM, None, False
         if isinstance(opts, dist.ReduceOp):
             op = reduce_op(opts)
         elif opts is not None:
             op, limit, later = reduce_op(opts.reduceOp), _limit(opts), opts.asyncOp
-        if not later and limit is None and len(items) == 1:
-            engine = self._for(items[0])._engine
-            done = engine.fast.all_reduce(items[0], op, False, None, None)
-            if done is not False:
-                engine.after_fast("all_reduce", done)
-                return _DONE
         works = [self._for(t).all_reduce(t, op, later, None, limit) for t in items]
         return ProcessGroupWork(works, items)
 
@@ -458,5 +462,12 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self.recv(tensors, ANY_RANK, tag)
 
 
-_SUM = ReduceOp.SUM
-_DONE = ProcessGroupWork([])  # of any synchronous operation: it has nothing left to say
+class _Done(ProcessGroupWork):
+    """Of any synchronous operation: it has nothing left to say."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
+
+_DONE = _Done([])
+torch_options.learn({number: op.code for number, op in _RED_OPS.items()})

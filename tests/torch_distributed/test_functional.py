@@ -1,0 +1,18 @@
+"""Custom operators that take process groups and communicators, under torch.compile."""
+
+import json
+import re
+
+import pytest
+from launch import PROGRAMS, torchrun
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_compiled():
+    done = torchrun(2, PROGRAMS / "functional.py", TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+    said = [json.loads(text) for text in re.findall(r'\{"results": .*?\}\}', done.stdout)]
+    assert len(said) == 2, done.stdout[-3000:] + done.stderr[-6000:]
+    for rank in said:
+        assert {k: v for k, v in rank["results"].items() if v != "ok"} == {}
+        assert len(rank["results"]) == 8

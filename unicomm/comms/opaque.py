@@ -1,0 +1,47 @@
+"""What torch.compile has to know of a class so that its objects may be arguments of custom operators.
+
+torch calls such classes opaque types; from 2.14 on, custom classes (names read in torch's source, run on
+2.13 only). Where torch has neither, communicators work in eager code, and functional.py says what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import UnsupportedError
+
+
+def _find(module: str, *names: str) -> Any:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        return None
+    return next((getattr(found, name) for name in names if hasattr(found, name)), None)
+
+
+OpaqueBase: Any = (
+    _find("torch._opaque_base", "OpaqueBase")
+    or _find("torch._custom_class_base", "CustomClassBase")
+    or object
+)
+
+
+def register(cls: type, constant: tuple[str, ...]) -> str:
+    """Registers `cls`, whose methods `constant` give the same for the whole life of an object; its name."""
+    where = "torch._library.opaque_object"
+    as_opaque, as_custom = _find(where, "register_opaque_type"), _find(where, "register_custom_class")
+    members = _find(where, "MemberType")
+    if members is None or (as_opaque is None and as_custom is None):
+        import torch
+
+        raise UnsupportedError(
+            f"torch {torch.__version__} takes no objects as arguments of custom operators",
+            hint="update torch; without torch.compile call the communicator's methods",
+        )
+    same = dict.fromkeys(constant, members.USE_REAL)
+    if as_opaque is not None:
+        as_opaque(cls, typ="reference", members=same)
+    else:
+        as_custom(cls, typ="symbolic", members=same)
+    return f"{cls.__module__}.{cls.__qualname__}"
