@@ -20,7 +20,7 @@ ALLOWED = {
     "profiler": {"_core", "flight_recorder", "comms", "profiler"},
 }
 # The recorder's reading half runs where neither torch nor the native core is.
-READERS = {"folder", "ring", "ranks", "formats", "show"}
+READERS = {"folder", "ring", "ranks", "formats", "show", "words", "live", "top"}
 
 
 def imports(path):

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .ranks import format_ranks
-from .ring import ASYNC, ERRORS, P2P, RECEIVE, STATES, Comm, Finding, Ring
+from .ring import ERRORS, P2P, RECEIVE, STATES, Comm, Finding, Ring
+from .words import arguments, place, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
 _MAX_COLUMNS = 8  # more ranks than this are shown as groups of equal state
@@ -73,22 +74,15 @@ def _state(record: Any) -> str:
     return STATES.get(int(record["state"]), "unknown")
 
 
-def _span(ns: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.0f} ns"
-
-
 def _cell(ring: Ring, record: Any) -> str:
     """State, and how long it took or has been taking."""
     state = _state(record)
     began = int(record["started_ns"]) or int(record["created_ns"])
     ended = int(record["completed_ns"])
     if ended:
-        text = f"{'✓' if state == 'completed' else state} {_span(ended - began)}"
+        text = f"{'✓' if state == 'completed' else state} {span(ended - began)}"
     elif ring.process_state in ("running", "stopped"):
-        text = f"{state} for {_span(time.monotonic_ns() - began)}"
+        text = f"{state} for {span(time.monotonic_ns() - began)}"
     else:
         text = state
     error = ERRORS.get(int(record["error"]), "error")
@@ -97,33 +91,6 @@ def _cell(ring: Ring, record: Any) -> str:
 
 def _what(ring: Ring, record: Any) -> str:
     return ring.op(record)
-
-
-def _details(ring: Ring, record: Any) -> str:
-    side = "in" if int(record["n_in"]) else "out"
-    parts = []
-    if int(record[f"n_{side}"]):
-        n = int(record[f"n_{side}"])
-        shape = "x".join(map(str, ring.shape(record, side))) or "1"
-        name = ring.dtype(int(record[f"{side}_dtype"]))
-        parts.append(f"{name}[{shape}]" + (f" x{n}" if n > 1 else ""))
-    if ring.reduction(record):
-        parts.append(ring.reduction(record))
-    flags, peer = int(record["flags"]), int(record["peer"])
-    if flags & P2P:
-        parts.append(f"from {peer}" if flags & RECEIVE else f"to {peer}")
-    elif peer >= 0:
-        parts.append(f"root {peer}")
-    if flags & ASYNC:
-        parts.append("async")
-    return " ".join(parts)
-
-
-def _place(ring: Ring, record: Any) -> str:
-    frame = ring.frame(record)
-    if frame is None:
-        return "?"
-    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"
 
 
 def _joined(texts: dict[int, str]) -> str:
@@ -174,7 +141,7 @@ def _operations(whole: Communicator, ranks: Sequence[int], last: int) -> Table:
         row: list[RenderableType] = [
             number,
             _joined({r: _what(*records[r]) for r in sorted(records)}),
-            _joined({r: _details(*records[r]) for r in sorted(records)}),
+            _joined({r: arguments(*records[r]) for r in sorted(records)}),
         ]
         involved = set(operation.key[1:3]) if operation.key[0] == "p2p" else set(ranks)
         cells = {}
@@ -187,7 +154,7 @@ def _operations(whole: Communicator, ranks: Sequence[int], last: int) -> Table:
             row += [Text(cells[r][1], _STYLE.get(cells[r][0], "dim")) if r in cells else "" for r in ranks]
         else:
             row.append(_grouped(cells))
-        row.append(_joined({r: _place(*records[r]) for r in sorted(records)}))
+        row.append(_joined({r: place(*records[r]) for r in sorted(records)}))
         table.add_row(*row)
     return table
 
@@ -260,7 +227,7 @@ def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) ->
                 str(record["op_id"]),
             )
             table.add_row(
-                *numbers, ring.op(record), _details(ring, record), _cell(ring, record), _place(ring, record)
+                *numbers, ring.op(record), arguments(ring, record), _cell(ring, record), place(ring, record)
             )
     return table
 

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from . import trace_top
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command()(trace_top.top)
 
 UNUSABLE = 2
 
