@@ -11,6 +11,7 @@ CPU tensors.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 CHOICE = "UNICOMM_BACKEND"
+NAME = "unicomm"  # for init_process_group without the switch
 
 # Names in torch.distributed.distributed_c10d that the switch sets, by torch version (read in torch's source).
 NAMES: dict[tuple[int, int], tuple[str, ...]] = {
@@ -45,6 +47,8 @@ _log = logging.getLogger("unicomm")
 
 def autoload() -> None:
     """Called by torch at the end of its import."""
+    with contextlib.suppress(Exception):
+        register()
     if os.environ.get(VARIABLE, "0").lower() not in ("1", "true", "yes", "on"):
         return
     try:
@@ -53,6 +57,20 @@ def autoload() -> None:
         reason = f"{type(error).__name__}: {error}"
     if reason:
         print(f"unicomm: {VARIABLE} has no effect: {reason}", file=sys.stderr)
+
+
+def register() -> None:
+    """Makes "unicomm" a name that `init_process_group` knows. Imports nothing."""
+    from torch.distributed import Backend, is_available
+
+    def create(options: Any, hints: Any) -> Any:
+        from .torch_backend import create
+
+        # Which devices the program wants, and what torch has made for them, only torch's caller knows.
+        return create(options, hints, sys._getframe(1).f_locals)
+
+    if is_available() and NAME.upper() not in Backend._plugins:
+        Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda", "xpu"])
 
 
 def install() -> str:

@@ -6,6 +6,7 @@ Says nothing of unicomm: the same program runs on stock Gloo.
 import datetime
 import faulthandler
 import json
+import os
 import sys
 import traceback
 
@@ -266,6 +267,20 @@ def new_group_of_some_then_of_all():
 
 
 @feature
+def new_group_without_the_others():
+    """Only members call it, in another order than the ranks', as far as torch allows that."""
+    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS") == "1":
+        return  # torch refuses it
+    ranks = [1, 0]
+    if me() in ranks:
+        group = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
+        assert dist.get_group_rank(group, me()) == ranks.index(me())
+        x = ramp()
+        dist.broadcast(x, 1, group=group)
+        equal(x, everyone()[1])
+
+
+@feature
 def new_subgroups():
     mine, _ = dist.new_subgroups(1)
     x = ramp()
@@ -394,7 +409,8 @@ def zero_optimizer():
 
 
 def main():
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    backend = next((a for a in sys.argv[1:] if not a.startswith("-")), "gloo")
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     results = {}
     for name, f in FEATURES.items():
         try:
@@ -407,7 +423,7 @@ def main():
         faulthandler.dump_traceback_later(60, exit=True)
     group = type(dist.group.WORLD).__name__
     dist.destroy_process_group()
-    dist.init_process_group("gloo")  # again, in one process
+    dist.init_process_group(backend)  # again, in one process
     x = ramp()
     dist.all_reduce(x)
     results["again"] = "ok" if torch.equal(x, sum(everyone())) else str(x)

@@ -1,0 +1,117 @@
+"""`init_process_group("unicomm")` without the switch, alone and beside torch's own backends."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_features import results
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from unicomm import InvalidArgumentError, UnsupportedError
+from unicomm.comms.mixed_group import MixedProcessGroup
+from unicomm.comms.process_group import UnicommProcessGroup
+
+# What torch keeps for groups of its own class, or for the name "gloo", when the switch is off.
+TORCH_REFUSES = {"monitored_barrier", "split_group"}
+
+
+@pytest.fixture
+def group():
+    """Makes the default group of one rank; destroys it afterwards."""
+
+    def make(backend, **more):
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **more)
+        return dist.group.WORLD
+
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("backend", "ranks"), [("auto", 2)])
+def test_all_features(backend, ranks):
+    for rank in results(ranks, "unicomm", TORCH_DISTRIBUTED_USE_TORCHCOMMS="0", UNICOMM_BACKEND=backend)[0]:
+        assert rank["group"] == "UnicommProcessGroup"
+        bad = {name: what for name, what in rank["results"].items() if what != "ok"}
+        assert set(bad) == TORCH_REFUSES, bad
+
+
+def test_it_is_known_to_torch(group):
+    world = group("unicomm")
+    assert type(world) is UnicommProcessGroup
+    assert dist.get_backend() == "unicomm"
+    assert world.get_comm().get_name() == world.group_name
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [1.0] * 3
+
+
+def test_hints_go_by_pg_options(group, raised):
+    assert "slot_bytes" in str(raised(group, "unicomm", pg_options={"slot_bites": "1"}))
+    assert type(raised(group, "unicomm", pg_options=object())) is InvalidArgumentError
+    world = group("unicomm", pg_options={"slot_bytes": "65536"})
+    assert world.get_comm().get_options().hints == {"slot_bytes": "65536"}
+
+
+@pytest.mark.parametrize("backend", ["cpu:unicomm,cuda:gloo", "cuda:gloo,cpu:unicomm"])
+def test_beside_torchs_own_backends(group, backend):
+    """Whichever torch makes first; tensors go where their device says."""
+    world = group(backend)
+    assert type(world) is MixedProcessGroup
+    assert world._get_backend(torch.device("cpu")) is world
+    other = world._get_backend(torch.device("cuda"))
+    assert isinstance(other, dist.ProcessGroupGloo)
+    assert {d.type for d in world._device_types} == {"cpu", "cuda"}
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert world.get_comm("cpu")._engine.fast.seq == 1
+    part = dist.new_group([0])
+    assert isinstance(part._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
+    dist.destroy_process_group(part)
+
+
+def test_tensors_of_other_devices_are_passed_on():
+    """torch's backend gets the very arguments, from every method that moves data."""
+    from unicomm import new_comm
+
+    called = []
+
+    class Double:
+        def __getattr__(self, name):
+            return lambda *arguments: called.append((name, arguments)) or "work"
+
+    with new_comm("fake", torch.device("cpu"), rank=0, size=2) as comm:
+        world = MixedProcessGroup(comm, others={"meta": Double()})
+        x = torch.empty(4, device="meta")
+        calls = {
+            "allreduce": ([x], dist.AllreduceOptions()),
+            "broadcast": ([x], BroadcastOptions()),
+            "allgather": ([[x, x]], [x]),
+            "all_gather_single": (x, x, AllgatherOptions()),
+            "reduce_scatter": ([x], [[x, x]], ReduceScatterOptions()),
+            "all_to_all_single": (x, x, [], [], AllToAllOptions()),
+            "gather": ([], [x], GatherOptions()),
+            "scatter": ([x], [], ScatterOptions()),
+            "send": ([x], 1, 0),
+            "recv_anysource": ([x], 0),
+        }
+        for name, arguments in calls.items():
+            assert getattr(world, name)(*arguments) == "work"
+        assert [name for name, _ in called] == list(calls)
+        assert [arguments for _, arguments in called] == list(calls.values())
+        world.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+        assert len(called) == len(calls)
+
+
+def test_what_cannot_be_combined_says_so(group, raised):
+    error = raised(group, "cpu:unicomm,cuda:mpi")
+    assert type(error) is UnsupportedError, error
+    assert "'mpi' cannot be combined" in str(error)
