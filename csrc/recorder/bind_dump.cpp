@@ -1,10 +1,11 @@
-// Python's side of the dump reader: columns as numpy arrays, the rest as plain objects.
+// Python's side of dumps: columns as numpy arrays, the rest as plain objects.
 #include <nanobind/ndarray.h>
 
 #include <memory>
 
 #include "core/bind.hpp"
 #include "recorder/dump_columns.hpp"
+#include "recorder/dump_signal.hpp"
 
 namespace unicomm {
 namespace {
@@ -198,6 +199,10 @@ nb::dict read_dump(nb::bytes data) {
 
 }  // namespace
 
-void bind_dump(nb::module_& m) { m.def("read_dump", &read_dump, nb::arg("data")); }
+void bind_dump(nb::module_& m) {
+    m.def("read_dump", &read_dump, nb::arg("data"));
+    m.def("listen_for_dump_signal", &listen_for_dump_signal);
+    m.def("forget_dump_signal", &forget_dump_signal);
+}
 
 }  // namespace unicomm

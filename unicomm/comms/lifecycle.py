@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.flight_recorder import writer
+from unicomm.flight_recorder import dumps, writer
 from unicomm.flight_recorder.ranks import format_ranks
 
 from .backend import Backend, Setup
@@ -114,6 +114,7 @@ def create(
             rank=rank,
             hint="pass store=, or start the program with torchrun",
         )
+    dump = dumps.prepare()
     recorder = recorder_of(world)
     began = time.monotonic()
     hello = {
@@ -155,6 +156,8 @@ def create(
         world,
     )
     comm = Communicator(member)
+    if dump is not None:
+        comm.register_abort_hook(dump)
     _living.add(comm)
     return comm
 

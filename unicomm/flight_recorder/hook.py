@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import formats, writer
+from .dumps import replace_file
 from .ring import Ring, read_ring
 
 
@@ -63,11 +64,7 @@ class FlightRecorderHook:
             cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
             prefix = str(Path(cache, "torch", "comm_lib_trace_rank_"))
         path = Path(f"{prefix}{rank}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_bytes(pickle.dumps(self._dump(True)))
-        part.replace(path)  # readers see the old file or the new one, never half of one
-        return path
+        return replace_file(path, pickle.dumps(self._dump(True)))
 
     def _ring(self) -> Ring | None:
         data = writer.ring_bytes()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .ring import ERRORS, P2P, RECEIVE, STATES, Comm, Finding, Ring, read_folder
+from .ring import ERRORS, P2P, RECEIVE, STATES, Comm, Finding, Ring, owners, read_folder
 from .words import arguments
 
 RUNNING, SLEEPING, STOPPED, DEAD, ENDED, ABSENT = "running", "sleeping", "stopped", "dead", "ended", "absent"
@@ -185,7 +185,7 @@ def _job(rings: list[Ring]) -> Job:
     now = time.monotonic_ns()
     for ring in sorted(rings, key=lambda r: int(r.header["start_real_ns"])):
         process = _process(ring)
-        for number, comms in _owners(ring):
+        for number, comms in owners(ring):
             rank = Rank(number, process, ring.pid, int(ring.header["world"]))
             ranks[number] = rank  # a later process of the same rank replaces an earlier one
             ours.append((rank, ring, comms))
@@ -212,19 +212,6 @@ def _job(rings: list[Ring]) -> Job:
     job.cycle = _cycle(edges)
     job.blockers = _blockers(job.ranks, edges)
     return job
-
-
-def _owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
-    """The ranks of a ring with their communicators. Ranks that are threads share one ring."""
-    uids = [comm.uid for comm in ring.comms]
-    if ring.rank >= 0 and len(set(uids)) == len(uids):
-        yield ring.rank, ring.comms
-        return
-    owners: dict[int, list[Comm]] = {}
-    for comm in ring.comms:
-        members = comm.ranks
-        owners.setdefault(members[comm.rank] if comm.rank in range(len(members)) else -1, []).append(comm)
-    yield from owners.items()
 
 
 def _current(records: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -340,6 +341,19 @@ class Ring:
         except OSError:
             return "ended" if self.closed else "killed"
         return "stopped" if stat[stat.rindex(")") + 2 :][:1] in "Tt" else "running"
+
+
+def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
+    """The ranks of the job that write into a ring, with their communicators: several if they are threads."""
+    uids = [comm.uid for comm in ring.comms]
+    if ring.rank >= 0 and len(set(uids)) == len(uids):
+        yield ring.rank, ring.comms
+        return
+    found: dict[int, list[Comm]] = {}
+    for comm in ring.comms:
+        members = comm.ranks
+        found.setdefault(members[comm.rank] if 0 <= comm.rank < len(members) else -1, []).append(comm)
+    yield from found.items()
 
 
 def read_ring(source: Path | str | bytes) -> Ring:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shutil
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ _recorder: _core.Recorder | None = None
 _keep = "failure"
 _pid = 0
 _failed = False
+on_failure: Callable[[], None] | None = None  # called when an exception ends the program
 
 
 def _settings() -> tuple[str, int]:
@@ -103,20 +103,11 @@ def ring_bytes() -> bytes:
     return b"" if _recorder is None else _recorder.snapshot()
 
 
-def dump_now(path: Path | str) -> Path:
-    """Copies the ring as it is now to `path`; the copy can be read like the ring itself."""
-    target = Path(path)
-    temporary = target.with_name(target.name + f".{os.getpid()}.part")
-    temporary.write_bytes(ring_bytes())
-    shutil.move(temporary, target)
-    return target
-
-
 def _after_fork() -> None:
     # The parent's ring stays the parent's; the child opens its own when it communicates.
-    global _recorder, _lock, _failed
+    global _recorder, _lock, _failed, on_failure
     _lock = threading.Lock()
-    _recorder = None
+    _recorder = on_failure = None
     _failed = False
 
 
@@ -128,6 +119,8 @@ def _note_failure(
 ) -> None:
     global _failed
     _failed = True
+    if on_failure is not None and _pid == os.getpid():
+        on_failure()
     _next(kind, error, trace)
 
 
