@@ -95,6 +95,7 @@ class Source:
             so apart from its records. They outlive records that were overwritten.
         members: the groups that this source lists, with the members as it has them where it disagrees with
             the other sources (else None).
+        closed: groups that it has finalized.
         as_of_ns: the time (wall clock) that the source shows; 0 where it is not known.
         exact_p2p: `seq` of P2P rows counts per pair and direction.
     """
@@ -113,6 +114,7 @@ class Source:
     started: dict[int, int] = field(default_factory=dict)
     completed: dict[int, int] = field(default_factory=dict)
     members: dict[int, Column | None] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     as_of_ns: int = 0
     exact_p2p: bool = False
     findings: list[Finding] = field(default_factory=list)

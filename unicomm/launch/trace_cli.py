@@ -70,3 +70,50 @@ def show(
         console.print(tables.render_raw(rings, last, comm))
     else:
         console.print(tables.render(rings, findings, last, comm, rank or None))
+
+
+@app.command()
+def analyze(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="folders, files or archives (tar, zip) with rings or dumps; default: this user's rings"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="the report as JSON (schema in the docs)")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="the report for an issue tracker")] = False,
+    html: Annotated[Path | None, typer.Option(help="write one HTML file with a timeline")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="write a trace for ui.perfetto.dev")] = None,
+    share: Annotated[bool, typer.Option("--share", help="without folders, host names and pids")] = False,
+    stuck_after: Annotated[
+        float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
+    ] = 2.0,
+) -> None:
+    """Says what went wrong: the culprit ranks, the operation, the line, who waits for whom, what to do.
+
+    Reads our rings, of running, hung, stopped and dead processes alike, and dumps of torch and torchcomms.
+
+        unicomm trace analyze
+        unicomm trace analyze /tmp/dumps --json
+        unicomm trace analyze dumps.tar.gz --share --markdown
+
+    Exit code 0: all good; 1: a finding; 2: nothing that could be read.
+    """
+    from .trace_report import Outputs, run
+
+    outputs = Outputs(json, markdown, html, perfetto, share)
+    raise typer.Exit(run(paths or [], stuck_after, outputs))
+
+
+@app.command()
+def selftest(
+    largest: Annotated[int, typer.Option(min=2, help="leave out cases with more ranks")] = 16384,
+    json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+) -> None:
+    """Analyzes a corpus of injected faults and prints precision and recall of the culprits per verdict.
+
+    Exit code 0 when both are at least 0.95 over the whole corpus, else 1.
+    """
+    from .trace_report import selftest as run_selftest
+
+    raise typer.Exit(run_selftest(largest, json))

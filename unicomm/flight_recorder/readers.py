@@ -1,0 +1,277 @@
+"""Reading dumps and rings from folders, files and archives, whatever their names."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import names, pickles
+from .build import TableBuilder
+from .columns import Columns, DumpError, from_dump
+from .ring import MAGIC, RingError, read_ring
+from .table import Finding, Table
+
+Progress = Callable[[int, int], None]
+
+_MOST_BYTES = 4 << 30  # of one member of an archive
+_RANK_IN_NAME = re.compile(r"rank[_\-. =]?(\d{1,7})", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,7}")
+# What lies beside dumps and is no dump: not worth a finding.
+_IGNORED = {
+    ".log",
+    ".txt",
+    ".md",
+    ".py",
+    ".html",
+    ".png",
+    ".err",
+    ".out",
+    ".csv",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".part",
+}
+
+
+@dataclass
+class _Input:
+    """One file, or one member of an archive."""
+
+    path: str
+    read: Callable[[], bytes]
+    head: bytes
+    newest: float = 0.0
+
+
+def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
+    """Reads everything under `paths` into one table.
+
+    Args:
+        paths: folders (searched through), files and archives (tar, tar.gz, zip, gz).
+        progress: called with the numbers of files read and of all files.
+
+    Raises nothing for broken input: `Table.findings` has what could not be read, and a table without sources
+    means that nothing could.
+    """
+    builder = TableBuilder()
+    inputs = list(_inputs(paths, builder.findings))
+    # Where a rank has several files, the newest counts.
+    inputs.sort(key=lambda i: (-i.newest, i.path))
+    dumps: list[tuple[str, str, dict[str, Any], Columns]] = []
+    for at, one in enumerate(inputs):
+        if progress is not None:
+            progress(at, len(inputs))
+        try:
+            _read(one, builder, dumps)
+        except (RingError, DumpError) as error:
+            builder.findings.append(Finding(one.path, str(error)))
+        except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+            builder.findings.append(Finding(one.path, f"cannot be read: {error or type(error).__name__}"))
+    if progress is not None:
+        progress(len(inputs), len(inputs))
+    _add_dumps(builder, dumps)
+    return builder.finish()
+
+
+# --- where the bytes are ------------------------------------------------------------------------------
+
+
+def _inputs(paths: Iterable[Path | str], findings: list[Finding]) -> Iterator[_Input]:
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            files = sorted(Path(folder, name) for folder, _, names_ in os.walk(path) for name in names_)
+            files = [f for f in files if not f.name.startswith(".")]
+            if not files:
+                findings.append(Finding(str(path), "the folder is empty"))
+            for file in files:
+                yield from _file(file, findings, chosen=False)
+        elif path.exists():
+            yield from _file(path, findings, chosen=True)
+        else:
+            findings.append(Finding(str(path), "there is no such file or folder"))
+
+
+def _file(path: Path, findings: list[Finding], chosen: bool) -> Iterator[_Input]:
+    try:
+        info = path.stat()
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        findings.append(Finding(str(path), f"cannot be read: {error.strerror or error}"))
+        return
+    if not chosen and path.suffix.lower() in _IGNORED and not _looks_like_a_dump(head):
+        return
+    try:
+        yield from _unpack(str(path), path.read_bytes, head, info.st_mtime, path)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        findings.append(Finding(str(path), f"the archive is broken: {error or type(error).__name__}"))
+
+
+def _unpack(
+    path: str, read: Callable[[], bytes], head: bytes, newest: float, file: Path | None
+) -> Iterator[_Input]:
+    """The input itself, or the members of the archive that it is."""
+    if head.startswith(b"PK\x03\x04"):
+        with zipfile.ZipFile(file if file is not None else io.BytesIO(read())) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    with archive.open(member) as opened:
+                        data = opened.read(_MOST_BYTES)
+                    yield from _member(f"{path}!{member.filename}", data, newest)
+        return
+    packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
+    if packed or head[257:262] == b"ustar":
+        try:
+            with tarfile.open(
+                fileobj=None if file else io.BytesIO(read()), name=file, mode="r:*"
+            ) as archive_:
+                for entry in archive_:
+                    if entry.isfile() and (opened_ := archive_.extractfile(entry)) is not None:
+                        data = opened_.read(_MOST_BYTES)
+                        yield from _member(f"{path}!{entry.name}", data, newest)
+                return
+        except tarfile.ReadError:
+            if not head.startswith(b"\x1f\x8b"):
+                raise
+        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # one packed file
+        yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
+        return
+    yield _Input(path, read, head, newest)
+
+
+def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
+    name = path.rsplit("/", 1)[-1]
+    if name.startswith(".") or (Path(name).suffix.lower() in _IGNORED and not _looks_like_a_dump(data[:512])):
+        return
+    yield from _unpack(path, lambda: data, data[:512], newest, None)
+
+
+def _looks_like_a_dump(head: bytes) -> bool:
+    return head.startswith((MAGIC, b"\x80")) or (head.lstrip()[:1] == b"{" and b'"' in head)
+
+
+# --- what the bytes are -------------------------------------------------------------------------------
+
+
+def _read(one: _Input, builder: TableBuilder, dumps: list[tuple[str, str, dict[str, Any], Columns]]) -> None:
+    if not one.head:
+        raise DumpError("the file is empty")
+    if one.head.startswith(MAGIC):
+        ring = read_ring(one.read())
+        ring.path = one.path
+        builder.add_ring(ring)
+    elif one.head[:1] == b"\x80":
+        dumps.append((one.path, "torch pickle", {}, pickles.read(one.read())))
+    elif one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        dumps.extend(_json(one))
+    else:
+        raise DumpError("no ring, no pickle and no JSON: not a dump that is known here")
+
+
+def _json(one: _Input) -> list[tuple[str, str, dict[str, Any], Columns]]:
+    try:
+        data = json.loads(one.read())
+    except ValueError as error:
+        raise DumpError(f"the JSON is broken: {error}") from None
+    except RecursionError:
+        raise DumpError("the JSON is nested too deeply") from None
+    if isinstance(data, dict) and isinstance(data.get("processes"), list):  # `unicomm trace show --json`
+        several = [p for p in data["processes"] if isinstance(p, dict)]
+        return [(f"{one.path}#{i}", "JSON", p, from_dump(p.get("trace"))) for i, p in enumerate(several)]
+    if isinstance(data, list):
+        return [(f"{one.path}#{i}", "JSON", {}, from_dump(d)) for i, d in enumerate(data)]
+    return [(one.path, "JSON", {}, from_dump(data))]
+
+
+# --- whose dumps they are -----------------------------------------------------------------------------
+
+
+def _add_dumps(builder: TableBuilder, dumps: list[tuple[str, str, dict[str, Any], Columns]]) -> None:
+    """Torch's dumps do not say whose they are: their names do, or their messages."""
+    ranks = dump_ranks([(path, facts, columns) for path, _, facts, columns in dumps])
+    for (path, form, facts, columns), rank in zip(dumps, ranks, strict=True):
+        host, pid, state = facts.get("host"), facts.get("pid"), facts.get("state")
+        builder.add_dump(
+            columns,
+            path,
+            rank,
+            form,
+            host if isinstance(host, str) else "",
+            pid if isinstance(pid, int) else 0,
+            state if state in ("running", "stopped", "killed", "ended") else "",
+        )
+
+
+def dump_ranks(dumps: list[tuple[str, dict[str, Any], Columns]]) -> list[int]:
+    """The rank of each dump, -1 where nothing tells it.
+
+    What a dump says of itself counts first, then "rank" with a number in its name, then the number in the
+    names that all of them have at the same place and that differs from file to file, then its messages.
+    """
+    ranks = [_said(facts, columns) for _, facts, columns in dumps]
+    files = [path.rsplit("/", 1)[-1].rsplit("!", 1)[-1] for path, _, _ in dumps]
+    for i, name in enumerate(files):
+        if ranks[i] < 0 and (found := _RANK_IN_NAME.findall(name)):
+            ranks[i] = int(found[-1])
+    open_ = [i for i, rank in enumerate(ranks) if rank < 0]
+    for i, rank in _from_names([files[i] for i in open_]).items():
+        ranks[open_[i]] = rank
+    for i in open_:
+        if ranks[i] < 0:
+            ranks[i] = _from_messages(dumps[i][2])
+    return ranks
+
+
+def _said(facts: dict[str, Any], columns: Columns) -> int:
+    for place in (facts, columns.meta):
+        for key in ("rank", "global_rank"):
+            value = place.get(key)
+            if isinstance(value, int) and 0 <= value < 1 << 24:
+                return value
+    return -1
+
+
+def _from_names(files: list[str]) -> dict[int, int]:
+    """Ranks by the numbers in names: the place, counted from the end, where all names differ."""
+    numbers = [[int(n) for n in _NUMBER.findall(name)][::-1] for name in files]
+    if len(files) == 1:
+        return {0: numbers[0][0]} if numbers[0] else {}
+    shortest = min((len(n) for n in numbers), default=0)
+    for at in range(shortest):
+        found = [n[at] for n in numbers]
+        if len(set(found)) == len(found):
+            return dict(enumerate(found))
+    return {i: n[0] for i, n in enumerate(numbers) if n} if shortest else {}
+
+
+def _from_messages(columns: Columns) -> int:
+    """From sends and receives, which name both ranks of the group, and the group's members."""
+    config = columns.meta.get("pg_config")
+    for i, text in enumerate(columns.profiling_names):
+        own = names.profiling_name(text)[2]
+        rows = np.flatnonzero(columns.profiling_name == i)
+        if own < 0 or not len(rows) or not isinstance(config, dict):
+            continue
+        entry = config.get(columns.groups[int(columns.group[rows[0]])][0])
+        try:
+            members = json.loads(entry["ranks"]) if isinstance(entry, dict) else []
+            return int(members[own])
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    return -1
