@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unicomm import _core
-
 from .columns import Columns, DumpError
 
 
@@ -17,6 +15,8 @@ def read(source: Path | str | bytes) -> Columns:
     opcode that would import or call something is refused, and named with its place. Keys that are missing, or
     hold another type than they should, count as 0, False, "" or ().
     """
+    from unicomm import _core  # only pickles need it: rings and JSON are read where the core cannot be loaded
+
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     try:
         return Columns(**_core.read_dump(data))
