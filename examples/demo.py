@@ -1,5 +1,9 @@
-"""`make demo`: trains on real handwritten digits with two ranks under torchrun, compares that with one rank,
-and shows what the flight recorder saw."""
+"""`make demo`: two programs that train on real handwritten digits with two ranks under torchrun.
+
+The first averages gradients by a communicator; it is compared with one rank, and the flight recorder shows
+what happened. The second is an ordinary DistributedDataParallel script; it runs once on torch's own Gloo and
+once, unchanged, on unicomm.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +23,41 @@ HERE = Path(__file__).parent
 console = Console()
 
 
-def run(ranks: int, epochs: int, backend: str, folder: Path) -> dict[str, Any]:
-    """Trains on `ranks` ranks under torchrun; the rings stay in `folder`."""
+def run(program: str, ranks: int, folder: Path, *arguments: str, **settings: str) -> dict[str, Any]:
+    """The figures of a program on `ranks` ranks under torchrun; the rings stay in `folder`."""
+    folder.mkdir(mode=0o700)
     result = folder / "result.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(HERE / "digits.py"), f"--epochs={epochs}", f"--result={result}", f"--backend={backend}"]
-    settings = {"UNICOMM_TRACE_DIR": str(folder), "UNICOMM_TRACE_KEEP": "always", "OMP_NUM_THREADS": "1"}
+    command += [str(HERE / program), f"--result={result}", *arguments]
+    settings |= {"UNICOMM_TRACE_DIR": str(folder), "UNICOMM_TRACE_KEEP": "always", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=os.environ | settings, timeout=600)
     figures: dict[str, Any] = json.loads(result.read_text())
     return figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--backend", default="shm")
-    options = parser.parse_args()
+def report(checks: dict[str, bool]) -> bool:
+    for what, good in checks.items():
+        console.print(f"[{'green' if good else 'red'}]{'ok' if good else 'FAILED'}[/] {what}")
+    return all(checks.values())
+
+
+def largest_gap(a: list[float], b: list[float]) -> float:
+    return max(abs(x - y) / abs(x) for x, y in zip(a, b, strict=True))
+
+
+def communicator(options: argparse.Namespace) -> bool:
+    """The first program."""
+    console.rule("Gradients averaged by a communicator: examples/digits.py")
     with tempfile.TemporaryDirectory(prefix="unicomm-demo-") as temp:
-        one_folder, many_folder = Path(temp, "one"), Path(temp, "many")
-        for folder in (one_folder, many_folder):
-            folder.mkdir(mode=0o700)
-        one = run(1, options.epochs, options.backend, one_folder)
-        many = run(options.ranks, options.epochs, options.backend, many_folder)
+        arguments = (f"--epochs={options.epochs}", f"--backend={options.backend}")
+        one = run("digits.py", 1, Path(temp, "one"), *arguments)
+        many = run("digits.py", options.ranks, Path(temp, "many"), *arguments)
         shown = subprocess.run(
-            [sys.executable, "-m", "unicomm", "trace", "show", str(many_folder), "--last", "8"], check=False
+            [sys.executable, "-m", "unicomm", "trace", "show", str(Path(temp, "many")), "--last", "8"],
+            check=False,
         ).returncode
 
-    gap = max(abs(a - b) / abs(a) for a, b in zip(one["losses"], many["losses"], strict=True))
+    gap = largest_gap(one["losses"], many["losses"])
     table = Table(title="Training on handwritten digits")
     for heading in ("", "1 rank", f"{options.ranks} ranks"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -61,15 +72,54 @@ def main() -> int:
     table.add_row("of which communicating", "-", f"{many['communicating']:.2f} ({share:.0%})")
     console.print(table)
 
-    checks = {
-        "test accuracy is at least 95 %": many["accuracy"] >= 0.95,
-        "all ranks ended with bit-identical weights": many["identical"],
-        f"the loss curves agree (largest difference {gap:.1e}, allowed 1e-3)": gap <= 1e-3,
-        "the recorder's table could be shown": shown == 0,
-    }
-    for what, good in checks.items():
-        console.print(f"[{'green' if good else 'red'}]{'ok' if good else 'FAILED'}[/] {what}")
-    return 0 if all(checks.values()) else 1
+    return report(
+        {
+            "test accuracy is at least 95 %": many["accuracy"] >= 0.95,
+            "all ranks ended with bit-identical weights": many["identical"],
+            f"the loss curves agree (largest difference {gap:.1e}, allowed 1e-3)": gap <= 1e-3,
+            "the recorder's table could be shown": shown == 0,
+        }
+    )
+
+
+def unchanged_program(options: argparse.Namespace) -> bool:
+    """The second program."""
+    console.rule("An ordinary DistributedDataParallel script, unchanged: examples/ddp.py")
+    switch = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+    with tempfile.TemporaryDirectory(prefix="unicomm-demo-") as temp:
+        console.print("on torch's own Gloo:")
+        stock = run("ddp.py", options.ranks, Path(temp, "stock"), **{switch: "0"})
+        console.print(f"with {switch}=1:")
+        ours = run("ddp.py", options.ranks, Path(temp, "ours"), **{switch: "1"})
+    gap = largest_gap(stock["losses"], ours["losses"])
+    table = Table(title=f"{options.ranks} ranks, {stock['parameters'] / 1e6:.1f} million parameters")
+    for heading in ("", "stock Gloo", "unicomm"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for epoch, (a, b) in enumerate(zip(stock["losses"], ours["losses"], strict=True)):
+        table.add_row(f"loss in epoch {epoch + 1}", f"{a:.6f}", f"{b:.6f}")
+    table.add_row("accuracy on the test images", f"{stock['accuracy']:.1%}", f"{ours['accuracy']:.1%}")
+    times = stock["milliseconds"], ours["milliseconds"]
+    table.add_row("milliseconds a step (median)", f"{times[0]:.2f}", f"{times[1]:.2f}")
+    console.print(table)
+    console.print(f"a step takes {times[1] / times[0]:.2f} of the time it takes on stock Gloo")
+    return report(
+        {
+            "the first run was on torch's process group": stock["group"] == "ProcessGroup",
+            "the second run was on unicomm": ours["group"] == "UnicommProcessGroup",
+            "all ranks ended with bit-identical weights": stock["identical"] and ours["identical"],
+            f"the loss curves are equal (largest difference {gap:.1e}, allowed 1e-5)": gap <= 1e-5,
+        }
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=20, help="of the first program")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", default="shm", help="of the first program")
+    options = parser.parse_args()
+    good = [communicator(options), unchanged_program(options)]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
 from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
+from unicomm.comms.threads import Threads
 
 _HINTS = (
     Hint("hostname", str, "", "Name or address of the interface to listen on. Default: that of the host."),
@@ -270,51 +270,26 @@ class _GlooExchange(Exchange):
                 work = group.recv_anysource([tensor], _TAG)
             else:
                 work = group.recv([tensor], peer, _TAG)
-            _waiters.await_message(work, self._added, peer, limit, self._over)
+            _waiters.run(partial(_await_message, work, self._added, peer, limit, self._over))
             self._added += 1
 
     def interrupt(self) -> None:
         self._over.put(None)
 
 
-class _Waiters:
-    """Threads that wait for a message each. There are as many as ever had to wait at the same time."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._free = 0
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-
-    def await_message(self, *job: Any) -> None:
-        if os.getpid() != self._pid:  # a forked child has none of the threads
-            self.__init__()  # type: ignore[misc]
-        with self._lock:
-            start = self._free == 0
-            if not start:
-                self._free -= 1
-        if start:
-            threading.Thread(target=self._loop, name="unicomm-gloo", daemon=True).start()
-        self._jobs.put(job)
-
-    def _loop(self) -> None:
-        while True:
-            work, number, peer, limit, over = self._jobs.get()
-            error = None
-            try:
-                work.wait(limit)
-                if peer < 0:
-                    peer = int(work._source_rank())
-            except RuntimeError as caught:
-                error = caught
-            del work  # it holds the group open
-            with self._lock:
-                self._free += 1
-            over.put((number, peer, error))
-            del over, error
+_waiters = Threads("unicomm-gloo")
 
 
-_waiters = _Waiters()
+def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:
+    error = None
+    try:
+        work.wait(limit)
+        if peer < 0:
+            peer = int(work._source_rank())
+    except RuntimeError as caught:
+        error = caught
+    del work  # it holds the group open
+    over.put((number, peer, error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
 from .errors import AbortedError
 from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
-from .opaque import OpaqueBase
+from .opaque import OpaqueBase, methods, not_traced
 from .options import CommOptions, read_hints
 from .reduction import ReduceOp
 from .work import Work
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .persistent import AllGatherHandle
 
 Tensor = torch.Tensor
+
+# Methods whose result never changes, which torch.compile may therefore call while it traces.
+CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
 
 
 class Communicator(OpaqueBase):  # type: ignore[misc]
@@ -471,3 +474,5 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
 #: What torchcomms calls it.
 TorchComm = Communicator
+
+not_traced(methods(Communicator, CONSTANT))

@@ -27,7 +27,7 @@ from torch.distributed import device_mesh
 
 from . import functional_rules as rules
 from . import opaque
-from .communicator import Communicator
+from .communicator import CONSTANT, Communicator
 from .functional_rules import communicator, group_size
 
 # --- operators ----------------------------------------------------------------------------------------------
@@ -176,8 +176,9 @@ def _function(name: str, row: FunctionalOp) -> Callable[..., Any]:
 device_mesh._register_distributed_opaque_types()  # type: ignore[no-untyped-call]
 _TYPES = {
     "": f"{dist.ProcessGroup.__module__}.{dist.ProcessGroup.__qualname__}",
-    ".comm": opaque.register(Communicator, ("get_size", "get_rank", "get_name")),
+    ".comm": opaque.register(Communicator, CONSTANT),
 }
+opaque.not_traced(row.kernel for row in OPS.values())
 for _name, _row in OPS.items():
     for _overload, _type in _TYPES.items():
         _define(_name, _row, _overload, _type)

@@ -7,6 +7,8 @@ torch calls such classes opaque types; from 2.14 on, custom classes (names read 
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import UnsupportedError
@@ -25,6 +27,31 @@ OpaqueBase: Any = (
     or _find("torch._custom_class_base", "CustomClassBase")
     or object
 )
+
+
+def not_traced(functions: Iterable[Any]) -> None:
+    """Has torch.compile treat functions as it treats C++ code: neither trace into them nor compile them.
+
+    It would try both, also where C++ calls back into Python, and fail for good at the first attribute of an
+    opaque object. Nothing but functions is marked. `torch.compiler.disable` says the same, but imports the
+    compiler and puts a call around every call.
+    """
+    frames: Any = _find("torch._C._dynamo.eval_frame", "set_code_exec_strategy") and importlib.import_module(
+        "torch._C._dynamo.eval_frame"
+    )
+    for function in functions:
+        if not inspect.isfunction(function):
+            continue
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = "use unicomm.functional in graphs"  # type: ignore[attr-defined]
+        if frames:
+            skip = frames._FrameAction.SKIP
+            frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def methods(cls: type, but: tuple[str, ...] = ()) -> list[Any]:
+    """The functions that a class defines, without special ones."""
+    return [f for name, f in vars(cls).items() if name not in but and not name.startswith("__")]
 
 
 def register(cls: type, constant: tuple[str, ...]) -> str:

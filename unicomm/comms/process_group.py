@@ -12,6 +12,7 @@ torch's: lists of tensors and option objects.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,9 @@ from . import torch_options
 from .communicator import Communicator
 from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK, LaneWork
+from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
+from .threads import Threads
 from .work import Work
 
 Tensor = torch.Tensor
@@ -91,31 +94,71 @@ class ProcessGroupWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. Returns at once; it is set by the thread that runs the operation."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        """A future of the outputs. Returns at once."""
+        future = OperationFuture()
         left = len(self._works)
 
         def over(work: Work) -> None:
             nonlocal left
             left -= 1
-            if left > 0:
-                return
-            error = self.exception()
-            if error is not None:
-                future.set_exception(error)
-                return
-            try:
-                self._settle()
-            except Exception as failed:
-                future.set_exception(failed)
-                return
-            future.set_result(self._outputs)
+            if left == 0:
+                future.settle(self._outcome)
 
         if not self._works:
             future.set_result(self._outputs)
         for work in self._works:
             work.add_done_callback(over)
         return future
+
+    def _outcome(self) -> list[Tensor]:
+        error = self.exception()
+        if error is not None:
+            raise error
+        self._settle()
+        return self._outputs
+
+
+class OperationFuture(torch.futures.Future[Any]):
+    """A future that the thread which runs operations sets, and whose callbacks may wait for more of them.
+
+    torch runs callbacks in the thread that sets the result. Some wait for a further operation there (PowerSGD
+    does), so that it must not be the thread that has to run it: where there are callbacks it is another.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._watched = False
+
+    def then(self, callback: Callable[..., Any]) -> torch.futures.Future[Any]:
+        with self._lock:
+            self._watched = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[..., Any]) -> None:
+        with self._lock:
+            self._watched = True
+        super().add_done_callback(callback)
+
+    def settle(self, outcome: Callable[[], Any]) -> None:
+        """Sets what `outcome` returns or raises."""
+
+        def settle() -> None:
+            try:
+                result = outcome()
+            except Exception as error:
+                self.set_exception(error)
+                return
+            self.set_result(result)
+
+        with self._lock:
+            if not self._watched:
+                settle()
+                return
+        _callbacks.run(settle)
+
+
+_callbacks = Threads("unicomm-callbacks")
 
 
 class MessageWork(ProcessGroupWork):
@@ -460,6 +503,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""
         return self.recv(tensors, ANY_RANK, tag)
+
+
+not_traced(methods(UnicommProcessGroup, ("rank", "size")))
+not_traced(methods(ProcessGroupWork))
 
 
 class _Done(ProcessGroupWork):
