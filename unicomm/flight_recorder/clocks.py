@@ -21,7 +21,7 @@ SYNCHRONIZING = (
     "all_to_all_single",
     "all_to_all_v_single",
 )
-_MOST_ROWS = 4_000_000
+_MOST_ROWS = 1_000_000
 _ROUNDS = 3
 
 

@@ -10,21 +10,24 @@ import re
 import tarfile
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import names, pickles
+from . import names
 from .build import TableBuilder
 from .columns import Columns, DumpError, from_dump
-from .ring import MAGIC, RingError, read_ring
+from .ring import MAGIC, Ring, RingError, read_ring
 from .table import Finding, Table
 
 Progress = Callable[[int, int], None]
 
+_THREADS = 2  # the native parser of pickles works beside the interpreter
 _MOST_BYTES = 4 << 30  # of one member of an archive
 _RANK_IN_NAME = re.compile(r"rank[_\-. =]?(\d{1,7})", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,7}")
@@ -44,6 +47,19 @@ _IGNORED = {
     ".toml",
     ".part",
 }
+
+
+@dataclass
+class _Dump:
+    """One rank's dump. `facts` is what was noted beside it: rank, host, pid, state."""
+
+    path: str
+    form: str
+    facts: dict[str, Any]
+    columns: Columns
+
+
+_Parsed = Ring | list[_Dump] | Finding
 
 
 @dataclass
@@ -70,20 +86,40 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
     inputs = list(_inputs(paths, builder.findings))
     # Where a rank has several files, the newest counts.
     inputs.sort(key=lambda i: (-i.newest, i.path))
-    dumps: list[tuple[str, str, dict[str, Any], Columns]] = []
-    for at, one in enumerate(inputs):
-        if progress is not None:
-            progress(at, len(inputs))
-        try:
-            _read(one, builder, dumps)
-        except (RingError, DumpError) as error:
-            builder.findings.append(Finding(one.path, str(error)))
-        except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-            builder.findings.append(Finding(one.path, f"cannot be read: {error or type(error).__name__}"))
+    ranks = _ranks_by_name([i.path for i in inputs if not i.head.startswith(MAGIC)])
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for at, (one, parsed) in enumerate(_ahead(pool, inputs)):
+            if progress is not None and at % 16 == 0:
+                progress(at, len(inputs))
+            if isinstance(parsed, Finding):
+                builder.findings.append(parsed)
+            elif isinstance(parsed, Ring):
+                builder.add_ring(parsed)
+            else:
+                for dump in parsed:
+                    _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
     if progress is not None:
         progress(len(inputs), len(inputs))
-    _add_dumps(builder, dumps)
     return builder.finish()
+
+
+def _ahead(pool: ThreadPoolExecutor, inputs: list[_Input]) -> Iterator[tuple[_Input, _Parsed]]:
+    """What each input holds, in order; a few are read ahead, so that few lie in memory at once."""
+    running: deque[tuple[_Input, Future[_Parsed]]] = deque()
+    for one in inputs:
+        if one.head.startswith(MAGIC):  # work for the interpreter, which another thread would only disturb
+            while running:
+                first, future = running.popleft()
+                yield first, future.result()
+            yield one, _parse(one)
+            continue
+        running.append((one, pool.submit(_parse, one)))
+        if len(running) > 4 * _THREADS:
+            first, future = running.popleft()
+            yield first, future.result()
+    while running:
+        first, future = running.popleft()
+        yield first, future.result()
 
 
 # --- where the bytes are ------------------------------------------------------------------------------
@@ -169,22 +205,28 @@ def _looks_like_a_dump(head: bytes) -> bool:
 # --- what the bytes are -------------------------------------------------------------------------------
 
 
-def _read(one: _Input, builder: TableBuilder, dumps: list[tuple[str, str, dict[str, Any], Columns]]) -> None:
-    if not one.head:
-        raise DumpError("the file is empty")
-    if one.head.startswith(MAGIC):
-        ring = read_ring(one.read())
-        ring.path = one.path
-        builder.add_ring(ring)
-    elif one.head[:1] == b"\x80":
-        dumps.append((one.path, "torch pickle", {}, pickles.read(one.read())))
-    elif one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-        dumps.extend(_json(one))
-    else:
+def _parse(one: _Input) -> _Parsed:
+    try:
+        if not one.head:
+            raise DumpError("the file is empty")
+        if one.head.startswith(MAGIC):
+            ring = read_ring(one.read())
+            ring.path = one.path
+            return ring
+        if one.head[:1] == b"\x80":
+            from . import pickles  # loads the native core
+
+            return [_Dump(one.path, "torch pickle", {}, pickles.read(one.read()))]
+        if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            return _json(one)
         raise DumpError("no ring, no pickle and no JSON: not a dump that is known here")
+    except (RingError, DumpError) as error:
+        return Finding(one.path, str(error))
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        return Finding(one.path, f"cannot be read: {error or type(error).__name__}")
 
 
-def _json(one: _Input) -> list[tuple[str, str, dict[str, Any], Columns]]:
+def _json(one: _Input) -> list[_Dump]:
     try:
         data = json.loads(one.read())
     except ValueError as error:
@@ -193,49 +235,38 @@ def _json(one: _Input) -> list[tuple[str, str, dict[str, Any], Columns]]:
         raise DumpError("the JSON is nested too deeply") from None
     if isinstance(data, dict) and isinstance(data.get("processes"), list):  # `unicomm trace show --json`
         several = [p for p in data["processes"] if isinstance(p, dict)]
-        return [(f"{one.path}#{i}", "JSON", p, from_dump(p.get("trace"))) for i, p in enumerate(several)]
+        return [_Dump(f"{one.path}#{i}", "JSON", p, from_dump(p.get("trace"))) for i, p in enumerate(several)]
     if isinstance(data, list):
-        return [(f"{one.path}#{i}", "JSON", {}, from_dump(d)) for i, d in enumerate(data)]
-    return [(one.path, "JSON", {}, from_dump(data))]
+        return [_Dump(f"{one.path}#{i}", "JSON", {}, from_dump(d)) for i, d in enumerate(data)]
+    return [_Dump(one.path, "JSON", {}, from_dump(data))]
 
 
 # --- whose dumps they are -----------------------------------------------------------------------------
 
 
-def _add_dumps(builder: TableBuilder, dumps: list[tuple[str, str, dict[str, Any], Columns]]) -> None:
-    """Torch's dumps do not say whose they are: their names do, or their messages."""
-    ranks = dump_ranks([(path, facts, columns) for path, _, facts, columns in dumps])
-    for (path, form, facts, columns), rank in zip(dumps, ranks, strict=True):
-        host, pid, state = facts.get("host"), facts.get("pid"), facts.get("state")
-        builder.add_dump(
-            columns,
-            path,
-            rank,
-            form,
-            host if isinstance(host, str) else "",
-            pid if isinstance(pid, int) else 0,
-            state if state in ("running", "stopped", "killed", "ended") else "",
-        )
+def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
+    """Torch's dumps do not say whose they are: notes beside them do, or their names, or messages."""
+    host, pid, state = (dump.facts.get(key) for key in ("host", "pid", "state"))
+    rank = _said(dump.facts, dump.columns)
+    if rank < 0:
+        rank = named if named >= 0 else _from_messages(dump.columns)
+    builder.add_dump(
+        dump.columns,
+        dump.path,
+        rank,
+        dump.form,
+        host if isinstance(host, str) else "",
+        pid if isinstance(pid, int) else 0,
+        state if state in ("running", "stopped", "killed", "ended") else "",
+    )
 
 
-def dump_ranks(dumps: list[tuple[str, dict[str, Any], Columns]]) -> list[int]:
-    """The rank of each dump, -1 where nothing tells it.
-
-    What a dump says of itself counts first, then "rank" with a number in its name, then the number in the
-    names that all of them have at the same place and that differs from file to file, then its messages.
-    """
-    ranks = [_said(facts, columns) for _, facts, columns in dumps]
-    files = [path.rsplit("/", 1)[-1].rsplit("!", 1)[-1] for path, _, _ in dumps]
-    for i, name in enumerate(files):
-        if ranks[i] < 0 and (found := _RANK_IN_NAME.findall(name)):
-            ranks[i] = int(found[-1])
-    open_ = [i for i, rank in enumerate(ranks) if rank < 0]
-    for i, rank in _from_names([files[i] for i in open_]).items():
-        ranks[open_[i]] = rank
-    for i in open_:
-        if ranks[i] < 0:
-            ranks[i] = _from_messages(dumps[i][2])
-    return ranks
+def _ranks_by_name(paths: list[str]) -> dict[str, int]:
+    """The ranks that names tell: "rank" with a number, else the number that differs from file to file."""
+    files = {path: path.rsplit("/", 1)[-1].rsplit("!", 1)[-1] for path in paths}
+    ranks = {path: int(found[-1]) for path, name in files.items() if (found := _RANK_IN_NAME.findall(name))}
+    rest = [path for path in paths if path not in ranks]
+    return ranks | {rest[i]: rank for i, rank in _from_names([files[path] for path in rest]).items()}
 
 
 def _said(facts: dict[str, Any], columns: Columns) -> int:

@@ -265,9 +265,13 @@ class Ring:
         places = (ids - np.uint64(1)) % np.uint64(cap)
         good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
         good &= table["comm"] < max(len(self.comms), 1)
-        kept = table[good]
-        ordered: npt.NDArray[Any] = kept[np.argsort(kept["id"], kind="stable")]
-        return ordered
+        # Records are large and rings many: they are copied only where they have to be.
+        kept: npt.NDArray[Any] = table if good.all() else table[good]
+        ids = kept["id"]
+        if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped: the oldest one lies in the middle
+            oldest = int(np.argmin(ids))
+            kept = np.concatenate([kept[oldest:], kept[:oldest]])
+        return kept
 
     # --- what it means -----------------------------------------------------------------------------
 
