@@ -45,7 +45,7 @@ def missing_rank(ranks, guilty, name="main", operations=5):
                 if seq < operations:
                     recorder.finish(record)
 
-    return table_of(program, ranks)
+    return table_of(program, ranks, max(64, operations))
 
 
 def cycle(recorder, rank):

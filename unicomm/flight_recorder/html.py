@@ -257,7 +257,7 @@ def _timeline_section(report: Report, table: Table) -> str:
         )
     most = _most_per_rank(ranks)
     if any(source.end - source.begin > most for source in table.sources):
-        notes.append(f"The last {most:,} operations of each rank are drawn; --perfetto has all.")
+        notes.append(f"The last {most:,} operations of each rank are drawn; --perfetto has more.")
     note = f"<p class=note>{escape(' '.join(notes))}</p>" if notes else ""
     return _card(
         "Timeline",
