@@ -22,7 +22,7 @@ import numpy as np
 from . import names
 from .build import TableBuilder
 from .columns import Columns, DumpError, from_dump
-from .ring import MAGIC, Ring, RingError, read_ring
+from .ring import MAGIC, Ring, RingError, read_ring, ring_head
 from .table import Finding, Table
 
 Progress = Callable[[int, int], None]
@@ -84,9 +84,12 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
     """
     builder = TableBuilder()
     inputs = list(_inputs(paths, builder.findings))
-    # Where a rank has several files, the newest counts.
-    inputs.sort(key=lambda i: (-i.newest, i.path))
     ranks = _ranks_by_name([i.path for i in inputs if not i.head.startswith(MAGIC)])
+    heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
+    ranks |= {path: rank for path, (rank, _) in heads.items()}
+    # In the table's order, so that no row has to move; of several files of one rank the newest counts.
+    inputs.sort(key=lambda i: (ranks.get(i.path, -1), -i.newest, i.path))
+    builder.reserve(sum(records for _, records in heads.values()))
     with ThreadPoolExecutor(_THREADS) as pool:
         for at, (one, parsed) in enumerate(_ahead(pool, inputs)):
             if progress is not None and at % 16 == 0:
@@ -107,10 +110,7 @@ def _ahead(pool: ThreadPoolExecutor, inputs: list[_Input]) -> Iterator[tuple[_In
     """What each input holds, in order; a few are read ahead, so that few lie in memory at once."""
     running: deque[tuple[_Input, Future[_Parsed]]] = deque()
     for one in inputs:
-        if one.head.startswith(MAGIC):  # work for the interpreter, which another thread would only disturb
-            while running:
-                first, future = running.popleft()
-                yield first, future.result()
+        if one.head.startswith(MAGIC) and not running:  # little to do beside the interpreter
             yield one, _parse(one)
             continue
         running.append((one, pool.submit(_parse, one)))

@@ -120,6 +120,7 @@ RECORD = np.dtype(
 )
 _CLEAN_CLOSE = 1
 _MAX_META = 1 << 20
+_MOST_RECORDS = 1 << 24
 
 
 class RingError(ValueError):
@@ -358,6 +359,14 @@ def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
         members = comm.ranks
         found.setdefault(members[comm.rank] if 0 <= comm.rank < len(members) else -1, []).append(comm)
     yield from found.items()
+
+
+def ring_head(data: bytes) -> tuple[int, int] | None:
+    """(rank, number of records) by the first bytes of a ring; None where they are no ring's."""
+    if len(data) < HEADER.itemsize or not data.startswith(MAGIC):
+        return None
+    head = np.frombuffer(data, HEADER, 1)[0]
+    return int(head["rank"]), min(int(head["rec_cap"]), int(head["rec_next"]), _MOST_RECORDS)
 
 
 def read_ring(source: Path | str | bytes) -> Ring:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -46,6 +47,32 @@ class Interner(Generic[T]):
         return list(self.table)
 
 
+class _Rows:
+    """Columns that grow. Room that is reserved and not used costs no memory: its pages are never touched."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.columns: dict[str, Column] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS.items()}
+
+    def reserve(self, rows: int) -> None:
+        if rows > len(self.columns["rank"]):
+            for name, dtype in _COLUMNS.items():
+                grown = np.empty(rows, dtype)
+                grown[: self.count] = self.columns[name][: self.count]
+                self.columns[name] = grown
+
+    def append(self, out: dict[str, Column]) -> slice:
+        """Puts rows behind the others; where they are."""
+        end = self.count + len(out["rank"])
+        if end > len(self.columns["rank"]):
+            self.reserve(end + end // 2)
+        here = slice(self.count, end)
+        for name, column in self.columns.items():
+            column[here] = out[name]
+        self.count = end
+        return here
+
+
 class Store:
     """Rows and what they point to, until `finish` makes the table of them.
 
@@ -64,7 +91,7 @@ class Store:
         self.groups: dict[tuple[str, str], int] = {}
         self.group_list: list[Group] = []
         self.sources: list[Source] = []
-        self.pieces: list[dict[str, Column]] = []
+        self._rows = _Rows()
         self.taken: dict[int, str] = {}
         self.findings: list[Finding] = []
 
@@ -99,10 +126,14 @@ class Store:
         self.findings.append(Finding(source.path, message))
         return False
 
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many rows in all, where that is known before."""
+        self._rows.reserve(rows)
+
     def put(self, source: Source, out: dict[str, Column], collective: Column) -> None:
-        piece = {name: np.ascontiguousarray(out[name], dtype) for name, dtype in _COLUMNS.items()}
-        source.end = len(piece["rank"])
-        self.pieces.append(piece)
+        here = self._rows.append(out)
+        source.begin, source.end = here.start, here.stop
+        piece = {name: self._rows.columns[name][here] for name in ("group", "seq", "state")}
         rows = np.flatnonzero(collective & (piece["group"] >= 0))
         if not len(rows):
             return
@@ -124,18 +155,19 @@ class Store:
 
     def finish(self) -> Table:
         """The table. The builder is empty afterwards."""
-        order = sorted(range(len(self.sources)), key=lambda i: self.sources[i].rank)
-        sources = [self.sources[i] for i in order]
-        pieces = [self.pieces[i] for i in order]
-        self.pieces = []
-        at = 0
-        for source in sources:
-            source.begin, source.end = at, at + source.end
-            at = source.end
-        columns: dict[str, Column] = {}
-        for name, dtype in _COLUMNS.items():  # one after the other, so that a column is there twice, not all
-            parts = [piece.pop(name) for piece in pieces]
-            columns[name] = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        rows, self._rows = self._rows, _Rows()
+        sources = sorted(self.sources, key=lambda s: s.rank)
+        if all(a.end <= b.begin for a, b in pairwise(sources)):
+            columns = {name: column[: rows.count] for name, column in rows.columns.items()}
+        else:
+            columns = {}
+            for name in _COLUMNS:  # one after the other, so that one column is there twice, not all
+                column = rows.columns.pop(name)
+                columns[name] = np.concatenate([column[s.begin : s.end] for s in sources])
+            at = 0
+            for source in sources:
+                source.begin, source.end = at, at + source.end - source.begin
+                at = source.end
         calls = np.asarray(self.calls.values or [(0,) * 10], np.int64)
         table = Table(
             **columns,
