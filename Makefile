@@ -38,6 +38,7 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py
+	$(BIN)/python benchmarks/torch_distributed.py
 
 # The native core alone, with ranks as threads, under the address, undefined-behaviour and thread sanitizers.
 sanitize: $(VENV)/tools
