@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from . import trace_top
+from . import trace_diff, trace_top
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(trace_top.top)
+app.command()(trace_diff.diff)
 
 UNUSABLE = 2
 
