@@ -69,7 +69,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     findings = Blame(table, waits, state, explained, slow, stuck_ns).findings()
     findings = [*_with_victims(waits, judged), *_not_explained(findings, judged), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
-        findings.append(_slow(slow, late))
+        findings.append(_slow(slow, late, bool(findings)))
     weight = {id(j.verdict): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in judged}
     findings.sort(key=lambda f: (-weight.get(id(f), _WEIGHT.get(f.verdict, 0)), -len(f.victims), f.since_ns))
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
@@ -161,7 +161,7 @@ def _membership(table: Table) -> list[Verdict]:
     return out
 
 
-def _slow(slow: dict[int, float], late: stragglers.Lateness) -> Verdict:
+def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> Verdict:
     ranks = sorted(slow)
     worst = max(slow, key=lambda r: slow[r])
     share = float(late.lost_ns[ranks].sum()) / max(late.span_ns, 1.0)
@@ -172,7 +172,8 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness) -> Verdict:
         ranks,
         [int(r) for r in (late.count > 0).nonzero()[0] if int(r) not in slow],
         confidence=0.9,
-        sentence=f"Nothing is stuck, but {who} {verb} late to collectives again and again,"
+        sentence=("" if besides else "Nothing is stuck, but ")
+        + f"{capital(who) if besides else who} {verb} late to collectives again and again,"
         f" typically by {span(slow[worst])}; the others spend {min(share, 1.0):.0%} of the time waiting.",
         evidence=[
             f"rank {r}: last in {late.last[r]:.0%} of {int(late.count[r])} collectives,"

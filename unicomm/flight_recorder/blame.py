@@ -107,9 +107,8 @@ class Blame:
         for rank in ends:
             nodes = self.waits.reverse.get((rank,), [])
             stuck = [self.waits.stuck[n] for n in nodes if len(n) == 2]
-            if stuck:  # the largest group tells most; in it, the earliest collective
-                groups = self.table.groups
-                main = min(stuck, key=lambda s: (-groups[s.group].size, s.group, s.seq)).node
+            if stuck:  # what it is in; else the largest group tells most, and in it the earliest collective
+                main = min(stuck, key=lambda s: (rank not in s.waiting, -self._size(s), s.group, s.seq)).node
             else:
                 main = (rank,)
             together[self._why(rank, stuck, [n[0] for n in nodes if len(n) == 1]), main].append(rank)
@@ -123,6 +122,9 @@ class Blame:
             else:
                 out.append(self._absent(kind, ranks, self.waits.stuck[main]))
         return out
+
+    def _size(self, stuck: Stuck) -> int:
+        return self.table.groups[stuck.group].size
 
     def _why(self, rank: int, stuck: list[Stuck], senders: list[int]) -> Kind:
         source = self.table.source_of.get(rank)
@@ -163,8 +165,8 @@ class Blame:
         nodes: list[Node] = [(r,) for r in ranks]
         victims = self.waits.victims(nodes, ranks)
         who = ranks_text(ranks)
-        waiting = ranks_text(stuck.waiting)
-        what = f"{number(table, row)}, where {waiting} wait{'' if len(stuck.waiting) > 1 else 's'}"
+        others = [r for r in stuck.waiting if r not in self.state.gone] or list(stuck.waiting)
+        what = f"{number(table, row)}, where {ranks_text(others)} wait{'' if len(others) > 1 else 's'}"
         what += at_place(table, row)
         inside = [r for r in ranks if r in stuck.waiting]
         sources = [table.source_of.get(r) for r in ranks]

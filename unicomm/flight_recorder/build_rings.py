@@ -175,13 +175,16 @@ class RingStore(Store):
                 self.ops(op),
                 self.reductions(ring.reduction(record)),
                 root,
-                self.dtypes(ring.dtype(int(record["in_dtype"]))),
-                self.dtypes(ring.dtype(int(record["out_dtype"]))),
+                self._dtype(ring, int(record["in_dtype"])),
+                self._dtype(ring, int(record["out_dtype"])),
                 min(int(record["in_numel"]), 1 << 62),
                 min(int(record["out_numel"]), 1 << 62),
                 *shapes,
             )
         )
+
+    def _dtype(self, ring: Ring, code: int) -> int:
+        return self.dtypes(ring.dtype(code)) if code else 0
 
     @staticmethod
     def _ring_errors(codes: Column) -> Column:

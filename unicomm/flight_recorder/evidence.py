@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from .lookup import last_row
-from .table import ERRORS, State, Table
+from .table import ERRORS, UNKNOWN, Source, State, Table
 from .verdict import Edge
 from .waits import Node, Stuck, Waits
-from .wording import at_place, number, place, ranks_text, span, who_is
+from .wording import at_place, number, place, ranks_text, span
 
 _MOST_EDGES = 8
 
@@ -23,16 +23,15 @@ class Evidence:
         """What the culprits did last; alike ones together."""
         table = self.table
         said: dict[str, list[int]] = defaultdict(list)
+        processes: dict[tuple[str, str], list[Source]] = {}
         for rank in ranks:
             row, inside = last_row(table, rank), last_row(table, rank, group)
             source = table.source_of.get(rank)
             if source is None:
                 said["no dump or ring of it was given"].append(rank)
                 continue
-            who = who_is(source)
-            process = f"process {source.process}" if source.process != "unknown" else ""
-            if process or who:
-                said[", ".join(x for x in (process, who) if x)].append(rank)
+            if source.process != UNKNOWN or source.host:
+                processes.setdefault((source.process, source.host), []).append(source)
             if group in source.closed:
                 said[f"it has finalized '{table.groups[group].name}'"].append(rank)
             if row is None:
@@ -47,7 +46,16 @@ class Evidence:
                 said[f"nothing recorded in '{table.groups[group].name}'"].append(rank)
             elif inside != row:
                 said[f"last in '{table.groups[group].name}': {number(table, inside)}"].append(rank)
-        return [f"{ranks_text(of)}: {text}" for text, of in list(said.items())[:6]]
+        lines = [self._process_line(*where, sources) for where, sources in processes.items()]
+        return [*lines[:4], *(f"{ranks_text(of)}: {text}" for text, of in list(said.items())[:6])]
+
+    @staticmethod
+    def _process_line(process: str, host: str, sources: list[Source]) -> str:
+        pids = [str(s.pid) for s in sources if s.pid]
+        text = f"process {process}" if process != UNKNOWN else "process"
+        if pids:
+            text += f", pid {', '.join(pids[:4])}{' ...' if len(pids) > 4 else ''}"
+        return f"{ranks_text(s.rank for s in sources)}: {text}" + (f" on {host}" if host else "")
 
     def errors(self, stuck: Stuck) -> list[str]:
         errors: dict[str, list[int]] = defaultdict(list)
@@ -80,9 +88,9 @@ class Evidence:
 
     def edge_of_stuck(self, stuck: Stuck, rank: int | None = None) -> Edge:
         table = self.table
-        who = min(stuck.waiting) if rank is None else rank
-        row = stuck.waiting[who]
         absent = sorted({*stuck.missing, *stuck.gone}) or sorted(stuck.unknown)
+        who = min(sorted(stuck.waiting), key=lambda r: r in absent) if rank is None else rank
+        row = stuck.waiting[who]
         group = table.groups[stuck.group].name
         return Edge(who, absent, group, table.describe(row), stuck.seq, place(table, row))
 

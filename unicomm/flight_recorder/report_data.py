@@ -122,7 +122,7 @@ def shared(report: Report, table: Table) -> Report:
     def clean(text: str) -> str:
         for host in hosts:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", names[host], text)
-        text = re.sub(r"\bpid \d+|--pid \d+|-CONT \d+", lambda m: m[0].split(" ")[0] + " N", text)
+        text = re.sub(r"(\bpid|--pid|-CONT) \d+(, \d+)*", r"\1 N", text)
         return _PATH.sub(r"\1", text)
 
     for found in out.findings:

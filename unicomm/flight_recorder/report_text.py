@@ -22,10 +22,8 @@ def render(report: Report) -> RenderableType:
     parts: list[RenderableType] = [_verdict(report.main), *_details(report.main)]
     if len(report.findings) > 1:
         parts += _others(report.findings[1:])
-    slow = report.main.verdict in (Kind.SLOW, Kind.GOOD) or (
-        report.stragglers[:1] and report.stragglers[0].score > 0.05
-    )
-    if slow and report.stragglers:
+    worst = report.stragglers[0].score if report.stragglers else 0.0
+    if report.main.verdict is Kind.SLOW or worst > 0.05:
         parts += _stragglers(report)
     parts += _input(report)
     return Group(*parts)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from .ranks import format_ranks
-from .table import Source, Table, user_frame
+from .table import Table, user_frame
 
 
 def ranks_text(ranks: Iterable[int], most: int = 60) -> str:
     """ "rank 3" or "ranks 0-2,5"; long lists are cut."""
     several = sorted(ranks)
-    text = format_ranks(several).replace(",", ", ")
+    text = ", ".join(_runs(several))
+    if len(text) > most:
+        text = format_ranks(several).replace(",", ", ")  # with steps: shorter, but harder to read
     if len(text) > most:
         text = text[:most].rsplit(",", 1)[0] + f", ... ({len(several)} ranks)"
     return f"rank{'' if len(several) == 1 else 's'} {text}"
+
+
+def _runs(ranks: list[int]) -> Iterator[str]:
+    at = 0
+    while at < len(ranks):
+        end = at
+        while end + 1 < len(ranks) and ranks[end + 1] == ranks[end] + 1:
+            end += 1
+        yield f"{ranks[at]}-{ranks[end]}" if end > at + 1 else ", ".join(map(str, ranks[at : end + 1]))
+        at = end + 1
 
 
 def span(ns: float) -> str:
@@ -45,11 +57,3 @@ def number(table: Table, row: int) -> str:
     group = int(table.group[row])
     name = table.groups[group].name if group >= 0 else "?"
     return f"{table.op_name(row)} #{int(table.seq[row])} of '{name}'"
-
-
-def who_is(source: Source | None) -> str:
-    """ "pid 123 on host a" """
-    if source is None:
-        return ""
-    parts = ([f"pid {source.pid}"] if source.pid else []) + ([f"on {source.host}"] if source.host else [])
-    return " ".join(parts)
