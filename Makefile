@@ -38,6 +38,7 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py
+	$(BIN)/python benchmarks/trace_analyze.py
 	$(BIN)/python benchmarks/torch_distributed.py
 
 # The native core alone, with ranks as threads, under the address, undefined-behaviour and thread sanitizers.
@@ -50,6 +51,7 @@ sanitize: $(VENV)/tools
 
 docs: $(VENV)/installed
 	$(BIN)/python -m unicomm.testing.capability_table --write
+	$(BIN)/python tests/torch_distributed/feature_page.py --write
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -139,9 +139,10 @@ def generate(job: Job, form: str) -> None:
     """Writes the files of all ranks, on all cores."""
     job.folder.mkdir(parents=True, exist_ok=True)
     write: Callable[[int], None] = partial(write_pickle, job)
-    if form == "ring":
-        write = partial(write_ring, job, ring_template(job.entries, job.ranks))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        if form == "ring":  # torch is loaded in another process than the one that is to stay small
+            template = pool.submit(ring_template, job.entries, job.ranks).result()
+            write = partial(write_ring, job, template)
         list(pool.map(write, range(job.ranks), chunksize=max(1, job.ranks // 64)))
 
 
