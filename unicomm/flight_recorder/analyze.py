@@ -33,6 +33,7 @@ _WEIGHT = {
     Kind.SLOW: 30,
     Kind.WRAPPED: 10,
 }
+_OF_PROCESSES = (Kind.PROCESS_DEAD, Kind.PROCESS_STOPPED)
 _STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
 
 
@@ -64,9 +65,11 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     slow = {r: float(late.late_ns[r]) for r in late.slow()} if late else {}
     tell("following who waits for whom")
     state = health(table)
-    waits = build(table, found, pending_rows(table, stuck_ns), state.gone)
+    pending, lasting = pending_rows(table, stuck_ns, bool(state.gone))
+    waits = build(table, found, pending, state.gone)
     explained = _explained(waits, judged)
     findings = Blame(table, waits, state, explained, slow, stuck_ns).findings()
+    findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
     findings = [*_with_victims(waits, judged), *_not_explained(findings, judged), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))

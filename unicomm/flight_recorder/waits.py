@@ -86,19 +86,24 @@ class Waits:
         return sorted(n[0] for n in self.upstream(start) if len(n) == 1 and n[0] not in excluded)
 
 
-def pending_rows(table: Table, stuck_after_ns: int) -> Column:
-    """Rows that are not over, except young ones (`stuck_after_ns`) of running processes."""
+def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:
+    """Rows that are not over, and the ranks for which that has lasted.
+
+    What a running process began less than `stuck_after_ns` ago has not lasted. Where nothing has, there are
+    no rows (unless `always`); else the young ones are there too, as they tell where their ranks are.
+    """
     rows = np.flatnonzero(table.state != State.COMPLETED)
     if not len(rows):
-        return rows
+        return rows, set()
     now = np.zeros(int(table.rank[rows].max()) + 1, np.int64)
     for source in table.sources:
         if source.rank < len(now):
             now[source.rank] = source.as_of_ns
     as_of = now[table.rank[rows]]
     failed = table.state[rows] == State.FAILED
-    old: Column = rows[(as_of == 0) | failed | (as_of - table.created_ns[rows] >= stuck_after_ns)]
-    return old
+    old = (as_of == 0) | failed | (as_of - table.created_ns[rows] >= stuck_after_ns)
+    ranks = {int(r) for r in table.rank[rows[old]]}
+    return (rows if ranks or always else rows[:0]), ranks
 
 
 def build(table: Table, found: Messages, pending: Iterable[int], gone: Collection[int]) -> Waits:

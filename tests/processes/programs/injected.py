@@ -1,0 +1,87 @@
+"""Ranks with a fault in the program: injected.py FAULT VICTIM [TIMEOUT]. The test looks at their rings."""
+
+import sys
+
+import torch
+from common import hear, reporting, say
+
+import unicomm
+
+FAULT, VICTIM = sys.argv[1], int(sys.argv[2])
+TIMEOUT = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
+SUM = unicomm.ReduceOp.SUM
+
+comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=TIMEOUT)
+rank, size = comm.get_rank(), comm.get_size()
+guilty = rank == VICTIM
+pair = comm.split([0, 1], "pair") if rank < 2 else None
+
+
+def never() -> None:
+    if guilty:
+        hear()  # outside of the communicator
+    comm.all_reduce(torch.ones(8), SUM, False)  # the line that the others wait in
+
+
+def operation() -> None:
+    if guilty:
+        comm.barrier(False)  # the wrong line
+    else:
+        comm.all_reduce(torch.ones(8), SUM, False)
+
+
+def elements() -> None:
+    comm.all_reduce(torch.ones(9 if guilty else 8), SUM, False)
+
+
+def dtype() -> None:
+    comm.all_reduce(torch.ones(8, dtype=torch.float64 if guilty else torch.float32), SUM, False)
+
+
+def root() -> None:
+    comm.broadcast(torch.ones(8), 1 if guilty else 0, False)
+
+
+def reduction() -> None:
+    comm.all_reduce(torch.ones(8), unicomm.ReduceOp.MAX if guilty else SUM, False)
+
+
+def cycle() -> None:
+    """Ranks 0 and 1 enter the two communicators in opposite order."""
+    if rank == 0:
+        comm.all_reduce(torch.ones(8), SUM, False)
+    elif rank == 1:
+        pair.all_reduce(torch.ones(8), SUM, False)
+    if rank == 0:
+        pair.all_reduce(torch.ones(8), SUM, False)
+    else:
+        comm.all_reduce(torch.ones(8), SUM, False)
+
+
+def lone() -> None:
+    """The victim receives what nobody sends; the others go on."""
+    if guilty:
+        comm.recv(torch.ones(8), (VICTIM + 1) % size, False)
+    comm.all_reduce(torch.ones(8), SUM, False)
+
+
+def crossed() -> None:
+    """The pair's first rank never receives what the other one waits for to be sent: both receive."""
+    if rank < 2:
+        comm.recv(torch.ones(8), 1 - rank, False)
+    comm.all_reduce(torch.ones(8), SUM, False)
+
+
+def nothing() -> None:
+    comm.all_reduce(torch.ones(8), SUM, False)
+
+
+for _ in range(10):
+    comm.all_reduce(torch.ones(8), SUM, False)
+    comm.broadcast(torch.ones(8), 0, False)
+say("ready", line=never.__code__.co_firstlineno + 3)
+hear()
+say("calling")
+with reporting():
+    globals()[FAULT]()
+hear()
