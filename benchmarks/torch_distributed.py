@@ -3,9 +3,9 @@
     python benchmarks/torch_distributed.py [--ranks 2] [--json result.json]
 
 Both groups are there in the same processes and are measured in turn, so that whatever else the machine does
-hits both. Figures are medians over the repetitions of the slowest rank's time; ratios are taken repetition by
-repetition. The step is bound by communication: ten linear layers of 1024 x 1024, one row of data a rank, plain
-SGD, gradients of 42 MB that are views of DDP's buckets. Both models must have the same weights in the end.
+hits both. Figures are medians over the repetitions of the slowest rank's time; ratios are taken repetition
+by repetition. The step is bound by communication: ten linear layers of 1024 x 1024, one row of data a rank,
+plain SGD, gradients of 42 MB that are views of DDP's buckets. Both models must end with the same weights.
 """
 
 from __future__ import annotations

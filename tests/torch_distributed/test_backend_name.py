@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_features import results
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllToAllOptions,
@@ -17,9 +16,6 @@ from unicomm import InvalidArgumentError, UnsupportedError
 from unicomm.comms.mixed_group import MixedProcessGroup
 from unicomm.comms.process_group import UnicommProcessGroup
 
-# What torch keeps for groups of its own class, or for the name "gloo", when the switch is off.
-TORCH_REFUSES = {"monitored_barrier", "split_group"}
-
 
 @pytest.fixture
 def group():
@@ -32,16 +28,6 @@ def group():
     yield make
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("backend", "ranks"), [("auto", 2)])
-def test_all_features(backend, ranks):
-    for rank in results(ranks, "unicomm", TORCH_DISTRIBUTED_USE_TORCHCOMMS="0", UNICOMM_BACKEND=backend)[0]:
-        assert rank["group"] == "UnicommProcessGroup"
-        bad = {name: what for name, what in rank["results"].items() if what != "ok"}
-        assert set(bad) == TORCH_REFUSES, bad
 
 
 def test_it_is_known_to_torch(group):

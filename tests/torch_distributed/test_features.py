@@ -1,27 +1,30 @@
-"""torch.distributed, feature by feature, on unicomm by the switch alone."""
+"""torch.distributed, feature by feature, on stock Gloo, with the switch on, and by the name "unicomm"."""
 
-import json
-import re
-
+import feature_page
 import pytest
-from launch import PROGRAMS, torchrun
 
-
-def results(ranks, *arguments, **env):
-    done = torchrun(ranks, PROGRAMS / "features.py", *arguments, **env)
-    found = re.findall(r'\{"group": .*?\}\}', done.stdout)
-    assert len(found) == ranks, done.stdout[-3000:] + done.stderr[-6000:]
-    return [json.loads(text) for text in found], done.stderr
+TORCH_REFUSES = {"new_group_without_the_others"}  # where its own switch is on
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("backend", "ranks"), [("shm", 2), ("gloo", 2), ("auto", 4)])
-def test_switched(backend, ranks):
-    said, errors = results(ranks, TORCH_DISTRIBUTED_USE_TORCHCOMMS="1", UNICOMM_BACKEND=backend)
+@pytest.mark.parametrize("contender", feature_page.CONTENDERS)
+def test_features(contender):
+    """What runs is what docs/torch-features.md says; with the switch that is everything."""
+    said, errors = feature_page.results(contender)
+    written = feature_page.written()[contender]
     for rank in said:
-        assert rank["group"] == "UnicommProcessGroup"
-        bad = {name: what for name, what in rank["results"].items() if what != "ok"}
-        assert bad == {}
-        assert len(rank["results"]) == 36
-    assert f"now is unicomm '{backend}'" in errors
+        cells = {name: feature_page.cell(text) for name, text in rank["results"].items()}
+        assert cells == written, rank["results"]
+        stock = contender == "stock Gloo"
+        assert rank["group"] == ("ProcessGroup" if stock else "UnicommProcessGroup")
+        if contender.startswith("switch"):
+            assert {name for name, text in rank["results"].items() if text != "ok"} == TORCH_REFUSES
+    if contender.startswith("switch"):
+        assert f"now is unicomm '{contender.split()[1]}'" in errors
+
+
+def test_the_page_lists_what_is_run():
+    features = next(iter(feature_page.written().values()))
+    assert len(features) >= 38
+    assert feature_page.page(feature_page.written()) == feature_page.PAGE.read_text(), "run `make docs`"

@@ -6,7 +6,6 @@ Says nothing of unicomm: the same program runs on stock Gloo.
 import datetime
 import faulthandler
 import json
-import os
 import sys
 import traceback
 
@@ -255,6 +254,18 @@ def coalescing():
 
 
 @feature
+def new_group_without_the_others():
+    """Only members call it, in another order than the ranks'."""
+    ranks = [1, 0]
+    if me() in ranks:
+        group = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
+        assert dist.get_group_rank(group, me()) == ranks.index(me())
+        x = ramp()
+        dist.broadcast(x, 1, group=group)
+        equal(x, everyone()[1])
+
+
+@feature
 def new_group_of_some_then_of_all():
     some = dist.new_group([0])
     if me() == 0:
@@ -264,20 +275,6 @@ def new_group_of_some_then_of_all():
     dist.all_reduce(x, group=whole)
     equal(x, sum(everyone()))
     dist.destroy_process_group(whole)
-
-
-@feature
-def new_group_without_the_others():
-    """Only members call it, in another order than the ranks', as far as torch allows that."""
-    if os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS") == "1":
-        return  # torch refuses it
-    ranks = [1, 0]
-    if me() in ranks:
-        group = dist.new_group(ranks, use_local_synchronization=True, sort_ranks=False)
-        assert dist.get_group_rank(group, me()) == ranks.index(me())
-        x = ramp()
-        dist.broadcast(x, 1, group=group)
-        equal(x, everyone()[1])
 
 
 @feature
@@ -304,15 +301,35 @@ def wait_with_timeout():
 
 
 @feature
-def functional():
-    group = dist.group.WORLD
-    equal(fc.wait_tensor(fc.all_reduce(ramp(), "sum", group)), sum(everyone()))
-    equal(fc.wait_tensor(fc.all_gather_tensor(ramp(), 0, group)), torch.cat(everyone()))
-    equal(fc.wait_tensor(fc.broadcast(ramp(), 1, group)), everyone()[1])
+def functional_all_reduce():
+    equal(fc.wait_tensor(fc.all_reduce(ramp(), "sum", dist.group.WORLD)), sum(everyone()))
+
+
+@feature
+def functional_all_gather():
+    equal(fc.wait_tensor(fc.all_gather_tensor(ramp(), 0, dist.group.WORLD)), torch.cat(everyone()))
+
+
+@feature
+def functional_broadcast():
+    equal(fc.wait_tensor(fc.broadcast(ramp(), 1, dist.group.WORLD)), everyone()[1])
+
+
+@feature
+def functional_reduce_scatter():
     big = torch.cat([ramp()] * world())
-    equal(fc.wait_tensor(fc.reduce_scatter_tensor(big, "sum", 0, group)), sum(everyone()))
-    equal(fc.wait_tensor(fc.all_to_all_single(big, None, None, group)), torch.cat(everyone()))
-    outs = fc.all_reduce_coalesced([ramp(), ramp(2)], "sum", group)
+    equal(fc.wait_tensor(fc.reduce_scatter_tensor(big, "sum", 0, dist.group.WORLD)), sum(everyone()))
+
+
+@feature
+def functional_all_to_all():
+    big = torch.cat([ramp()] * world())
+    equal(fc.wait_tensor(fc.all_to_all_single(big, None, None, dist.group.WORLD)), torch.cat(everyone()))
+
+
+@feature
+def functional_coalesced():
+    outs = fc.all_reduce_coalesced([ramp(), ramp(2)], "sum", dist.group.WORLD)
     equal(fc.wait_tensor(outs[1]), sum(everyone(2)))
 
 
@@ -384,14 +401,23 @@ def tensor_parallel():
 
 
 @feature
-def compiled():
+def compiled_functional():
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def f(x):
+        return x + fc.all_reduce(x, "sum", dist.group.WORLD)
+
+    torch.testing.assert_close(f(ramp()), sum(everyone()) + ramp())
+
+
+@feature
+def compiled_dist_all_reduce():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def f(x):
         y = x * 2
         dist.all_reduce(y)
-        return y + fc.all_reduce(x, "sum", dist.group.WORLD)
+        return y + 1
 
-    torch.testing.assert_close(f(ramp()), sum(everyone()) * 3)
+    torch.testing.assert_close(f(ramp()), sum(everyone()) * 2 + 1)
 
 
 @feature
