@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 def report_of(rings, verdict, affected, within=20.0):
-    """The report as soon as it has the verdict and names so many ranks; else the last one after `within` s."""
+    """The report as soon as it has the verdict and names so many ranks, or the last one in time."""
     deadline = time.monotonic() + within
     while True:
         report = analyze(load([rings]), stuck_after=0.3)

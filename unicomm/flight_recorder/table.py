@@ -288,7 +288,7 @@ class Table:
 
 
 # Code between the user's call and the recorder: a report shows the first line outside.
-_LIBRARY = ("/torch/", "/unicomm/", "/torchcomms/", "<frozen", "<string>")
+_LIBRARY = ("/torch/", "/unicomm/", "/torchcomms/", "<frozen")
 
 
 def user_frame(stack: Stack) -> Frame | None:
