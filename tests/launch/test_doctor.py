@@ -202,3 +202,21 @@ def test_mpi_is_asked_for_in_another_process(monkeypatch):
     found = backend_checks._which_mpi()
     assert found.ok is None
     assert "does not answer" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("available", "version", "words"),
+    [
+        (False, None, "runs torch.distributed on unicomm; now off"),
+        (True, None, "the official torchcomms is installed and is used"),
+        (False, "2.99.0", "is not known to this unicomm"),
+    ],
+)
+def test_what_the_switch_would_do(available, version, words, monkeypatch):
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    monkeypatch.setattr(c10d, "_TORCHCOMM_AVAILABLE", available)
+    if version:
+        monkeypatch.setattr(torch, "__version__", version)
+    assert words in finding(doctor.collect()["core"], "switch")["detail"]

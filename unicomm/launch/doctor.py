@@ -150,7 +150,24 @@ def _core() -> list[Finding]:
         findings.append(Finding("torch", good, f"{torch.__version__}, {detail}", cure))
     except Exception as error:
         findings.append(Finding("torch", False, line_of(error), "reinstall torch: https://pytorch.org"))
-    return findings
+        return findings
+    return [*findings, _switch()]
+
+
+def _switch() -> Finding:
+    """What `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` does here."""
+    from . import switch
+
+    try:
+        reason = switch.why_not()
+        on = os.environ.get(switch.VARIABLE, "0") not in ("", "0")
+    except Exception as error:
+        reason, on = line_of(error), False
+    if reason:
+        return Finding("switch", None, f"{switch.VARIABLE}=1 has no effect: {reason}")
+    return Finding(
+        "switch", None, f"{switch.VARIABLE}=1 runs torch.distributed on unicomm; now {'on' if on else 'off'}"
+    )
 
 
 def _environment() -> list[Finding]:

@@ -73,20 +73,32 @@ def register() -> None:
         Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda", "xpu"])
 
 
+def why_not() -> str:
+    """Why the switch has no effect with this torch, or an empty text when it has."""
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) not in NAMES:
+        known = ", ".join(f"{a}.{b}" for a, b in NAMES)
+        return f"torch {torch.__version__} is not known to this unicomm, which knows {known}; update unicomm"
+    available = getattr(c10d, "_TORCHCOMM_AVAILABLE", None)
+    if available is None:
+        return f"torch {torch.__version__} was built without it"
+    if available and getattr(c10d, "new_comm", None) is not _new_comm:
+        return "the official torchcomms is installed and is used; uninstall it to use unicomm"
+    return ""
+
+
 def install() -> str:
     """Puts unicomm behind torch.distributed; why not, or an empty text when it is done."""
     import torch
     import torch.distributed.distributed_c10d as c10d
 
+    if reason := why_not():
+        return reason
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    names = NAMES.get((major, minor))
-    if names is None:
-        known = ", ".join(f"{a}.{b}" for a, b in NAMES)
-        return f"torch {torch.__version__} is not known to this unicomm, which knows {known}; update unicomm"
-    if getattr(c10d, "_TORCHCOMM_AVAILABLE", None) is None:
-        return f"torch {torch.__version__} was built without it"
-    if c10d._TORCHCOMM_AVAILABLE:
-        return "the official torchcomms is installed and is used; uninstall it to use unicomm"
+    names = NAMES[major, minor]
 
     def known_backend(name: str) -> bool:
         return True
