@@ -38,15 +38,17 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py
+	$(BIN)/python benchmarks/record_cost.py
 	$(BIN)/python benchmarks/trace_analyze.py
 	$(BIN)/python benchmarks/torch_distributed.py
 
-# The native core alone, with ranks as threads, under the address, undefined-behaviour and thread sanitizers.
+# The native core alone, with ranks as threads, and its reader of dumps over damaged ones, under the address,
+# undefined-behaviour and thread sanitizers.
 sanitize: $(VENV)/tools
 	for s in address,undefined thread; do \
 	  $(BIN)/cmake -G Ninja -S . -B build/sanitize-$${s%%,*} -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SANITIZE=$$s && \
 	  $(BIN)/cmake --build build/sanitize-$${s%%,*} && \
-	  build/sanitize-$${s%%,*}/native_stress || exit 1; \
+	  build/sanitize-$${s%%,*}/native_stress && build/sanitize-$${s%%,*}/pickle_fuzz || exit 1; \
 	done
 
 docs: $(VENV)/installed
