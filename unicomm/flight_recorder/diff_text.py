@@ -53,7 +53,7 @@ def _difference(found: Difference) -> RenderableType:
 
 def _changes(changes: list[Change]) -> RenderableType:
     table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
-    for heading in ("operation", "group", "A", "B", "median A", "median B", "change", "sum"):
+    for heading in ("operation", "group", "A", "B", "median A", "in B", "change", "sum"):
         table.add_column(
             heading, header_style="bold", justify="left" if heading in ("operation", "group") else "right"
         )

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from .ranks import format_ranks
 from .ring import ERRORS, P2P, RECEIVE, STATES, Comm, Finding, Ring
-from .words import arguments, place, span
+from .wording import span
+from .words import arguments, place
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
 _MAX_COLUMNS = 8  # more ranks than this are shown as groups of equal state

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .live import ABSENT, Job, Operation, Rank, Snapshot
 from .ranks import format_ranks
-from .words import span
+from .wording import span
 
 _STYLE = {
     "running": "green",

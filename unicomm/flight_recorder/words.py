@@ -7,14 +7,6 @@ from typing import Any
 from .ring import ASYNC, P2P, RECEIVE, Ring
 
 
-def span(ns: float) -> str:
-    """A time in nanoseconds with three digits and its unit."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.0f} ns"
-
-
 def arguments(ring: Ring, record: Any) -> str:
     """Element type, shape, reduction, peer or root: `float32[2x3] SUM`."""
     side = "in" if int(record["n_in"]) else "out"

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import trace_diff, trace_top
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+class PlainGroup(TyperGroup):
+    """Lists its commands without rich, whose import takes longer than all the rest of `--help`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"rich_markup_mode": None})
+
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 app.command()(trace_top.top)
 app.command()(trace_diff.diff)
 
