@@ -3,9 +3,9 @@
     python benchmarks/record_cost.py
 
 A record is begun and finished. "call" is an empty call into the native core; two of them, which a record made
-there (as the operations of the shared-memory backend make it) does not need, are taken off. The frame is either
-the user's call site right above, seen before, or there is none: all three above count as the package's own.
-Each figure is the least of many rounds.
+there (as the operations of the shared-memory backend make it) does not need, are taken off. The frame is the
+user's call site right above, seen before, or there is none: all three above count as the package's own. Each
+figure is the least of many rounds.
 """
 
 from __future__ import annotations
