@@ -59,7 +59,7 @@ class _Dump:
     columns: Columns
 
 
-_Parsed = Ring | list[_Dump] | Finding
+_Parsed = bytes | list[_Dump] | Finding
 
 
 @dataclass
@@ -106,20 +106,31 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
     return builder.finish()
 
 
-def _ahead(pool: ThreadPoolExecutor, inputs: list[_Input]) -> Iterator[tuple[_Input, _Parsed]]:
+def _ahead(
+    pool: ThreadPoolExecutor, inputs: list[_Input]
+) -> Iterator[tuple[_Input, Ring | list[_Dump] | Finding]]:
     """What each input holds, in order; a few are read ahead, so that few lie in memory at once."""
     running: deque[tuple[_Input, Future[_Parsed]]] = deque()
     for one in inputs:
-        if one.head.startswith(MAGIC) and not running:  # little to do beside the interpreter
-            yield one, _parse(one)
-            continue
         running.append((one, pool.submit(_parse, one)))
         if len(running) > 4 * _THREADS:
             first, future = running.popleft()
-            yield first, future.result()
+            yield first, _opened(first, future.result())
     while running:
         first, future = running.popleft()
-        yield first, future.result()
+        yield first, _opened(first, future.result())
+
+
+def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | Finding:
+    """Rings are only read in the pool: taking them apart is the interpreter's work, one at a time."""
+    if not isinstance(parsed, bytes):
+        return parsed
+    try:
+        ring = read_ring(parsed)
+    except RingError as error:
+        return Finding(one.path, str(error))
+    ring.path = one.path
+    return ring
 
 
 # --- where the bytes are ------------------------------------------------------------------------------
@@ -210,9 +221,7 @@ def _parse(one: _Input) -> _Parsed:
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):
-            ring = read_ring(one.read())
-            ring.path = one.path
-            return ring
+            return one.read()
         if one.head[:1] == b"\x80":
             from . import pickles  # loads the native core
 
@@ -220,7 +229,7 @@ def _parse(one: _Input) -> _Parsed:
         if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
             return _json(one)
         raise DumpError("no ring, no pickle and no JSON: not a dump that is known here")
-    except (RingError, DumpError) as error:
+    except DumpError as error:
         return Finding(one.path, str(error))
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
         return Finding(one.path, f"cannot be read: {error or type(error).__name__}")

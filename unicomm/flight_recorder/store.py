@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -28,6 +30,9 @@ _COLUMNS: dict[str, type[np.generic]] = {
 }
 
 
+_COPIES_AHEAD = 8
+
+
 class Interner(Generic[T]):
     """Numbers for values, in the order in which they come."""
 
@@ -48,14 +53,21 @@ class Interner(Generic[T]):
 
 
 class _Rows:
-    """Columns that grow. Room that is reserved and not used costs no memory: its pages are never touched."""
+    """Columns that grow. Room that is reserved and not used costs no memory: its pages are never touched.
+
+    A thread copies the rows while the caller prepares the next ones: the kernel takes longer to hand out
+    fresh pages than the copying takes.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._copier = ThreadPoolExecutor(1)
+        self._copying: deque[Future[None]] = deque()
         self.columns: dict[str, Column] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS.items()}
 
     def reserve(self, rows: int) -> None:
         if rows > len(self.columns["rank"]):
+            self._wait(0)
             for name, dtype in _COLUMNS.items():
                 grown = np.empty(rows, dtype)
                 grown[: self.count] = self.columns[name][: self.count]
@@ -67,10 +79,23 @@ class _Rows:
         if end > len(self.columns["rank"]):
             self.reserve(end + end // 2)
         here = slice(self.count, end)
+        self.count = end
+        self._wait(_COPIES_AHEAD)
+        self._copying.append(self._copier.submit(self._copy, here, out))
+        return here
+
+    def _copy(self, here: slice, out: dict[str, Column]) -> None:
         for name, column in self.columns.items():
             column[here] = out[name]
-        self.count = end
-        return here
+
+    def _wait(self, most: int) -> None:
+        while len(self._copying) > most:
+            self._copying.popleft().result()
+
+    def close(self) -> None:
+        """Waits until all is copied."""
+        self._wait(0)
+        self._copier.shutdown()
 
 
 class Store:
@@ -133,18 +158,17 @@ class Store:
     def put(self, source: Source, out: dict[str, Column], collective: Column) -> None:
         here = self._rows.append(out)
         source.begin, source.end = here.start, here.stop
-        piece = {name: self._rows.columns[name][here] for name in ("group", "seq", "state")}
-        rows = np.flatnonzero(collective & (piece["group"] >= 0))
+        rows = np.flatnonzero(collective & (out["group"] >= 0))
         if not len(rows):
             return
-        group, seq = piece["group"][rows], piece["seq"][rows]
+        group, seq = out["group"][rows], out["seq"][rows]
         low = int(group.min())
         first = np.full(int(group.max()) - low + 1, -1, np.int64)
         last = first.copy()
         first[group[::-1] - low] = seq[::-1]
         last[group - low] = seq
         done = first * 0 - 1
-        over = piece["state"][rows] == State.COMPLETED
+        over = out["state"][rows] == State.COMPLETED
         done[group[over] - low] = seq[over]
         for at in np.flatnonzero(first >= 0):
             index = int(at) + low
@@ -156,6 +180,7 @@ class Store:
     def finish(self) -> Table:
         """The table. The builder is empty afterwards."""
         rows, self._rows = self._rows, _Rows()
+        rows.close()
         sources = sorted(self.sources, key=lambda s: s.rank)
         if all(a.end <= b.begin for a, b in pairwise(sources)):
             columns = {name: column[: rows.count] for name, column in rows.columns.items()}
