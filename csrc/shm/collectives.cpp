@@ -46,7 +46,7 @@ Fault Group::broadcast(const Op& op, Piece buffer) {
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Piece now = part(buffer, n, room);
         if (Fault f = next_round(op)) return f;
-        if (root) copy(staging(in_line), now.data, now.bytes);
+        if (root) stager_.copy(staging(in_line), now.data, now.bytes);
         if (n == 0) {
             if (Fault f = first_round(op, buffer.bytes)) return f;
         } else {
@@ -75,7 +75,7 @@ Fault Group::one_shot(const Op& op, const char* in, char* out, uint64_t count) {
     uint64_t bytes = count * uint64_t(dtype_bytes(op.dtype));
     bool in_line = bytes <= kInline;
     if (Fault f = next_round(op)) return f;
-    copy(staging(in_line), in, bytes);
+    stager_.copy(staging(in_line), in, bytes);
     if (Fault f = first_round(op, bytes)) return f;
     if (!out || count == 0) return {};
     learn_factors(op);
@@ -102,8 +102,9 @@ Fault Group::two_shot(const Op& op, const char* in, char* out, uint64_t count) {
         if (Fault f = next_round(op)) return f;
         char* slot = staging(false);
         // The own share is read where it is: others never need it.
-        copy(slot, source, from(rank_) * size);
-        copy(slot + from(rank_ + 1) * size, source + from(rank_ + 1) * size, (len - from(rank_ + 1)) * size);
+        stager_.copy(slot, source, from(rank_) * size);
+        stager_.copy(slot + from(rank_ + 1) * size, source + from(rank_ + 1) * size,
+                     (len - from(rank_ + 1)) * size);
         if (begin == 0) {
             if (Fault f = first_round(op, count * size)) return f;
             learn_factors(op);
@@ -116,14 +117,15 @@ Fault Group::two_shot(const Op& op, const char* in, char* out, uint64_t count) {
             sources[size_t(r)] = (r == rank_ ? source : staged(r, false)) + mine;
         }
         // All others have read my slot of the round before (they are in this one), so the next round's
-        // slot is free already and takes the result directly.
-        char* result = segment_->slot(rank_, round_ + 1);
+        // slot is free already.
+        char* shared = segment_->slot(rank_, round_ + 1);
+        char* result = out ? out + begin * size + mine : shared;
         fold(op.dtype, op.red, result, sources.data(), world_, int64_t(elements(rank_)), factors_.data(),
              world_);
+        if (out) stager_.copy(shared, result, elements(rank_) * size);
         if (Fault f = next_round(op)) return f;
         publish(op, count * size);
         if (out) {
-            copy(out + begin * size + mine, result, elements(rank_) * size);
             // Start behind oneself, so that not all ranks read the same rank's slot at once.
             for (int i = 1; i < world_; ++i) {
                 int r = (rank_ + i) % world_;
@@ -143,7 +145,7 @@ Fault Group::all_gather(const Op& op, Piece in, const std::vector<Piece>& outs) 
     for (uint64_t n = 0, rounds = rounds_for(longest, room); n < rounds; ++n) {
         Piece now = part(in, n, room);
         if (Fault f = next_round(op)) return f;
-        copy(staging(in_line), now.data, now.bytes);
+        stager_.copy(staging(in_line), now.data, now.bytes);
         if (n == 0) {
             if (Fault f = first_round(op, longest)) return f;
             copy(outs[size_t(rank_)].data, in.data, in.bytes);
@@ -167,7 +169,7 @@ Fault Group::gather(const Op& op, Piece in, const std::vector<Piece>& outs) {
     for (uint64_t n = 0, rounds = rounds_for(in.bytes, room); n < rounds; ++n) {
         Piece now = part(in, n, room);
         if (Fault f = next_round(op)) return f;
-        if (rank_ != op.root) copy(staging(in_line), now.data, now.bytes);
+        if (rank_ != op.root) stager_.copy(staging(in_line), now.data, now.bytes);
         if (n == 0) {
             if (Fault f = first_round(op, in.bytes)) return f;
         } else {
@@ -193,7 +195,7 @@ Fault Group::scatter(const Op& op, const std::vector<Piece>& ins, Piece out) {
             for (int r = 0; r < world_; ++r) {
                 if (r == rank_) continue;
                 Piece now = part(ins[size_t(r)], n, room);
-                copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
+                stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
             }
         }
         if (n == 0) {
@@ -222,7 +224,7 @@ Fault Group::reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece o
         for (int r = 0; r < world_; ++r) {
             if (r == rank_) continue;
             Piece now = part(ins[size_t(r)], n, room);
-            copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
+            stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
         }
         if (n == 0) {
             if (Fault f = first_round(op, longest)) return f;
@@ -290,7 +292,7 @@ Fault Group::all_to_all(const Op& op, const std::vector<Piece>& ins, const std::
         for (int r = 0; r < world_; ++r) {
             if (r == rank_) continue;
             Piece now = part(ins[size_t(r)], n, room);
-            copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
+            stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
         }
         if (n == 0) {
             if (Fault f = first_round(op, longest)) return f;

@@ -21,6 +21,7 @@
 #include "core/error.hpp"
 #include "reduce/reduce.hpp"
 #include "shm/segment.hpp"
+#include "shm/staging.hpp"
 #include "shm/wait.hpp"
 
 namespace unicomm::shm {
@@ -115,6 +116,7 @@ class Group {
     int rank_, world_;
     Watch watch_;
     Waiter waiter_;
+    Stager stager_;
     uint64_t round_ = 0;
     std::vector<double> factors_;
     struct Ends {

@@ -102,7 +102,7 @@ void Exchange::step_send(Transfer& t) {
         header->count = m.count;
         header->dtype = static_cast<uint32_t>(m.dtype);
         header->bytes = static_cast<uint32_t>(now);
-        if (now) std::memcpy(header + 1, m.piece.data + t.done, now);
+        group_.stager_.copy(reinterpret_cast<char*>(header + 1), m.piece.data + t.done, now);
         c.head.store(++head, std::memory_order_release);
         group_.waiter_.wake_others();
         t.done += now;

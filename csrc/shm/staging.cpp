@@ -1,0 +1,55 @@
+#include "shm/staging.hpp"
+
+#include <cstring>
+
+#include "recorder/ring.hpp"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+namespace unicomm::shm {
+namespace {
+
+#ifdef __SSE2__
+// Past the caches. Pieces of less than a line at both ends go the usual way.
+void stream(char* to, const char* from, uint64_t bytes) {
+    uint64_t head = -reinterpret_cast<uintptr_t>(to) & 63;
+    if (head > bytes) head = bytes;
+    if (head) std::memcpy(to, from, head);
+    uint64_t at = head;
+    for (; at + 64 <= bytes; at += 64) {
+        auto* line = reinterpret_cast<__m128i*>(to + at);
+        auto* source = reinterpret_cast<const __m128i*>(from + at);
+        __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(line, a);
+        _mm_stream_si128(line + 1, b);
+        _mm_stream_si128(line + 2, c);
+        _mm_stream_si128(line + 3, d);
+    }
+    if (at < bytes) std::memcpy(to + at, from + at, bytes - at);
+    _mm_sfence();  // streaming stores are not ordered by the release store that follows
+}
+constexpr bool kCanStream = true;
+#else
+void stream(char* to, const char* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+constexpr bool kCanStream = false;
+#endif
+
+}  // namespace
+
+void Stager::copy(char* to, const char* from, uint64_t bytes) {
+    if (bytes < kSmall || !kCanStream) {
+        if (bytes && to != from) std::memmove(to, from, bytes);
+        return;
+    }
+    if (streaming_ && ++streamed_ % kProbe != 0) return stream(to, from, bytes);
+    uint64_t begin = ring::now_ns();
+    std::memmove(to, from, bytes);
+    bool slow = (ring::now_ns() - begin) * 4 > bytes;  // less than 4 bytes a nanosecond
+    slow_ = slow ? slow_ + 1 : 0;
+    // One fast copy proves that it can be fast; a slow one may only have been interrupted.
+    streaming_ = streaming_ ? slow : slow_ >= kPatience;
+}
+
+}  // namespace unicomm::shm
