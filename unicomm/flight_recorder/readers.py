@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from . import names
 from .build import TableBuilder
 from .columns import Columns, DumpError, from_dump
-from .ring import MAGIC, Ring, RingError, read_ring, ring_head
+from .ring import MAGIC, Ring, RingError, ring_head
 from .table import Finding, Table
 
 Progress = Callable[[int, int], None]
@@ -59,7 +60,7 @@ class _Dump:
     columns: Columns
 
 
-_Parsed = bytes | list[_Dump] | Finding
+_Parsed = bytes | memoryview | list[_Dump] | Finding
 
 
 @dataclass
@@ -70,6 +71,32 @@ class _Input:
     read: Callable[[], bytes]
     head: bytes
     newest: float = 0.0
+    file: Path | None = None  # where it is a whole file
+
+
+class _Buffers:
+    """Memory to read rings into, used again and again: fresh pages cost more than the reading itself."""
+
+    def __init__(self) -> None:
+        self._free: SimpleQueue[bytearray] = SimpleQueue()
+
+    def read(self, path: Path) -> memoryview:
+        size = path.stat().st_size
+        try:
+            buffer = self._free.get_nowait()
+        except Empty:
+            buffer = bytearray(size)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        with path.open("rb", buffering=0) as file:
+            got = 0
+            while got < size and (more := file.readinto(memoryview(buffer)[got:size])):
+                got += more
+        return memoryview(buffer)[:got]
+
+    def give_back(self, data: bytes | memoryview) -> None:
+        if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
+            self._free.put(data.obj)
 
 
 def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
@@ -90,47 +117,50 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
     # In the table's order, so that no row has to move; of several files of one rank the newest counts.
     inputs.sort(key=lambda i: (ranks.get(i.path, -1), -i.newest, i.path))
     builder.reserve(sum(records for _, records in heads.values()))
+    buffers = _Buffers()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for at, (one, parsed) in enumerate(_ahead(pool, inputs)):
+        for at, (one, data) in enumerate(_ahead(pool, inputs, buffers)):
+            parsed = _opened(one, data)
             if progress is not None and at % 16 == 0:
                 progress(at, len(inputs))
             if isinstance(parsed, Finding):
                 builder.findings.append(parsed)
             elif isinstance(parsed, Ring):
                 builder.add_ring(parsed)
+                del parsed
             else:
                 for dump in parsed:
                     _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
+            if isinstance(data, memoryview):
+                buffers.give_back(data)
     if progress is not None:
         progress(len(inputs), len(inputs))
     return builder.finish()
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, inputs: list[_Input]
-) -> Iterator[tuple[_Input, Ring | list[_Dump] | Finding]]:
+    pool: ThreadPoolExecutor, inputs: list[_Input], buffers: _Buffers
+) -> Iterator[tuple[_Input, _Parsed]]:
     """What each input holds, in order; a few are read ahead, so that few lie in memory at once."""
     running: deque[tuple[_Input, Future[_Parsed]]] = deque()
     for one in inputs:
-        running.append((one, pool.submit(_parse, one)))
+        running.append((one, pool.submit(_parse, one, buffers)))
         if len(running) > 4 * _THREADS:
             first, future = running.popleft()
-            yield first, _opened(first, future.result())
+            yield first, future.result()
     while running:
         first, future = running.popleft()
-        yield first, _opened(first, future.result())
+        yield first, future.result()
 
 
 def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | Finding:
     """Rings are only read in the pool: taking them apart is the interpreter's work, one at a time."""
-    if not isinstance(parsed, bytes):
+    if not isinstance(parsed, bytes | memoryview):
         return parsed
     try:
-        ring = read_ring(parsed)
+        return Ring(parsed, one.path)
     except RingError as error:
         return Finding(one.path, str(error))
-    ring.path = one.path
-    return ring
 
 
 # --- where the bytes are ------------------------------------------------------------------------------
@@ -199,7 +229,7 @@ def _unpack(
         data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # one packed file
         yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
         return
-    yield _Input(path, read, head, newest)
+    yield _Input(path, read, head, newest, file)
 
 
 def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
@@ -216,12 +246,12 @@ def _looks_like_a_dump(head: bytes) -> bool:
 # --- what the bytes are -------------------------------------------------------------------------------
 
 
-def _parse(one: _Input) -> _Parsed:
+def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
     try:
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):
-            return one.read()
+            return one.read() if one.file is None else buffers.read(one.file)
         if one.head[:1] == b"\x80":
             from . import pickles  # loads the native core
 

@@ -185,7 +185,7 @@ class Ring:
         path: where it came from, "" for bytes.
     """
 
-    def __init__(self, data: bytes, path: str = "") -> None:
+    def __init__(self, data: bytes | memoryview, path: str = "") -> None:
         self.path = path
         if len(data) < HEADER.itemsize:
             raise RingError(f"{len(data)} bytes are no ring")
