@@ -194,7 +194,7 @@ def test_names(text, parsed):
 def test_the_users_frame():
     from unicomm.flight_recorder.table import Frame
 
-    inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/home/job/t.py", 2)
+    inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
     assert user_frame((inner, own)) is own
     assert user_frame((inner,)) is inner
     assert user_frame(()) is None

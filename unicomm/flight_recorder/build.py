@@ -156,7 +156,7 @@ class TableBuilder(RingStore):
         """States and times of completion.
 
         torch's gloo leaves all entries "scheduled" and marks those that are over as retired; torchcomms does
-        on a CPU. The status of the group has the last word where it is there.
+        on a CPU. The status of a group may lag behind that by a moment.
         """
         table = np.asarray([int(_STATES.get(s, State.CREATED)) for s in c.states] or [1], np.uint8)
         state: Column = table[c.state] if len(c) else np.zeros(0, np.uint8)
@@ -189,9 +189,6 @@ class TableBuilder(RingStore):
                 if value >= 0:
                     kept = {"enqueued": source.created, "started": source.started}.get(name, source.completed)
                     kept[owned] = value
-            last = source.completed.get(owned)
-            if last is not None:
-                retired &= ~((group == owned) & ~p2p & (c.collective_seq_id > last))
         state[over | retired] = State.COMPLETED
         return state, completed
 
