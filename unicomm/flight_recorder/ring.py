@@ -267,7 +267,8 @@ class Ring:
         good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
         good &= table["comm"] < max(len(self.comms), 1)
         # Records are large and rings many: they are copied only where they have to be.
-        kept: npt.NDArray[Any] = table if good.all() else table[good]
+        n = int(np.count_nonzero(good))
+        kept: npt.NDArray[Any] = table[:n] if good[:n].all() else table[good]
         ids = kept["id"]
         if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped: the oldest one lies in the middle
             oldest = int(np.argmin(ids))
