@@ -1,176 +1,264 @@
-"""CPU collectives of one host: unicomm over shared memory beside torch's Gloo process group.
+"""CPU collectives of one host: unicomm beside Gloo and, where their wheels are installed, three MPIs.
 
-    python benchmarks/cpu_collectives.py [--ranks 2] [--json result.json]
+    python benchmarks/cpu_collectives.py                       # 2 ranks, some sizes: some minutes
+    python benchmarks/cpu_collectives.py --full --plots build  # 2, 4 and 8 ranks, all sizes and types
+    python benchmarks/mpi_libraries.py                         # installs the MPI wheels under build/mpi
 
-Both contenders are created once and measured in turn, size by size and repetition by repetition, in the same
-processes, so that whatever else the machine does hits both. Every result is checked. The recorder and the
-signature check of unicomm are on, as always. A figure is the median over the repetitions of the slowest
-rank's time for one call; ratios are taken repetition by repetition. Compare ratios, not absolute figures.
+All contenders live side by side in processes of their own, asleep but for the one whose turn it is, and are
+measured in turn, repetition by repetition, so that whatever else the machine does hits all of them. Results
+are checked. The recorder and the signature check of unicomm are on. A figure is the median over the
+repetitions of the slowest rank's time for one call; ratios are taken repetition by repetition. The floor is
+what the machine allows between two cores (benchmarks/floor.cpp). Compare ratios, not absolute figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from mpi_libraries import find
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-SIZES = {
-    "8 B": 8,
-    "1 KiB": 1 << 10,
-    "64 KiB": 1 << 16,
-    "1 MiB": 1 << 20,
-    "16 MiB": 1 << 24,
-}
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
-
-
-def calls(operation: str, tensor: torch.Tensor, size: int, comm: Any) -> dict[str, Callable[[], object]]:
-    """One call of each contender, on tensors of their own."""
-    import unicomm
-
-    big = torch.empty(tensor.numel() * size, dtype=tensor.dtype)
-    add = unicomm.ReduceOp.SUM
-    a, b, big_a, big_b = tensor.clone(), tensor.clone(), big.zero_(), big.clone()
-    table: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "all_reduce": (lambda: comm.all_reduce(a, add, False), lambda: dist.all_reduce(b)),
-        "all_gather": (
-            lambda: comm.all_gather_single(big_a, a, False),
-            lambda: dist.all_gather_into_tensor(big_b, b),
-        ),
-        "reduce_scatter": (
-            lambda: comm.reduce_scatter_single(a, big_a, add, False),
-            lambda: dist.reduce_scatter_tensor(b, big_b),
-        ),
-        "all_to_all": (
-            lambda: comm.all_to_all_single(big_a, big_a.clone(), False),
-            lambda: dist.all_to_all_single(big_b, big_b.clone()),
-        ),
-        "broadcast": (lambda: comm.broadcast(a, 0, False), lambda: dist.broadcast(b, 0)),
-        "barrier": (lambda: comm.barrier(False), dist.barrier),
-    }
-    mine, theirs = table[operation]
-    return {"unicomm shm": mine, "gloo": theirs}
+HERE = Path(__file__).parent
+OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "ping_pong"),
+)
+SIZES = {"8 B": 8, "1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
+MORE_SIZES = {"16 KiB": 1 << 14, "256 KiB": 1 << 18, "4 MiB": 1 << 22, "128 MiB": 1 << 27}
+OURS = "unicomm"
+console = Console(width=None if sys.stdout.isatty() else 130)
 
 
-def check(comm: Any, rank: int, size: int) -> None:
-    import unicomm
+class Group:
+    """The processes of a group of ranks, which hold one contender or several."""
 
-    for n in (2, 300, 300_000):
-        x = torch.arange(n, dtype=torch.float32) + rank
-        expected = torch.arange(n, dtype=torch.float32) * size + sum(range(size))
-        comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
-        if not torch.equal(x, expected):
-            raise SystemExit(f"rank {rank}: wrong sum of {n} elements")
+    def __init__(self, name: str, command: list[str], ranks: int, env: dict[str, str], folder: str) -> None:
+        self.name = name
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = f"{folder}/{name.replace(' ', '-')}"
+        self._listener.bind(path)
+        self._listener.listen(ranks)
+        self._listener.settimeout(60)
+        self._output = open(f"{path}.log", "w+")  # noqa: SIM115 (closed by end)
+        self._process = subprocess.Popen(
+            [*command, str(HERE / "cpu_rank.py"), name],
+            env=os.environ | env | {"BENCH_SOCKET": path, "OMP_NUM_THREADS": "1"},
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        self._links: list[Any] = []
+        self.contenders: list[str] = []
+        try:
+            for _ in range(ranks):
+                link, _ = self._listener.accept()
+                link.settimeout(120)
+                self._links.append(link.makefile("rw"))
+                self.contenders = json.loads(self._links[-1].readline())["contenders"]
+        except BaseException:
+            self.end()
+            raise
+
+    def tell(self, **command: Any) -> list[dict[str, Any]]:
+        for link in self._links:
+            link.write(json.dumps(command) + "\n")
+            link.flush()
+        if command["do"] == "end":
+            return []
+        return [json.loads(link.readline()) for link in self._links]
+
+    def log(self) -> str:
+        self._output.seek(0)
+        return self._output.read()[-2000:]
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.tell(do="end")
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.close()
+        self._output.close()
 
 
-def time_of(call: Callable[[], object], times: int) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    mine = torch.tensor([(time.perf_counter() - start) / times])
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
-    return float(mine)
+@contextlib.contextmanager
+def groups(ranks: int) -> Iterator[list[Group]]:
+    """All contenders, started; those that do not start are named and left out."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    libraries, missing = find()
+    for line in missing:
+        console.print(f"without {line}", style="dim", highlight=False)
+    started: list[Group] = []
+    with tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder:
+        try:
+            started.append(Group("torch", torchrun, ranks, {}, folder))
+            for library in libraries:
+                command = [*library.command, "-n", str(ranks), sys.executable]
+                try:
+                    started.append(Group(library.name, command, ranks, library.environment, folder))
+                except (OSError, ValueError) as error:
+                    console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
+            yield started
+        finally:
+            for group in started:
+                group.end()
 
 
-def rank_main(options: argparse.Namespace) -> None:
-    import unicomm
+def measure(started: list[Group], case: dict[str, Any], repetitions: int) -> dict[str, list[float]]:
+    """Seconds of one call of each contender that can, repetition by repetition."""
+    samples: dict[str, list[float]] = {}
+    times: dict[str, int] = {}
+    able: list[tuple[Group, str]] = []
+    for group in started:
+        for contender in group.contenders:
+            if group.tell(do="prepare", contender=contender, **case)[0]["able"]:
+                able.append((group, contender))
+                probe = max(said["seconds"] for said in group.tell(do="time", times=3))
+                times[contender] = max(3, min(2000, int(0.04 / probe)))
+                samples[contender] = []
+    for _ in range(repetitions):
+        for group, contender in able:
+            if len(group.contenders) > 1:
+                group.tell(do="prepare", contender=contender, **case)
+            said = group.tell(do="time", times=times[contender])
+            samples[contender].append(max(rank["seconds"] for rank in said))
+    return samples
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    comm = unicomm.new_comm("shm", "cpu", name="bench")
-    check(comm, rank, size)
-    rows = []
-    for operation in options.operations:
-        for label, nbytes in SIZES.items():
-            if operation == "barrier" and nbytes > 8:
-                continue
-            contenders = calls(operation, torch.ones(max(1, nbytes // 4)), size, comm)
-            probe = {name: time_of(call, 3) for name, call in contenders.items()}
-            times = {name: max(3, min(2000, int(0.05 / t))) for name, t in probe.items()}
-            samples: dict[str, list[float]] = {name: [] for name in contenders}
-            for _ in range(options.repetitions):
-                for name, call in contenders.items():
-                    samples[name].append(time_of(call, times[name]))
-            ratios = [g / u for u, g in zip(samples["unicomm shm"], samples["gloo"], strict=True)]
-            row = {
-                "operation": operation,
-                "size": label,
-                "bytes": nbytes,
-                **{name: statistics.median(v) for name, v in samples.items()},
-                "ratio": statistics.median(ratios),
-            }
-            rows.append(row)
-            if rank == 0:
-                print(json.dumps(row), flush=True)
-    comm.finalize()
-    dist.destroy_process_group()
-    if rank == 0:
-        Path(options.result).write_text(json.dumps({"ranks": size, "rows": rows}))
+
+def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    peers = [name for name in samples if not name.startswith(OURS)]
+    best = min(peers, key=lambda name: medians[name])
+    ratios = [min(samples[p][i] for p in peers) / ours for i, ours in enumerate(samples[OURS])]
+    return {**case, "ranks": ranks, "size": size, "seconds": medians, "best_peer": best,
+            "best_peer_over_unicomm": statistics.median(ratios)}  # fmt: skip
+
+
+def floor() -> dict[str, Any] | None:
+    """Microseconds of benchmarks/floor.cpp, or None without a compiler or an x86-64 processor."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "floor")
+        command = [compiler, "-O2", "-std=c++20", "-pthread", str(HERE / "floor.cpp"), "-o", str(program)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return None
+        figures: dict[str, Any] = json.loads(
+            subprocess.run([program], capture_output=True, check=True).stdout
+        )
+        return figures
+
+
+def show(rows: list[dict[str, Any]], ranks: int) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
+    table = Table(title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds")
+    table.add_column("operation")
+    table.add_column("size", justify="right")
+    for name in [*names, "best peer / unicomm"]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row['seconds'][n] * 1e6:,.1f}" if n in row["seconds"] else "-" for n in names]
+        what = row["operation"] + ("" if row["dtype"] == "float32" else f" {row['dtype']}")
+        ratio = row["best_peer_over_unicomm"]
+        colour = "green" if ratio >= 1 else "red"
+        table.add_row(what, row["size"], *cells, f"[{colour}]{ratio:.2f} x[/]")
+    console.print(table)
+
+
+def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """One picture for each operation and number of ranks: time over size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    written = []
+    keys = dict.fromkeys(
+        (r["ranks"], r["operation"], r["dtype"]) for r in rows if r["operation"] != "barrier"
+    )
+    for ranks, operation, dtype in keys:
+        mine = [r for r in rows if (r["ranks"], r["operation"], r["dtype"]) == (ranks, operation, dtype)]
+        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+        for name in dict.fromkeys(n for r in mine for n in r["seconds"]):
+            points = [(r["bytes"], r["seconds"][name] * 1e6) for r in mine if name in r["seconds"]]
+            axes.loglog(*zip(*points, strict=True), marker="o", label=name, lw=2.5 if name == OURS else 1)
+        axes.set(xlabel="bytes of a rank", ylabel="microseconds", title=f"{operation} {dtype}, {ranks} ranks")
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend()
+        path = folder / f"{operation}-{dtype}-{ranks}.png"
+        figure.savefig(path, dpi=120)
+        pyplot.close(figure)
+        written.append(path)
+    return written
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=None, help="default: 2; with --full 2 4 8")
     parser.add_argument("--repetitions", type=int, default=7, help="turns of each contender (default: 7)")
     parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
+    parser.add_argument("--sizes", type=int, nargs="+", help="bytes of a rank; default: 8 B to 16 MiB")
+    parser.add_argument("--full", action="store_true", help="all sizes to 128 MiB and all element types")
     parser.add_argument("--json", type=Path, help="also write the figures there")
-    parser.add_argument("--result", help=argparse.SUPPRESS)
+    parser.add_argument("--plots", type=Path, help="folder for pictures (needs matplotlib)")
     options = parser.parse_args()
-    if "RANK" in os.environ:
-        rank_main(options)
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Table
-
-    with tempfile.TemporaryDirectory() as temp:
-        result = Path(temp, "result.json")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={options.ranks}", __file__, "--result", str(result)]
-        command += ["--repetitions", str(options.repetitions), "--operations", *options.operations]
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        with (
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process,
-            Progress(*columns, transient=True) as progress,
-        ):
-            task = progress.add_task("starting")
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("{"):
-                    row = json.loads(line)
-                    progress.update(task, description=f"{row['operation']} {row['size']}")
-        if process.returncode:
-            raise SystemExit(process.returncode)
-        figures = json.loads(result.read_text())
+    sizes = dict(sorted((SIZES | (MORE_SIZES if options.full else {})).items(), key=lambda item: item[1]))
+    if options.sizes:
+        sizes = {next((k for k, v in sizes.items() if v == n), f"{n} B"): n for n in options.sizes}
+    cases = []
+    for operation in options.operations:
+        types = ["float32", "bfloat16", "float16", "int32"] if operation == "all_reduce" else ["float32"]
+        if not options.full:
+            types = types[:2]
+        for dtype in types:
+            for label, n in sizes.items():
+                if operation != "barrier" or n == min(sizes.values()):
+                    cases.append(({"operation": operation, "dtype": dtype, "bytes": n}, label))
+    at = floor()
+    if at:
+        console.print(f"floor: a flag there and back {at['flag']:.2f} us", highlight=False)
+        for n, what in at.items():
+            if n != "flag":
+                console.print(
+                    f"floor: {int(n):,} bytes: copied on both cores {what['copy']:.1f} us, exchanged"
+                    f" {what['exchange']:.1f}, with streaming stores {what['streamed']:.1f}",
+                    highlight=False,
+                )
+    rows: list[dict[str, Any]] = []
+    for ranks in options.ranks or ([2, 4, 8] if options.full else [2]):
+        with groups(ranks) as started:
+            columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+            with Progress(*columns, transient=True, console=console) as progress:
+                task = progress.add_task("", total=len(cases))
+                for case, label in cases:
+                    what = f"{ranks} ranks, {case['operation']} {case['dtype']} {label}"
+                    progress.update(task, description=what)
+                    rows.append(row_of(case, ranks, label, measure(started, case, options.repetitions)))
+                    progress.advance(task)
+        show([row for row in rows if row["ranks"] == ranks], ranks)
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
-    table = Table(title=f"{options.ranks} ranks on {os.cpu_count()} cores, medians in microseconds")
-    for heading in ("operation", "size", "unicomm shm", "gloo", "gloo / unicomm"):
-        table.add_column(heading, justify="left" if heading == "operation" else "right")
-    for row in figures["rows"]:
-        table.add_row(
-            row["operation"],
-            row["size"],
-            f"{row['unicomm shm'] * 1e6:,.1f}",
-            f"{row['gloo'] * 1e6:,.1f}",
-            f"{row['ratio']:.1f} x",
-        )
-    Console().print(table)
+        options.json.write_text(json.dumps({"floor": at, "rows": rows}, indent=1))
+    if options.plots:
+        options.plots.mkdir(parents=True, exist_ok=True)
+        for path in plot(rows, options.plots):
+            console.print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -56,9 +56,8 @@ def cell(text):
     return "no (torch)" if text.startswith(("NotImplementedError", "ValueError", "RuntimeError")) else "no"
 
 
-def column(contender):
+def column(said):
     """Feature -> cell, of all ranks together."""
-    said, _ = results(contender)
     every = {name: [rank["results"][name] for rank in said] for name in said[0]["results"]}
     return {name: cell(next((text for text in texts if text != "ok"), "ok")) for name, texts in every.items()}
 
@@ -90,7 +89,7 @@ def main():
     columns = {}
     for contender in CONTENDERS:
         print(f"running: {contender}", file=sys.stderr, flush=True)
-        columns[contender] = column(contender)
+        columns[contender] = column(results(contender)[0])
     made = page(columns)
     if options.write:
         PAGE.write_text(made)

@@ -1,0 +1,196 @@
+"""One rank of cpu_collectives.py: does what the driver says over a socket, and sleeps in between.
+
+A group of ranks holds one or several contenders. A command is a line of JSON:
+    {"do": "prepare", "contender", "operation", "dtype", "bytes"}   makes the tensors, checks one result
+    {"do": "time", "times"}                                         seconds of one call, on this rank
+    {"do": "end"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+DTYPES = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "int32")}
+
+
+class Tensors:
+    """What an operation works on. `own` has the given bytes; `whole` has that of all ranks."""
+
+    def __init__(self, operation: str, dtype: torch.dtype, nbytes: int, size: int) -> None:
+        count = max(1, nbytes // dtype.itemsize)
+        self.own = torch.ones(count, dtype=dtype)
+        many = operation in ("all_gather", "reduce_scatter", "all_to_all")
+        self.whole = torch.ones(count * size if many else 1, dtype=dtype)
+        self.other = torch.ones(count * size if operation == "all_to_all" else 1, dtype=dtype)
+
+    def check(self, operation: str, rank: int, size: int, run: Call) -> None:
+        """One call whose result is known."""
+        self.own.fill_(rank + 1)
+        self.whole.fill_(rank + 1)
+        self.other.fill_(rank + 1)
+        run()
+        total = size * (size + 1) // 2
+        everyone = torch.arange(1, size + 1, dtype=self.own.dtype)
+        good = {
+            "all_reduce": lambda: bool((self.own == total).all()),
+            "all_gather": lambda: torch.equal(self.whole, everyone.repeat_interleave(self.own.numel())),
+            "reduce_scatter": lambda: bool((self.own == total).all()),
+            "all_to_all": lambda: torch.equal(self.whole, everyone.repeat_interleave(self.own.numel())),
+            "broadcast": lambda: bool((self.own == 1).all()),
+        }.get(operation, lambda: True)
+        if not good():
+            raise SystemExit(f"rank {rank}: wrong result of {operation}")
+        for tensor in (self.own, self.whole, self.other):
+            tensor.zero_()
+
+
+def communicator(comm: Any) -> Callable[[str, Tensors], Call | None]:
+    """unicomm's own interface."""
+    import unicomm
+
+    add, me, size = unicomm.ReduceOp.SUM, comm.get_rank(), comm.get_size()
+
+    def ping_pong(t: Tensors) -> None:
+        if me == 0:
+            comm.send(t.own, 1, False)
+            comm.recv(t.own, 1, False)
+        elif me == 1:
+            comm.recv(t.own, 0, False)
+            comm.send(t.own, 0, False)
+
+    return lambda operation, t: (
+        {
+            "all_reduce": lambda: comm.all_reduce(t.own, add, False),
+            "all_gather": lambda: comm.all_gather_single(t.whole, t.own, False),
+            "reduce_scatter": lambda: comm.reduce_scatter_single(t.own, t.whole, add, False),
+            "all_to_all": lambda: comm.all_to_all_single(t.whole, t.other, False),
+            "broadcast": lambda: comm.broadcast(t.own, 0, False),
+            "barrier": lambda: comm.barrier(False),
+            "ping_pong": lambda: ping_pong(t),
+        }[operation]
+        if size > 1 or operation != "ping_pong"
+        else None
+    )
+
+
+def process_group(group: Any) -> Callable[[str, Tensors], Call | None]:
+    """torch.distributed, on whatever group."""
+    import torch.distributed as dist
+
+    me = dist.get_rank(group)
+
+    def ping_pong(t: Tensors) -> None:
+        if me == 0:
+            dist.send(t.own, 1, group)
+            dist.recv(t.own, 1, group)
+        elif me == 1:
+            dist.recv(t.own, 0, group)
+            dist.send(t.own, 0, group)
+
+    return lambda operation, t: {
+        "all_reduce": lambda: dist.all_reduce(t.own, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(t.whole, t.own, group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(t.own, t.whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(t.whole, t.other, group=group),
+        "broadcast": lambda: dist.broadcast(t.own, 0, group),
+        "barrier": lambda: dist.barrier(group),
+        "ping_pong": lambda: ping_pong(t),
+    }[operation]
+
+
+def mpi(comm: Any) -> Callable[[str, Tensors], Call | None]:
+    """mpi4py, given torch's tensors."""
+    from mpi4py import MPI
+
+    me = comm.rank
+
+    def ping_pong(t: Tensors) -> None:
+        if me == 0:
+            comm.Send(t.own, 1)
+            comm.Recv(t.own, 1)
+        elif me == 1:
+            comm.Recv(t.own, 0)
+            comm.Send(t.own, 0)
+
+    def call(operation: str, t: Tensors) -> Call | None:
+        if t.own.dtype in (torch.bfloat16, torch.float16):
+            return None  # MPI has no such types
+        return {
+            "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE, t.own),
+            "all_gather": lambda: comm.Allgather(t.own, t.whole),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(t.whole, t.own),
+            "all_to_all": lambda: comm.Alltoall(t.other, t.whole),
+            "broadcast": lambda: comm.Bcast(t.own, 0),
+            "barrier": comm.Barrier,
+            "ping_pong": lambda: ping_pong(t),
+        }[operation]
+
+    return call
+
+
+def contenders(group: str) -> tuple[int, int, dict[str, Callable[[str, Tensors], Call | None]]]:
+    if group != "torch":
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        return comm.rank, comm.size, {group: mpi(comm)}
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    ours = dist.new_group(backend="unicomm")
+    table = {
+        "unicomm": communicator(ours.get_comm()),
+        "unicomm, torch.distributed": process_group(ours),
+        "Gloo": process_group(dist.group.WORLD),
+    }
+    return dist.get_rank(), dist.get_world_size(), table
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    group = sys.argv[1]
+    rank, size, table = contenders(group)
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.connect(os.environ["BENCH_SOCKET"])
+    stream = link.makefile("rw")
+
+    def say(**what: Any) -> None:
+        stream.write(json.dumps(what) + "\n")
+        stream.flush()
+
+    say(group=group, rank=rank, size=size, contenders=list(table))
+    run: Call | None = None
+    barrier: Call = lambda: None  # noqa: E731
+    for line in stream:
+        command = json.loads(line)
+        if command["do"] == "end":
+            break
+        if command["do"] == "prepare":
+            make = table[command["contender"]]
+            tensors = Tensors(command["operation"], DTYPES[command["dtype"]], command["bytes"], size)
+            run = make(command["operation"], tensors)
+            barrier = make("barrier", Tensors("barrier", torch.float32, 4, size)) or barrier
+            if run is not None:
+                tensors.check(command["operation"], rank, size, run)
+            say(able=run is not None)
+        else:
+            assert run is not None
+            barrier()
+            began = time.perf_counter()
+            for _ in range(command["times"]):
+                run()
+            say(seconds=(time.perf_counter() - began) / command["times"])
+    os._exit(0)  # some MPIs wait for others in their exit handlers
+
+
+if __name__ == "__main__":
+    main()
