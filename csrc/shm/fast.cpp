@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "core/torch_options.hpp"
 #include "recorder/recorder.hpp"
@@ -28,6 +29,7 @@ class FastPath {
           g_(*nb::inst_ptr<Group>(group_)),
           r_(*nb::inst_ptr<Recorder>(recorder_)),
           comm_(comm),
+          pairs_(2 * size_t(g_.world())),
           timeout(timeout) {
         nb::module_ torch = nb::module_::import_("torch");
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
@@ -96,7 +98,80 @@ class FastPath {
         return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel);
     }
 
+    nb::object all_to_all_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
+                                 nb::handle timeout_arg) {
+        Tensor out, in;
+        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (in.dtype != out.dtype || in.numel != out.numel || in.numel % g_.world() || overlap(in, out))
+            return no();
+        return run(OpCode::kAllToAllSingle, Red::kNone, -1, in, out, in.numel);
+    }
+
+    nb::object send(nb::handle tensor, nb::handle dst, nb::handle async_op, nb::handle hints,
+                    nb::handle timeout_arg) {
+        return message(true, tensor, dst, async_op, hints, timeout_arg);
+    }
+
+    nb::object recv(nb::handle tensor, nb::handle src, nb::handle async_op, nb::handle hints,
+                    nb::handle timeout_arg) {
+        return message(false, tensor, src, async_op, hints, timeout_arg);
+    }
+
+    // Messages are numbered for each peer and direction, here for the general path too.
+    uint64_t pair_seq(int peer, bool send) { return pairs_[2 * size_t(peer) + send]; }
+    uint64_t next_pair_seq(int peer, bool send) { return ++pairs_[2 * size_t(peer) + send]; }
+
   private:
+    nb::object message(bool send, nb::handle tensor, nb::handle peer_arg, nb::handle async_op,
+                       nb::handle hints, nb::handle timeout_arg) {
+        Tensor t;
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(peer_arg.ptr()))
+            return no();
+        long peer = PyLong_AsLong(peer_arg.ptr());
+        if (peer == -1 && PyErr_Occurred()) PyErr_Clear();
+        if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
+        std::unique_lock running(g_.running(), std::try_to_lock);
+        if (!running || blocks_.load() != 0) return no();
+        uint64_t deadline = shm::deadline_after(timeout);
+        OpCode code = send ? OpCode::kSend : OpCode::kRecv;
+        ring::NewRecord n = record_of(code, next_pair_seq(int(peer), send), int(peer));
+        n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
+        n.n_in = send;
+        n.n_out = !send;
+        if (send) {
+            describe(t, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
+        } else {
+            describe(t, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        }
+        uint64_t record = r_.writer.begin(n);
+        Fault fault;
+        {
+            nb::gil_scoped_release release;
+            fault = g_.exchange({{send, int(peer), shm::piece_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
+        }
+        return finished(record, n.seq, fault);
+    }
+
+    ring::NewRecord record_of(OpCode code, uint64_t seq, int peer) {
+        ring::NewRecord n;
+        n.seq = seq;
+        n.op_id = next_op_id();
+        n.comm = comm_;
+        n.op = static_cast<uint16_t>(code);
+        n.peer = peer;
+        n.timeout_ms = static_cast<uint32_t>(std::min(timeout * 1000, 4294967295.0));
+        n.frame = r_.caller_frame();
+        n.start_now = true;
+        return n;
+    }
+
+    nb::object finished(uint64_t record, uint64_t seq, const Fault& fault) {
+        auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
+        r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
+        if (fault) return nb::make_tuple(seq, fault_tuple(fault));
+        return nb::int_(seq);
+    }
+
     static nb::object no() { return nb::borrow(Py_False); }
 
     bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
@@ -162,16 +237,8 @@ class FastPath {
         op.count = static_cast<uint64_t>(count);
         op.deadline_ns = shm::deadline_after(timeout);
 
-        ring::NewRecord n;
-        n.seq = next_seq();
-        n.op_id = next_op_id();
-        n.comm = comm_;
-        n.op = static_cast<uint16_t>(code);
+        ring::NewRecord n = record_of(code, next_seq(), root);
         n.red = static_cast<uint8_t>(red);
-        n.peer = root;
-        n.timeout_ms = static_cast<uint32_t>(std::min(timeout * 1000, 4294967295.0));
-        n.frame = r_.caller_frame();
-        n.start_now = true;
         bool tensors = code != OpCode::kBarrier;
         n.n_in = n.n_out = tensors;
         if (tensors) {
@@ -187,10 +254,7 @@ class FastPath {
             nb::gil_scoped_release release;
             fault = perform(op, in, out, count, tensors);
         }
-        auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
-        r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
-        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
-        return nb::int_(n.seq);
+        return finished(record, n.seq, fault);
     }
 
     Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
@@ -211,7 +275,8 @@ class FastPath {
     Group& g_;
     Recorder& r_;
     uint16_t comm_;
-    uint64_t seq_ = 0;  // guarded by the GIL
+    uint64_t seq_ = 0;             // guarded by the GIL
+    std::vector<uint64_t> pairs_;  // too
     std::atomic<int> blocks_{0};
     nb::object op_, reduce_op_type_;
     nb::str is_neg_{"is_neg"};
@@ -241,6 +306,14 @@ void bind_fast(nb::module_& m) {
         .def("barrier", &FastPath::barrier, nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("all_gather_single", &FastPath::all_gather_single, nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_to_all_single", &FastPath::all_to_all_single, nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("send", &FastPath::send, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none())
+        .def("recv", &FastPath::recv, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none())
+        .def("pair_seq", &FastPath::pair_seq)
+        .def("next_pair_seq", &FastPath::next_pair_seq)
         .def("reduce_scatter_single", &FastPath::reduce_scatter_single, nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none());
 }

@@ -181,6 +181,9 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self, output: Tensor, input: Tensor, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """The j-th of n equal parts of rank i's `input` becomes the i-th part of rank j's `output`."""
+        done = self._engine.fast.all_to_all_single(output, input, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("all_to_all_single", done)
         return self._engine.collective("all_to_all_single", (output, input), async_op, hints, timeout)
 
     def all_to_all_v_single(
@@ -270,12 +273,18 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self, tensor: Tensor, dst: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
+        done = self._engine.fast.send(tensor, dst, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("send", done)
         return self._engine.messages([("send", tensor, dst)], async_op, hints, timeout)
 
     def recv(
         self, tensor: Tensor, src: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
+        done = self._engine.fast.recv(tensor, src, async_op, hints, timeout)
+        if done is not False:
+            return self._engine.after_fast("recv", done)
         return self._engine.messages([("recv", tensor, src)], async_op, hints, timeout)
 
     def batch_op_create(self) -> BatchSendRecv:

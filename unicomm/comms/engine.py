@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from . import completion
+from . import completion, profiling
 from .call import Call, Message, OpArgs
 from .check import Checker
 from .errors import (
@@ -68,16 +68,24 @@ class NoFastPath:
     False when the call is not for them, before anything happened; the sequence number when it is done; else
     that and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
     arguments, a list of tensors and torch's options. A fast path that is blocked answers False. It
-    numbers the collectives for the general path too.
+    numbers collectives and messages for the general path too.
     """
 
     def __init__(self) -> None:
         self.seq = 0
         self.timeout = 0.0
+        self._pairs: dict[tuple[int, bool], int] = {}
 
     def next_seq(self) -> int:
         self.seq += 1
         return self.seq
+
+    def pair_seq(self, peer: int, send: bool) -> int:
+        return self._pairs.get((peer, send), 0)
+
+    def next_pair_seq(self, peer: int, send: bool) -> int:
+        self._pairs[peer, send] = seq = self.pair_seq(peer, send) + 1
+        return seq
 
     def block(self) -> None:
         pass
@@ -88,6 +96,7 @@ class NoFastPath:
     def _never(self, *_: object) -> bool:
         return False
 
+    send = recv = all_to_all_single = _never
     all_reduce = all_reduce_with = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
 
 
@@ -116,8 +125,8 @@ class Engine:
         self._recorder_index = member.recorder_index
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
-        self._pair_seq: dict[tuple[int, bool], int] = {}
         self.lane: Lane | None = None
+        profiling.register(self)
 
     @contextlib.contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -275,10 +284,11 @@ class Engine:
                 call.start_clock()
                 completion.run(self.group, call)
 
+            job = run if profiling.session is None else profiling.collective(self, call, pending, run)
             if pending:
-                self.submit(work, lambda: self._execute(run, call.name, call.seq, [record], True, args))
+                self.submit(work, lambda: self._execute(job, call.name, call.seq, [record], True, args))
             else:
-                self._execute(run, call.name, call.seq, [record], False, args)
+                self._execute(job, call.name, call.seq, [record], False, args)
         if pending and not call.async_op:
             work.wait()
         if args is not None:
@@ -315,9 +325,10 @@ class Engine:
                 args = self._message_args(name, op_id, messages, bool(async_op), limit)
                 self.hooks.before(args)
             pending = bool(async_op) or self.worker.busy
-            records, seq = [], 0
+            records, seqs, seq = [], [], 0
             for message in messages:
                 seq = self._next_of_pair(message)
+                seqs.append(seq)
                 flags = (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
                 records.append(self._record_message(message, seq, op_id, flags, limit, not pending))
             work = Work(name, seq, pending)
@@ -325,10 +336,14 @@ class Engine:
             def run() -> None:
                 completion.exchange(self.group, messages, limit)
 
+            job = run
+            if profiling.session is not None:
+                numbered = list(zip(messages, seqs, strict=True))
+                job = profiling.messages(self, numbered, pending, bool(async_op), run)
             if pending:
-                self.submit(work, lambda: self._execute(run, name, seq, records, True, args))
+                self.submit(work, lambda: self._execute(job, name, seq, records, True, args))
             else:
-                self._execute(run, name, seq, records, False, args)
+                self._execute(job, name, seq, records, False, args)
         if pending and not async_op:
             work.wait()
         if args is not None:
@@ -373,13 +388,14 @@ class Engine:
             # Which message of a pair it will be is not known before it is there.
             seq = 0 if message.peer == ANY_RANK else self._next_of_pair(message)
             record = self._record_message(message, seq, op_id, _ASYNC, limit, False)
+            span = None if profiling.session is None else profiling.message(self, message, seq)
             deadline = time.monotonic() + limit
             while True:
                 lane = self.lane
                 if lane is None or not lane.open:
                     lane = self.lane = Lane(self)
                 work = LaneWork(kind, seq, lane, self.worker)
-                if lane.post(Posted(message, work, record, args, deadline)):
+                if lane.post(Posted(message, work, record, args, deadline, span)):
                     break
             if self.worker.busy:  # with what has to run before
                 lane.hand_over()
@@ -390,6 +406,8 @@ class Engine:
     def started(self, posted: Posted) -> None:
         """Called by the lane when a message sets out."""
         self._recorder.start(posted.record)
+        if posted.span is not None:
+            posted.span.start()
         posted.work._start()
 
     def finished(self, posted: Posted, error: BaseException | None) -> None:
@@ -401,13 +419,13 @@ class Engine:
             self._recorder.finish(posted.record, _COMPLETED, 0)
         else:
             self._failed(error, work.name, work.seq, [posted.record])
+        if posted.span is not None:
+            posted.span.finish(error, work.peer)
         if posted.args is not None:
             self.hooks.finished(posted.args, error)
 
     def _next_of_pair(self, message: Message) -> int:
-        key = (message.peer, message.send)
-        seq = self._pair_seq[key] = self._pair_seq.get(key, 0) + 1
-        return seq
+        return int(self.fast.next_pair_seq(message.peer, message.send))
 
     def _record_message(
         self, message: Message, seq: int, op_id: int, flags: int, limit: float, start: bool
@@ -446,7 +464,7 @@ class Engine:
         return OpArgs(
             name,
             op_id,
-            self._pair_seq.get((peer, bool(sent)), 0) + 1 if name != "batch" else 0,
+            self.fast.pair_seq(peer, bool(sent)) + 1 if name != "batch" and peer >= 0 else 0,
             sent if name != "batch" else (),
             received if name != "batch" else (),
             peer=peer,

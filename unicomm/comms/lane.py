@@ -12,7 +12,8 @@ millisecond.
 
 from __future__ import annotations
 
-import queue
+import collections
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from . import completion
 from .call import Message, OpArgs
 from .errors import CommError, NotReadyError
 from .options import seconds
+from .profiling import Span
 from .work import Work, Worker
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Posted:
     record: int
     args: OpArgs | None
     deadline: float
+    span: Span | None = None
 
 
 class Lane:
@@ -231,28 +234,61 @@ class Lane:
 
 
 class _Watcher:
-    """A thread that hands over the lanes that nobody waits for."""
+    """A thread that hands over the lanes that nobody waits for.
+
+    While there are messages now and then it looks once a millisecond, so that whoever posts one has no
+    thread to wake up; after some time without any it sleeps.
+    """
+
+    PATIENCE = 50  # looks without a lane before it sleeps
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        self._lanes: collections.deque[Lane] = collections.deque()
         self._thread: threading.Thread | None = None
+        self._asleep = True
+        self._wake = threading.Event()
 
     def watch(self, lane: Lane) -> None:
-        if self._thread is None or not self._thread.is_alive():  # also in a forked child
-            self._queue = queue.SimpleQueue()
+        self._lanes.append(lane)
+        if self._asleep:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
             self._thread.start()
-        self._queue.put(lane)
+        self._wake.set()
 
     def _loop(self) -> None:
-        lanes = self._queue
+        idle = 0
         while True:
-            lane = lanes.get()
-            while lane.idle and (left := lane.touched + Lane.GRACE - time.monotonic()) > 0:
-                time.sleep(left)
-            if lane.idle:
-                lane.hand_over()
-            del lane
+            if idle > self.PATIENCE:
+                self._wake.clear()
+                self._asleep = True
+                if not self._lanes:  # else one came before it could see that it has to wake this thread
+                    self._wake.wait()
+                idle = 0
+            self._asleep = False
+            time.sleep(Lane.GRACE)
+            idle = 0 if self._lanes else idle + 1
+            now = time.monotonic()
+            for _ in range(len(self._lanes)):
+                lane = self._lanes.popleft()
+                if not lane.idle:
+                    continue  # whoever leaves it with messages in it has it watched again
+                if now - lane.touched < Lane.GRACE:
+                    self._lanes.append(lane)
+                else:
+                    lane.hand_over()
+            lane = None  # type: ignore[assignment]
 
 
 _watcher = _Watcher()
+
+
+def _forget_after_fork() -> None:
+    global _watcher
+    _watcher = _Watcher()  # the parent's thread is not here, nor are its lanes
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,417 @@
+"""Operations as events of torch.profiler, and as a table in its trace.
+
+While a profiler runs, the native fast paths are blocked, so that each operation takes the general path,
+where it gives an event `unicomm::<operation>` and a row of a table. When none runs, nothing of this is
+called: the fast path is not touched, and the general path compares one variable with None.
+
+The event spans a synchronous operation. Of an asynchronous one it stands where it was issued, since torch
+records only the threads in which the profiler was started; its row says when it ran. torch writes an event's
+arguments into the trace with `record_shapes=True` only; the table is always there, under the key `unicomm`
+of the trace, and its k-th row that was recorded in a thread belongs to that thread's k-th event `unicomm::*`.
+
+torch 2.11 to 2.13 call `torch.autograd.profiler._run_on_profiler_start` before a recording and
+`_disable_profiler` at its end, both through the module's namespace, which is where this hooks in. Where a
+torch has them no longer, `supported` is False and there are no events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import torch
+import torch.autograd.profiler as torch_profiler
+from torch._C._autograd import _add_metadata_json, _profiler_enabled
+from torch._C._profiler import _RecordFunctionFast
+
+from unicomm.flight_recorder.ranks import format_ranks
+
+from .dtypes import NAMES, code_of
+
+if TYPE_CHECKING:
+    from .call import Call, Message
+    from .engine import Engine
+
+VERSION = 1
+KEY = "unicomm"  # of the table in a trace
+COLUMNS = (
+    "op",
+    "seq_num",
+    "group",
+    "thread",
+    "traced",
+    "issued_ns",
+    "started_ns",
+    "completed_ns",
+    "state",
+    "is_async",
+    "in_elements",
+    "out_elements",
+    "dtype",
+    "root",
+    "peer",
+    "bytes",
+    "in_splits",
+    "out_splits",
+    "batch",
+)
+_TRACED, _STARTED, _COMPLETED, _STATE, _PEER = (
+    COLUMNS.index(c) for c in ("traced", "started_ns", "completed_ns", "state", "peer")
+)
+CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
+MOST_ROWS = 2_000_000  # of one recording; later operations are counted only
+_KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
+
+supported = hasattr(torch_profiler, "_run_on_profiler_start") and hasattr(torch_profiler, "_disable_profiler")
+
+# Everything a JSON string can hold as it is: kineto turns backslashes of metadata into slashes.
+_PLAIN = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
+
+
+def plain(text: str) -> str:
+    """Printable ASCII without quotes, backslashes and percent signs, which are written as %XX of UTF-8."""
+    return quote(text, safe=_PLAIN)
+
+
+class Span:
+    """One operation of a recording, from its issue to its end."""
+
+    __slots__ = ("_event", "name", "row")
+
+    def __init__(self, name: str, row: list[Any]) -> None:
+        self.name = name
+        self.row = row
+        self._event: Any = None
+
+    def enter(self, event: Any) -> None:
+        """`event` is None where torch does not record the thread."""
+        if event is not None:
+            self._event = event
+            self.row[_TRACED] = 1
+            event.__enter__()
+
+    def enter_run(self) -> None:
+        """In the worker: shows when torch records all threads."""
+        self._event = _RecordFunctionFast(f"{self.name} (run)")
+        self._event.__enter__()
+
+    def leave(self) -> None:
+        if self._event is not None:
+            self._event.__exit__(None, None, None)
+            self._event = None
+
+    def start(self) -> None:
+        self.row[_STARTED] = time.time_ns()
+        self.row[_STATE] = STARTED
+
+    def finish(self, error: BaseException | None, peer: int = -1) -> None:
+        row = self.row
+        row[_COMPLETED] = time.time_ns()
+        row[_STATE] = COMPLETED if error is None else FAILED
+        if peer >= 0:
+            row[_PEER] = peer
+
+
+class Session:
+    """What happens during one recording of the profiler."""
+
+    def __init__(self) -> None:
+        self.started_ns = time.time_ns()
+        self.stopped_ns = 0
+        self.rows: list[list[Any]] = []
+        self.dropped = 0
+        self.groups: list[dict[str, Any]] = []
+        self._facts: weakref.WeakKeyDictionary[Engine, tuple[int, dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._batch = 0
+        self._adding = threading.Lock()
+        self.table: dict[str, Any] = {}
+
+    def _of(self, engine: Engine) -> tuple[int, dict[str, Any]]:
+        """The communicator's number in this recording, and the arguments that all its events have."""
+        found = self._facts.get(engine)
+        if found is not None:
+            return found
+        with self._adding:
+            member = engine.member
+            name, desc = _torch_names(engine)
+            group = {
+                "uid": plain(member.uid),
+                "name": plain(member.name),
+                "group_name": plain(name),
+                "description": plain(desc),
+                "backend": plain(member.backend.name),
+                "ranks": format_ranks(member.labels),
+                "rank": member.rank,
+                "size": member.size,
+            }
+            facts = {
+                "comm": group["name"],
+                "comm_uid": group["uid"],
+                "group_name": group["group_name"],
+                "group_description": group["description"],
+                "group_ranks": group["ranks"],
+                "group_size": member.size,
+                "rank": member.rank,
+                "backend": group["backend"],
+            }
+            found = self._facts[engine] = (len(self.groups), facts)
+            self.groups.append(group)
+            return found
+
+    def add(
+        self,
+        engine: Engine,
+        op: str,
+        seq: int,
+        ins: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        later: bool,
+        root: int = -1,
+        peer: int = -1,
+        in_splits: Sequence[int] | None = None,
+        out_splits: Sequence[int] | None = None,
+        batch: int = 0,
+    ) -> tuple[Span, Any]:
+        """A row, and the event that is to be entered and left by the calling thread."""
+        index, facts = self._of(engine)
+        some = ins[0] if ins else outs[0] if outs else None
+        n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
+        dtype = "" if some is None else NAMES[code_of(some.dtype)]
+        size = 0 if some is None else max(n_in, n_out) * some.element_size()
+        into = "" if in_splits is None else ",".join(map(str, in_splits))
+        out = "" if out_splits is None else ",".join(map(str, out_splits))
+        row = [
+            op,
+            seq,
+            index,
+            threading.get_native_id(),
+            0,
+            time.time_ns(),
+            0,
+            0,
+            CREATED,
+            int(later),
+            n_in,
+            n_out,
+            dtype,
+            root,
+            peer,
+            size,
+            into,
+            out,
+            batch,
+        ]
+        if len(self.rows) < MOST_ROWS:
+            self.rows.append(row)
+        else:
+            self.dropped += 1
+        name = f"unicomm::{op}"
+        if not _profiler_enabled():
+            return Span(name, row), None
+        arguments = facts | {
+            "seq_num": seq,
+            "in_elements": n_in,
+            "out_elements": n_out,
+            "dtype": dtype,
+            "bytes": size,
+            "is_async": later,
+        }
+        if root >= 0:
+            arguments["root"] = root
+        if peer >= 0:
+            arguments["peer"] = peer
+        if in_splits is not None:
+            arguments["in_splits"] = into
+        if out_splits is not None:
+            arguments["out_splits"] = out
+        return Span(name, row), _RecordFunctionFast(name, (), arguments)
+
+    def next_batch(self) -> int:
+        self._batch += 1
+        return self._batch
+
+    def close(self) -> None:
+        """Freezes the table: what ends later counts as not finished."""
+        self.stopped_ns = time.time_ns()
+        self.table = {
+            "version": VERSION,
+            "host": plain(socket.gethostname()),
+            "pid": os.getpid(),
+            "started_ns": self.started_ns,
+            "stopped_ns": self.stopped_ns,
+            "dropped": self.dropped,
+            "groups": self.groups,
+            "columns": list(COLUMNS),
+            "rows": [list(row) for row in self.rows],
+        }
+        self.rows = []
+
+
+def _torch_names(engine: Engine) -> tuple[str, str]:
+    """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
+    if not torch.distributed.is_available():
+        return "", ""
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_names):
+        comms = getattr(group, "_comms", None)
+        if isinstance(comms, dict) and any(c._engine is engine for c in comms.values()):
+            return str(group.group_name), str(group.group_desc)
+    return "", ""
+
+
+#: The recording that is under way, or None. The one thing that the general path looks at.
+session: Session | None = None
+#: Tables of the last recordings, the newest last.
+finished: deque[Session] = deque(maxlen=_KEPT)
+
+_lock = threading.Lock()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_blocked: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def register(engine: Engine) -> None:
+    """A new communicator: if a profiler runs, its fast path stays out until that ends."""
+    with _lock:
+        _engines.add(engine)
+        if session is not None:
+            engine.fast.block()
+            _blocked.add(engine)
+
+
+def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None]) -> Callable[[], None]:
+    """`run` with the event and the row of its operation around it; `later`: it runs in the worker."""
+    now = session
+    if now is None:
+        return run
+    span, event = now.add(
+        engine,
+        call.name,
+        call.seq,
+        call.inputs,
+        call.outputs,
+        call.async_op,
+        call.root,
+        -1,
+        call.in_splits,
+        call.out_splits,
+    )
+    return _around([(span, event)], later, run)
+
+
+def messages(
+    engine: Engine, found: Sequence[tuple[Message, int]], later: bool, async_op: bool, run: Callable[[], None]
+) -> Callable[[], None]:
+    """The same for sends and receives that run together; `found` has each with its number."""
+    now = session
+    if now is None:
+        return run
+    batch = now.next_batch() if len(found) > 1 else 0
+    pairs = [_message(now, engine, one, seq, async_op, batch) for one, seq in found]
+    return _around(pairs, later, run)
+
+
+def message(engine: Engine, found: Message, seq: int) -> Span | None:
+    """The issue of a message of a lane, which tells the span when it starts and ends."""
+    now = session
+    if now is None:
+        return None
+    span, event = _message(now, engine, found, seq, True, 0)
+    span.enter(event)
+    span.leave()
+    return span
+
+
+def _message(
+    now: Session, engine: Engine, found: Message, seq: int, async_op: bool, batch: int
+) -> tuple[Span, Any]:
+    tensors = (found.tensor,)
+    op, ins, outs = ("send", tensors, ()) if found.send else ("recv", (), tensors)
+    return now.add(engine, op, seq, ins, outs, async_op, peer=found.peer, batch=batch)
+
+
+def _around(pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], None]) -> Callable[[], None]:
+    if later:  # the events say where it was issued; those of the worker show when all threads are recorded
+        for span, event in pairs:
+            span.enter(event)
+            span.leave()
+
+    def observed() -> None:
+        for span, _ in pairs:
+            span.start()
+        for span, event in pairs:
+            if later:
+                span.enter_run()
+            else:
+                span.enter(event)
+        error: BaseException | None = None
+        try:
+            run()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            for span, _ in reversed(pairs):
+                span.leave()
+            for span, _ in pairs:
+                span.finish(error)
+
+    return observed
+
+
+def _begin() -> None:
+    global session
+    with _lock:
+        if session is not None:  # the one before ended without a word, e.g. by an error of torch's
+            return
+        for engine in _engines:
+            engine.fast.block()
+            _blocked.add(engine)
+        session = Session()
+
+
+def _end() -> None:
+    global session
+    with _lock:
+        now, session = session, None
+        for engine in _blocked:
+            engine.fast.unblock()
+        _blocked.clear()
+    if now is None:
+        return
+    now.close()
+    if now.table["rows"]:
+        finished.append(now)
+        _add_metadata_json(KEY, json.dumps(now.table, separators=(",", ":")))
+
+
+def _install() -> None:
+    begin: Callable[[], None] = torch_profiler._run_on_profiler_start
+    disable: Callable[[], Any] = torch_profiler._disable_profiler  # type: ignore[attr-defined]
+
+    def on_start() -> None:
+        _begin()
+        begin()
+
+    def on_disable() -> Any:
+        _end()
+        return disable()
+
+    torch_profiler._run_on_profiler_start = on_start
+    torch_profiler._disable_profiler = on_disable  # type: ignore[attr-defined]
+    if torch_profiler._is_profiler_enabled:  # it runs already
+        _begin()
+
+
+if supported:
+    _install()
