@@ -164,6 +164,7 @@ class Session:
                 "rank": member.rank,
                 "backend": group["backend"],
             }
+            facts = {key: value for key, value in facts.items() if value != ""}  # kineto drops empty ones
             found = self._facts[engine] = (len(self.groups), facts)
             self.groups.append(group)
             return found
@@ -222,17 +223,18 @@ class Session:
             "seq_num": seq,
             "in_elements": n_in,
             "out_elements": n_out,
-            "dtype": dtype,
             "bytes": size,
             "is_async": later,
         }
+        if dtype:
+            arguments["dtype"] = dtype
         if root >= 0:
             arguments["root"] = root
         if peer >= 0:
             arguments["peer"] = peer
-        if in_splits is not None:
+        if into:
             arguments["in_splits"] = into
-        if out_splits is not None:
+        if out:
             arguments["out_splits"] = out
         return Span(name, row), _RecordFunctionFast(name, (), arguments)
 

@@ -1,0 +1,259 @@
+"""Typed records of one rank's operations: from a profiler, or from the trace that it wrote."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .chrome import Reader, TraceError, nanoseconds
+from .trace_table import COMPLETED, FAILED, KEY, STATES, Group, TraceTable, read
+
+if TYPE_CHECKING:
+    import torch
+
+PREFIX = "unicomm::"
+_FLOWS = {"fwdbwd": 1, "ac2g": 2}  # the numbers that kineto gives them
+
+
+@dataclass(frozen=True)
+class CommEvent:
+    """One operation of one rank.
+
+    Attributes:
+        op, seq_num: the operation and its number, the same on all ranks, in the recorder and in errors.
+            Messages count apart, per pair and direction; one received from any source has 0.
+        group: the communicator, with name, uid, the process group's name and description, and ranks.
+        in_elements, out_elements: of all tensors together. `bytes`: the larger of the two, in bytes.
+        dtype: of the tensors, "" for a barrier.
+        root, peer: rank in the group, None where the operation has none.
+        in_splits, out_splits: rows for each rank, None where the parts are equal.
+        batch: number of the batch of messages that run together, 0 for others.
+        state: created, started, completed or failed, when the recording ended.
+        issued_ns, started_ns, completed_ns: on the clock of the day; 0 where it had not come to it.
+        thread: the issuing thread, as the system numbers it.
+
+    The event in torch's trace, None or 0 where torch did not record the thread:
+        start_ns, duration_ns: of a synchronous operation its run, of an asynchronous one its issue.
+        activity_type, external_id, flow_id, flow_type (0 none, 1 forward to backward, 2 to a kernel),
+        flow_start: as torch has them.
+        arguments: what stands in the event itself; empty without `record_shapes=True`.
+        stack: Python functions around the event, the innermost first; empty without `with_stack=True`.
+    """
+
+    op: str
+    seq_num: int
+    group: Group
+    is_async: bool
+    in_elements: int
+    out_elements: int
+    dtype: str
+    bytes: int
+    root: int | None
+    peer: int | None
+    in_splits: tuple[int, ...] | None
+    out_splits: tuple[int, ...] | None
+    batch: int
+    state: str
+    issued_ns: int
+    started_ns: int
+    completed_ns: int
+    thread: int
+    start_ns: int | None = None
+    duration_ns: int = 0
+    activity_type: str = ""
+    external_id: int = 0
+    flow_id: int = 0
+    flow_type: int = 0
+    flow_start: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    stack: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As it stands in the trace."""
+        return PREFIX + self.op
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self.group.rank
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was over, well or with an error, when the recording ended."""
+        return self.state in (STATES[COMPLETED], STATES[FAILED])
+
+
+@dataclass
+class _Seen:
+    """An event `unicomm::*` of torch's trace."""
+
+    thread: int
+    name: str
+    start_ns: int
+    found: dict[str, Any]  # fields of CommEvent
+
+
+def events(prof: torch.profiler.profile) -> list[CommEvent]:
+    """All operations that were issued while `prof` recorded, in the order of their issue.
+
+    `prof` is a stopped `torch.profiler.profile`, in `on_trace_ready` or after its block. Records of the same
+    fields come from the trace it writes by `read_events(path)`. Raises `TraceError` when `prof` has recorded
+    nothing, or so long ago that its table is gone (those of the last four recordings are kept).
+    """
+    results = getattr(getattr(prof, "profiler", None), "kineto_results", None)
+    if results is None:
+        raise TraceError("the profiler has not recorded anything; call this after its block has ended")
+    from unicomm.comms import profiling
+
+    if not profiling.supported:
+        raise TraceError(
+            "this torch starts its profiler in a way that unicomm does not know; see docs/profiler.md"
+        )
+    begun = results.trace_start_ns()
+    for session in reversed(profiling.finished):
+        if session.started_ns <= begun <= session.stopped_ns:
+            seen = list(_from_results(results.events()))
+            return list(_joined(read(session.table, "the profiler"), seen))
+    if any(e.name().startswith(PREFIX) for e in results.events()):
+        raise TraceError("the recording is too old: read_events(path) reads the trace that was written of it")
+    return []
+
+
+def read_events(path: Path | str) -> list[CommEvent]:
+    """The same from a Chrome trace, `.gz` or not. Raises `TraceError` where it holds no table."""
+    table: Any = None
+    seen: list[_Seen] = []
+    frames: dict[int, list[tuple[int, int, str]]] = {}
+    flows: dict[tuple[int, int], tuple[int, int, bool]] = {}
+    with Reader(path, exact=True) as reader:
+        base = int(reader.head.get("baseTimeNanoseconds", 0))
+        for piece in reader.pieces():
+            for e in piece:
+                kind = e.get("ph")
+                if kind == "X":
+                    start, duration = base + nanoseconds(e["ts"]), nanoseconds(e.get("dur", 0))
+                    if str(e.get("name", "")).startswith(PREFIX) and not e["name"].endswith(" (run)"):
+                        seen.append(_from_json(e, start, duration))
+                    elif e.get("cat") == "python_function":
+                        frames.setdefault(e["tid"], []).append((start, start + duration, e["name"]))
+                elif kind in ("s", "f"):
+                    at = (e["tid"], base + nanoseconds(e["ts"]))
+                    flows[at] = (int(e["id"]), _FLOWS.get(e.get("cat", ""), 0), kind == "s")
+        table = (reader.head | reader.tail).get(KEY)
+    if table is None:
+        raise TraceError(f"{path} holds no table of unicomm; did the program use it while it was profiled?")
+    for one in seen:
+        flow = flows.get((one.thread, one.start_ns))
+        if flow is not None:
+            one.found |= dict(zip(("flow_id", "flow_type", "flow_start"), flow, strict=True))
+    _add_stacks(seen, frames)
+    return list(_joined(read(table, str(path)), seen))
+
+
+def _from_json(e: dict[str, Any], start: int, duration: int) -> _Seen:
+    own = dict(e.get("args", {}))
+    number = int(own.pop("External id", 0))
+    for key in (
+        "Record function id",
+        "Ev Idx",
+        "Concrete Inputs",
+        "Input type",
+        "Input Strides",
+        "Input Dims",
+    ):
+        own.pop(key, None)
+    own.pop("finished", None)
+    found = {
+        "duration_ns": duration,
+        "activity_type": e.get("cat", ""),
+        "external_id": number,
+        "arguments": own,
+    }
+    return _Seen(int(e["tid"]), e["name"], start, found)
+
+
+def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
+    seen: list[_Seen] = []
+    frames: dict[int, list[tuple[int, int, str]]] = {}
+    for e in results:
+        name, thread = e.name(), e.device_resource_id()
+        if name.startswith(PREFIX) and not name.endswith(" (run)"):
+            found = {
+                "duration_ns": e.duration_ns(),
+                "activity_type": e.activity_type(),
+                "external_id": e.external_id(),
+                "flow_id": e.flow_id(),
+                "flow_type": e.flow_type(),
+                "flow_start": bool(e.flow_start()),
+                "arguments": dict(e.kwinputs()),
+            }
+            seen.append(_Seen(thread, name, e.start_ns(), found))
+        elif e.is_python_function():
+            frames.setdefault(thread, []).append((e.start_ns(), e.end_ns(), name))
+    _add_stacks(seen, frames)
+    yield from seen
+
+
+def _add_stacks(seen: list[_Seen], frames: dict[int, list[tuple[int, int, str]]]) -> None:
+    """The functions that were running when an event began, by time: calls of one thread nest."""
+    by_thread: dict[int, list[_Seen]] = {}
+    for one in seen:
+        by_thread.setdefault(one.thread, []).append(one)
+    for thread, mine in by_thread.items():
+        calls = sorted(frames.get(thread, ()), key=lambda f: (f[0], -f[1]))
+        starts = [c[0] for c in calls]
+        mine.sort(key=lambda s: s.start_ns)
+        open_: list[tuple[int, int, str]] = []
+        done = 0
+        for one in mine:
+            until = bisect_right(starts, one.start_ns)
+            for call in calls[done:until]:
+                while open_ and open_[-1][1] <= call[0]:
+                    open_.pop()
+                open_.append(call)
+            done = until
+            while open_ and open_[-1][1] <= one.start_ns:
+                open_.pop()
+            one.found["stack"] = tuple(call[2] for call in reversed(open_))
+
+
+def _joined(table: TraceTable, seen: list[_Seen]) -> Iterator[CommEvent]:
+    """Rows with their events: the k-th row that was recorded in a thread has its k-th event."""
+    queues: dict[int, list[_Seen]] = {}
+    for one in sorted(seen, key=lambda s: s.start_ns, reverse=True):
+        queues.setdefault(one.thread, []).append(one)
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        queue = queues.get(row["thread"]) if row["traced"] else None
+        # An event may be missing at the end, when torch stopped recording before unicomm did.
+        event = queue.pop() if queue and queue[-1].name == PREFIX + row["op"] else None
+        more = {} if event is None else {"start_ns": event.start_ns, **event.found}
+        yield CommEvent(
+            op=row["op"],
+            seq_num=row["seq_num"],
+            group=table.groups[row["group"]],
+            is_async=bool(row["is_async"]),
+            in_elements=row["in_elements"],
+            out_elements=row["out_elements"],
+            dtype=row["dtype"],
+            bytes=row["bytes"],
+            root=None if row["root"] < 0 else row["root"],
+            peer=None if row["peer"] < 0 else row["peer"],
+            in_splits=_splits(row["in_splits"]),
+            out_splits=_splits(row["out_splits"]),
+            batch=row["batch"],
+            state=STATES[row["state"]],
+            issued_ns=row["issued_ns"],
+            started_ns=row["started_ns"],
+            completed_ns=row["completed_ns"],
+            thread=row["thread"],
+            **more,
+        )
+
+
+def _splits(text: str) -> tuple[int, ...] | None:
+    return tuple(int(n) for n in text.split(",")) if text else None
