@@ -46,14 +46,14 @@ Fault Group::broadcast(const Op& op, Piece buffer) {
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Piece now = part(buffer, n, room);
         if (Fault f = next_round(op)) return f;
-        if (root) stager_.copy(staging(in_line), now.data, now.bytes);
+        if (root) stager_.copy(staging(in_line, buffer.bytes), now.data, now.bytes);
         if (n == 0) {
             if (Fault f = first_round(op, buffer.bytes)) return f;
         } else {
             publish(op, buffer.bytes);
             if (Fault f = await_round(op, round_, op.root)) return f;
         }
-        if (!root) copy(now.data, staged(op.root, in_line), now.bytes);
+        if (!root) copy(now.data, staged(op.root, in_line, buffer.bytes), now.bytes);
     }
     return {};
 }
@@ -65,23 +65,34 @@ void Group::learn_factors(const Op& op) {
 
 Fault Group::all_reduce(const Op& op, const char* in, char* out, uint64_t count) {
     uint64_t bytes = count * uint64_t(dtype_bytes(op.dtype));
-    uint64_t room = segment_->layout().slot_bytes;
-    return bytes <= std::min(kOneShotBytes, room) ? one_shot(op, in, out, count)
-                                                  : two_shot(op, in, out, count);
+    // Two ranks write and read as much in one shot as in two, and wait for each other half as often.
+    bool small = bytes <= std::min(kOneShotBytes, uint64_t(segment_->layout().slot_bytes));
+    return small || world_ == 2 ? one_shot(op, in, out, count) : two_shot(op, in, out, count);
 }
 
-// Every rank reads everything and reduces all of it: one round.
+// Every rank reads everything and reduces all of it: one round a chunk.
 Fault Group::one_shot(const Op& op, const char* in, char* out, uint64_t count) {
-    uint64_t bytes = count * uint64_t(dtype_bytes(op.dtype));
-    bool in_line = bytes <= kInline;
-    if (Fault f = next_round(op)) return f;
-    stager_.copy(staging(in_line), in, bytes);
-    if (Fault f = first_round(op, bytes)) return f;
-    if (!out || count == 0) return {};
-    learn_factors(op);
+    uint64_t size = uint64_t(dtype_bytes(op.dtype));
+    bool in_line = count * size <= kInline;
+    uint64_t chunk = segment_->layout().slot_bytes / size, span = count * size;
     std::vector<const void*> sources(static_cast<size_t>(world_));
-    for (int r = 0; r < world_; ++r) sources[size_t(r)] = r == rank_ ? in : staged(r, in_line);
-    fold(op.dtype, op.red, out, sources.data(), world_, int64_t(count), factors_.data(), world_);
+    for (uint64_t begin = 0; begin == 0 || begin < count; begin += chunk) {
+        uint64_t len = std::min(chunk, count - begin);
+        const char* source = in + begin * size;
+        if (Fault f = next_round(op)) return f;
+        stager_.copy(staging(in_line, span), source, len * size);
+        if (begin == 0) {
+            if (Fault f = first_round(op, count * size)) return f;
+            learn_factors(op);
+        } else {
+            publish(op, count * size);
+            if (Fault f = await_all(op)) return f;
+        }
+        if (!out || len == 0) continue;
+        for (int r = 0; r < world_; ++r) sources[size_t(r)] = r == rank_ ? source : staged(r, in_line, span);
+        fold(op.dtype, op.red, out + begin * size, sources.data(), world_, int64_t(len), factors_.data(),
+             world_);
+    }
     return {};
 }
 
@@ -145,7 +156,7 @@ Fault Group::all_gather(const Op& op, Piece in, const std::vector<Piece>& outs) 
     for (uint64_t n = 0, rounds = rounds_for(longest, room); n < rounds; ++n) {
         Piece now = part(in, n, room);
         if (Fault f = next_round(op)) return f;
-        stager_.copy(staging(in_line), now.data, now.bytes);
+        stager_.copy(staging(in_line, longest), now.data, now.bytes);
         if (n == 0) {
             if (Fault f = first_round(op, longest)) return f;
             copy(outs[size_t(rank_)].data, in.data, in.bytes);
@@ -157,7 +168,7 @@ Fault Group::all_gather(const Op& op, Piece in, const std::vector<Piece>& outs) 
             Piece to = part(outs[size_t(r)], n, room);
             if (to.bytes == 0) continue;
             if (Fault f = await_round(op, round_, r)) return f;
-            copy(to.data, staged(r, in_line), to.bytes);
+            copy(to.data, staged(r, in_line, longest), to.bytes);
         }
     }
     return {};

@@ -236,12 +236,21 @@ Fault Group::first_round(const Op& op, uint64_t longest) {
     return agree(op);
 }
 
-char* Group::staging(bool in_line) {
-    return in_line ? segment_->announcement(rank_, round_).inline_data : segment_->slot(rank_, round_);
+uint64_t Group::place(uint64_t span) const {
+    uint64_t room = segment_->layout().slot_bytes;
+    if (span == 0 || span > room / 2) return 0;
+    uint64_t stride = (span + 4095) / 4096 * 4096;
+    return (round_ / 2) % (room / stride) * stride;
 }
 
-const char* Group::staged(int rank, bool in_line) {
-    return in_line ? segment_->announcement(rank, round_).inline_data : segment_->slot(rank, round_);
+char* Group::staging(bool in_line, uint64_t span) {
+    return in_line ? segment_->announcement(rank_, round_).inline_data
+                   : segment_->slot(rank_, round_) + place(span);
+}
+
+const char* Group::staged(int rank, bool in_line, uint64_t span) {
+    return in_line ? segment_->announcement(rank, round_).inline_data
+                   : segment_->slot(rank, round_) + place(span);
 }
 
 uint64_t Group::longest_of_all() {

@@ -90,8 +90,12 @@ class Group {
     Fault agree(const Op& op);
     Fault first_round(const Op& op, uint64_t longest);  // publish, await all, agree
 
-    const char* staged(int rank, bool in_line);
-    char* staging(bool in_line);
+    // Where this round's data are: in the announcement, or in a slot. Operations that need only a part of the
+    // slot, `span` bytes on every rank, take another part each time: a line is quicker to write when it has
+    // left the caches of those who read it.
+    const char* staged(int rank, bool in_line, uint64_t span = ~uint64_t{0});
+    char* staging(bool in_line, uint64_t span = ~uint64_t{0});
+    uint64_t place(uint64_t span) const;
     uint64_t longest_of_all();
     Fault check_pairs(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs);
 

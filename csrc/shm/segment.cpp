@@ -32,8 +32,13 @@ Layout Layout::plan(int world, uint32_t slot_bytes, uint32_t p2p_bytes) {
     l.slots = page_align(l.announcements + 2 * n * sizeof(Announcement));
     l.channels = page_align(l.slots + 2 * n * l.slot_bytes);
     l.chunks = page_align(l.channels + n * n * sizeof(Channel));
-    l.bytes = page_align(l.chunks + n * n * l.p2p_depth * (kLine + l.p2p_chunk));
+    l.bytes = l.end_of_chunks();
     return l;
+}
+
+uint64_t Layout::end_of_chunks() const {
+    uint64_t n = static_cast<uint64_t>(world);  // nobody sends to oneself
+    return page_align(chunks + n * (n - 1) * p2p_depth * (kLine + p2p_chunk));
 }
 
 Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
@@ -70,10 +75,9 @@ Segment::Segment(int pid, int fd) {
         layout_ = Layout::plan(head.world, head.slot_bytes, 0);
         layout_.p2p_chunk = head.p2p_chunk;
         layout_.p2p_depth = head.p2p_depth;
-        uint64_t n = static_cast<uint64_t>(head.world);
         good = layout_.slot_bytes == head.slot_bytes && head.p2p_depth > 0 && head.p2p_depth <= 64 &&
                head.p2p_chunk > 0 && head.p2p_chunk <= 128 * 1024;
-        layout_.bytes = page_align(layout_.chunks + n * n * layout_.p2p_depth * (kLine + layout_.p2p_chunk));
+        layout_.bytes = layout_.end_of_chunks();
         good = good && layout_.bytes == head.bytes;
     }
     if (!good) {

@@ -73,6 +73,7 @@ struct Layout {
     uint32_t slot_bytes, p2p_chunk, p2p_depth;
     uint64_t controls, announcements, slots, channels, chunks, bytes;
     static Layout plan(int world, uint32_t slot_bytes, uint32_t p2p_bytes);
+    uint64_t end_of_chunks() const;
 };
 
 class Segment {
@@ -102,7 +103,7 @@ class Segment {
     }
     char* chunk(int from, int to, uint64_t number) {
         uint64_t stride = kLine + layout_.p2p_chunk;
-        uint64_t pair = uint64_t(from) * layout_.world + to;
+        uint64_t pair = uint64_t(from) * (layout_.world - 1) + to - (to > from);  // nobody sends to oneself
         return base_ + layout_.chunks + (pair * layout_.p2p_depth + number % layout_.p2p_depth) * stride;
     }
 

@@ -26,7 +26,12 @@ from unicomm.comms.options import Hint, parse_size
 from unicomm.comms.reduction import RedOpType
 
 _HINTS = (
-    Hint("slot_bytes", parse_size, 256 * 1024, "Bytes staged at a time for collectives; two slots a rank."),
+    Hint(
+        "slot_bytes",
+        parse_size,
+        0,
+        "Bytes staged at a time for collectives; two slots a rank. Default: 760K for two ranks, else 512K.",
+    ),
     Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
 )
 _TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED = 1, 2, 3, 4
@@ -55,7 +60,9 @@ class ShmBackend(Backend):
     def connect(cls, setup: Setup) -> ShmBackend:
         rendezvous, pid = setup.rendezvous, os.getpid()
         # A group of one rank needs no room to stage anything.
-        slot, p2p = (4096, 4096) if setup.size == 1 else (setup.hints["slot_bytes"], setup.hints["p2p_bytes"])
+        slot, p2p = setup.hints["slot_bytes"] or _slot_bytes(setup.size), setup.hints["p2p_bytes"]
+        if setup.size == 1:
+            slot = p2p = 4096
         segment = group = None
         try:
             trouble = ""
@@ -169,6 +176,14 @@ class _ShmExchange(Exchange):
     def close(self) -> None:
         # Both hold the segment, which is not to outlive the communicator for a lane that somebody kept.
         self._group = self._exchange = None
+
+
+def _slot_bytes(size: int) -> int:
+    """What two ranks stage should have left the peer's caches when it is written again.
+
+    Measured in docs/design/shm-rounds.md. With the room for messages a rank has at most 2 MiB.
+    """
+    return 760 * 1024 if size == 2 else 512 * 1024
 
 
 def host_identity() -> str:
