@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import trace_cli
+from . import profile_cli, trace_cli
 
 app = typer.Typer(
     help="unicomm: one communicator for PyTorch, and a flight recorder that is always on.",
@@ -14,6 +14,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(trace_cli.app, name="trace", help="Look at what the flight recorder holds.")
+app.add_typer(profile_cli.app, name="profile", help="Look at profiles of all ranks together.")
 
 
 @app.callback()

@@ -1,0 +1,90 @@
+"""What the commands of `unicomm profile` do; imported when they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unicomm.profiler.chrome import TraceError
+
+GOOD, UNUSABLE = 0, 2
+
+
+def _guarded(run: Callable[[Console, Progress], None]) -> int:
+    errors = Console(stderr=True)
+    # Goes to stderr and vanishes, so that pipes and logs see the result alone.
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+    try:
+        with bar:
+            run(errors, bar)
+    except (TraceError, ImportError, OSError) as error:
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        return UNUSABLE
+    return GOOD
+
+
+def merge(traces: list[Path], output: Path) -> int:
+    from unicomm.profiler.merging import merge as run
+
+    def go(errors: Console, bar: Progress) -> None:
+        task = bar.add_task("merging", total=None)
+        done = run(traces, output, lambda at, total: bar.update(task, completed=at, total=total))
+        widest = max((abs(o) for o in done.offsets_ns.values()), default=0)
+        ranks = f"{len(done.ranks)} rank{'s' if len(done.ranks) != 1 else ''}"
+        errors.print(
+            f"wrote {output}: {ranks}, {done.events} events, {done.operations} operations,"
+            f" {done.flows} flows; clocks moved by at most {widest / 1000:.1f} us",
+            markup=False,
+            soft_wrap=True,
+        )
+        if done.dropped:
+            errors.print(f"{done.dropped} operations were beyond what one recording holds", style="yellow")
+
+    return _guarded(go)
+
+
+def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
+    from unicomm.profiler import figures
+
+    def go(errors: Console, bar: Progress) -> None:
+        if html is not None:  # a missing package is told before the long work
+            if not html.parent.is_dir():
+                raise TraceError(f"--html {html}: the folder {html.parent} is not there")
+            import_module("unicomm.profiler.figures_html")
+        task = bar.add_task("reading", total=None)
+        found = figures.report(inputs, lambda at, total: bar.update(task, completed=at, total=total))
+        if html is not None:
+            import_module("unicomm.profiler.figures_html").write(found, html)
+            errors.print(f"wrote {html}", style="dim", markup=False, soft_wrap=True)
+        if as_json:
+            sys.stdout.write(figures.to_json(found) + "\n")
+        else:
+            from unicomm.profiler.figures_text import render
+
+            Console().print(render(found))
+
+    return _guarded(go)
+
+
+def annotate(trace: Path, annotations: Path, output: Path) -> int:
+    from unicomm.profiler.graphs import annotate as run
+
+    def go(errors: Console, bar: Progress) -> None:
+        task = bar.add_task("annotating", total=None)
+        done = run(trace, annotations, output, lambda at, total: bar.update(task, completed=at, total=total))
+        errors.print(f"wrote {output}: {done} kernels annotated", markup=False, soft_wrap=True)
+
+    return _guarded(go)

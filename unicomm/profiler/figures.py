@@ -1,0 +1,352 @@
+"""Where the time of communication goes, by group and operation, and which ranks are late by how much.
+
+From one trace a rank, or from what the flight recorder holds, without any profiler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from unicomm.flight_recorder.clocks import grouped_median
+from unicomm.flight_recorder.table import Kind
+
+from .chrome import Progress, Reader, TraceError
+from .operations import Column, Joined, Operations, TraceFile, clock_offsets, from_recorder, join, load_traces
+
+_MOST_DELAYS = 10
+_COMPUTE = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+_NOT_COMPUTE = (
+    "unicomm::",
+    "c10d::",
+    "_c10d_functional::",
+    "c10d_functional::",
+    "nccl",
+    "record_param_comms",
+)
+
+# Bus bandwidth as NCCL's tests define it: bytes that must cross a rank's link, by the operation's size.
+_BUS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(
+        (
+            *("all_gather", "all_gather_v", "all_gather_single", "reduce_scatter", "reduce_scatter_v"),
+            *("reduce_scatter_single", "all_to_all", "all_to_all_single", "all_to_all_v_single"),
+            *("gather", "gather_single", "scatter"),
+        ),
+        lambda n: (n - 1) / n,
+    ),
+}
+
+
+@dataclass
+class OperationFigures:
+    """One operation of one group. Times in nanoseconds, by rank unless said otherwise.
+
+    Attributes:
+        count: collectives, or messages sent or received; unfinished: of these, not over on some rank.
+        bytes: of one rank, all together (the larger side of each operation).
+        time_ns, waiting_ns, transfer_ns: the mean over ranks of all together; waiting is for the last rank.
+        median_ns: of one operation.
+        bus_bandwidth: bytes a second during transfers, as NCCL's tests count them; 0 where nothing moves.
+        skew_ns, most_skew_ns: median and largest time from the first to the last arrival.
+        late_rank: the rank that came last most often, -1 for messages; late_share: in how many of them;
+            late_ns: its median lateness then, against the typical rank; late_cost_ns: what the others lost.
+        overlap: share of the time in which the rank computed meanwhile; None where that is not known.
+    """
+
+    group: str
+    uid: str
+    ranks: int
+    op: str
+    count: int
+    unfinished: int
+    bytes: int
+    time_ns: int
+    waiting_ns: int
+    transfer_ns: int
+    median_ns: int
+    bus_bandwidth: float
+    skew_ns: int
+    most_skew_ns: int
+    late_rank: int
+    late_share: float
+    late_ns: int
+    late_cost_ns: int
+    overlap: float | None
+
+
+@dataclass
+class Delay:
+    """A rank that came late to one collective, `late_ns` after the typical one of the others.
+
+    `cost_ns` is what the others waited, all together.
+    """
+
+    rank: int
+    group: str
+    op: str
+    seq: int
+    late_ns: int
+    cost_ns: int
+    at_ns: int
+
+
+@dataclass
+class RankFigures:
+    """One rank. `last` is the share of its collectives to which it came last; times in nanoseconds."""
+
+    rank: int
+    operations: int
+    communicating_ns: int
+    waiting_ns: int
+    last: float
+    cost_ns: int
+    clock_ns: int
+
+
+@dataclass
+class Report:
+    """The figures; operations by time, delays by lateness, ranks in order."""
+
+    source: str
+    span_ns: int
+    operations: list[OperationFigures] = field(default_factory=list)
+    delays: list[Delay] = field(default_factory=list)
+    ranks: list[RankFigures] = field(default_factory=list)
+
+
+@dataclass
+class _Busy:
+    """When a rank computed: disjoint intervals, and how much there is before each."""
+
+    begin: Column
+    end: Column
+    before: Column
+
+    def within(self, begin: Column, end: Column) -> Column:
+        return self._until(end) - self._until(begin)
+
+    def _until(self, at: Column) -> Column:
+        if not len(self.begin):
+            return np.zeros(len(at), np.int64)
+        i = np.searchsorted(self.begin, at, side="right") - 1
+        inside = np.clip(at, None, self.end[i]) - self.begin[i]
+        return np.where(i >= 0, self.before[i] + inside, 0)
+
+
+def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Report:
+    """The figures of Chrome traces (one a rank), or of rings and dumps of the flight recorder.
+
+    Raises `TraceError` where there is nothing, or nothing that fits together.
+    """
+    paths = [Path(p) for p in inputs]
+    missing = [p for p in paths if not p.exists()]
+    if missing:
+        raise TraceError(f"{missing[0]} is not there")
+    if paths and all(p.is_file() and _is_trace(p) for p in paths):
+        files, found = load_traces(paths)
+        offsets = clock_offsets(found)
+        busy = _busy(files, offsets, progress)
+        source = f"{len(files)} traces"
+    else:
+        found, source = _recorder(paths, progress)
+        offsets, busy = clock_offsets(found), {}
+    return _figures(found, join(found, offsets), offsets, busy, source)
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        Reader(path).close()
+    except TraceError:
+        return False
+    return True
+
+
+def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations, str]:
+    from unicomm.flight_recorder.folder import FolderError, rings_folder
+    from unicomm.flight_recorder.readers import load
+
+    try:
+        table = load(paths or [rings_folder()], progress)
+    except FolderError as error:
+        raise TraceError(str(error)) from None
+    if not len(table):
+        where = ", ".join(map(str, paths)) or "this user's folder"
+        why = f": {table.findings[0].message}" if table.findings else ""
+        raise TraceError(
+            f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank, or the folder of the"
+            " flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
+        )
+    return from_recorder(table), f"{len(table.sources)} ranks of the flight recorder"
+
+
+def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | None) -> dict[int, _Busy]:
+    """When each rank computed: outermost operators of torch, and kernels, but no communication."""
+    total = sum(f.path.stat().st_size for f in files)
+    done = 0
+    out = {}
+    for file in files:
+        shift = file.base_ns - offsets.get(file.rank, 0)
+        begins: list[float] = []
+        lasts: list[float] = []
+        with Reader(file.path) as reader:
+            for piece in reader.pieces():
+                for e in piece:
+                    if e.get("cat") in _COMPUTE and not str(e.get("name", "")).startswith(_NOT_COMPUTE):
+                        begins.append(e["ts"])
+                        lasts.append(e.get("dur", 0))
+                if progress is not None:
+                    progress(done + reader.position, total)
+        done += file.path.stat().st_size
+        begin = np.rint(np.asarray(begins, np.float64) * 1000).astype(np.int64) + shift
+        end = begin + np.rint(np.asarray(lasts, np.float64) * 1000).astype(np.int64)
+        out[file.rank] = _union(begin, end)
+    return out
+
+
+def _union(begin: Column, end: Column) -> _Busy:
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order]) if len(order) else end
+    fresh = np.ones(len(begin), np.bool_)
+    fresh[1:] = begin[1:] > end[:-1]
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(begin)) - 1
+    begins, ends = begin[first], end[last] if len(first) else end
+    lengths = ends - begins
+    return _Busy(begins, ends, np.cumsum(lengths) - lengths)
+
+
+def _figures(
+    found: Operations, joined: Joined, offsets: dict[int, int], busy: dict[int, _Busy], source: str
+) -> Report:
+    if not len(found):
+        raise TraceError(f"{source} hold no operation")
+    overlap = np.zeros(len(found), np.int64)
+    for rank, one in busy.items():
+        # A synchronous operation overlaps with nothing: its thread waits for it.
+        mine = np.flatnonzero((found.rank == rank) & found.is_async)
+        overlap[mine] = one.within(joined.begin[mine], joined.end[mine])
+    first, last = int(joined.begin.min()), int(joined.end.max())
+    out = Report(source, last - first)
+    cost = _cost(found, joined)
+    key = found.group.astype(np.int64) * len(found.ops) + found.op
+    for value in np.unique(key).tolist():
+        rows = np.flatnonzero(key == value)
+        out.operations.append(_operation(found, joined, rows, overlap if busy else None, cost))
+    out.operations.sort(key=lambda o: -o.time_ns)
+    out.delays = _delays(found, joined, cost)
+    for rank in found.ranks.tolist():
+        rows = np.flatnonzero(found.rank == rank)
+        several = rows[(found.kind[rows] == Kind.COLLECTIVE) & (joined.members[rows] > 1)]
+        out.ranks.append(
+            RankFigures(
+                rank=rank,
+                operations=len(rows),
+                communicating_ns=int((joined.end - joined.begin)[rows].sum()),
+                waiting_ns=int(joined.waiting[rows].sum()),
+                last=float(joined.last[several].mean()) if len(several) else 0.0,
+                cost_ns=int(cost[rows].sum()),
+                clock_ns=offsets.get(rank, 0),
+            )
+        )
+    return out
+
+
+def _cost(found: Operations, joined: Joined) -> Column:
+    """What all others of a collective lost by waiting for its last rank, in that rank's row; else 0."""
+    cells = found.cell
+    lost = np.zeros(int(cells.max()) + 1, np.int64)
+    np.add.at(lost, cells, joined.waiting)
+    out: Column = np.where(joined.last, lost[cells], 0)
+    return out
+
+
+def _operation(
+    found: Operations, joined: Joined, rows: Column, overlap: Column | None, cost: Column
+) -> OperationFigures:
+    group, op = found.groups[found.group[rows[0]]], found.ops[found.op[rows[0]]]
+    collective = found.kind[rows[0]] == Kind.COLLECTIVE
+    ranks = max(len(np.unique(found.rank[rows])), 1)
+    lasted = (joined.end - joined.begin)[rows]
+    cells, cell = np.unique(found.cell[rows], return_inverse=True)
+    cell = cell.reshape(-1)
+    n = len(cells)
+    first, late = np.full(n, np.iinfo(np.int64).max), np.zeros(n, np.int64)
+    np.minimum.at(first, cell, joined.begin[rows])
+    np.maximum.at(late, cell, joined.begin[rows])
+    transfer, size = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    np.maximum.at(transfer, cell, joined.transfer[rows])
+    np.maximum.at(size, cell, found.bytes[rows])
+    over = np.ones(n, np.bool_)
+    over[cell[joined.open[rows]]] = False
+    of_size = _BUS.get(op)
+    factor = 1.0 if of_size is None else of_size(max(len(group.ranks), 1))
+    good = over & (transfer > 0)
+    bandwidth = float(size[good].sum() * factor / (transfer[good].sum() / 1e9)) if good.any() else 0.0
+    skew = (late - first)[np.bincount(cell, minlength=n) > 1]
+    lasts = rows[joined.last[rows]]
+    worst, share, usual, lost = -1, 0.0, 0, 0
+    if collective and len(lasts):
+        counts = np.bincount(found.rank[lasts])
+        worst = int(np.argmax(counts))
+        mine = lasts[found.rank[lasts] == worst]
+        share, usual = len(mine) / n, int(np.median(joined.late[mine]))
+        lost = int(cost[mine].sum())
+    return OperationFigures(
+        group=group.description or group.name,
+        uid=group.uid,
+        ranks=len(group.ranks),
+        op=op,
+        count=n if collective else len(rows),
+        unfinished=int((~over).sum()),
+        bytes=int(found.bytes[rows].sum() // ranks),
+        time_ns=int(lasted.sum() // ranks),
+        waiting_ns=int(joined.waiting[rows].sum() // ranks),
+        transfer_ns=int(joined.transfer[rows].sum() // ranks),
+        median_ns=int(np.median(lasted)),
+        bus_bandwidth=bandwidth,
+        skew_ns=int(np.median(skew)) if len(skew) else 0,
+        most_skew_ns=int(skew.max()) if len(skew) else 0,
+        late_rank=worst,
+        late_share=share,
+        late_ns=usual,
+        late_cost_ns=lost,
+        overlap=None if overlap is None else float(overlap[rows].sum() / max(int(lasted.sum()), 1)),
+    )
+
+
+def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
+    """The largest delays: how much later than the typical one of the other ranks the last rank came."""
+    lasts = np.flatnonzero(joined.last)
+    if not len(lasts):
+        return []
+    cells = found.cell
+    count = int(cells.max()) + 1
+    others = np.flatnonzero(~joined.last & (joined.members > 1) & (found.kind == Kind.COLLECTIVE))
+    base = int(joined.begin.min())
+    typical = grouped_median((joined.begin[others] - base).astype(np.float64), cells[others], count)
+    late = np.nan_to_num(joined.begin[lasts] - base - typical[cells[lasts]]).astype(np.int64)
+    worst = lasts[np.argsort(-late, kind="stable")[:_MOST_DELAYS]]
+    by_row = dict(zip(lasts.tolist(), late.tolist(), strict=True))
+    return [
+        Delay(
+            rank=int(found.rank[row]),
+            group=found.groups[found.group[row]].description or found.groups[found.group[row]].name,
+            op=found.ops[found.op[row]],
+            seq=int(found.seq[row]),
+            late_ns=by_row[row],
+            cost_ns=int(cost[row]),
+            at_ns=int(joined.begin[row]),
+        )
+        for row in worst.tolist()
+    ]
+
+
+def to_json(found: Report) -> str:
+    """The fields of the dataclasses above."""
+    return json.dumps(asdict(found), indent=1)

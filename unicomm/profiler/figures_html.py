@@ -1,0 +1,101 @@
+"""A report as one HTML file with plots that needs nothing from the network."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+try:
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
+except ImportError as error:
+    raise ImportError(
+        f"--html needs the package 'plotly' ({error}): pip install 'unicomm[profile]'"
+    ) from None
+
+from unicomm.flight_recorder.wording import span
+
+from .figures import Report
+from .figures_text import size, summary
+
+_STYLE = (
+    "body{font:14px system-ui;margin:2em auto;max-width:75em;padding:0 1em}table{border-collapse:collapse}"
+    "td,th{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child,"
+    "td:nth-child(2),th:nth-child(2){text-align:left}"
+)
+
+
+def write(found: Report, path: Path) -> None:
+    """Writes the page. Raises `OSError`."""
+    plots = [_times(found), _ranks(found), _delays(found)]
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>Communication</title><style>{_STYLE}</style>",
+        f"<script>{get_plotlyjs()}</script><h1>Communication</h1>",
+        f"<p>{escape(found.source)}, {span(found.span_ns)} from the first to the last operation.</p>",
+        f"<p>{escape(summary(found))}</p>",
+        *(plot.to_html(full_html=False, include_plotlyjs=False) for plot in plots),
+        _table(found),
+    ]
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _figure(title: str, x: str, y: str, *traces: Any, stacked: bool = False) -> Any:
+    figure = go.Figure(list(traces))
+    figure.update_layout(
+        title=title,
+        xaxis_title=x,
+        yaxis_title=y,
+        barmode="stack" if stacked else "group",
+        template="plotly_white",
+        height=380,
+    )
+    return figure
+
+
+def _times(found: Report) -> Any:
+    names = [escape(f"{o.op} ({o.group})") for o in found.operations]
+    waiting = go.Bar(name="waiting", x=names, y=[o.waiting_ns / 1e6 for o in found.operations])
+    transfer = go.Bar(name="transfer", x=names, y=[o.transfer_ns / 1e6 for o in found.operations])
+    return _figure("Where the time goes", "", "ms of one rank", waiting, transfer, stacked=True)
+
+
+def _ranks(found: Report) -> Any:
+    ranks = [r.rank for r in found.ranks]
+    waits = go.Bar(name="waits for others", x=ranks, y=[r.waiting_ns / 1e6 for r in found.ranks])
+    costs = go.Bar(name="others wait for it", x=ranks, y=[r.cost_ns / 1e6 for r in found.ranks])
+    return _figure("Who waits, and for whom", "rank", "ms", waits, costs)
+
+
+def _delays(found: Report) -> Any:
+    first = min((d.at_ns for d in found.delays), default=0)
+    points = go.Scatter(
+        mode="markers",
+        x=[(d.at_ns - first) / 1e6 for d in found.delays],
+        y=[d.late_ns / 1e6 for d in found.delays],
+        text=[escape(f"rank {d.rank}: {d.op} #{d.seq} of {d.group}") for d in found.delays],
+    )
+    return _figure("Largest delays", "ms after the first of them", "ms late", points)
+
+
+def _table(found: Report) -> str:
+    names = (
+        "group",
+        "operation",
+        "count",
+        "bytes",
+        "time",
+        "waiting",
+        "median",
+        "bus/s",
+        "skew",
+        "late rank",
+    )
+    rows = []
+    for o in found.operations:
+        late = f"{o.late_rank} ({o.late_share:.0%}, {span(max(o.late_ns, 0))})" if o.late_rank >= 0 else ""
+        cells = [o.group, o.op, str(o.count), size(o.bytes), span(o.time_ns), span(o.waiting_ns)]
+        cells += [span(o.median_ns), size(o.bus_bandwidth), span(o.skew_ns), late]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

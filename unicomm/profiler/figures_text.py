@@ -1,0 +1,98 @@
+"""A report on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from unicomm.flight_recorder.wording import span
+
+from .figures import Report
+
+_SHOWN_RANKS = 16
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _grid(title: str, *columns: str, left: int = 1) -> Table:
+    grid = Table(title=title, title_justify="left", show_edge=False)
+    for at, name in enumerate(columns):
+        grid.add_column(name, justify="left" if at < left else "right", no_wrap=at >= left)
+    return grid
+
+
+def summary(found: Report) -> str:
+    """What matters most, in a sentence."""
+    if not found.delays:
+        return "No collective of several ranks: nobody waits for anybody."
+    worst = found.delays[0]
+    costly = max(found.ranks, key=lambda r: r.cost_ns)
+    return (
+        f"The largest delay: rank {worst.rank} came {span(worst.late_ns)} late to {worst.op} #{worst.seq} of"
+        f" '{worst.group}', and the others waited {span(worst.cost_ns)} together."
+        f" Most time was lost by waiting for rank {costly.rank}: {span(costly.cost_ns)} of all other ranks,"
+        f" last in {costly.last:.0%} of its collectives."
+    )
+
+
+def render(found: Report) -> RenderableType:
+    operations = _grid(
+        "Operations (times of one rank)",
+        *("group", "operation", "count", "bytes", "time", "waiting", "median", "bus/s", "skew", "most"),
+        *("late rank", "overlap"),
+        left=2,
+    )
+    for one in found.operations:
+        late = (
+            f"{one.late_rank} ({one.late_share:.0%}, {span(max(one.late_ns, 0))})"
+            if one.late_rank >= 0
+            else ""
+        )
+        operations.add_row(
+            Text(one.group),
+            one.op,
+            str(one.count) + (f" ({one.unfinished} open)" if one.unfinished else ""),
+            size(one.bytes),
+            span(one.time_ns),
+            span(one.waiting_ns),
+            span(one.median_ns),
+            size(one.bus_bandwidth) if one.bus_bandwidth else "",
+            span(one.skew_ns),
+            span(one.most_skew_ns),
+            late,
+            "" if one.overlap is None else f"{one.overlap:.0%}",
+        )
+    delays = _grid("Largest delays", "rank", "collective", "late", "others waited", left=2)
+    for delay in found.delays:
+        delays.add_row(
+            str(delay.rank),
+            Text(f"{delay.op} #{delay.seq} of '{delay.group}'"),
+            span(delay.late_ns),
+            span(delay.cost_ns),
+        )
+    ranks = _grid(
+        "Ranks", "rank", "operations", "communicating", "waiting", "last in", "cost others", "clock"
+    )
+    shown = sorted(found.ranks, key=lambda r: -r.cost_ns)[:_SHOWN_RANKS]
+    for rank in shown:
+        ranks.add_row(
+            str(rank.rank),
+            str(rank.operations),
+            span(rank.communicating_ns),
+            span(rank.waiting_ns),
+            f"{rank.last:.0%}",
+            span(rank.cost_ns),
+            f"{rank.clock_ns / 1000:+.1f} us",
+        )
+    more = len(found.ranks) - len(shown)
+    tail = [Text(f"and {more} more ranks, that cost less")] if more else []
+    title = Text(f"{found.source}, {span(found.span_ns)} from the first to the last operation.")
+    return Group(title, Text(summary(found)), Text(), operations, Text(), delays, Text(), ranks, *tail)

@@ -1,0 +1,188 @@
+"""Operations captured in CUDA graphs, put onto the kernels that the graphs replay.
+
+A replayed graph runs no Python, so its kernels have no events. Operations issued while a graph is captured
+leave an annotation instead, keyed to the graph nodes that they made, by means of torch's own marks
+(torch.cuda._graph_annotations, torch 2.12 and later). A profiler's trace names the node of each replayed
+kernel, and `annotate` brings the two together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .chrome import Event, Progress, Reader, TraceError, Writer
+
+if TYPE_CHECKING:
+    from unicomm.comms.call import OpArgs
+    from unicomm.comms.communicator import Communicator
+    from unicomm.comms.hooks import RemovableHandle
+
+_VERSION = 1
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_NODE = "graph node id"
+_MARK = "unicomm"  # in an annotation: it is ours
+Mark = Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]
+
+
+class GraphAnnotations:
+    """Annotates operations that are issued while a CUDA graph is captured.
+
+        annotations = unicomm.profiler.graph_annotations(comm)
+        with torch.cuda.graph(graph, enable_annotations=True):
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+        annotations.save("rank0.annotations.json")
+
+    `records` has what was issued during captures: operation, group, uid, bytes, and the number at the
+    capture, which all replays share. Outside a capture it costs a call of a hook.
+    """
+
+    def __init__(self, mark: Mark | None = None, capturing: Callable[[], bool] | None = None) -> None:
+        """Not for users; `mark` and `capturing` stand in for torch's on machines without a GPU."""
+        self._mark = _torch_mark if mark is None else mark
+        self._capturing = _torch_capturing if capturing is None else capturing
+        self._handles: list[RemovableHandle] = []
+        self._open: dict[int, contextlib.AbstractContextManager[None]] = {}
+        self.records: list[dict[str, Any]] = []
+
+    def register_with_comm(self, comm: Communicator) -> None:
+        name, uid = comm.get_name(), comm.get_uid()
+
+        def before(op: Any, op_id: int, args: OpArgs) -> None:
+            if not self._capturing():
+                return
+            sent = [t for m in args.messages for t in (m.tensor,)]
+            sides = [list(args.inputs) or sent, list(args.outputs)]
+            record = {
+                _MARK: args.name,
+                "comm": name,
+                "comm_uid": uid,
+                "group_size": comm.get_size(),
+                "rank": comm.get_rank(),
+                "seq_num at capture": args.seq,
+                "bytes": max(sum(t.numel() * t.element_size() for t in side) for side in sides),
+            }
+            self.records.append(record)
+            scope = self._mark(record)
+            scope.__enter__()
+            self._open[op_id] = scope
+
+        def after(op: Any, op_id: int, args: OpArgs) -> None:
+            scope = self._open.pop(op_id, None)
+            if scope is not None:
+                scope.__exit__(None, None, None)
+
+        self._handles += [comm.register_pre_hook(before), comm.register_post_hook(after)]
+
+    def remove(self) -> None:
+        """Takes the hooks away; the records stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._open.clear()  # of operations that failed
+
+    def save(self, path: Path | str, kernels: Mapping[int, list[Any]] | None = None) -> int:
+        """Writes the annotations by graph node, after the capture; how many nodes have one.
+
+        `kernels` are torch's (`torch.cuda._graph_annotations.get_kernel_annotations()` by default).
+        """
+        if kernels is None:
+            from torch.cuda import _graph_annotations
+
+            kernels = _graph_annotations.get_kernel_annotations()
+        ours = {
+            str(node): own
+            for node, found in kernels.items()
+            if (own := [a for a in found if isinstance(a, dict) and _MARK in a])
+        }
+        Path(path).write_text(json.dumps({"version": _VERSION, "kernels": ours}, indent=1))
+        return len(ours)
+
+
+def graph_annotations(*comms: Communicator) -> GraphAnnotations:
+    """Annotations of these communicators' captured operations; see `GraphAnnotations`."""
+    out = GraphAnnotations()
+    for comm in comms:
+        out.register_with_comm(comm)
+    return out
+
+
+def _torch_capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _torch_mark(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    try:
+        from torch.cuda._graph_annotations import mark_kernels
+    except ImportError:
+        raise TraceError("this torch cannot annotate CUDA graphs: it needs 2.12 or later") from None
+    scope: contextlib.AbstractContextManager[None] = mark_kernels(annotation)
+    return scope
+
+
+def annotate(
+    trace: Path | str, annotations: Path | str, output: Path | str, progress: Progress | None = None
+) -> int:
+    """Writes `trace` again with annotations in the arguments of replayed kernels; how many got one.
+
+    Raises `TraceError` when an input is unusable. Nothing is left under the name of `output` then.
+    """
+    by_node = _read(Path(annotations))
+    target = Path(output)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise TraceError(f"{target}: the name has to end in .json or .json.gz")
+    if target.exists() and target.samefile(trace):
+        raise TraceError(f"{target} is the trace itself; choose another name for the output")
+    part = target.with_name(target.name + f".{os.getpid()}.part" + (".gz" if target.suffix == ".gz" else ""))
+    count = 0
+    try:
+        with Reader(trace) as reader:
+            writer = Writer(part, reader.head)
+            try:
+                for piece in reader.pieces():
+                    count += sum(_annotate(e, by_node) for e in piece)
+                    writer.write(piece)
+                    if progress is not None:
+                        progress(reader.position, reader.size)
+            finally:
+                writer.close()
+        part.replace(target)
+    except OSError as error:
+        raise TraceError(f"cannot write {target}: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def _annotate(e: Event, by_node: dict[int, dict[str, Any]]) -> int:
+    if e.get("cat") not in _WORK:
+        return 0
+    arguments = e.get("args")
+    if not isinstance(arguments, dict) or (found := by_node.get(arguments.get(_NODE, 0))) is None:
+        return 0
+    e["args"] = arguments | found
+    return 1
+
+
+def _read(path: Path) -> dict[int, dict[str, Any]]:
+    try:
+        data = json.loads(path.read_text())
+        if data["version"] != _VERSION:
+            raise ValueError(f"version {data['version']} is not known")
+        out: dict[int, dict[str, Any]] = {}
+        for node, found in data["kernels"].items():
+            merged: dict[str, Any] = {}
+            for one in found:
+                merged |= one
+            out[int(node)] = merged
+        return out
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(
+            f"{path} holds no annotations ({error!r}); graph_annotations(...).save writes them"
+        ) from None

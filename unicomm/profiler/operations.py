@@ -1,0 +1,356 @@
+"""The operations of all ranks as columns, on one clock: who waited for whom, and who was late.
+
+They come from traces (`load_traces`) or from the recorder's table (`from_recorder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from unicomm.flight_recorder import clocks
+from unicomm.flight_recorder.names import kind as kind_of
+from unicomm.flight_recorder.table import Kind, State, Table
+
+from .chrome import Progress, Reader, TraceError
+from .trace_table import KEY, TraceTable, read
+
+Column = npt.NDArray[Any]
+
+_WIDTHS = {"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
+_WIDTHS |= {"uint32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}  # others: 1
+
+
+@dataclass
+class GroupOf:
+    """A communicator. `ranks` are its members' ranks in the whole job."""
+
+    uid: str
+    name: str
+    description: str
+    backend: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class TraceFile:
+    """One rank's trace: what is known before its events are read."""
+
+    path: Path
+    rank: int
+    host: str
+    base_ns: int
+    stopped_ns: int
+    first_row: int = 0
+    rows: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class Operations:
+    """One row an operation of a rank; columns of one length.
+
+    Attributes:
+        rank, peer: in the whole job; `peer` -1 for collectives. `root` -1 where there is none.
+        group, op, dtype: indices into `groups`, `ops`, `dtypes`.
+        issued_ns, arrived_ns, completed_ns: on the rank's own clock; arrived: when the rank took part, as
+            opposed to having asked for it. completed is 0 for what was not over.
+        bytes: of the larger side of all its tensors together.
+        thread, traced: the issuing thread, and whether torch has an event of it.
+        stopped_ns: of each rank, when its recording ended.
+    """
+
+    rank: Column
+    group: Column
+    op: Column
+    kind: Column
+    seq: Column
+    peer: Column
+    root: Column
+    issued_ns: Column
+    arrived_ns: Column
+    completed_ns: Column
+    bytes: Column
+    elements: Column
+    dtype: Column
+    is_async: Column
+    thread: Column
+    traced: Column
+    ops: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    groups: list[GroupOf] = field(default_factory=list)
+    stopped_ns: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @cached_property
+    def ranks(self) -> Column:
+        return np.unique(self.rank)
+
+    @cached_property
+    def cell(self) -> Column:
+        """A number for the rows that belong together: a collective, or a send and its receive."""
+        source = np.where(self.kind == Kind.RECV, self.peer, self.rank).astype(np.int64)
+        target = np.where(self.kind == Kind.RECV, self.rank, self.peer).astype(np.int64)
+        collective = self.kind == Kind.COLLECTIVE
+        source[collective] = target[collective] = -1
+        key = np.stack([self.group.astype(np.int64), source, target, self.seq], axis=1)
+        # A message from any source has no number: it stays alone.
+        lone = ~collective & ((self.peer < 0) | (self.seq <= 0))
+        key[lone, 3] = -1 - np.flatnonzero(lone)
+        _, cells = np.unique(key, axis=0, return_inverse=True)
+        return cells.reshape(-1)
+
+
+def _empty() -> Operations:
+    none = np.zeros(0, np.int64)
+    return Operations(*(none,) * 16, [], [], [], {})
+
+
+class _Gatherer:
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Column]] = []
+        self.ops: dict[str, int] = {}
+        self.dtypes: dict[str, int] = {}
+        self.groups: dict[str, int] = {}
+        self.found = _empty()
+        self.length = 0
+
+    def group(self, one: GroupOf) -> int:
+        index = self.groups.setdefault(one.uid, len(self.groups))
+        if index == len(self.found.groups):
+            self.found.groups.append(one)
+        elif self.found.groups[index].ranks != one.ranks:
+            raise TraceError(
+                f"two ranks disagree on the members of '{one.name}' ({one.uid}): traces of one run?"
+            )
+        return index
+
+    def add(self, rank: int, table: TraceTable) -> int:
+        """The rows of one trace; how many."""
+        groups = [self.group(GroupOf(g.uid, g.name, g.description, g.backend, g.ranks)) for g in table.groups]
+        n = len(table.rows)
+
+        def ints(name: str) -> Column:
+            return np.fromiter(table.column(name), np.int64, n)
+
+        def indices(name: str, known: dict[str, int]) -> Column:
+            return np.fromiter((known.setdefault(v, len(known)) for v in table.column(name)), np.int32, n)
+
+        of = ints("group")
+        issued, started = ints("issued_ns"), ints("started_ns")
+        peer = ints("peer")
+        members = [np.asarray(g.ranks, np.int64) for g in table.groups]
+        for index, ranks in enumerate(members):
+            mine = (of == index) & (peer >= 0) & (peer < len(ranks))
+            peer[mine] = ranks[peer[mine]]
+        owners = np.asarray([g.global_rank for g in table.groups] or [rank], np.int64)
+        ops = table.column("op")
+        kinds = {op: int(kind_of(op)) for op in set(ops)}
+        self.parts.append(
+            {
+                # Ranks that are threads of one process are in one trace.
+                "rank": owners[of],
+                "group": np.asarray(groups or [0], np.int32)[of],
+                "op": indices("op", self.ops),
+                "kind": np.fromiter((kinds[op] for op in ops), np.uint8, n),
+                "seq": ints("seq_num"),
+                "peer": peer,
+                "root": ints("root"),
+                "issued_ns": issued,
+                "arrived_ns": np.where(started > 0, started, issued),
+                "completed_ns": ints("completed_ns"),
+                "bytes": ints("bytes"),
+                "elements": np.maximum(ints("in_elements"), ints("out_elements")),
+                "dtype": indices("dtype", self.dtypes),
+                "is_async": ints("is_async").astype(np.bool_),
+                "thread": ints("thread"),
+                "traced": ints("traced").astype(np.bool_),
+            }
+        )
+        for owner in {rank, *owners.tolist()}:
+            self.found.stopped_ns[int(owner)] = table.stopped_ns
+        return n
+
+    def finish(self) -> Operations:
+        found = self.found
+        for name in self.parts[0] if self.parts else ():
+            setattr(found, name, np.concatenate([part[name] for part in self.parts]))
+        found.ops, found.dtypes = list(self.ops), list(self.dtypes)
+        return found
+
+
+def load_traces(
+    paths: Sequence[Path], progress: Progress | None = None
+) -> tuple[list[TraceFile], Operations]:
+    """The tables of one trace a rank, and the files by rank. Raises `TraceError`."""
+    if not paths:
+        raise TraceError("no traces given")
+    files: list[TraceFile] = []
+    gatherer = _Gatherer()
+    for done, path in enumerate(paths):
+        if progress is not None:
+            progress(done, len(paths))
+        with Reader(path) as reader:
+            data = reader.head.get(KEY)
+            if data is None:  # a tool may have sorted the keys
+                for _ in reader.pieces():
+                    pass
+                data = reader.tail.get(KEY)
+            facts = reader.head | reader.tail
+        if data is None:
+            raise TraceError(
+                f"{path} holds no table of unicomm: nothing tells which operations it shares with other"
+                " ranks; profile a program that uses unicomm"
+            )
+        table = read(data, str(path))
+        base = int(facts.get("baseTimeNanoseconds", 0))
+        same = [f.path for f in files if f.rank == table.rank]
+        if same:
+            raise TraceError(f"{path} and {same[0]} are both of rank {table.rank}: give one trace a rank")
+        files.append(TraceFile(Path(path), table.rank, table.host, base, table.stopped_ns, gatherer.length))
+        files[-1].rows = gatherer.add(table.rank, table)
+        files[-1].dropped = table.dropped
+        gatherer.length += files[-1].rows
+    return sorted(files, key=lambda f: f.rank), gatherer.finish()
+
+
+def from_recorder(table: Table) -> Operations:
+    """The rows of rings or dumps, as far as their groups and times are known."""
+    kind = table.kind
+    rows = np.flatnonzero((table.group >= 0) & (kind != Kind.OTHER) & (table.created_ns > 0))
+    call = table.call[rows]
+    calls = table.calls
+    elements = np.maximum(calls.in_numel, calls.out_numel)
+    dtype = np.where(calls.in_dtype > 0, calls.in_dtype, calls.out_dtype)
+    width = np.asarray([_WIDTHS.get(name, 1 if name else 0) for name in table.dtypes] or [0], np.int64)
+    created, started = table.created_ns[rows], table.started_ns[rows]
+    over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
+    last = {
+        s.rank: max(s.as_of_ns, int(np.max(table.completed_ns[s.begin : s.end], initial=0)))
+        for s in table.sources
+        if s.rank >= 0
+    }
+    return Operations(
+        rank=table.rank[rows],
+        group=table.group[rows],
+        op=calls.op[call],
+        kind=kind[rows],
+        seq=table.seq[rows],
+        peer=table.peer[rows],
+        root=calls.root[call],
+        issued_ns=created,
+        arrived_ns=np.where(started > 0, started, created),
+        completed_ns=np.where(over, table.completed_ns[rows], 0),
+        bytes=(elements * width[dtype])[call],
+        elements=elements[call],
+        dtype=dtype[call],
+        is_async=table.is_async[rows],
+        thread=np.zeros(len(rows), np.int64),
+        traced=np.zeros(len(rows), np.bool_),
+        ops=table.ops,
+        dtypes=table.dtypes,
+        groups=[GroupOf(g.uid, g.name, g.desc, g.backend, tuple(g.ranks.tolist())) for g in table.groups],
+        stopped_ns=last,
+    )
+
+
+def clock_offsets(found: Operations) -> dict[int, int]:
+    """Nanoseconds by which each rank's clock is ahead of the typical one; 0 where nothing tells.
+
+    No rank leaves a collective that synchronizes before all have come, so their completions are compared.
+    """
+    wanted = np.asarray([op in clocks.SYNCHRONIZING for op in found.ops] or [False], np.bool_)
+    rows = (
+        np.flatnonzero(wanted[found.op] & (found.completed_ns > 0)) if len(found) else np.zeros(0, np.int64)
+    )
+    cells = found.cell[rows]
+    several = np.bincount(cells, minlength=int(cells.max(initial=-1)) + 1)[cells] > 1
+    rows, cells = rows[several], cells[several]
+    if not len(rows):
+        return dict.fromkeys(found.ranks.tolist(), 0)
+    _, dense = np.unique(cells, return_inverse=True)
+    # It needs the columns rank, completed_ns and ranks alone.
+    by_rank = np.nan_to_num(clocks.offsets(cast("Table", found), rows, dense.reshape(-1)))
+    return {rank: int(by_rank[rank]) for rank in found.ranks.tolist()}
+
+
+@dataclass
+class Joined:
+    """The rows on one clock, in nanoseconds since 1970.
+
+    Attributes:
+        begin, end: when the rank arrived, and when it was over (or its recording).
+        ready: when the last rank had arrived, not before `begin` nor after `end`. Waiting is before it,
+            transfer after. A send waits for nobody.
+        late: how much later than the typical (lower median) rank this one arrived; negative for earlier.
+        members: how many ranks' rows there are of the collective.
+        last: whether this rank came last of several.
+        open: not over when the recording ended.
+    """
+
+    begin: Column
+    end: Column
+    ready: Column
+    late: Column
+    members: Column
+    last: Column
+    open: Column
+
+    @property
+    def waiting(self) -> Column:
+        return self.ready - self.begin
+
+    @property
+    def transfer(self) -> Column:
+        return self.end - self.ready
+
+
+def join(found: Operations, offsets: dict[int, int]) -> Joined:
+    """Arrivals and completions of all ranks compared; `offsets` as `clock_offsets` gives them."""
+    if not len(found):
+        none = np.zeros(0, np.int64)
+        return Joined(none, none, none, none, none, none.astype(np.bool_), none.astype(np.bool_))
+    most = int(found.ranks.max()) + 1
+    shift, stop = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    for rank, offset in offsets.items():
+        shift[rank] = offset
+    for rank, at in found.stopped_ns.items():
+        if 0 <= rank < most:
+            stop[rank] = at
+    own = shift[found.rank]
+    begin = found.arrived_ns - own
+    still = found.completed_ns == 0
+    end = np.maximum(np.where(still, stop[found.rank], found.completed_ns) - own, begin)
+    cells = found.cell
+    count = int(cells.max()) + 1
+    latest = np.zeros(count, np.int64)
+    np.maximum.at(latest, cells, begin)
+    members = np.bincount(cells, minlength=count)
+    base = int(begin.min())
+    typical = clocks.grouped_median((begin - base).astype(np.float64), cells, count)
+    late = begin - base - typical[cells].astype(np.int64)
+    ready = np.where(found.kind == Kind.SEND, begin, np.clip(latest[cells], begin, end))
+    collective = found.kind == Kind.COLLECTIVE
+    last = collective & (members[cells] > 1) & (begin == latest[cells])
+    return Joined(begin, end, ready, late, members[cells], last, still)
+
+
+def lanes(begin: Column, end: Column) -> list[int]:
+    """For slices sorted by `begin`, the first track on which each overlaps no other."""
+    free: list[int] = []
+    out = []
+    for b, e in zip(begin.tolist(), end.tolist(), strict=True):
+        at = next((i for i, until in enumerate(free) if until <= b), len(free))
+        if at == len(free):
+            free.append(0)
+        free[at] = max(e, b + 1)
+        out.append(at)
+    return out
