@@ -10,6 +10,8 @@
 namespace unicomm::shm {
 namespace {
 
+constexpr uint64_t kLong = 256 * 1024;  // of a message, in bytes
+
 std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
 }  // namespace
@@ -102,7 +104,12 @@ void Exchange::step_send(Transfer& t) {
         header->count = m.count;
         header->dtype = static_cast<uint32_t>(m.dtype);
         header->bytes = static_cast<uint32_t>(now);
-        group_.stager_.copy(reinterpret_cast<char*>(header + 1), m.piece.data + t.done, now);
+        char* chunk = reinterpret_cast<char*>(header + 1);
+        if (m.piece.bytes >= kLong) {
+            Stager::stream(chunk, m.piece.data + t.done, now);
+        } else {
+            group_.stager_.copy(chunk, m.piece.data + t.done, now);
+        }
         c.head.store(++head, std::memory_order_release);
         group_.waiter_.wake_others();
         t.done += now;

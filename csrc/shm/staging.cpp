@@ -8,11 +8,11 @@
 #endif
 
 namespace unicomm::shm {
-namespace {
-
 #ifdef __SSE2__
-// Past the caches. Pieces of less than a line at both ends go the usual way.
-void stream(char* to, const char* from, uint64_t bytes) {
+constexpr bool kCanStream = true;
+
+// Pieces of less than a line at both ends go the usual way.
+void Stager::stream(char* to, const char* from, uint64_t bytes) {
     uint64_t head = -reinterpret_cast<uintptr_t>(to) & 63;
     if (head > bytes) head = bytes;
     if (head) std::memcpy(to, from, head);
@@ -30,13 +30,11 @@ void stream(char* to, const char* from, uint64_t bytes) {
     if (at < bytes) std::memcpy(to + at, from + at, bytes - at);
     _mm_sfence();  // streaming stores are not ordered by the release store that follows
 }
-constexpr bool kCanStream = true;
 #else
-void stream(char* to, const char* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
 constexpr bool kCanStream = false;
-#endif
 
-}  // namespace
+void Stager::stream(char* to, const char* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+#endif
 
 void Stager::copy(char* to, const char* from, uint64_t bytes) {
     if (bytes < kSmall || !kCanStream) {

@@ -13,6 +13,8 @@ class Stager {
   public:
     // Copies `bytes`; the caller publishes them afterwards by a release store.
     void copy(char* to, const char* from, uint64_t bytes);
+    // Always past the caches: better for long messages, which one core writes while the other reads.
+    static void stream(char* to, const char* from, uint64_t bytes);
     bool streaming() const { return streaming_; }
 
   private:
