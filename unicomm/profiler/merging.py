@@ -36,7 +36,7 @@ class Merged:
     dropped: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Slice:
     """An operation on a track of its communicator. Times in nanoseconds since 1970, aligned."""
 
@@ -62,7 +62,7 @@ class Sink(Protocol):
     def issued(self, event: Event, shift_us: float, flow: int) -> None:
         """A flow begins in an event that issued an asynchronous operation."""
 
-    def slices(self, found: Operations, made: list[Slice]) -> None:
+    def slices(self, own: RankRows, made: list[Slice]) -> None:
         """The rank's operations."""
 
     def close(self) -> None: ...
@@ -138,17 +138,17 @@ def _run(
         sink.open_rank(file, names)
         shift_us = (file.base_ns - result.offsets_ns.get(file.rank, 0) - base) / 1000
         issues: dict[int, int] = {}
-        waiting = _queues(found, rows)
+        waiting, own = _queues(found, rows), RankRows(found, rows)
         with Reader(file.path) as reader:
             for piece in reader.pieces():
                 for e in piece:
                     name = e.get("name")
                     if type(name) is not str or not name.startswith(PREFIX):
                         continue
-                    row = _row_of(e, waiting, found)
+                    row = _row_of(e, waiting, own)
                     if row >= 0:
-                        e["args"] = e.get("args", {}) | _arguments(found, row)
-                        if found.is_async[row]:
+                        e["args"] = e.get("args", {}) | own.arguments[row - own.first]
+                        if own.is_async[row - own.first]:
                             issues[row] = next_issue
                             sink.issued(e, shift_us, next_issue)
                             next_issue += 1
@@ -156,7 +156,7 @@ def _run(
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
-        sink.slices(found, list(_slices(joined, rows, track_of, places, issues)))
+        sink.slices(own, list(_slices(joined, rows, track_of, places, issues)))
         result.operations += len(rows)
         result.dropped += file.dropped
 
@@ -164,31 +164,72 @@ def _run(
 def _queues(found: Operations, rows: Column) -> dict[int, deque[int]]:
     """The rows that torch has events of, by thread and in order."""
     queues: dict[int, deque[int]] = {}
-    for row in rows[found.traced[rows]].tolist():
-        queues.setdefault(int(found.thread[row]), deque()).append(row)
+    traced = rows[found.traced[rows]]
+    for row, thread in zip(traced.tolist(), found.thread[traced].tolist(), strict=True):
+        queues.setdefault(thread, deque()).append(row)
     return queues
 
 
-def _row_of(e: Event, queues: dict[int, deque[int]], found: Operations) -> int:
+def _row_of(e: Event, queues: dict[int, deque[int]], own: RankRows) -> int:
     if e.get("ph") != "X" or e["name"].endswith(" (run)"):
         return -1
     queue = queues.get(e["tid"]) if isinstance(e.get("tid"), int) else None
-    if not queue or e["name"] != PREFIX + found.ops[found.op[queue[0]]]:
+    if not queue or e["name"] != own.names[queue[0] - own.first]:
         return -1
     return queue.popleft()
 
 
-def _arguments(found: Operations, row: int) -> dict[str, Any]:
-    """What an event has with `record_shapes=True`, for those without."""
-    group = found.groups[found.group[row]]
-    return {
-        "seq_num": int(found.seq[row]),
-        "comm": group.name,
-        "comm_uid": group.uid,
-        "bytes": int(found.bytes[row]),
-        "dtype": found.dtypes[found.dtype[row]],
-        "is_async": bool(found.is_async[row]),
-    }
+class RankRows:
+    """The rows of one rank as plain lists, which are much quicker to go through than columns."""
+
+    def __init__(self, found: Operations, rows: Column) -> None:
+        self.first = int(rows[0]) if len(rows) else 0
+
+        def plain(column: Column) -> list[Any]:
+            values: list[Any] = column[rows].tolist()
+            return values
+
+        self.names = [PREFIX + found.ops[i] for i in plain(found.op)]
+        self.is_async, self.completed = plain(found.is_async), plain(found.completed_ns)
+        self.before = plain(found.arrived_ns - found.issued_ns)
+        self.elements, self.root, self.peer = plain(found.elements), plain(found.root), plain(found.peer)
+        # What an event has with `record_shapes=True`, for those without.
+        self.arguments: list[dict[str, Any]] = [
+            {
+                "seq_num": seq,
+                "comm": found.groups[group].name,
+                "comm_uid": found.groups[group].uid,
+                "bytes": size,
+                "dtype": found.dtypes[dtype],
+                "is_async": later,
+            }
+            for seq, group, size, dtype, later in zip(
+                *(
+                    plain(found.seq),
+                    plain(found.group),
+                    plain(found.bytes),
+                    plain(found.dtype),
+                    self.is_async,
+                ),
+                strict=True,
+            )
+        ]
+
+    def describe(self, one: Slice) -> dict[str, Any]:
+        """The arguments of an operation's slice."""
+        at = one.row - self.first
+        out = self.arguments[at] | {
+            "elements": self.elements[at],
+            "waiting_us": (one.ready - one.begin) / 1000,
+            "transfer_us": (one.end - one.ready) / 1000,
+            "issued_before_us": self.before[at] / 1000,
+            "finished": self.completed[at] != 0,
+        }
+        if self.root[at] >= 0:
+            out["root"] = self.root[at]
+        if self.peer[at] >= 0:
+            out["peer"] = self.peer[at]
+        return out
 
 
 def _flows(found: Operations, joined: Joined) -> tuple[tuple[Column, Column], int]:
@@ -238,24 +279,6 @@ def _slices(
     for row, flow, at, begin, ready, end in zip(rows.tolist(), number, place, *times, strict=True):
         where = "stf"[at] if flow else ""
         yield Slice(row, track_of[row], begin, ready, end, flow, where, issues.get(row, 0))
-
-
-def describe(found: Operations, one: Slice) -> dict[str, Any]:
-    """The arguments of an operation's slice."""
-    row = one.row
-    out = _arguments(found, row) | {
-        "elements": int(found.elements[row]),
-        "waiting_us": (one.ready - one.begin) / 1000,
-        "transfer_us": (one.end - one.ready) / 1000,
-        "finished": bool(found.completed_ns[row]),
-    }
-    if found.root[row] >= 0:
-        out["root"] = int(found.root[row])
-    if found.peer[row] >= 0:
-        out["peer"] = int(found.peer[row])
-    # Issue is on the rank's own clock, the beginning on the common one.
-    out["issued_before_us"] = (int(found.arrived_ns[row]) - int(found.issued_ns[row])) / 1000
-    return out
 
 
 class JsonSink:
@@ -319,31 +342,31 @@ class JsonSink:
     def _us(self, ns: int) -> float:
         return (ns - self._base) / 1000
 
-    def slices(self, found: Operations, made: list[Slice]) -> None:
+    def slices(self, own: RankRows, made: list[Slice]) -> None:
         out: list[Event] = []
+        pid, first, names = self._pid, own.first, own.names
+
+        def part(name: str, tid: int, ts: float, dur: float) -> Event:
+            place = {"pid": pid, "tid": tid, "ts": ts, "dur": dur}
+            return {"ph": "X", "cat": "unicomm", "name": name, **place}
+
+        def step(kind: str, cat: str, name: str, number: int, tid: int, ts: float) -> Event:
+            place = {"pid": pid, "tid": tid, "ts": ts, "bp": "e"}
+            return {"ph": kind, "cat": cat, "name": name, "id": number, **place}
+
         for one in made:
-            place = {"pid": self._pid, "tid": one.track + 1}
-            begin, ready = self._us(one.begin), self._us(one.ready)
-            name = PREFIX + found.ops[found.op[one.row]]
-            out.append(
-                {"ph": "X", "cat": "unicomm", "name": name, "ts": begin, "dur": (one.end - one.begin) / 1000}
-                | place
-                | {"args": describe(found, one)}
-            )
+            tid, begin, name = one.track + 1, self._us(one.begin), names[one.row - first]
+            whole = part(name, tid, begin, (one.end - one.begin) / 1000)
+            whole["args"] = own.describe(one)
+            out.append(whole)
             if one.ready > one.begin:
-                dur = (one.ready - one.begin) / 1000
-                out.append({"ph": "X", "cat": "unicomm", "name": "waiting", "ts": begin, "dur": dur} | place)
+                out.append(part("waiting", tid, begin, (one.ready - one.begin) / 1000))
                 if one.end > one.ready:
-                    dur = (one.end - one.ready) / 1000
-                    out.append(
-                        {"ph": "X", "cat": "unicomm", "name": "transfer", "ts": ready, "dur": dur} | place
-                    )
+                    out.append(part("transfer", tid, self._us(one.ready), (one.end - one.ready) / 1000))
             if one.flow:
-                step = {"ph": one.place, "cat": "collective", "name": name, "id": one.flow, "ts": begin}
-                out.append(step | place | ({"bp": "e"} if one.place == "f" else {}))
+                out.append(step(one.place, "collective", name, one.flow, tid, begin))
             if one.issue:
-                to = {"ph": "f", "bp": "e", "cat": "issue", "name": "issue", "id": one.issue, "ts": begin}
-                out.append(to | place)
+                out.append(step("f", "issue", "issue", one.issue, tid, begin))
             if len(out) > 10_000:
                 self._writer.write(out)
                 out.clear()

@@ -14,9 +14,8 @@ except ImportError as error:
     ) from None
 
 from .chrome import Event
-from .merging import Slice, describe
-from .operations import Operations, TraceFile
-from .records import PREFIX
+from .merging import RankRows, Slice
+from .operations import TraceFile
 
 _SEQUENCE = 1
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
@@ -148,12 +147,12 @@ class PerfettoSink:
     def issued(self, event: Event, shift_us: float, flow: int) -> None:
         self._issues[id(event)] = flow  # it comes in the piece that follows
 
-    def slices(self, found: Operations, made: list[Slice]) -> None:
+    def slices(self, own: RankRows, made: list[Slice]) -> None:
         for one in made:
             track = self._tracks[one.track]
-            packet = self._begin(one.begin, track, PREFIX + found.ops[found.op[one.row]])
+            packet = self._begin(one.begin, track, own.names[one.row - own.first])
             event = packet.track_event
-            self._annotate(event, describe(found, one))
+            self._annotate(event, own.describe(one))
             if one.flow:
                 ids = event.terminating_flow_ids if one.place == "f" else event.flow_ids
                 ids.append(_COLLECTIVE + one.flow)
@@ -165,7 +164,7 @@ class PerfettoSink:
                     if end > begin:
                         self._builder.write_packet(self._begin(begin, track, name))
                         self._end(end, track)
-            if found.completed_ns[one.row]:  # a slice without an end is shown as not finished
+            if own.completed[one.row - own.first]:  # a slice without an end is shown as not finished
                 self._end(one.end, track)
 
     def close(self) -> None:

@@ -1,0 +1,193 @@
+"""Reports: a real job in which one rank is late, rings instead of traces, and the figures themselves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+from traces import generator, load, operations
+from typer.testing import CliRunner
+
+from unicomm import ReduceOp
+from unicomm.flight_recorder.writer import recorder_path
+from unicomm.launch.cli import app
+from unicomm.profiler import TraceError, merge, report
+from unicomm.profiler.figures import _union
+from unicomm.testing import run_ranks
+
+PROGRAM = Path(__file__).parent / "programs" / "ddp.py"
+LATE, SECONDS = 2, 0.05
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Traces of 4 ranks of DDP under the switch."""
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=4",
+        str(PROGRAM),
+    ]
+    env = {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "UNICOMM_TRACE_KEEP": "always"}
+    env["UNICOMM_TRACE_DIR"] = str(folder / "rings")
+    (folder / "rings").mkdir(mode=0o700)
+    done = subprocess.run(
+        [*command, str(folder), str(LATE), str(SECONDS)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | env,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    told = [json.loads((folder / f"told{r}").read_text()) for r in range(4)]
+    return folder, [folder / f"rank{r}.json" for r in range(4)], told
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_each_gradient_bucket_has_one_flow_through_all_ranks(trained, tmp_path):
+    _, paths, told = trained
+    buckets = len(told[0]["reduced"]) // 6
+    assert buckets >= 3
+    assert len(told[0]["reduced"]) == 6 * buckets
+    assert all(t["reduced"] == told[0]["reduced"] and t["all_async"] for t in told)
+    assert told[0]["kinds"] == [["shm", "default_pg"]]
+    done = merge(paths, tmp_path / "m.json")
+    assert done.ranks == [0, 1, 2, 3]
+    trace = load(tmp_path / "m.json")
+    made = operations(trace)
+    assert len(made) == 4 * 6 * buckets
+    at = {(e["pid"], e["tid"], e["ts"]): e for e in made}
+    flows = {}
+    for e in trace["traceEvents"]:
+        if e.get("cat") == "collective" and e["name"] == "unicomm::all_reduce":
+            flows.setdefault(e["id"], []).append(at[e["pid"], e["tid"], e["ts"]])
+    assert len(flows) == 6 * buckets
+    assert all(sorted(s["pid"] for s in steps) == [1, 2, 3, 4] for steps in flows.values())
+    assert (
+        sorted({s["args"]["seq_num"] for s in steps}.pop() for steps in flows.values()) == told[0]["reduced"]
+    )
+    issued = [e for e in trace["traceEvents"] if e.get("cat") == "issue" and e["ph"] == "s"]
+    assert len(issued) == len(made)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+def test_the_late_rank_is_named_with_its_delay(trained):
+    folder, paths, told = trained
+    slept = told[LATE]["slept"] * 1e9  # at least what was asked for; more where the machine is busy
+    assert slept >= SECONDS * 1e9
+    for inputs in (paths, [folder / "rings"]):
+        found = report(inputs)
+        # The rings hold the start of the program too, where ranks are late for reasons of their own.
+        worst = next(d for d in found.delays if d.op == "all_reduce" and d.seq in told[0]["reduced"])
+        assert worst.rank == LATE
+        assert worst.late_ns == pytest.approx(slept, rel=0.1)
+        assert worst.cost_ns > 2 * slept  # three ranks waited
+    assert report(paths).delays[0].rank == LATE
+    traced = next(o for o in report(paths).operations if o.op == "all_reduce")
+    assert traced.count == len(told[0]["reduced"])
+    assert traced.unfinished == 0
+    assert traced.overlap is not None
+    assert traced.bus_bandwidth > 0
+    assert traced.bytes == 6 * 6 * (64 * 64 + 64) * 4  # steps x layers
+
+
+def test_figures_of_a_known_job(tmp_path):
+    paths = generator.generate(tmp_path, 4, 400, 0.2, late=2)
+    found = report(paths)
+    assert found.delays[0].rank == 2
+    assert found.delays[0].late_ns == pytest.approx(3_000_000, rel=0.01)
+    assert found.delays[0].cost_ns == pytest.approx(9_000_000, rel=0.01)
+    assert [(o.op, o.count, o.bytes, o.ranks) for o in found.operations] == [
+        ("all_reduce", 40, 40 * 4096, 4)
+    ] * 2
+    for one in found.operations:
+        # They leave 20 us after the last arrival: 2 (n-1)/n x bytes / time.
+        assert one.bus_bandwidth == pytest.approx(1.5 * 4096 / 20e-6, rel=0.2)
+        assert one.time_ns == one.waiting_ns + one.transfer_ns
+        assert one.overlap == 0
+    assert max(o.most_skew_ns for o in found.operations) == pytest.approx(3_000_000, rel=0.01)
+    assert sum(r.last for r in found.ranks) == pytest.approx(1)
+    assert [r.operations for r in found.ranks] == [80] * 4
+
+
+def test_a_union_of_intervals():
+    busy = _union(np.asarray([10, 12, 30, 50]), np.asarray([20, 15, 40, 60]))
+    begin, end = np.asarray([0, 11, 15, 18, 65]), np.asarray([5, 13, 35, 55, 70])
+    assert busy.within(begin, end).tolist() == [0, 2, 10, 17, 0]
+    none = _union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert none.within(begin, end).tolist() == [0] * 5
+
+
+def test_messages_are_matched(tmp_path):
+    """A receive waits for its send; a send for nobody."""
+
+    def rank(comm):
+        x = torch.ones(1000)
+        if comm.get_rank() == 0:
+            comm.recv(x, 1, False)
+        else:
+            comm.send(x, 0, False)
+
+    prof = torch.profiler.profile()
+    prof.start()
+    run_ranks(rank, 2, store=HashStore())
+    prof.stop()
+    prof.export_chrome_trace(str(tmp_path / "a.json"))
+    found = report([tmp_path / "a.json"])
+    by_op = {o.op: o for o in found.operations}
+    assert by_op["send"].waiting_ns == 0
+    assert (by_op["recv"].count, by_op["recv"].bytes, by_op["recv"].late_rank) == (1, 4000, -1)
+    assert [r.rank for r in found.ranks] == [0, 1]
+
+
+def test_rings_need_no_profiler():
+    def rank(comm):
+        for _ in range(5):
+            comm.all_reduce(torch.ones(256), ReduceOp.SUM, False)
+
+    run_ranks(rank, 3, name="rings-of-report")
+    found = report([recorder_path()])
+    (mine,) = [o for o in found.operations if o.group == "rings-of-report"]
+    assert (mine.op, mine.count, mine.bytes, mine.ranks, mine.overlap) == ("all_reduce", 5, 5 * 1024, 3, None)
+
+
+def test_the_command(tmp_path):
+    pytest.importorskip("plotly")
+    paths = [str(p) for p in generator.generate(tmp_path, 3, 100, 0.2, late=1)]
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["profile", "report", *paths, "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "rank 1 came 3" in done.output.replace("\n", " ")
+    text = page.read_text()
+    assert "all_reduce" in text
+    assert "rank 1 came 3" in text
+    body = text[text.index("</script>") :]
+    assert "src=" not in body.split("<table>")[0].replace("src=''", "")
+    assert "https://cdn" not in body
+    done = CliRunner().invoke(app, ["profile", "report", *paths, "--json"])
+    data = json.loads(done.stdout)
+    assert data["delays"][0]["rank"] == 1
+    assert {"group", "op", "bus_bandwidth", "skew_ns", "late_rank"} <= set(data["operations"][0])
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(TraceError, match="is not there"):
+        report([tmp_path / "none"])
+    with pytest.raises(TraceError, match="no trace of unicomm, ring or dump"):
+        report([tmp_path])
+    (tmp_path / "a.json").write_text('{"traceEvents": []}')
+    with pytest.raises(TraceError, match="holds no table"):
+        report([tmp_path / "a.json"])
+    done = CliRunner().invoke(app, ["profile", "report", str(tmp_path / "a.json")])
+    assert done.exit_code == 2
