@@ -15,7 +15,7 @@ from unicomm.profiler.graphs import GraphAnnotations
 
 
 class Capture:
-    """Plays torch's part: a scope's kernels get the numbers of graph nodes, as cudaGraphNodeGetToolsId does."""
+    """Plays torch's part: a scope's kernels get numbers, as cudaGraphNodeGetToolsId gives them."""
 
     def __init__(self):
         self.active = False

@@ -16,6 +16,7 @@ torch has them no longer, `supported` is False and there are no events.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -34,6 +35,7 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unicomm.flight_recorder.ranks import format_ranks
 
+from . import torch_bridge
 from .dtypes import NAMES, code_of
 
 if TYPE_CHECKING:
@@ -120,6 +122,24 @@ class Span:
             row[_PEER] = peer
 
 
+class _Both:
+    """Our event with torch's own record of the same operation in it."""
+
+    __slots__ = ("_own", "_torch")
+
+    def __init__(self, own: Any, record: Any) -> None:
+        self._own = own
+        self._torch = record
+
+    def __enter__(self) -> None:
+        self._own.__enter__()
+        self._torch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._torch.__exit__()
+        self._own.__exit__(None, None, None)
+
+
 class Session:
     """What happens during one recording of the profiler."""
 
@@ -134,6 +154,7 @@ class Session:
         )
         self._batch = 0
         self._adding = threading.Lock()
+        self._bridge = torch_bridge.load()
         self.table: dict[str, Any] = {}
 
     def _of(self, engine: Engine) -> tuple[int, dict[str, Any]]:
@@ -236,7 +257,35 @@ class Session:
             arguments["in_splits"] = into
         if out:
             arguments["out_splits"] = out
-        return Span(name, row), _RecordFunctionFast(name, (), arguments)
+        event: Any = _RecordFunctionFast(name, (), arguments)
+        if self._bridge is not None:
+            kind = torch.uint8 if some is None else some.dtype
+            splits = list(in_splits or ()), list(out_splits or ())
+            event = _Both(event, self._record(engine, facts, op, seq, n_in, n_out, kind, later, peer, splits))
+        return Span(name, row), event
+
+    def _record(
+        self,
+        engine: Engine,
+        facts: dict[str, Any],
+        op: str,
+        seq: int,
+        n_in: int,
+        n_out: int,
+        kind: torch.dtype,
+        later: bool,
+        peer: int,
+        splits: tuple[list[int], list[int]],
+    ) -> Any:
+        """torch's own record; it can name ranks at equal distances only."""
+        ranks = list(engine.member.labels)
+        steps = {b - a for a, b in itertools.pairwise(ranks)}
+        stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
+        assert self._bridge is not None
+        return self._bridge.Record(
+            *(seq, peer >= 0, facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
+            *(engine.rank, op, n_in, n_out, kind, *splits, ranks[0], stride, len(ranks), later),
+        )
 
     def next_batch(self) -> int:
         self._batch += 1

@@ -7,6 +7,7 @@ operations.py   the operations of all ranks as columns: clocks, waiting, latenes
 merging.py      one trace of all ranks as JSON             pftrace.py      the same for Perfetto
 figures.py      where the time goes and who is late        figures_text.py  figures_html.py
 graphs.py       operations captured in CUDA graphs, put onto the replayed kernels
+bridge.py       builds torch_bridge.cpp, which emits torch's own record of an operation
 """
 
 from typing import Any

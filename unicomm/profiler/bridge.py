@@ -1,0 +1,80 @@
+"""Building the extension of comms/torch_bridge.py."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import torch
+
+from unicomm.comms.torch_bridge import bridge_path, load_from
+
+_SOURCE = Path(__file__).with_name("torch_bridge.cpp")
+
+
+class BuildError(RuntimeError):
+    """The extension cannot be built; the message says why, and the cure."""
+
+
+def build() -> Path:
+    """Compiles, tries and installs the extension; where it is. Raises `BuildError`."""
+    chosen = os.environ.get("CXX")
+    compiler = shlex.split(chosen) if chosen else [shutil.which("g++") or shutil.which("c++") or ""]
+    if not shutil.which(compiler[0]):
+        raise BuildError("no C++ compiler: install g++, or name one in CXX")
+    target = bridge_path()
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name) / target.name
+        done = subprocess.run(
+            [*compiler, *_flags(), str(_SOURCE), "-o", str(made), *_libraries()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise BuildError(f"{compiler[0]} failed for torch {torch.__version__}:\n{done.stderr[-3000:]}")
+        try:
+            load_from(made)
+        except ImportError as error:
+            raise BuildError(f"what was built does not load: {error}") from None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_suffix(f".{os.getpid()}.part")
+            shutil.copy(made, part)
+            part.replace(target)  # at once: another process may be loading the one before
+        except OSError as error:
+            raise BuildError(f"cannot install {target}: {error}; XDG_CACHE_HOME chooses the folder") from None
+    return target
+
+
+def _root() -> Path:
+    return Path(torch.__file__).parent
+
+
+def _flags() -> list[str]:
+    include = _root() / "include"
+    folders = (
+        include,
+        include / "torch" / "csrc" / "api" / "include",
+        Path(sysconfig.get_paths()["include"]),
+    )
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    flags = [
+        "-O1",
+        "-std=c++20",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+    ]
+    return [*flags, *(f"-I{folder}" for folder in folders)]
+
+
+def _libraries() -> list[str]:
+    folder = _root() / "lib"
+    return [f"-L{folder}", f"-Wl,-rpath,{folder}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
