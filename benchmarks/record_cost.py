@@ -55,7 +55,7 @@ def main() -> None:
         one_call = least(call) - empty
         with_frame = least(record) - empty
         # The same, in a file that lies in the package's folder: no frame outside is found.
-        _core.set_own_folder(str(Path(sys.argv[0]).resolve().parent))
+        _core.set_folders(own=str(Path(sys.argv[0]).resolve().parent), library="")
         other = _core.Recorder(str(Path(folder, "b.ucring")), "{}", 0, 1, 4096)
         comm = other.add_comm("main", "shm", "u", "0", 0, 1)
         begin, finish = other.begin, other.finish

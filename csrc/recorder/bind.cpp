@@ -96,7 +96,7 @@ void bind_recorder(nb::module_& m) {
         .def("total", [](Recorder& r) { return r.writer.header().rec_next.load(); })
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 
-    m.def("set_own_folder", [](const std::string& folder) { Recorder::set_own_folder(folder); });
+    m.def("set_folders", &Recorder::set_folders, nb::arg("own"), nb::arg("library"));
     m.def("next_op_id", &next_op_id);
     // For the test that compares the two descriptions of the file.
     m.def("ring_layout", [] {

@@ -6,7 +6,7 @@
 namespace unicomm {
 namespace {
 
-std::string own_folder;
+std::string own_folder, library_folder;
 Recorder* current = nullptr;
 std::atomic<uint64_t> op_ids{0};
 
@@ -34,7 +34,10 @@ Recorder::~Recorder() {
     if (current == this) current = nullptr;
 }
 
-void Recorder::set_own_folder(const std::string& folder) { own_folder = folder; }
+void Recorder::set_folders(const std::string& own, const std::string& library) {
+    own_folder = own;
+    library_folder = library;
+}
 
 void Recorder::make_current() { current = this; }
 
@@ -44,33 +47,38 @@ void Recorder::detach_after_fork() {
 
 uint32_t Recorder::caller_frame() {
     PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    uint32_t library_site = 0;
     while (frame) {
         PyCodeObject* code = PyFrame_GetCode(frame);
-        if (!is_own(code)) {
-            uint32_t id = site(code, frame);
-            Py_DECREF(code);
+        Whose whose = whose_is(code);
+        uint32_t id = 0;
+        if (whose == Whose::kUser || (whose == Whose::kLibrary && library_site == 0)) id = site(code, frame);
+        Py_DECREF(code);
+        if (whose == Whose::kUser) {
             Py_DECREF(frame);
             return id;
         }
-        Py_DECREF(code);
+        if (whose == Whose::kLibrary && library_site == 0) library_site = id;
         PyFrameObject* back = PyFrame_GetBack(frame);
         Py_DECREF(frame);
         frame = back;
     }
-    return 0;
+    return library_site;
 }
 
-bool Recorder::is_own(PyCodeObject* code) {
-    auto found = own_.find(code);
-    if (found != own_.end()) return found->second;
+Recorder::Whose Recorder::whose_is(PyCodeObject* code) {
+    auto found = whose_.find(code);
+    if (found != whose_.end()) return found->second;
     PyObject* name = attribute(reinterpret_cast<PyObject*>(code), "co_filename");
     std::string_view file = text_of(name);
-    bool own = !own_folder.empty() && file.starts_with(own_folder);
-    own = own || file.starts_with("<frozen");  // runpy and importlib
+    Whose whose = Whose::kUser;
+    if (!library_folder.empty() && file.starts_with(library_folder)) whose = Whose::kLibrary;
+    if (!own_folder.empty() && file.starts_with(own_folder)) whose = Whose::kOwn;
+    if (file.starts_with("<frozen")) whose = Whose::kOwn;  // runpy and importlib
     Py_XDECREF(name);
     Py_INCREF(code);  // the address is the key
-    own_.emplace(code, own);
-    return own;
+    whose_.emplace(code, whose);
+    return whose;
 }
 
 uint32_t Recorder::site(PyCodeObject* code, PyFrameObject* frame) {

@@ -22,11 +22,12 @@ class Recorder {
     Recorder(const Recorder&) = delete;
     Recorder& operator=(const Recorder&) = delete;
 
-    // The innermost frame outside the package, interned once per call site. The GIL must be held.
+    // The user's innermost frame, interned once per call site; torch's where there is none (threads of
+    // autograd). The GIL must be held.
     uint32_t caller_frame();
 
-    // Frames of files below this folder are the package's own, not the user's.
-    static void set_own_folder(const std::string& folder);
+    // Frames of files below these folders are the package's own, or torch's, and not the user's.
+    static void set_folders(const std::string& own, const std::string& library);
     void make_current();  // the one that a forked child must leave alone
     static void detach_after_fork();
 
@@ -43,11 +44,12 @@ class Recorder {
             return std::hash<void*>()(s.code) * 31 + static_cast<size_t>(s.lasti);
         }
     };
-    bool is_own(PyCodeObject* code);
+    enum class Whose : uint8_t { kUser, kOwn, kLibrary };
+    Whose whose_is(PyCodeObject* code);
     uint32_t site(PyCodeObject* code, PyFrameObject* frame);
 
     // Both are guarded by the GIL.
-    std::unordered_map<PyCodeObject*, bool> own_;
+    std::unordered_map<PyCodeObject*, Whose> whose_;
     std::unordered_map<CallSite, uint32_t, CallSiteHash> sites_;
 };
 

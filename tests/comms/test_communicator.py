@@ -25,6 +25,7 @@ from unicomm import (
     objcol,
 )
 from unicomm.comms.errors import PeerLostError
+from unicomm.flight_recorder.ring import read_ring
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -323,3 +324,26 @@ def test_a_copy_is_the_same_member():
         assert copy.deepcopy(module).comm is copy.copy(comm) is comm
         with pytest.raises(TypeError, match="belongs to its process"):
             pickle.dumps(comm)
+
+
+def test_records_name_the_user_not_torch():
+    """Through torch.distributed too, a record's frame is the program's."""
+    from unicomm.comms.process_group import UnicommProcessGroup
+
+    with unicomm.new_comm("shm", torch.device("cpu")) as comm:
+        group = UnicommProcessGroup(comm)
+        options = torch.distributed.AllreduceOptions()
+
+        def through_torch() -> None:
+            # A function that lies in torch's folder calls the group.
+            code = compile("def call(group, x, o): group.allreduce([x], o)", torch.__file__, "exec")
+            names: dict[str, Callable[..., object]] = {}
+            exec(code, names)
+            names["call"](group, torch.ones(2), options)
+
+        through_torch()
+        group.allreduce([torch.ones(2)], options)
+        ring = read_ring(comm._member.recorder.snapshot())
+        last = [ring.frame(record).function for record in ring.records[-2:]]
+        assert last[0].endswith("through_torch")
+        assert last[1].endswith("test_records_name_the_user_not_torch")

@@ -22,8 +22,17 @@ from .folder import FolderError, clean, ring_name, rings_folder
 _DEFAULT_RECORDS = 4096
 _KEEP = ("failure", "always", "never")
 
-# Frames below the package are ours: a record names the first one outside.
-_core.set_own_folder(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""))
+
+def _folder(file: str) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(file)), "")
+
+
+# Frames below the package are ours, those of torch.distributed are torch's: a record names the user's. Who
+# writes has imported torch already; this module does not.
+_torch = getattr(sys.modules.get("torch"), "__file__", None)
+_core.set_folders(
+    own=_folder(os.path.dirname(os.path.abspath(__file__))), library=_folder(_torch) if _torch else ""
+)
 
 _lock = threading.Lock()
 _recorder: _core.Recorder | None = None
