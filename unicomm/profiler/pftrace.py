@@ -7,7 +7,6 @@ from typing import Any
 
 try:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import EventName, TracePacket, TrackEvent
-    from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 except ImportError as error:
     raise ImportError(
         f".pftrace needs the package 'perfetto' ({error}): pip install 'unicomm[profile]'"
@@ -20,6 +19,7 @@ from .operations import TraceFile
 _SEQUENCE = 1
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
 _RANK = 1 << 40
+_INTERNAL = ("Record function id", "Ev Idx")  # numbers that torch gives its events, of no use here
 
 
 class PerfettoSink:
@@ -27,7 +27,6 @@ class PerfettoSink:
 
     def __init__(self, path: Path, base: int) -> None:
         self._file = path.open("wb")
-        self._builder = StreamingTraceProtoBuilder(self._file)
         self._base = base
         self._names: dict[str, int] = {}
         self._next = 1
@@ -39,10 +38,22 @@ class PerfettoSink:
         self._issues: dict[int, int] = {}
         packet = self._packet()
         packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        self._builder.write_packet(packet)
+        self._write(packet)
+        self._ending = self._packet()  # every end but for its time and track
+        self._ending.track_event.type = TrackEvent.TYPE_SLICE_END
+
+    def _write(self, packet: Any) -> None:
+        # A trace is its packets one after the other, each as field 1. The package's own writer copies each.
+        data: bytes = packet.SerializeToString()
+        size, frame = len(data), bytearray(b"\n")
+        while size > 0x7F:
+            frame.append(size & 0x7F | 0x80)
+            size >>= 7
+        frame.append(size)
+        self._file.write(frame + data)
 
     def _packet(self) -> Any:
-        packet: Any = self._builder.create_packet()
+        packet: Any = TracePacket()
         packet.trusted_packet_sequence_id = _SEQUENCE
         packet.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
         return packet
@@ -58,7 +69,7 @@ class PerfettoSink:
             packet.track_descriptor.process.pid = order + 1  # a pid of 0 is the idle process
             packet.track_descriptor.process.process_name = name
             packet.track_descriptor.sibling_order_rank = order
-        self._builder.write_packet(packet)
+        self._write(packet)
         return number
 
     def open_rank(self, file: TraceFile, tracks: list[str]) -> None:
@@ -82,13 +93,15 @@ class PerfettoSink:
         return packet
 
     def _end(self, at: int, track: int) -> None:
-        packet = self._packet()
+        packet = self._ending
         packet.timestamp = at
-        packet.track_event.type, packet.track_event.track_uuid = TrackEvent.TYPE_SLICE_END, track
-        self._builder.write_packet(packet)
+        packet.track_event.track_uuid = track
+        self._write(packet)
 
     def _annotate(self, event: Any, values: dict[str, Any]) -> None:
         for key, value in values.items():
+            if key in _INTERNAL:
+                continue
             one = event.debug_annotations.add(name=key)
             if isinstance(value, bool):
                 one.bool_value = value
@@ -132,7 +145,7 @@ class PerfettoSink:
             self._annotate(event, e.get("args", {}))
             if kind != "X":
                 event.type = TrackEvent.TYPE_INSTANT
-                self._builder.write_packet(packet)
+                self._write(packet)
                 continue
             for flow in flows.pop((e.get("pid"), e.get("tid"), e["ts"]), ()):
                 number = _OWN + self._rank * _RANK + int(flow["id"]) % _RANK
@@ -140,7 +153,7 @@ class PerfettoSink:
                 ids.append(number)
             if issue := self._issues.pop(id(e), 0):
                 event.flow_ids.append(_ISSUE + issue)
-            self._builder.write_packet(packet)
+            self._write(packet)
             self._end(at + max(0, round(e.get("dur", 0) * 1000)), track)
         return taken
 
@@ -158,11 +171,11 @@ class PerfettoSink:
                 ids.append(_COLLECTIVE + one.flow)
             if one.issue:
                 event.terminating_flow_ids.append(_ISSUE + one.issue)
-            self._builder.write_packet(packet)
+            self._write(packet)
             if one.ready > one.begin:
                 for name, begin, end in (("waiting", one.begin, one.ready), ("transfer", one.ready, one.end)):
                     if end > begin:
-                        self._builder.write_packet(self._begin(begin, track, name))
+                        self._write(self._begin(begin, track, name))
                         self._end(end, track)
             if own.completed[one.row - own.first]:  # a slice without an end is shown as not finished
                 self._end(one.end, track)
