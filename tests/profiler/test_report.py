@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
-from traces import generator, load, operations
+from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp
@@ -76,6 +76,10 @@ def test_each_gradient_bucket_has_one_flow_through_all_ranks(trained, tmp_path):
     assert (
         sorted({s["args"]["seq_num"] for s in steps}.pop() for steps in flows.values()) == told[0]["reduced"]
     )
+    merge(paths, tmp_path / "m.pftrace")
+    decoded = decode(tmp_path / "m.pftrace")
+    assert len(decoded.flows) >= 6 * buckets
+    assert {p for p in decoded.processes if p} == {e["args"]["name"] for e in named(trace)}
     issued = [e for e in trace["traceEvents"] if e.get("cat") == "issue" and e["ph"] == "s"]
     assert len(issued) == len(made)
 

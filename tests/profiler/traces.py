@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "profile_merge.py"
@@ -30,9 +31,44 @@ def load(path):
     return trace
 
 
+def named(trace):
+    return [e for e in trace["traceEvents"] if e["name"] == "process_name"]
+
+
 def processes(trace):
     """pid -> name."""
-    return {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    return {e["pid"]: e["args"]["name"] for e in named(trace)}
+
+
+@dataclass
+class Decoded:
+    """A Perfetto trace: flows as (process, slice, whether it ends there), and the processes."""
+
+    flows: dict
+    processes: set
+
+
+def decode(path):
+    """Reads a Perfetto trace with the package's messages; slices of a track must nest and end."""
+    protos = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace = protos.Trace()
+    trace.ParseFromString(path.read_bytes())
+    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.track_descriptor.uuid}
+    names = {n.iid: n.name for p in trace.packet for n in p.interned_data.event_names}
+    flows, depth = {}, {}
+    for packet in sorted(trace.packet, key=lambda p: p.timestamp):
+        if not packet.HasField("track_event"):
+            continue
+        event = packet.track_event
+        process = tracks[tracks[event.track_uuid].parent_uuid].process.process_name
+        step = {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
+        depth[event.track_uuid] = depth.get(event.track_uuid, 0) + step
+        assert depth[event.track_uuid] >= 0
+        for flow in (*event.flow_ids, *event.terminating_flow_ids):
+            step = (process, names[event.name_iid], len(event.terminating_flow_ids))
+            flows.setdefault(flow, []).append(step)
+    assert set(depth.values()) == {0}
+    return Decoded(flows, {t.process.process_name for t in tracks.values()})
 
 
 def operations(trace, name="unicomm::all_reduce"):
