@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import CommError, ReduceOp, new_comm
-from unicomm.comms import profiling
+from unicomm.comms import profiling, profiling_session
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.profiler import TraceError, events, read_events
 from unicomm.profiler.trace_table import KEY
@@ -117,8 +117,8 @@ def test_the_table_is_what_the_table_says(comm, tmp_path):
     with profile() as prof:
         comm.barrier(False)
     _, trace = raw(prof, tmp_path / "a.json")
-    assert KEY == profiling.KEY
-    assert tuple(trace[KEY]["columns"]) == profiling.COLUMNS
+    assert KEY == profiling_session.KEY
+    assert tuple(trace[KEY]["columns"]) == profiling_session.COLUMNS
     assert len(trace[KEY]["rows"]) == 1
 
 
@@ -167,8 +167,10 @@ def test_an_operation_that_fails_is_there(comm):
 
     with pytest.raises(CommError):
         run_ranks(rank, 2)
-    rows = [dict(zip(profiling.COLUMNS, row, strict=True)) for row in profiling.finished[-1].table["rows"]]
-    assert [row["state"] for row in rows if row["op"] == "all_reduce"] == [profiling.FAILED]
+    rows = [
+        dict(zip(profiling_session.COLUMNS, row, strict=True)) for row in profiling.finished[-1].table["rows"]
+    ]
+    assert [row["state"] for row in rows if row["op"] == "all_reduce"] == [profiling_session.FAILED]
 
 
 def test_numbers_are_those_of_the_recorder(comm):

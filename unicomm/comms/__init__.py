@@ -12,7 +12,8 @@
     work.py         Work, and the worker that runs asynchronous operations in order
     hooks.py        pre, post and abort hooks, NanCheckHook           clog.py        the operation log
     engine.py       how an operation runs: order, records, hooks, errors
-    profiling.py    events and a table for torch.profiler's traces    torch_bridge.py  torch's own record
+    profiling.py    when torch.profiler runs     profiling_session.py  events and a table for its traces
+    torch_bridge.py torch's own record of a communication, where it has been built
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     batch.py        send/recv batches            persistent.py  persistent all-gather
     objects.py      Python objects (objcol)

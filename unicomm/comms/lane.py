@@ -24,7 +24,7 @@ from . import completion
 from .call import Message, OpArgs
 from .errors import CommError, NotReadyError
 from .options import seconds
-from .profiling import Span
+from .profiling_session import Span
 from .work import Work, Worker
 
 if TYPE_CHECKING:

@@ -9,317 +9,32 @@ records only the threads in which the profiler was started; its row says when it
 arguments into the trace with `record_shapes=True` only; the table is always there, under the key `unicomm`
 of the trace, and its k-th row that was recorded in a thread belongs to that thread's k-th event `unicomm::*`.
 
-torch 2.11 to 2.13 call `torch.autograd.profiler._run_on_profiler_start` before a recording and
+torch 2.13 calls `torch.autograd.profiler._run_on_profiler_start` before a recording and
 `_disable_profiler` at its end, both through the module's namespace, which is where this hooks in. Where a
 torch has them no longer, `supported` is False and there are no events.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import socket
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-import torch
 import torch.autograd.profiler as torch_profiler
-from torch._C._autograd import _add_metadata_json, _profiler_enabled
-from torch._C._profiler import _RecordFunctionFast
+from torch._C._autograd import _add_metadata_json
 
-from unicomm.flight_recorder.ranks import format_ranks
-
-from . import torch_bridge
-from .dtypes import NAMES, code_of
+from .profiling_session import KEY, Session, Span
 
 if TYPE_CHECKING:
     from .call import Call, Message
     from .engine import Engine
 
-VERSION = 1
-KEY = "unicomm"  # of the table in a trace
-COLUMNS = (
-    "op",
-    "seq_num",
-    "group",
-    "thread",
-    "traced",
-    "issued_ns",
-    "started_ns",
-    "completed_ns",
-    "state",
-    "is_async",
-    "in_elements",
-    "out_elements",
-    "dtype",
-    "root",
-    "peer",
-    "bytes",
-    "in_splits",
-    "out_splits",
-    "batch",
-)
-_TRACED, _STARTED, _COMPLETED, _STATE, _PEER = (
-    COLUMNS.index(c) for c in ("traced", "started_ns", "completed_ns", "state", "peer")
-)
-CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
-MOST_ROWS = 2_000_000  # of one recording; later operations are counted only
 _KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
 
 supported = hasattr(torch_profiler, "_run_on_profiler_start") and hasattr(torch_profiler, "_disable_profiler")
-
-# Everything a JSON string can hold as it is: kineto turns backslashes of metadata into slashes.
-_PLAIN = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
-
-
-def plain(text: str) -> str:
-    """Printable ASCII without quotes, backslashes and percent signs, which are written as %XX of UTF-8."""
-    return quote(text, safe=_PLAIN)
-
-
-class Span:
-    """One operation of a recording, from its issue to its end."""
-
-    __slots__ = ("_event", "name", "row")
-
-    def __init__(self, name: str, row: list[Any]) -> None:
-        self.name = name
-        self.row = row
-        self._event: Any = None
-
-    def enter(self, event: Any) -> None:
-        """`event` is None where torch does not record the thread."""
-        if event is not None:
-            self._event = event
-            self.row[_TRACED] = 1
-            event.__enter__()
-
-    def enter_run(self) -> None:
-        """In the worker: shows when torch records all threads."""
-        self._event = _RecordFunctionFast(f"{self.name} (run)")
-        self._event.__enter__()
-
-    def leave(self) -> None:
-        if self._event is not None:
-            self._event.__exit__(None, None, None)
-            self._event = None
-
-    def start(self) -> None:
-        self.row[_STARTED] = time.time_ns()
-        self.row[_STATE] = STARTED
-
-    def finish(self, error: BaseException | None, peer: int = -1) -> None:
-        row = self.row
-        row[_COMPLETED] = time.time_ns()
-        row[_STATE] = COMPLETED if error is None else FAILED
-        if peer >= 0:
-            row[_PEER] = peer
-
-
-class _Both:
-    """Our event with torch's own record of the same operation in it."""
-
-    __slots__ = ("_own", "_torch")
-
-    def __init__(self, own: Any, record: Any) -> None:
-        self._own = own
-        self._torch = record
-
-    def __enter__(self) -> None:
-        self._own.__enter__()
-        self._torch.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._torch.__exit__()
-        self._own.__exit__(None, None, None)
-
-
-class Session:
-    """What happens during one recording of the profiler."""
-
-    def __init__(self) -> None:
-        self.started_ns = time.time_ns()
-        self.stopped_ns = 0
-        self.rows: list[list[Any]] = []
-        self.dropped = 0
-        self.groups: list[dict[str, Any]] = []
-        self._facts: weakref.WeakKeyDictionary[Engine, tuple[int, dict[str, Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._batch = 0
-        self._adding = threading.Lock()
-        self._bridge = torch_bridge.load()
-        self.table: dict[str, Any] = {}
-
-    def _of(self, engine: Engine) -> tuple[int, dict[str, Any]]:
-        """The communicator's number in this recording, and the arguments that all its events have."""
-        found = self._facts.get(engine)
-        if found is not None:
-            return found
-        with self._adding:
-            member = engine.member
-            name, desc = _torch_names(engine)
-            group = {
-                "uid": plain(member.uid),
-                "name": plain(member.name),
-                "group_name": plain(name),
-                "description": plain(desc),
-                "backend": plain(member.backend.name),
-                "ranks": format_ranks(member.labels),
-                "rank": member.rank,
-                "size": member.size,
-            }
-            facts = {
-                "comm": group["name"],
-                "comm_uid": group["uid"],
-                "group_name": group["group_name"],
-                "group_description": group["description"],
-                "group_ranks": group["ranks"],
-                "group_size": member.size,
-                "rank": member.rank,
-                "backend": group["backend"],
-            }
-            facts = {key: value for key, value in facts.items() if value != ""}  # kineto drops empty ones
-            found = self._facts[engine] = (len(self.groups), facts)
-            self.groups.append(group)
-            return found
-
-    def add(
-        self,
-        engine: Engine,
-        op: str,
-        seq: int,
-        ins: Sequence[torch.Tensor],
-        outs: Sequence[torch.Tensor],
-        later: bool,
-        root: int = -1,
-        peer: int = -1,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        batch: int = 0,
-    ) -> tuple[Span, Any]:
-        """A row, and the event that is to be entered and left by the calling thread."""
-        index, facts = self._of(engine)
-        some = ins[0] if ins else outs[0] if outs else None
-        n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
-        dtype = "" if some is None else NAMES[code_of(some.dtype)]
-        size = 0 if some is None else max(n_in, n_out) * some.element_size()
-        into = "" if in_splits is None else ",".join(map(str, in_splits))
-        out = "" if out_splits is None else ",".join(map(str, out_splits))
-        row = [
-            op,
-            seq,
-            index,
-            threading.get_native_id(),
-            0,
-            time.time_ns(),
-            0,
-            0,
-            CREATED,
-            int(later),
-            n_in,
-            n_out,
-            dtype,
-            root,
-            peer,
-            size,
-            into,
-            out,
-            batch,
-        ]
-        if len(self.rows) < MOST_ROWS:
-            self.rows.append(row)
-        else:
-            self.dropped += 1
-        name = f"unicomm::{op}"
-        if not _profiler_enabled():
-            return Span(name, row), None
-        arguments = facts | {
-            "seq_num": seq,
-            "in_elements": n_in,
-            "out_elements": n_out,
-            "bytes": size,
-            "is_async": later,
-        }
-        if dtype:
-            arguments["dtype"] = dtype
-        if root >= 0:
-            arguments["root"] = root
-        if peer >= 0:
-            arguments["peer"] = peer
-        if into:
-            arguments["in_splits"] = into
-        if out:
-            arguments["out_splits"] = out
-        event: Any = _RecordFunctionFast(name, (), arguments)
-        if self._bridge is not None:
-            kind = torch.uint8 if some is None else some.dtype
-            splits = list(in_splits or ()), list(out_splits or ())
-            event = _Both(event, self._record(engine, facts, op, seq, n_in, n_out, kind, later, peer, splits))
-        return Span(name, row), event
-
-    def _record(
-        self,
-        engine: Engine,
-        facts: dict[str, Any],
-        op: str,
-        seq: int,
-        n_in: int,
-        n_out: int,
-        kind: torch.dtype,
-        later: bool,
-        peer: int,
-        splits: tuple[list[int], list[int]],
-    ) -> Any:
-        """torch's own record; it can name ranks at equal distances only."""
-        ranks = list(engine.member.labels)
-        steps = {b - a for a, b in itertools.pairwise(ranks)}
-        stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
-        assert self._bridge is not None
-        return self._bridge.Record(
-            *(seq, peer >= 0, facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
-            *(engine.rank, op, n_in, n_out, kind, *splits, ranks[0], stride, len(ranks), later),
-        )
-
-    def next_batch(self) -> int:
-        self._batch += 1
-        return self._batch
-
-    def close(self) -> None:
-        """Freezes the table: what ends later counts as not finished."""
-        self.stopped_ns = time.time_ns()
-        self.table = {
-            "version": VERSION,
-            "host": plain(socket.gethostname()),
-            "pid": os.getpid(),
-            "started_ns": self.started_ns,
-            "stopped_ns": self.stopped_ns,
-            "dropped": self.dropped,
-            "groups": self.groups,
-            "columns": list(COLUMNS),
-            "rows": [list(row) for row in self.rows],
-        }
-        self.rows = []
-
-
-def _torch_names(engine: Engine) -> tuple[str, str]:
-    """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
-    if not torch.distributed.is_available():
-        return "", ""
-    from torch.distributed import distributed_c10d
-
-    for group in list(distributed_c10d._world.pg_names):
-        comms = getattr(group, "_comms", None)
-        if isinstance(comms, dict) and any(c._engine is engine for c in comms.values()):
-            return str(group.group_name), str(group.group_desc)
-    return "", ""
-
 
 #: The recording that is under way, or None. The one thing that the general path looks at.
 session: Session | None = None
