@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from unicomm import ReduceOp, new_comm
 from unicomm.launch.cli import app
-from unicomm.profiler import TraceError, chrome, merge
+from unicomm.profiler import TraceError, chrome, merge, read_events, report
 from unicomm.profiler.operations import clock_offsets, join, load_traces
 
 CPU = torch.device("cpu")
@@ -200,6 +200,22 @@ def test_what_is_no_trace_is_said(tmp_path, text):
     with pytest.raises(TraceError, match=r"a\.json is no Chrome trace"):
         merge([path], tmp_path / "m.json")
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["unicomm::all_reduce", "aten::op_1"])
+@pytest.mark.parametrize("damage", [{"ts": "soon"}, {"ts": None, "dur": None}, {"args": 5, "ts": []}])
+def test_damaged_events_are_said(job, tmp_path, name, damage):
+    trace = json.loads(job[0].read_text())
+    event = next(e for e in trace["traceEvents"] if e["name"] == name)
+    event |= damage
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(trace))
+    readers = [lambda: merge([path], tmp_path / "m.json")] if damage["ts"] is not None else []
+    readers.append((lambda: read_events(path)) if name.startswith("unicomm") else (lambda: report([path])))
+    for read in readers:
+        with pytest.raises(TraceError, match=r"a\.json is no Chrome trace: an event of it is damaged"):
+            read()
+    assert list(tmp_path.glob("*.part*")) == []
 
 
 def test_inputs_that_do_not_fit(job, tmp_path):

@@ -84,8 +84,12 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self.close()
+        damage = isinstance(error, (TypeError, KeyError, AttributeError, OverflowError, ValueError))
+        if damage and not isinstance(error, TraceError):
+            # Events are used as they come: looking at every field first would take longer than the rest.
+            raise self.broken(f"an event of it is damaged ({error!r})") from error
 
     @property
     def position(self) -> int:

@@ -198,8 +198,8 @@ def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | 
             for piece in reader.pieces():
                 for e in piece:
                     if e.get("cat") in _COMPUTE and not str(e.get("name", "")).startswith(_NOT_COMPUTE):
-                        begins.append(e["ts"])
-                        lasts.append(e.get("dur", 0))
+                        begins.append(float(e["ts"]))
+                        lasts.append(float(e.get("dur", 0)))
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
