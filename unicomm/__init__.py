@@ -56,9 +56,11 @@ _WHERE = {
 }
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 _MODULES = {
+    "flight_recorder": "flight_recorder",
     "functional": "comms.functional",
     "objcol": "comms.objects",
     "hooks": "hooks",
+    "profiler": "profiler",
     "testing": "testing",
 }
 
