@@ -24,8 +24,10 @@ Layout Layout::plan(int world, uint32_t slot_bytes, uint32_t p2p_bytes) {
     l.world = world;
     // Slots hold one part per peer in the all-to-all patterns: keep a part at least a few lines long.
     l.slot_bytes = static_cast<uint32_t>(page_align(std::max<uint64_t>(slot_bytes, 256 * n)));
-    l.p2p_depth = 16;
-    uint64_t chunk = p2p_bytes / std::max<uint64_t>(n - 1, 1) / l.p2p_depth;
+    // Many small chunks let the receiver read while the sender writes; with many peers each has room for few.
+    uint64_t room = p2p_bytes / std::max<uint64_t>(n - 1, 1);
+    l.p2p_depth = room >= 64 * 1024 ? 16 : 4;
+    uint64_t chunk = room / l.p2p_depth;
     l.p2p_chunk = static_cast<uint32_t>(std::clamp<uint64_t>(chunk / 1024 * 1024, 1024, 128 * 1024));
     l.controls = page_align(sizeof(SegmentHeader));
     l.announcements = page_align(l.controls + n * sizeof(RankControl));

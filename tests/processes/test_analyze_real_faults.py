@@ -46,7 +46,9 @@ def test_injected(start, rings, fault, verdict, culprits):
     job.next("calling")
     report = report_of(rings, verdict, 4)
     assert (report.main.verdict.value, report.main.culprits) == (verdict, culprits), report.findings
-    assert [f.verdict.value for f in report.findings] == [verdict]
+    # On a busy machine a rank may be slow besides, and then the report is right to say so.
+    assert {f.verdict.value for f in report.findings} - {"alive-but-slow"} == {verdict}
+    assert report.findings[0] is report.main
     if fault == "never":
         assert report.main.victims == [0, 1, 3]
         assert f"injected.py:{line}" in report.main.sentence

@@ -86,6 +86,7 @@ def asynchronous(comm: unicomm.Communicator) -> None:
 def transfer(comm: unicomm.Communicator) -> None:
     """In the middle of a large all-reduce: the tensor's end must be as it was when the others fail."""
     x = torch.full((LARGE,), 2.0)
+    comm.barrier(False, timeout=60)  # making it takes a while, and the time that is tested begins afterwards
     thread = when_under_way(x) if comm.get_rank() == VICTIM else None
     with reporting():
         comm.all_reduce(x, unicomm.ReduceOp.SUM, False)  # the line that the recorder has to show
