@@ -50,7 +50,7 @@ def test_missing_member(store: Any, absent: int) -> None:
     results = meet_all(store, 4, ranks=there, timeout=0.3)
     took = time.monotonic() - began
     error = same_error(results, CommTimeoutError, [absent])
-    assert 0.3 <= took < 1.3
+    assert 0.3 <= took < 5.3  # its deadline, and what a busy machine may add
     assert f"rank {absent} did not arrive within 0.3 s" in error.message
     assert ("ranks 1-3 did" if absent == 0 else "ranks 0-1, 3 did") in error.message
     assert "timeout=" in error.hint

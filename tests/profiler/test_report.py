@@ -88,15 +88,19 @@ def test_each_gradient_bucket_has_one_flow_through_all_ranks(trained, tmp_path):
 @pytest.mark.timeout(240)
 def test_the_late_rank_is_named_with_its_delay(trained):
     folder, paths, told = trained
-    slept = told[LATE]["slept"] * 1e9  # at least what was asked for; more where the machine is busy
-    assert slept >= SECONDS * 1e9
+    reduced, slow = told[0]["reduced"], told[0]["slow"]
+    # By the programs' own clocks, for which a busy machine is as late as for the report.
+    posted = np.asarray([t["posted"] for t in told])[:, slow]
+    typical = np.median(np.delete(posted, LATE, axis=0), axis=0)
+    expected = dict(zip([reduced[i] for i in slow], posted[LATE] - typical, strict=True))
+    assert np.median(list(expected.values())) >= SECONDS * 1e9 * 0.9
     for inputs in (paths, [folder / "rings"]):
-        found = report(inputs)
         # The rings hold the start of the program too, where ranks are late for reasons of their own.
-        worst = next(d for d in found.delays if d.op == "all_reduce" and d.seq in told[0]["reduced"])
-        assert worst.rank == LATE
-        assert worst.late_ns == pytest.approx(slept, rel=0.1)
-        assert worst.cost_ns > 2 * slept  # three ranks waited
+        delays = [d for d in report(inputs).delays if d.op == "all_reduce" and d.seq in expected]
+        assert [d.rank for d in delays] == [LATE] * len(slow)
+        # A rank may lose its core between its own look at the clock and the recorder's, but not often.
+        assert np.median([abs(d.late_ns / expected[d.seq] - 1) for d in delays]) < 0.1
+        assert all(d.cost_ns > 2 * d.late_ns for d in delays)  # three ranks waited
     assert report(paths).delays[0].rank == LATE
     traced = next(o for o in report(paths).operations if o.op == "all_reduce")
     assert traced.count == len(told[0]["reduced"])

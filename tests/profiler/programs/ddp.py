@@ -1,4 +1,4 @@
-"""A rank of data-parallel training under torch.profiler, in which one rank sleeps before one step.
+"""A rank of data-parallel training under torch.profiler, in which one rank sleeps before some steps.
 
 torchrun --nproc-per-node 4 ddp.py FOLDER LATE_RANK SECONDS
 """
@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from unicomm import OpName
 from unicomm.profiler import events
 
-LATE_STEP = 3
+LATE_STEPS = (2, 3, 4)
 
 
 def main():
@@ -35,21 +36,25 @@ def main():
 
     step()
     step()  # DDP has its final buckets now
-    slept = 0.0
+    posted: list[int] = []  # when this rank called each all-reduce, by its own clock
+    slow: list[int] = []  # which of them a sleep was before
+    dist.group.WORLD.get_comm().register_pre_hook(
+        lambda name, _, __: posted.append(time.monotonic_ns()) if name is OpName.all_reduce else None
+    )
     dist.barrier()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
         for i in range(6):
-            if i == LATE_STEP:
+            if i in LATE_STEPS:
                 dist.barrier()
+                slow.append(len(posted))
                 if rank == late:
-                    began = time.monotonic()
                     time.sleep(seconds)
-                    slept = time.monotonic() - began
             step()
     prof.export_chrome_trace(str(folder / f"rank{rank}.json"))
     found = events(prof)
     told = {
-        "slept": slept,
+        "posted": posted,
+        "slow": slow,
         "reduced": [e.seq_num for e in found if e.op == "all_reduce"],
         "seq": dist.group.WORLD._get_sequence_number_for_group(),
         "kinds": sorted({(e.group.backend, e.group.description) for e in found}),
