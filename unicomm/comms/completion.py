@@ -69,10 +69,11 @@ def exchange(group: Group, messages: list[Message], timeout: float) -> None:
 
 def as_sent(group: Group, message: Message) -> Message:
     """As bytes where the backend wants that."""
-    return message._replace(tensor=_bytes(message.tensor)) if group.capabilities.bytes_only else message
+    return message._replace(tensor=bytes_of(message.tensor)) if group.capabilities.bytes_only else message
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, flat."""
     flat = tensor.detach().reshape(-1)
     if flat.stride(0) != 1:  # of no meaning with one element, but `view` insists
         flat = flat.as_strided(flat.shape, (1,))
@@ -80,7 +81,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_bytes(call: Call) -> Call:
-    inputs, outputs = [_bytes(t) for t in call.inputs], [_bytes(t) for t in call.outputs]
+    inputs, outputs = [bytes_of(t) for t in call.inputs], [bytes_of(t) for t in call.outputs]
     in_splits = out_splits = None
     if call.in_splits is not None:
         in_splits = _byte_splits(call.in_splits, inputs[0].numel())
@@ -97,11 +98,11 @@ def _byte_splits(rows: list[int], numel: int) -> list[int]:
     return [n * width for n in rows]
 
 
-def _parts(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
+def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
     """One flat byte tensor per rank, from a list, or from one tensor cut by rows or into equal parts."""
     if len(tensors) != 1 or (size == 1 and splits is None):
-        return [_bytes(t) for t in tensors]
-    flat = _bytes(tensors[0])
+        return [bytes_of(t) for t in tensors]
+    flat = bytes_of(tensors[0])
     equal = [flat.numel() // size] * size
     return list(torch.split(flat, equal if splits is None else _byte_splits(splits, flat.numel())))
 
@@ -113,8 +114,8 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 def _all_to_all(group: Group, call: Call) -> None:
     """Also gathers and scatters: whatever each rank's inputs and outputs say, moves together."""
-    ins = _parts(call.inputs, call.in_splits, group.size)
-    outs = _parts(call.outputs, call.out_splits, group.size)
+    ins = parts_of(call.inputs, call.in_splits, group.size)
+    outs = parts_of(call.outputs, call.out_splits, group.size)
     _swap(group, call, ins, outs)
 
 
@@ -133,13 +134,13 @@ def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Te
 
 
 def _all_gather(group: Group, call: Call) -> None:
-    _swap(group, call, [_bytes(call.inputs[0])] * group.size, _parts(call.outputs, None, group.size))
+    _swap(group, call, [bytes_of(call.inputs[0])] * group.size, parts_of(call.outputs, None, group.size))
 
 
 def _gather(group: Group, call: Call) -> None:
-    mine = _bytes(call.inputs[0])
+    mine = bytes_of(call.inputs[0])
     if group.rank == call.root:
-        outs = _parts(call.outputs, None, group.size)
+        outs = parts_of(call.outputs, None, group.size)
         _copy(outs[group.rank], mine)
         messages = [Message(False, r, outs[r]) for r in range(group.size) if r != group.rank]
     else:
@@ -149,9 +150,9 @@ def _gather(group: Group, call: Call) -> None:
 
 
 def _scatter(group: Group, call: Call) -> None:
-    mine = _bytes(call.outputs[0])
+    mine = bytes_of(call.outputs[0])
     if group.rank == call.root:
-        ins = _parts(call.inputs, None, group.size)
+        ins = parts_of(call.inputs, None, group.size)
         _copy(mine, ins[group.rank])
         messages = [Message(True, r, ins[r]) for r in range(group.size) if r != group.rank]
     else:
@@ -161,7 +162,7 @@ def _scatter(group: Group, call: Call) -> None:
 
 
 def _broadcast(group: Group, call: Call) -> None:
-    data = _bytes(call.outputs[0])
+    data = bytes_of(call.outputs[0])
     if not data.numel():
         return
     relative = (group.rank - call.root) % group.size
@@ -220,7 +221,7 @@ def _fold_shares(group: Group, call: Call, shares: list[torch.Tensor], out: torc
     factors = _factors(group, call)
     gathered = [torch.empty_like(out) for _ in range(group.size)]
     gathered[group.rank] = shares[group.rank]
-    _swap(group, call, [_bytes(s) for s in shares], [_bytes(g) for g in gathered])
+    _swap(group, call, [bytes_of(s) for s in shares], [bytes_of(g) for g in gathered])
     _fold(call, out, gathered, factors)
 
 
@@ -250,10 +251,10 @@ def _reduce(group: Group, call: Call) -> None:
     _fold_shares(group, call, shares, own)
     if group.rank == call.root:
         others = [r for r in range(group.size) if r != group.rank and shares[r].numel()]
-        messages = [Message(False, r, _bytes(shares[r])) for r in others]
+        messages = [Message(False, r, bytes_of(shares[r])) for r in others]
         shares[group.rank].copy_(own)
     else:
-        messages = [Message(True, call.root, _bytes(own))] if own.numel() else []
+        messages = [Message(True, call.root, bytes_of(own))] if own.numel() else []
     if messages:
         group.backend.exchange(messages, call.remaining())
 
@@ -274,7 +275,7 @@ def _alone(call: Call) -> None:
         factors = None if call.op.factor is None else [call.op.factor]
         _fold(call, call.outputs[0].detach(), [call.inputs[0].detach()], factors)
     elif call.inputs and call.outputs:
-        _copy(_bytes(call.outputs[0]), _bytes(call.inputs[0]))
+        _copy(bytes_of(call.outputs[0]), bytes_of(call.inputs[0]))
 
 
 _COMPOSED: dict[str, Callable[[Group, Call], None]] = {
