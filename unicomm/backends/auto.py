@@ -1,21 +1,53 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
-CPU tensors: shared memory when all ranks share a host, else Gloo. Decided anew for each communicator, so that
-a split whose ranks share a host uses shared memory also where its parent cannot.
+CPU tensors: shared memory when all ranks can share it, Gloo when no two can, else shared memory within each
+host and Gloo between hosts. Decided anew for each communicator, so that a split whose ranks share a host uses
+shared memory also where its parent cannot.
+
+Ranks share a host when the same kernel runs them, they see each other's process numbers, and each can open
+the others' memory, which is tried. Networks do not matter: containers of one host that share its process
+numbers share its memory, too. See docs/design/hosts.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NoReturn
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from torch._C._distributed_c10d import PrefixStore
 
 from unicomm.comms.backend import Backend, Capabilities, Setup
 from unicomm.comms.call import Message
-from unicomm.comms.options import read_hints
+from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
+from unicomm.comms.options import Hint, read_hints
+from unicomm.comms.rendezvous import meet
 
+from . import addresses
 from .gloo import GlooBackend
+from .hosts import HostsBackend
+from .hosts_layout import Layout
 from .shm import ShmBackend, host_identity
+from .verdict import Verdict
+
+_log = logging.getLogger("unicomm")
+
+
+def _read_hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(part.strip() for part in text.split(","))
+    if not all(hosts):
+        raise ValueError("expected a name for each rank's host, such as 0,0,1,1")
+    return hosts
+
+
+_HOSTS = Hint(
+    "hosts",
+    _read_hosts,
+    (),
+    "Keeps ranks apart that could share memory: a name for the host of each rank, such as 0,0,1,1.",
+)
 
 
 class AutoBackend(Backend):
@@ -24,19 +56,20 @@ class AutoBackend(Backend):
     name = "auto"
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
-        hints=(*ShmBackend.capabilities.hints, *GlooBackend.capabilities.hints),
+        hints=(*ShmBackend.capabilities.hints, *GlooBackend.capabilities.hints, _HOSTS),
     )
 
     @classmethod
     def connect(cls, setup: Setup) -> Backend:
-        hosts = setup.rendezvous.exchange("auto", host_identity().encode())
+        place = addresses.here(setup.store)
+        mine = {"host": host_identity(), "address": place.address, "network": place.network}
+        told = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
+        names = _named_hosts(setup)
         # The host's name may differ between containers of one host; what follows it may not.
-        one_host = len({host.split(b" ", 1)[1] for host in hosts}) == 1
-        chosen: type[Backend] = ShmBackend if one_host else GlooBackend
-        known = {hint.name for hint in chosen.capabilities.hints}
-        hints = read_hints(None, chosen.capabilities.hints, chosen.name)
-        hints.update({k: v for k, v in setup.hints.items() if k in known})
-        return chosen.connect(replace(setup, hints=hints))
+        where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(told)]
+        layout = Layout.by(where, setup.rank)
+        places = [addresses.Place(info["address"], info["network"]) for info in told]
+        return _connect(setup, layout, where, places)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
         raise AssertionError("auto is never connected itself")
@@ -46,3 +79,131 @@ class AutoBackend(Backend):
 
     def close(self) -> NoReturn:
         raise AssertionError("auto is never connected itself")
+
+
+def _named_hosts(setup: Setup) -> list[str]:
+    """What the hint says about each rank of this communicator."""
+    names: Sequence[str] = setup.hints[_HOSTS.name]
+    if not names:
+        return [""] * setup.size
+    if max(setup.labels) >= len(names):
+        raise InvalidArgumentError(
+            f"the hint 'hosts' names those of {len(names)} ranks, but there is a rank {max(setup.labels)}",
+            comm=setup.name,
+            hint="it names the host of every rank of the job, also for a split",
+        )
+    return [names[label] for label in setup.labels]
+
+
+def _connect(
+    setup: Setup, layout: Layout, where: Sequence[object], places: Sequence[addresses.Place]
+) -> Backend:
+    far_hints = _hints_of(GlooBackend, setup)
+    near: Backend | None = None
+    if len(layout.hosts) == 1:
+        try:
+            return ShmBackend.connect(replace(setup, hints=_hints_of(ShmBackend, setup)))
+        except (UnsupportedError, BackendError) as error:  # the same on all ranks
+            if setup.size == 1:
+                raise
+            _warn(setup, error.message)
+            layout = Layout.by(range(setup.size), setup.rank)
+    elif layout.largest > 1:
+        near, alone = _share_memory(setup, layout)
+        if alone:
+            layout = Layout.by([r if r in alone else w for r, w in enumerate(where)], setup.rank)
+    if not (far_hints["hostname"] or far_hints["interface"]):
+        try:
+            far_hints["hostname"] = addresses.choose(places, setup.rank)
+        except OSError as error:
+            raise BackendError(
+                f"rank {setup.rank} cannot be reached from other hosts: {error}",
+                comm=setup.name,
+                culprits=[setup.rank],
+                hint="connect the host to a network, or choose an interface by the hint 'interface'",
+            ) from error
+    try:
+        far = GlooBackend.connect(replace(setup, hints=far_hints))
+        if layout.largest == 1:
+            return far
+        near = near or _alone(setup)
+        leaders = None
+        if layout.is_leader:
+            part = _Part("leaders", layout.leaders, layout.host)
+            leaders = part.connect(GlooBackend, setup, far_hints)
+    except BaseException:
+        if near is not None:
+            near.close()
+        raise
+    # Nobody goes on before all are connected.
+    setup.rendezvous.exchange("hosts connected", b"")
+    assert setup.store is not None
+    assert isinstance(near, ShmBackend)
+    assert leaders is None or isinstance(leaders, GlooBackend)
+    verdict = Verdict(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
+    return HostsBackend(layout, near, far, leaders, verdict)
+
+
+def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int]]:
+    """This host's shared memory, and the ranks of all hosts where that could not be had."""
+    near: Backend | None = None
+    trouble = ""
+    if len(layout.members) > 1:
+        part = _Part(f"host {layout.members[0]}", layout.members, layout.local)
+        try:
+            near = part.connect(ShmBackend, setup, _hints_of(ShmBackend, setup))
+        except (UnsupportedError, BackendError) as error:
+            trouble = error.message
+    told = setup.rendezvous.exchange("memory shared", trouble.encode())
+    alone = {r for r, text in enumerate(told) if text}
+    if near is not None and setup.rank in alone:  # then another rank of this host could not
+        near.close()
+        near = None
+    if alone and setup.rank == min(alone):
+        _warn(setup, told[setup.rank].decode())
+    return near, alone
+
+
+def _warn(setup: Setup, reason: str) -> None:
+    _log.warning("communicator '%s': gloo within a host, because of this: %s", setup.name, reason)
+
+
+def _alone(setup: Setup) -> Backend:
+    """Shared memory of a rank that shares it with nobody."""
+    part = _Part("alone", (setup.rank,), 0)
+    return part.connect(ShmBackend, setup, _hints_of(ShmBackend, setup))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some ranks of the communicator, in order, which connect a backend of their own."""
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+
+    def connect(self, backend: type[Backend], setup: Setup, hints: Mapping[str, Any]) -> Backend:
+        """Raises with the communicator's ranks as culprits."""
+        rendezvous, size = setup.rendezvous, len(self.ranks)
+        left = max(0.1, rendezvous.remaining())
+        store = None
+        if size > 1:
+            assert setup.store is not None
+            store = PrefixStore(f"unicomm-part/{rendezvous.uid}", setup.store)
+        labels = [setup.labels[r] for r in self.ranks]
+        with meet(
+            store, self.name, self.rank, size, timeout=left, hello={}, labels=labels if size > 1 else None
+        ) as own:
+            return backend.connect(
+                replace(
+                    setup, rendezvous=own, store=store, rank=self.rank, size=size, labels=labels, hints=hints
+                )
+            )
+
+
+def _hints_of(backend: type[Backend], setup: Setup) -> dict[str, Any]:
+    """The values of those hints that `backend` knows."""
+    known = {hint.name for hint in backend.capabilities.hints}
+    hints = read_hints(None, backend.capabilities.hints, backend.name)
+    hints.update({k: v for k, v in setup.hints.items() if k in known})
+    return hints

@@ -1,0 +1,91 @@
+"""Which address of this host the others reach: found by routing, so that it is never loopback by accident.
+
+A host's own name often means 127.0.0.1 in its /etc/hosts: who listens there waits for hosts that cannot come.
+The kernel knows better: it is asked where it would send from, without anything being sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+# An address of no network (RFC 5737): where to is the question, and the answer is the default route.
+_ANYWHERE = "192.0.2.1"
+_PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the network: the address that others reach it at, and whose loopback it shares."""
+
+    address: str
+    network: str
+
+
+def here(store: Store | None) -> Place:
+    """This rank's place. The address is "" when only loopback leads to the host of the store."""
+    target = _host_of(store)
+    address = route_to(target) if target else ""
+    if not address and not target:
+        address = route_to(_ANYWHERE)
+    return Place(address, f"{_boot()} {os.readlink('/proc/self/ns/net')}")
+
+
+def choose(places: Sequence[Place], rank: int) -> str:
+    """The address for this rank to listen on, "" where loopback is right; raises `OSError` if there is none.
+
+    Ranks that see only loopback, for the store is on their own host, ask for the way to the others.
+    """
+    if len({place.network for place in places}) == 1:
+        return ""
+    mine = places[rank]
+    if mine.address:
+        return mine.address
+    for other in places:
+        if other.network != mine.network and other.address and (address := route_to(other.address)):
+            return address
+    if address := route_to(_ANYWHERE):
+        return address
+    raise OSError("this host has no network address but loopback")
+
+
+def route_to(host: str) -> str:
+    """The address that this host would send from to reach `host`; "" for loopback or where no way leads."""
+    try:
+        found = socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, protocol, _, target in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                address = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if not _is_loopback(address):
+            return address
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return ip.is_loopback or ip.is_unspecified or (mapped is not None and mapped.is_loopback)
+
+
+def _host_of(store: Store | None) -> str:
+    base: Any = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    return str(getattr(base, "host", "") or "")
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

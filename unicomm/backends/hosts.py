@@ -1,0 +1,287 @@
+"""Several hosts: shared memory within each, Gloo between them.
+
+One rank of each host, its leader, speaks for it in collectives (hosts_collectives.py). Messages between
+two ranks go by memory where they share it, else straight from the one to the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+import torch
+
+from unicomm.comms import completion
+from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
+from unicomm.comms.call import Call, Message
+from unicomm.comms.errors import (
+    AbortedError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    NotReadyError,
+    PeerLostError,
+    UnsupportedError,
+)
+
+from . import hosts_collectives
+from .gloo import GlooBackend
+from .hosts_exchange import BothExchange, beside
+from .hosts_layout import Layout
+from .shm import ShmBackend
+from .verdict import GRACE, Verdict
+
+# Seconds that a leader waits longer for the other hosts than the operation may take, so that the ranks which
+# wait there for the one that is missing speak first; and what its own host gives it on top.
+_SLACK = 1.0
+_FOR_LEADER = 2 * _SLACK + GRACE + 5.0
+_HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
+_RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
+
+
+class HostsBackend(Backend):
+    """What `auto` makes of ranks on several hosts; `auto` finds out who shares one."""
+
+    name = "hosts"
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu"}),
+        operations=hosts_collectives.OPERATIONS_HERE,
+        reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
+        reduce_ops=ShmBackend.capabilities.reduce_ops,
+        checks_mismatch=True,
+    )
+
+    def __init__(
+        self,
+        layout: Layout,
+        near: ShmBackend,
+        far: GlooBackend,
+        leaders: GlooBackend | None,
+        verdict: Verdict,
+    ) -> None:
+        self.layout = layout
+        self._near, self._far, self._leaders, self._verdict = near, far, leaders, verdict
+        self._far_group = completion.Group(far, layout.rank, layout.size)
+        self._leaders_group = (
+            None if leaders is None else completion.Group(leaders, layout.host, len(layout.hosts))
+        )
+        self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
+
+    @classmethod
+    def connect(cls, setup: Setup) -> NoReturn:
+        raise AssertionError("auto connects it, which knows who shares a host")
+
+    def run(self, call: Call) -> None:
+        hosts_collectives.run(self, call)
+
+    # --- what the collectives run on -------------------------------------------------------------------
+
+    def local(self, call: Call, seconds: float, for_leader: bool = False) -> None:
+        call.timeout = seconds + (_FOR_LEADER if for_leader else 0.0)
+        try:
+            self._near.run(call)
+        except CommError as error:
+            raise self._near_failed(error, for_leader) from error
+
+    def local_messages(self, messages: Sequence[Message], seconds: float, for_leader: bool = False) -> None:
+        try:
+            self._near.exchange(messages, seconds + (_FOR_LEADER if for_leader else 0.0))
+        except CommError as error:
+            raise self._near_failed(error, for_leader) from error
+
+    def between(self, call: Call, seconds: float) -> None:
+        assert self._leaders_group is not None
+        call.timeout = seconds + _SLACK
+        call.start_clock()
+        try:
+            completion.run(self._leaders_group, call)
+        except CommError as error:
+            raise self._leaders_failed(error) from error
+
+    def swap(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
+        assert self._leaders is not None
+        hosts, mine = len(self.layout.hosts), self.layout.host
+        slots = [slot if h == mine else torch.empty_like(slot) for h in range(hosts)]
+        messages = []
+        for step in range(1, hosts):
+            to, source = (mine + step) % hosts, (mine - step) % hosts
+            messages += [Message(False, source, slots[source]), Message(True, to, slot)]
+        try:
+            self._leaders.exchange(messages, seconds + _SLACK)
+        except CommError as error:
+            raise self._leaders_failed(error) from error
+        return slots
+
+    def straight(self, call: Call) -> None:
+        completion.run(self._straight_group, call)
+
+    # --- messages ----------------------------------------------------------------------------------------
+
+    def _place(self, message: Message) -> tuple[bool, Message]:
+        """Whether a message leaves the host, and the message as the backend for it takes it."""
+        if self.layout.host_of[message.peer] == self.layout.host:
+            return False, message._replace(peer=self.layout.local_of[message.peer])
+        return True, completion.as_sent(self._far_group, message)
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        placed = [self._place(message) for message in messages]
+        near = [message for is_far, message in placed if not is_far]
+        far = [message for is_far, message in placed if is_far]
+
+        def run_far() -> None:
+            try:
+                self._far.exchange(far, timeout)
+            except CommError as error:
+                raise self._far_failed(error, {message.peer for message in far}) from error
+
+        if not near:
+            run_far()
+        elif not far:
+            self.local_messages(near, timeout)
+        else:
+            beside(run_far, lambda: self.local_messages(near, timeout), self._end)
+
+    def open_exchange(self) -> Exchange:
+        return BothExchange(
+            (self._near.open_exchange, lambda error, _: self._near_failed(error, False)),
+            (self._far.open_exchange, self._far_failed),
+            self._place,
+        )
+
+    # --- failures ----------------------------------------------------------------------------------------
+
+    def _near_failed(self, error: CommError, for_leader: bool) -> CommError:
+        # For who waits for its leader, which waits for other hosts, its leader is not to blame.
+        awaited = [*self.layout.elsewhere, self.layout.leaders[self.layout.host]] if for_leader else []
+        return self._failed(error, self.layout.members, not for_leader, awaited=awaited)
+
+    def _leaders_failed(self, error: CommError) -> CommError:
+        others = [r for r in self.layout.leaders if r != self.layout.rank]
+        return self._failed(error, self.layout.leaders, False, others, self.layout.elsewhere)
+
+    def _far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
+        if isinstance(error, CommTimeoutError) and not error.culprits and len(peers) == 1:
+            error = _blaming(error, list(peers))
+        return self._failed(error, range(self.layout.size), bool(error.culprits), list(peers), list(peers))
+
+    def _failed(
+        self,
+        error: CommError,
+        ranks: Sequence[int],
+        first_hand: bool,
+        linked: Sequence[int] = (),
+        awaited: Sequence[int] = (),
+    ) -> CommError:
+        """The communicator's error for one of a part; ends all parts, unless it is a harmless one.
+
+        Args:
+            ranks: of the part, in its order.
+            first_hand: whether this rank knows that the culprits that the part names are the cause.
+            linked: whose connection it is that may be gone. awaited: who may be missing.
+        """
+        error = _translated(error, ranks)
+        if isinstance(error, _HARMLESS):
+            return error
+        self._verdict.report()
+        if isinstance(error, PeerLostError):
+            first_hand = bool(error.culprits)
+            if not first_hand and len(linked) == 1 and self._verdict.silent(linked):
+                error, first_hand = _blaming(error, linked), True
+        elif isinstance(error, AbortedError):
+            first_hand = False
+        elif not isinstance(error, CommTimeoutError):
+            first_hand = True
+        if first_hand:
+            error = self._verdict.pronounce(error)
+            self._end()
+            return error
+        self._end()
+        aborted = isinstance(error, AbortedError)  # by one who is about to say why
+        if (told := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
+            return told
+        suspects = linked if isinstance(error, PeerLostError) else awaited
+        if not aborted and (culprits := self._verdict.silent(suspects)):
+            error = _blaming(error, culprits)
+        return self._verdict.pronounce(error)
+
+    def _end(self) -> None:
+        """Ends all parts, so that no rank waits for what does not come any more."""
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.abort()
+
+    def abort(self) -> None:
+        rank = self.layout.rank
+        self._verdict.pronounce(
+            AbortedError(
+                f"rank {rank} aborted the communicator",
+                culprits=[rank],
+                hint="create a new communicator to go on",
+            )
+        )
+        self._end()
+
+    def close(self) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.close()
+
+    def forget(self) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.forget()
+
+    @classmethod
+    def version(cls) -> str:
+        return f"shm: {ShmBackend.version()}; gloo: {GlooBackend.version()}"
+
+    def memory(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for part in (self._near, self._leaders, self._far):
+            for what, size in ({} if part is None else part.memory()).items():
+                held[what] = held.get(what, 0) + size
+        return held
+
+
+class _Straight(Backend):
+    """All ranks' messages, for collectives that are composed of them."""
+
+    name = HostsBackend.name
+    capabilities = Capabilities(device_types=frozenset({"cpu"}), bytes_only=True)
+
+    def __init__(self, hosts: HostsBackend) -> None:
+        self._hosts = hosts
+
+    @classmethod
+    def connect(cls, setup: Setup) -> NoReturn:
+        raise AssertionError("a part of another backend")
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self._hosts.exchange(messages, timeout)
+
+    def abort(self) -> NoReturn:
+        raise AssertionError("a part of another backend")
+
+    close = abort
+
+
+def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
+    """With the communicator's ranks instead of the part's, in the culprits and in the text."""
+
+    def renamed(found: re.Match[str]) -> str:
+        numbers = [int(n) for n in found.group(2).split(", ")]
+        return f"{found.group(1)} {', '.join(str(ranks[n]) for n in numbers if n < len(ranks))}"
+
+    culprits = [ranks[c] for c in error.culprits if c < len(ranks)]
+    text, hint = (_RANKS.sub(renamed, part) for part in (error.message, error.hint))
+    return type(error)(text, culprits=culprits, hint=hint)
+
+
+def _blaming(error: CommError, culprits: Sequence[int]) -> CommError:
+    who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {', '.join(map(str, culprits))}"
+    what = "had not arrived" if isinstance(error, CommTimeoutError) else "is gone or left the communicator"
+    if len(culprits) > 1:
+        what = what.replace("is gone", "are gone")
+    return type(error)(f"{who} {what}: {error.message}", culprits=culprits, hint=error.hint)

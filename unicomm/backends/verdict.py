@@ -1,0 +1,95 @@
+"""Verdict: what ended a communicator that is made of several, the same on all its ranks.
+
+When one part fails, the others are ended too, and everyone hears of a closed connection or of a neighbour
+that gave up: consequences. The cause is what somebody knew first hand. It goes into the store before that
+rank ends anything, the first one stands, and all ranks raise that one. Where nobody knows, as when a whole
+host is gone, the ranks that are left report there, and those that do not are the culprits.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from unicomm.comms import errors
+from unicomm.comms.errors import BackendError, CommError
+from unicomm.comms.rendezvous_parts import StoreClient
+from unicomm.comms.threads import Threads
+
+T = TypeVar("T")
+
+GRACE = 1.0  # seconds that the other ranks get to say what they know, or that they are there
+_PATIENCE = 2.0  # seconds for the store, whose host may be what is gone
+_LOOK = 0.01  # seconds between two looks
+_threads = Threads("unicomm-verdict")
+
+
+class Verdict:
+    """The one of a communicator. Never raises for a store that fails, but knows nothing then."""
+
+    def __init__(self, store: Store, uid: str, name: str, rank: int, size: int) -> None:
+        self._client = StoreClient(PrefixStore(f"unicomm-verdict/{uid}", store), name, size)
+        self._rank, self._size = rank, size
+
+    def pronounce(self, error: CommError) -> CommError:
+        """This rank knows the cause. Returns the error to raise, which somebody else's may be."""
+        said = {
+            "type": type(error).__name__,
+            "message": error.message,
+            "culprits": list(error.culprits),
+            "hint": error.hint,
+        }
+        text = json.dumps(said).encode()
+        return self._read(self._ask(lambda: self._client.put_first("cause", text)), error)
+
+    def report(self) -> None:
+        """This rank is there, and has failed."""
+        self._ask(lambda: self._client.put(f"there/{self._rank}", b"1"))
+
+    def hear(self, error: CommError, seconds: float) -> CommError | None:
+        """What somebody pronounced; waits for that `seconds`. None when nobody did."""
+
+        def listen() -> bytes:
+            until = time.monotonic() + seconds
+            while not (text := self._client.peek("cause")) and time.monotonic() < until:
+                time.sleep(_LOOK)
+            return text
+
+        text = self._ask(listen, seconds)
+        return self._read(text, error) if text else None
+
+    def silent(self, ranks: Sequence[int]) -> list[int]:
+        """Those of `ranks` that have not reported; all of them, when the store cannot tell."""
+        there = self._ask(lambda: [r for r in ranks if self._client.peek(f"there/{r}")])
+        return [r for r in ranks if r not in (there or [])]
+
+    def _ask(self, job: Callable[[], T], more: float = 0.0) -> T | None:
+        answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answer.put(job())
+            except BackendError:
+                answer.put(None)
+
+        _threads.run(run)
+        try:
+            return answer.get(timeout=_PATIENCE + more)
+        except queue.Empty:
+            return None
+
+    def _read(self, text: bytes | None, fallback: CommError) -> CommError:
+        if not text:
+            return fallback
+        said = json.loads(text)
+        kind: type[CommError] = getattr(errors, said["type"])
+        culprits = said["culprits"]
+        message = said["message"]
+        if kind is errors.AbortedError and culprits == [self._rank]:
+            message = "aborted by this rank"
+        return kind(message, culprits=culprits, hint=said["hint"])
