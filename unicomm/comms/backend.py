@@ -9,7 +9,7 @@ entry-point group `unicomm.backends`; `unicomm.testing.conformance` holds the su
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -118,7 +118,7 @@ class Backend(abc.ABC):
     """One end of one underlying communicator. Methods are never called concurrently, except `abort`."""
 
     name: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities  # of the class; an instance may have others, which its hints chose
 
     @classmethod
     @abc.abstractmethod
@@ -136,6 +136,13 @@ class Backend(abc.ABC):
     def open_exchange(self) -> Exchange:
         """For messages that are added one after the other. This one runs together what is there."""
         return Together(self)
+
+    def collective(self, call: Call, run: Callable[[], None]) -> None:
+        """Runs a collective by `run`, which calls this backend's `run` or, to compose it, its `exchange`.
+
+        The place for what is done once for each collective, such as comparing signatures.
+        """
+        run()
 
     def run(self, call: Call) -> None:
         """Runs a collective of `capabilities.operations`; returns when the outputs are written."""

@@ -196,12 +196,10 @@ class Engine:
 
     def check_broken(self) -> None:
         if self.broken is not None:
-            error = self.broken
-            fields = {k: getattr(error, k) for k in ("op", "comm", "seq", "rank", "culprits", "hint")}
-            message = error.message
+            message = self.broken.message
             if not message.startswith("broken earlier"):
                 message = f"broken earlier: {message}"
-            raise type(error)(message, **fields)
+            raise self.broken.again(message)
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:
@@ -282,7 +280,7 @@ class Engine:
 
             def run() -> None:
                 call.start_clock()
-                completion.run(self.group, call)
+                self.backend.collective(call, lambda: completion.run(self.group, call))
 
             job = run if profiling.session is None else profiling.collective(self, call, pending, run)
             if pending:

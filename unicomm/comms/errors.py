@@ -10,6 +10,7 @@ tensor is written and leaves the communicator usable as well. After `CommTimeout
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class CommError(RuntimeError):
@@ -21,6 +22,9 @@ class CommError(RuntimeError):
         seq: sequence number of the operation, or None when it was never issued.
         rank: this rank within the communicator, or None.
         culprits: ranks of the communicator that caused the error; empty when unknown.
+        dead, absent, late: the culprits by what is known of them, for a rank that did not come: its process
+            is gone or it has finalized; it is alive, and elsewhere; it was on its way, in an earlier
+            operation of this communicator. All empty when nothing is known.
         hint: what to do about it.
     """
 
@@ -33,6 +37,9 @@ class CommError(RuntimeError):
         seq: int | None = None,
         rank: int | None = None,
         culprits: Sequence[int] = (),
+        dead: Sequence[int] = (),
+        absent: Sequence[int] = (),
+        late: Sequence[int] = (),
         hint: str = "",
     ) -> None:
         super().__init__(message)
@@ -43,6 +50,20 @@ class CommError(RuntimeError):
         self.rank = rank
         self.culprits = tuple(culprits)
         self.hint = hint
+        self.sort_culprits(dead, absent, late)
+
+    def sort_culprits(self, dead: Sequence[int], absent: Sequence[int], late: Sequence[int]) -> None:
+        """Says what is known of the culprits; `culprits` becomes the union if there are any."""
+        self.dead, self.absent, self.late = tuple(dead), tuple(absent), tuple(late)
+        if known := {*dead, *absent, *late}:
+            self.culprits = tuple(sorted(known))
+
+    def again(self, message: str) -> CommError:
+        """The same error with another message."""
+        return type(self)(message, **self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def __str__(self) -> str:
         where = []
@@ -57,12 +78,14 @@ class CommError(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions travel between processes (multiprocessing, torchelastic) by pickle.
-        fields = {k: getattr(self, k) for k in ("op", "comm", "seq", "rank", "culprits", "hint")}
-        return (_rebuild, (type(self), self.message, fields))
+        return (_rebuild, (type(self), self.message, self._fields()))
 
 
-def _rebuild(cls: type[CommError], message: str, fields: dict[str, object]) -> CommError:
-    return cls(message, **fields)  # type: ignore[arg-type]
+_FIELDS = ("op", "comm", "seq", "rank", "culprits", "dead", "absent", "late", "hint")
+
+
+def _rebuild(cls: type[CommError], message: str, fields: dict[str, Any]) -> CommError:
+    return cls(message, **fields)
 
 
 class InvalidArgumentError(CommError, ValueError):
