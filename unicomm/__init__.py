@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PeerLostError,
         UnsupportedError,
     )
+    from unicomm.comms.memory import MemAllocator, empty
     from unicomm.comms.ops import OpName
     from unicomm.comms.options import CommOptions
     from unicomm.comms.reduction import RedOpType, ReduceOp
@@ -49,6 +50,7 @@ _WHERE = {
     "comms.communicator": "Communicator TorchComm",
     "comms.errors": "AbortedError BackendError CommError CommTimeoutError InvalidArgumentError MismatchError"
     " NotReadyError PeerLostError UnsupportedError",
+    "comms.memory": "MemAllocator empty",
     "comms.ops": "OpName",
     "comms.options": "CommOptions",
     "comms.reduction": "RedOpType ReduceOp",
@@ -73,6 +75,7 @@ __all__ = [
     "CommTimeoutError",
     "Communicator",
     "InvalidArgumentError",
+    "MemAllocator",
     "MismatchError",
     "NotReadyError",
     "OpName",
@@ -87,6 +90,7 @@ __all__ = [
     "WorkStatus",
     "__version__",
     "backend_names",
+    "empty",
     "functional",
     "hooks",
     "new_comm",

@@ -2,12 +2,14 @@
 // operation waits.
 #include "core/bind.hpp"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
+#include "shm/heap.hpp"
 #include "shm/p2p.hpp"
 
 namespace unicomm {
@@ -20,6 +22,7 @@ using shm::dispatch;
 using shm::equal_parts;
 using shm::Exchange;
 using shm::Group;
+using shm::Heap;
 using shm::Message;
 using shm::Op;
 using shm::Piece;
@@ -154,6 +157,8 @@ void bind_shm(nb::module_& m) {
         .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
         .def("finalize", &Group::finalize)
         .def("dead_ranks", &Group::dead_ranks)
+        .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })
+        .def_prop_ro("direct_operations", &Group::direct_operations)
         .def_prop_ro("bytes", [](Group& g) { return g.segment().layout().bytes; });
     nb::class_<Exchange>(m, "ShmExchange")
         .def(nb::init<Group&>(), nb::arg("group"), nb::keep_alive<1, 2>())
@@ -165,6 +170,19 @@ void bind_shm(nb::module_& m) {
             nb::arg("messages"))
         .def("run", &run_exchange, nb::arg("group"), nb::arg("timeout"), nb::arg("limit"))
         .def("interrupt", &Exchange::interrupt);
+    // Memory of the process that ranks of this host can read: an array of bytes that holds it.
+    m.def(
+        "heap_allocate",
+        [](uint64_t bytes) {
+            void* data = Heap::mine().allocate(bytes);
+            nb::capsule owner(data, [](void* p) noexcept { Heap::release(p); });
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size_t(bytes)}, owner);
+        },
+        nb::arg("bytes"));
+    m.def("heap_holds", [](uint64_t data, uint64_t bytes) {
+        return Heap::holds(reinterpret_cast<const void*>(data), bytes);
+    });
+    m.def("heap_allocated", [] { return Heap::mine().allocated(); });
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
 }

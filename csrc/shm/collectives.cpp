@@ -45,11 +45,23 @@ Fault Group::broadcast(const Op& op, Piece buffer) {
     bool root = rank_ == op.root;
     for (uint64_t n = 0, rounds = rounds_for(buffer.bytes, room); n < rounds; ++n) {
         Piece now = part(buffer, n, room);
-        if (Fault f = next_round(op)) return f;
-        if (root) stager_.copy(staging(in_line, buffer.bytes), now.data, now.bytes);
+        auto stage = [&] {
+            if (root) stager_.copy(staging(in_line, buffer.bytes), now.data, now.bytes);
+        };
         if (n == 0) {
-            if (Fault f = first_round(op, buffer.bytes)) return f;
+            bool direct = false;
+            const char* mine = root ? offerable(buffer.data, buffer.bytes) : nullptr;
+            if (Fault f = open(op, buffer.bytes, mine, 1, direct, stage)) return f;
+            if (direct) {
+                if (root) return leave(op, -1);
+                const char* theirs = nullptr;
+                if (Fault f = locate(op.root, 0, buffer.bytes, theirs)) return f;
+                copy(buffer.data, theirs, buffer.bytes);
+                return leave(op, rank_);
+            }
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage();
             publish(op, buffer.bytes);
             if (Fault f = await_round(op, round_, op.root)) return f;
         }
@@ -155,12 +167,22 @@ Fault Group::all_gather(const Op& op, Piece in, const std::vector<Piece>& outs) 
     bool in_line = longest <= kInline;
     for (uint64_t n = 0, rounds = rounds_for(longest, room); n < rounds; ++n) {
         Piece now = part(in, n, room);
-        if (Fault f = next_round(op)) return f;
-        stager_.copy(staging(in_line, longest), now.data, now.bytes);
+        auto stage = [&] { stager_.copy(staging(in_line, longest), now.data, now.bytes); };
         if (n == 0) {
-            if (Fault f = first_round(op, longest)) return f;
+            bool direct = false;
+            if (Fault f = open(op, longest, offerable(in.data, in.bytes), world_, direct, stage)) return f;
             copy(outs[size_t(rank_)].data, in.data, in.bytes);
+            for (int i = 1; direct && i < world_; ++i) {
+                int r = (rank_ + i) % world_;
+                const Piece& to = outs[size_t(r)];
+                const char* theirs = nullptr;
+                if (Fault f = locate(r, 0, to.bytes, theirs)) return f;
+                copy(to.data, theirs, to.bytes);
+            }
+            if (direct) return leave(op, -1);
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage();
             publish(op, longest);
         }
         for (int i = 1; i < world_; ++i) {
@@ -179,11 +201,25 @@ Fault Group::gather(const Op& op, Piece in, const std::vector<Piece>& outs) {
     bool in_line = in.bytes <= kInline;
     for (uint64_t n = 0, rounds = rounds_for(in.bytes, room); n < rounds; ++n) {
         Piece now = part(in, n, room);
-        if (Fault f = next_round(op)) return f;
-        if (rank_ != op.root) stager_.copy(staging(in_line), now.data, now.bytes);
+        auto stage = [&] {
+            if (rank_ != op.root) stager_.copy(staging(in_line), now.data, now.bytes);
+        };
         if (n == 0) {
-            if (Fault f = first_round(op, in.bytes)) return f;
+            bool direct = false;
+            const char* mine = rank_ == op.root ? nullptr : offerable(in.data, in.bytes);
+            if (Fault f = open(op, in.bytes, mine, world_ - 1, direct, stage)) return f;
+            if (direct && rank_ != op.root) return leave(op, op.root);
+            for (int r = 0; direct && r < world_; ++r) {
+                const char* theirs = in.data;
+                if (r != rank_) {
+                    if (Fault f = locate(r, 0, outs[size_t(r)].bytes, theirs)) return f;
+                }
+                copy(outs[size_t(r)].data, theirs, outs[size_t(r)].bytes);
+            }
+            if (direct) return leave(op, rank_);
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage();
             publish(op, in.bytes);
         }
         if (rank_ != op.root) continue;
@@ -201,18 +237,25 @@ Fault Group::gather(const Op& op, Piece in, const std::vector<Piece>& outs) {
 Fault Group::scatter(const Op& op, const std::vector<Piece>& ins, Piece out) {
     uint64_t room = segment_->layout().slot_bytes / uint64_t(world_) / kLine * kLine;
     for (uint64_t n = 0, rounds = rounds_for(out.bytes, room); n < rounds; ++n) {
-        if (Fault f = next_round(op)) return f;
-        if (rank_ == op.root) {
-            for (int r = 0; r < world_; ++r) {
-                if (r == rank_) continue;
-                Piece now = part(ins[size_t(r)], n, room);
-                stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
-            }
-        }
+        auto stage = [&] {
+            if (rank_ == op.root) stage_parts(ins, n, room);
+        };
         if (n == 0) {
-            if (Fault f = first_round(op, out.bytes)) return f;
-            if (rank_ == op.root) copy(out.data, ins[size_t(rank_)].data, out.bytes);
+            bool direct = false;
+            const char* mine = rank_ == op.root ? offerable(ins) : nullptr;
+            if (Fault f = open(op, out.bytes, mine, 1, direct, stage)) return f;
+            if (rank_ == op.root) {
+                copy(out.data, ins[size_t(rank_)].data, out.bytes);
+                if (direct) return leave(op, -1);
+            } else if (direct) {
+                const char* theirs = nullptr;
+                if (Fault f = locate(op.root, uint64_t(rank_) * out.bytes, out.bytes, theirs)) return f;
+                copy(out.data, theirs, out.bytes);
+                return leave(op, rank_);
+            }
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage();
             publish(op, out.bytes);
             if (Fault f = await_round(op, round_, op.root)) return f;
         }
@@ -224,6 +267,30 @@ Fault Group::scatter(const Op& op, const std::vector<Piece>& ins, Piece out) {
     return {};
 }
 
+Fault Group::reduce_offered(const Op& op, const std::vector<Piece>& ins, Piece out) {
+    std::vector<const void*> sources(static_cast<size_t>(world_));
+    uint64_t offset = uint64_t(ins[size_t(rank_)].data - ins[0].data);
+    for (int r = 0; r < world_; ++r) {
+        const char* data = ins[size_t(rank_)].data;
+        if (r != rank_) {
+            if (Fault f = locate(r, offset, out.bytes, data)) return f;
+        }
+        sources[size_t(r)] = data;
+    }
+    int64_t count = int64_t(out.bytes / uint64_t(dtype_bytes(op.dtype)));
+    fold(op.dtype, op.red, out.data, sources.data(), world_, count, factors_.data(), world_);
+    return leave(op, -1);
+}
+
+// A part for each of the others.
+void Group::stage_parts(const std::vector<Piece>& ins, uint64_t n, uint64_t room) {
+    for (int r = 0; r < world_; ++r) {
+        if (r == rank_) continue;
+        Piece now = part(ins[size_t(r)], n, room);
+        stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
+    }
+}
+
 Fault Group::reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece out) {
     uint64_t size = uint64_t(dtype_bytes(op.dtype));
     uint64_t room = segment_->layout().slot_bytes / uint64_t(world_) / kLine * kLine;
@@ -231,16 +298,15 @@ Fault Group::reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece o
     for (const Piece& p : ins) longest = std::max(longest, p.bytes);
     std::vector<const void*> sources(static_cast<size_t>(world_));
     for (uint64_t n = 0, rounds = rounds_for(longest, room); n < rounds; ++n) {
-        if (Fault f = next_round(op)) return f;
-        for (int r = 0; r < world_; ++r) {
-            if (r == rank_) continue;
-            Piece now = part(ins[size_t(r)], n, room);
-            stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
-        }
         if (n == 0) {
-            if (Fault f = first_round(op, longest)) return f;
+            bool direct = false;
+            auto stage = [&] { stage_parts(ins, n, room); };
+            if (Fault f = open(op, longest, offerable(ins), world_, direct, stage)) return f;
             learn_factors(op);
+            if (direct) return reduce_offered(op, ins, out);
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage_parts(ins, n, room);
             publish(op, longest);
             if (Fault f = await_all(op)) return f;
         }
@@ -299,17 +365,25 @@ Fault Group::all_to_all(const Op& op, const std::vector<Piece>& ins, const std::
     uint64_t longest = 0;
     for (const Piece& p : ins) longest = std::max(longest, p.bytes);
     for (uint64_t n = 0, rounds = 1; n < rounds; ++n) {
-        if (Fault f = next_round(op)) return f;
-        for (int r = 0; r < world_; ++r) {
-            if (r == rank_) continue;
-            Piece now = part(ins[size_t(r)], n, room);
-            stager_.copy(staging(false) + uint64_t(r) * room, now.data, now.bytes);
-        }
         if (n == 0) {
-            if (Fault f = first_round(op, longest)) return f;
+            bool direct = false;
+            auto stage = [&] { stage_parts(ins, n, room); };
+            // Of unequal parts only their owner knows where they are.
+            const char* mine = check_sizes ? nullptr : offerable(ins);
+            if (Fault f = open(op, longest, mine, world_, direct, stage)) return f;
             rounds = rounds_for(longest_of_all(), room);
             copy(outs[size_t(rank_)].data, ins[size_t(rank_)].data, outs[size_t(rank_)].bytes);
+            for (int i = 1; direct && i < world_; ++i) {
+                int r = (rank_ + i) % world_;
+                const Piece& to = outs[size_t(r)];
+                const char* theirs = nullptr;
+                if (Fault f = locate(r, uint64_t(rank_) * to.bytes, to.bytes, theirs)) return f;
+                copy(to.data, theirs, to.bytes);
+            }
+            if (direct) return leave(op, -1);
         } else {
+            if (Fault f = next_round(op)) return f;
+            stage_parts(ins, n, room);
             publish(op, longest);
         }
         for (int i = 1; i < world_; ++i) {

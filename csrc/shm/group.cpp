@@ -9,6 +9,8 @@
 namespace unicomm::shm {
 namespace {
 
+constexpr uint64_t kDirectBytes = 64 * 1024;  // below, leaving together costs more than a staging copy
+
 uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
     h += v + 0x9e3779b97f4a7c15ull;
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -39,6 +41,8 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
       world_(segment_->layout().world),
       watch_(pids),
       waiter_(*segment_, rank),
+      pids_(pids),
+      heaps_(static_cast<size_t>(world_)),
       factors_(static_cast<size_t>(world_)),
       ends_(static_cast<size_t>(world_)) {
     RankControl& me = segment_->control(rank_);
@@ -198,6 +202,12 @@ void Group::publish(const Op& op, uint64_t longest) {
     mine.op_dtype_red = pack(op);
     mine.root = op.root;
     mine.longest = longest;
+    mine.offered = offer_ != nullptr;
+    if (offer_) {
+        Offer offer = offer_of(offer_);
+        std::memcpy(mine.inline_data, &offer, sizeof offer);
+        offer_ = nullptr;
+    }
     mine.round.store(round_, std::memory_order_release);
     waiter_.wake_others();
 }
@@ -207,7 +217,12 @@ Fault Group::await_all(const Op& op) { return await_round(op, round_, -1); }
 Fault Group::agree(const Op& op) {
     uint64_t mine = op.signature();
     bool same = true;
-    for (int r = 0; r < world_; ++r) same &= segment_->announcement(r, round_).signature == mine;
+    offers_ = 0;
+    for (int r = 0; r < world_; ++r) {
+        const Announcement& a = segment_->announcement(r, round_);
+        same &= a.signature == mine;
+        offers_ += a.offered != 0;
+    }
     if (same) return {};
     Fault fault{FaultCode::kMismatch, {}, {}, ""};
     std::map<uint64_t, int> votes;
@@ -234,6 +249,62 @@ Fault Group::first_round(const Op& op, uint64_t longest) {
     publish(op, longest);
     if (Fault f = await_all(op)) return f;
     return agree(op);
+}
+
+const char* Group::offerable(const char* data, uint64_t bytes) {
+    return bytes >= kDirectBytes && Heap::holds(data, bytes) ? data : nullptr;
+}
+
+// Parts that lie one after the other, as all ranks know them. The result may overwrite the own part only,
+// which nobody else reads.
+const char* Group::offerable(const std::vector<Piece>& parts) {
+    const char *begin = parts[0].data, *end = begin;
+    for (const Piece& p : parts) {
+        if (p.data != end && p.bytes) return nullptr;
+        end += p.bytes;
+    }
+    return offerable(begin, uint64_t(end - begin));
+}
+
+Offer Group::offer_of(const char* data) {
+    Heap& heap = Heap::mine();
+    return {heap.offset(data), heap.size(), heap.fd()};
+}
+
+Fault Group::locate(int rank, uint64_t offset, uint64_t bytes, const char*& data) {
+    Offer offer;
+    std::memcpy(&offer, segment_->announcement(rank, round_).inline_data, sizeof offer);
+    return reach(rank, offer, offset, bytes, data);
+}
+
+Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data) {
+    size_t r = size_t(rank);
+    const char* base = nullptr;
+    uint64_t size = 0;
+    if (pids_[r] == pids_[size_t(rank_)]) {
+        base = Heap::mine().base(), size = Heap::mine().size();
+    } else {
+        try {
+            if (!heaps_[r]) heaps_[r] = std::make_unique<PeerHeap>(pids_[r], offer.heap_fd, offer.heap_size);
+        } catch (const SystemFailure& failure) {
+            return break_off({FaultCode::kInternal, {rank}, {}, failure.what()});
+        }
+        base = heaps_[r]->base(), size = heaps_[r]->size();
+    }
+    // Never trust what another process wrote.
+    if (offer.at > size || offset > size - offer.at || bytes > size - offer.at - offset) {
+        return break_off({FaultCode::kInternal, {rank}, {}, "a tensor outside of its heap was offered"});
+    }
+    data = base + offer.at + offset;
+    return {};
+}
+
+Fault Group::leave(const Op& op, int awaited) {
+    // Whoever gave up may use its tensor again since: what was read of it may be anything.
+    if (Fault f = given_up()) return f;
+    if (Fault f = next_round(op)) return f;
+    publish(op, 0);
+    return awaited == rank_ ? Fault{} : await_round(op, round_, awaited);
 }
 
 uint64_t Group::place(uint64_t span) const {

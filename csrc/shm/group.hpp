@@ -20,6 +20,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 #include "reduce/reduce.hpp"
+#include "shm/heap.hpp"
 #include "shm/segment.hpp"
 #include "shm/staging.hpp"
 #include "shm/wait.hpp"
@@ -80,6 +81,8 @@ class Group {
     int world() const { return world_; }
     Segment& segment() { return *segment_; }
     std::vector<int> dead_ranks() const;
+    // Collectives whose data were read where they were, and messages that this rank received so.
+    uint64_t direct_operations() const { return direct_ops_; }
 
   private:
     // Rounds. `next_round` waits until this rank's slot may be filled; `publish` shows it to the others.
@@ -89,6 +92,33 @@ class Group {
     Fault await_round(const Op& op, uint64_t round, int only);
     Fault agree(const Op& op);
     Fault first_round(const Op& op, uint64_t longest);  // publish, await all, agree
+
+    // Data in the heap are not staged: the others read them where they are, and nobody leaves before all
+    // have. `offered` is this rank's data, or null where they are elsewhere or not worth it. Unless as many
+    // as `needed` offer theirs (then `direct` is set), all stage them by `stage()`, if need be in another
+    // round.
+    template <class Stage>
+    Fault open(const Op& op, uint64_t longest, const char* offered, int needed, bool& direct, Stage stage) {
+        for (;;) {
+            if (Fault f = next_round(op)) return f;
+            offer_ = offered;
+            if (!offered) stage();
+            if (Fault f = first_round(op, longest)) return f;
+            direct = offers_ == needed;
+            direct_ops_ += direct;
+            if (direct || offers_ == 0) return {};
+            offered = nullptr;
+        }
+    }
+    static const char* offerable(const char* data, uint64_t bytes);
+    static const char* offerable(const std::vector<Piece>& parts);
+    // Where `bytes` from `offset` on of what `rank` offers can be read.
+    Fault locate(int rank, uint64_t offset, uint64_t bytes, const char*& data);
+    Fault reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data);
+    static Offer offer_of(const char* data);
+    Fault leave(const Op& op, int awaited);  // -1: all ranks; its own: nobody
+    Fault reduce_offered(const Op& op, const std::vector<Piece>& ins, Piece out);
+    void stage_parts(const std::vector<Piece>& ins, uint64_t n, uint64_t room);
 
     // Where this round's data are: in the announcement, or in a slot. Operations that need only a part of the
     // slot, `span` bytes on every rank, take another part each time: a line is quicker to write when it has
@@ -121,6 +151,11 @@ class Group {
     Watch watch_;
     Waiter waiter_;
     Stager stager_;
+    std::vector<int> pids_;
+    std::vector<std::unique_ptr<PeerHeap>> heaps_;  // of the other ranks, opened when first offered
+    const char* offer_ = nullptr;                   // goes with the next announcement
+    std::atomic<uint64_t> direct_ops_{0};
+    int offers_ = 0;  // of all ranks in this round
     uint64_t round_ = 0;
     std::vector<double> factors_;
     struct Ends {

@@ -70,9 +70,10 @@ bool Exchange::can_step(Transfer& t) {
     if (t.message.send) {
         if (t.number != group_.ends_[size_t(peer)].sends_done) return false;
         Channel& c = segment.channel(me, peer);
-        return c.rejected.load(std::memory_order_acquire) == t.number + 1 ||
-               c.head.load(std::memory_order_relaxed) - c.tail.load(std::memory_order_acquire) <
-                   segment.layout().p2p_depth;
+        if (c.rejected.load(std::memory_order_acquire) == t.number + 1) return true;
+        if (t.offered) return c.tail.load(std::memory_order_acquire) >= t.offered;
+        return c.head.load(std::memory_order_relaxed) - c.tail.load(std::memory_order_acquire) <
+               segment.layout().p2p_depth;
     }
     if (t.number == kUnmatched) {
         if (peer >= 0) return match(t, peer);
@@ -96,9 +97,17 @@ void Exchange::step_send(Transfer& t) {
             refuse(t, {FaultCode::kMismatch, both(me, m.peer), {}, "the receiver's tensor differs"});
             return;
         }
+        if (t.offered) {
+            if (c.tail.load(std::memory_order_acquire) < t.offered) return;
+            return finish(t);
+        }
         if (head - c.tail.load(std::memory_order_acquire) >= l.p2p_depth) return;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, head));
-        uint64_t now = std::min<uint64_t>(l.p2p_chunk, m.piece.bytes - t.done);
+        // A message that fits into the ring is sent when it is there, wherever the tensor lies.
+        bool offer = t.done == 0 && m.piece.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth &&
+                     Heap::holds(m.piece.data, m.piece.bytes);
+        uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.piece.bytes - t.done);
+        header->offer = offer ? Group::offer_of(m.piece.data) : Offer{};
         header->message = t.number;
         header->total = m.piece.bytes;
         header->count = m.count;
@@ -112,12 +121,13 @@ void Exchange::step_send(Transfer& t) {
         }
         c.head.store(++head, std::memory_order_release);
         group_.waiter_.wake_others();
+        if (offer) t.offered = head;
         t.done += now;
         if (t.done == m.piece.bytes) finish(t);
     }
 }
 
-void Exchange::step_recv(Transfer& t) {
+Fault Exchange::step_recv(Transfer& t) {
     const Message& m = t.message;
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(m.peer, me);
@@ -132,16 +142,27 @@ void Exchange::step_recv(Transfer& t) {
             refuse(t,
                    {FaultCode::kMismatch, both(me, m.peer), {theirs, mine}, "the sender's tensor differs"});
             group_.waiter_.wake_others();
-            return;
+            return {};
         }
+        const char* data = reinterpret_cast<const char*>(header + 1);
         uint64_t now = std::min<uint64_t>(header->bytes, m.piece.bytes - t.done);
-        if (now) std::memcpy(m.piece.data + t.done, header + 1, now);
+        if (header->offer.heap_size) {
+            now = m.piece.bytes - t.done;
+            ++group_.direct_ops_;
+            if (Fault f = group_.reach(m.peer, header->offer, t.done, now, data)) return f;
+        }
+        if (now) std::memcpy(m.piece.data + t.done, data, now);
+        if (header->offer.heap_size) {
+            // If the sender gave up meanwhile, it may have used its tensor again.
+            if (Fault f = group_.given_up()) return f;
+        }
         t.done += now;
         t.begun = true;
         if (t.done == m.piece.bytes) finish(t);
         c.tail.store(++tail, std::memory_order_release);
         group_.waiter_.wake_others();
     }
+    return {};
 }
 
 bool Exchange::any_movable() {
@@ -210,8 +231,8 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             if (!can_step(t)) continue;
             if (t.message.send) {
                 step_send(t);
-            } else {
-                step_recv(t);
+            } else if (Fault f = step_recv(t)) {
+                return f;
             }
             if (t.finished) done.push_back({t.index, t.message.peer, t.fault});
         }

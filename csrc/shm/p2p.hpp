@@ -36,6 +36,7 @@ class Exchange {
         size_t index;
         uint64_t number = kUnmatched;  // of the message in its channel
         uint64_t done = 0;             // bytes
+        uint64_t offered = 0;          // the tail of the channel when the receiver has read what was offered
         bool begun = false;            // the first chunk (which an empty message has too) is through
         bool finished = false;
         bool fresh = true;  // not looked at yet
@@ -44,7 +45,7 @@ class Exchange {
 
     bool can_step(Transfer& t);
     void step_send(Transfer& t);
-    void step_recv(Transfer& t);
+    Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
     void refuse(Transfer& t, Fault fault);
     void finish(Transfer& t);

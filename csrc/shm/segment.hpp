@@ -23,10 +23,18 @@ struct alignas(128) Announcement {
     int32_t root;
     uint64_t longest;        // bytes of the longest stream this rank will send: sets the number of rounds
     int32_t disagrees_with;  // v-operations: the rank whose sizes do not fit mine, or -1
-    uint32_t reserved;
-    char inline_data[64];  // small payloads travel with the announcement
+    uint32_t offered;        // 1: the data are in the rank's heap, where inline_data (an Offer) says
+    char inline_data[64];    // small payloads travel with the announcement
 };
 static_assert(sizeof(Announcement) == 128);
+
+// Where a rank's tensor is in its heap (heap.hpp).
+struct Offer {
+    uint64_t at;
+    uint64_t heap_size;
+    int32_t heap_fd;
+};
+static_assert(sizeof(Offer) <= sizeof(Announcement::inline_data));
 
 enum class RankState : uint32_t { kAbsent = 0, kHere = 1, kFinalized = 2, kFailed = 3 };
 
@@ -64,7 +72,7 @@ struct ChunkHeader {
     uint64_t count;
     uint32_t dtype;
     uint32_t bytes;  // of this chunk
-    uint64_t reserved[3];
+    Offer offer;     // heap_size > 0: the whole message is there; this chunk is read when it has been
 };
 static_assert(sizeof(ChunkHeader) == kLine);
 

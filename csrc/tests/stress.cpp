@@ -1,5 +1,7 @@
 // The native core under a sanitizer: ranks as threads over one mapping run random legal operations and
 // check every result; then a rank aborts and the others must end with the right fault. `make sanitize`.
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,11 +17,14 @@
 #include "core/opcode.hpp"
 #include "recorder/ring.hpp"
 #include "shm/group.hpp"
+#include "shm/heap.hpp"
 
 using namespace unicomm;
 using shm::Group;
+using shm::Heap;
 using shm::Message;
 using shm::Op;
+using shm::PeerHeap;
 using shm::Piece;
 using shm::Segment;
 
@@ -44,16 +49,40 @@ Op op_of(OpCode code, uint64_t count, int root = -1, Red red = Red::kNone) {
     return op;
 }
 
-Piece piece(std::vector<int>& v, size_t from, size_t n) {
-    return {reinterpret_cast<char*>(v.data() + from), n * sizeof(int)};
-}
-
 int value(int rank, size_t i) { return rank * 1000 + static_cast<int>(i % 997); }
 
-std::vector<int> filled(int rank, size_t n) {
-    std::vector<int> v(n);
+// Half of the tensors are in the heap that the ranks share, by turns of each rank's own: some operations have
+// all of theirs there, some none, most some.
+template <class T>
+struct Somewhere {
+    using value_type = T;
+    Somewhere() = default;
+    template <class U>
+    Somewhere(const Somewhere<U>&) {}
+    T* allocate(size_t n) {
+        static thread_local unsigned turn = 0;
+        bool shared = turn++ / 8 % 2;
+        return static_cast<T*>(shared ? Heap::mine().allocate(n * sizeof(T)) : std::malloc(n * sizeof(T)));
+    }
+    void deallocate(T* p, size_t n) {
+        if (Heap::holds(p, n * sizeof(T))) {
+            Heap::release(p);
+        } else {
+            std::free(p);
+        }
+    }
+    bool operator==(const Somewhere&) const { return true; }
+};
+using Data = std::vector<int, Somewhere<int>>;
+
+Data filled(int rank, size_t n) {
+    Data v(n);
     for (size_t i = 0; i < n; ++i) v[i] = value(rank, i);
     return v;
+}
+
+Piece piece(Data& v, size_t from, size_t n) {
+    return {reinterpret_cast<char*>(v.data() + from), n * sizeof(int)};
 }
 
 int sum_at(int world, size_t i) {
@@ -83,7 +112,7 @@ void one_operation(Group& g, std::mt19937& rng) {
         }
         case 2: {
             auto in = filled(me, n);
-            std::vector<int> out(n * w);
+            Data out(n * w);
             std::vector<Piece> outs;
             for (size_t r = 0; r < w; ++r) outs.push_back(piece(out, r * n, n));
             expect(!g.all_gather(op_of(OpCode::kAllGather, n), piece(in, 0, n), outs), "all_gather");
@@ -94,7 +123,7 @@ void one_operation(Group& g, std::mt19937& rng) {
         }
         case 3: {
             auto in = filled(me, n * w);
-            std::vector<int> out(n);
+            Data out(n);
             std::vector<Piece> ins;
             for (size_t r = 0; r < w; ++r) ins.push_back(piece(in, r * n, n));
             expect(!g.reduce_scatter(op_of(OpCode::kReduceScatter, n, -1, Red::kSum), ins, piece(out, 0, n)),
@@ -106,7 +135,7 @@ void one_operation(Group& g, std::mt19937& rng) {
         }
         case 4: {
             auto in = filled(me, n * w);
-            std::vector<int> out(n * w);
+            Data out(n * w);
             std::vector<Piece> ins, outs;
             for (size_t r = 0; r < w; ++r) {
                 ins.push_back(piece(in, r * n, n));
@@ -124,7 +153,7 @@ void one_operation(Group& g, std::mt19937& rng) {
             break;
         case 6: {  // a ring, with two messages each way in one batch
             auto a = filled(me, n), b = filled(me + 100, n);
-            std::vector<int> ra(n), rb(n);
+            Data ra(n), rb(n);
             int to = (me + 1) % world, from = (me + world - 1) % world;
             std::vector<Message> batch{{true, to, piece(a, 0, n), DType::kInt32, n},
                                        {true, to, piece(b, 0, n), DType::kInt32, n},
@@ -155,10 +184,62 @@ void on_ranks(int world, const std::function<void(Group&)>& body) {
     for (auto& t : threads) t.join();
 }
 
+// What another process offers as its heap is looked at before it is mapped.
+void refuses(const char* what, int fd, uint64_t size) {
+    try {
+        PeerHeap heap(static_cast<int>(getpid()), fd, size);
+    } catch (const SystemFailure&) {
+        return;
+    }
+    expect(false, what);
+}
+
+void foreign_heaps() {
+    Heap& mine = Heap::mine();
+    PeerHeap same(static_cast<int>(getpid()), mine.fd(), mine.size());
+    auto* data = static_cast<char*>(mine.allocate(10000));
+    data[9999] = 7;
+    expect(same.base()[mine.offset(data) + 9999] == 7, "a second mapping");
+    Heap::release(data);
+    refuses("another size", mine.fd(), mine.size() - 4096);
+    refuses("no descriptor", 1 << 20, mine.size());
+    int unsealed = memfd_create("x", MFD_CLOEXEC);
+    expect(ftruncate(unsealed, 8192) == 0, "ftruncate");
+    refuses("a file that may shrink", unsealed, 8192);
+    close(unsealed);
+    refuses("a device", open("/dev/zero", O_RDONLY | O_CLOEXEC), 8192);
+}
+
+void heap_is_reused() {
+    Heap& heap = Heap::mine();
+    uint64_t before = heap.allocated();
+    std::mt19937 rng(7);
+    std::vector<std::pair<char*, size_t>> held;
+    for (int i = 0; i < 3000; ++i) {
+        if (held.size() > 40 || (!held.empty() && rng() % 2)) {
+            std::swap(held[rng() % held.size()], held.back());
+            auto [p, n] = held.back();
+            for (size_t k = 0; k < n; k += 61) expect(p[k] == static_cast<char>(n), "blocks do not overlap");
+            Heap::release(p);
+            held.pop_back();
+        } else {
+            size_t n = rng() % 3 ? rng() % 300 : rng() % 200000;
+            auto* p = static_cast<char*>(heap.allocate(n));
+            expect(reinterpret_cast<uintptr_t>(p) % 64 == 0, "alignment");
+            std::memset(p, static_cast<char>(n), n);
+            held.push_back({p, n});
+        }
+    }
+    for (auto [p, n] : held) Heap::release(p);
+    expect(heap.allocated() == before, "all of it came back");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
+    foreign_heaps();
+    heap_is_reused();
     for (int world : {2, 3, 5}) {
         on_ranks(world, [&](Group& g) {
             std::mt19937 rng(42);

@@ -29,13 +29,17 @@ def call(
     dtype: torch.dtype = torch.float32,
     root: int = 0,
     op: ReduceOp = ReduceOp.SUM,
+    full: Callable[[tuple[int], float], Tensor] = torch.full,
 ) -> Call:
-    """Operation `name` on this rank, with `count` elements as its unit; inputs hold rank + 1, outputs -1."""
+    """Operation `name` on this rank, with `count` elements as its unit; inputs hold rank + 1, outputs -1.
+
+    `full` makes the tensors.
+    """
     n, me = comm.get_size(), comm.get_rank()
     used: list[Tensor] = []
 
     def tensor(elements: int, value: float) -> Tensor:
-        used.append(torch.full((elements,), value).to(dtype))
+        used.append(full((elements,), value).to(dtype))
         return used[-1]
 
     def many(value: float) -> list[Tensor]:

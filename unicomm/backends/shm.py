@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
@@ -49,6 +51,7 @@ class ShmBackend(Backend):
         checks_mismatch=True,
         one_host=True,
         any_source=True,
+        allocates=True,
         hints=_HINTS,
     )
 
@@ -152,6 +155,21 @@ class ShmBackend(Backend):
     def memory(self) -> dict[str, int]:
         return {"segment": self._bytes}
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.from_numpy(_core.heap_allocate(nbytes))
+        except (MemoryError, OSError) as error:
+            raise BackendError(
+                f"no memory for a tensor of {nbytes} bytes: {str(error) or 'the heap is full'}",
+                hint="free tensors, or allocate it with torch.empty: it then is staged",
+            ) from error
+
+    def allocated_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_contiguous() and _core.heap_holds(tensor.data_ptr(), tensor.nbytes)
+
+    def bytes_allocated(self) -> int:
+        return _core.heap_allocated()
+
 
 class _ShmExchange(Exchange):
     def __init__(self, group: Any) -> None:
@@ -227,7 +245,10 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
         return AbortedError(
             f"{who} aborted the communicator", culprits=culprits, hint="create a new communicator to go on"
         )
-    return BackendError(f"shm: {detail}", culprits=culprits, hint="please report this")
+    hint = "please report this"
+    if detail.startswith("cannot"):  # what the system refused
+        hint = "is there memory left, and file descriptors? if it goes on, allocate with torch.empty"
+    return BackendError(f"shm: {detail}", culprits=culprits, hint=hint)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -35,6 +35,7 @@ class Capabilities:
         checks_mismatch: every collective compares signatures before it writes.
         one_host: all ranks must be on one host.
         any_source: its exchanges take receives from whatever rank sends next.
+        allocates: it has memory for tensors that it then moves without staging copies.
         moves_data: False for a backend that only pretends.
     """
 
@@ -46,6 +47,7 @@ class Capabilities:
     checks_mismatch: bool = False
     one_host: bool = False
     any_source: bool = False
+    allocates: bool = False
     moves_data: bool = True
     hints: tuple[Hint, ...] = ()
 
@@ -185,3 +187,17 @@ class Backend(abc.ABC):
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds for the communicator, by purpose."""
         return {}
+
+    # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """New memory, as uint8. Local. Raises `BackendError` when there is not enough."""
+        raise AssertionError(f"{type(self).__name__} declares that it allocates but does not")
+
+    def allocated_here(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in such memory."""
+        return False
+
+    def bytes_allocated(self) -> int:
+        """Of this process, in use."""
+        return 0

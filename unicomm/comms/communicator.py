@@ -16,6 +16,7 @@ from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
 from .errors import AbortedError
 from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
+from .memory import MemAllocator
 from .opaque import OpaqueBase, methods, not_traced
 from .options import CommOptions, read_hints
 from .reduction import ReduceOp
@@ -449,6 +450,17 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds for the communicator, by purpose."""
         return self._member.backend.memory()
+
+    @property
+    def mem_allocator(self) -> MemAllocator:
+        """Makes tensors that this communicator's collectives use without staging copies; see memory.py.
+
+        `UnsupportedError` where the backend has no such memory.
+        """
+        backend = self._member.backend
+        if not backend.capabilities.allocates:
+            self._engine.refuse("mem_allocator", f"backend '{self.get_backend()}' has no memory of its own")
+        return MemAllocator(backend, self.get_name(), self._member.device)
 
     @property
     def unsafe_backend(self) -> object:

@@ -34,6 +34,8 @@ OPERATIONS = tuple(name for name, row in TABLE.items() if row.kind is not Kind.C
 SIZES = (0, 1, 3, 17, 1000, 70001)
 #: How a tensor lies in memory; all are contiguous, which operations require.
 LAYOUTS = ("flat", "matrix", "offset", "parameter")
+#: On a backend that allocates: in its memory, and there on the even ranks only.
+ALLOCATED = ("allocated", "partly allocated")
 _ONE_SIZE = 17
 
 
@@ -73,6 +75,9 @@ def cases(operation: str, world: int) -> Iterator[Case]:
             yield Case(operation, dtype, count, op=plain)
     for layout in LAYOUTS:
         yield Case(operation, torch.float64, 24, layout, op=plain)
+    for layout in ALLOCATED:
+        for count in (24, 70001, 200003):
+            yield Case(operation, torch.float32, count, layout, op=plain, root=count % world)
     for async_op in (True, False, True):
         yield Case(operation, torch.int64, 1000, op=plain, async_op=async_op, root=last)
     if reduces:
@@ -95,8 +100,9 @@ def _reductions(world: int) -> list[ReduceOp]:
 def check(comm: Communicator, operation: str, only: Callable[[Case], bool] | None = None) -> int:
     """Runs all cases of `operation`; called by all ranks. Returns how many there were."""
     done = 0
+    allocates = comm.get_capabilities().allocates
     for case in cases(operation, comm.get_size()):
-        if only is None or only(case):
+        if (only is None or only(case)) and (allocates or case.layout not in ALLOCATED):
             check_case(comm, case)
             done += 1
     return done
@@ -127,7 +133,7 @@ def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> Tensor:
     return wide.to(dtype)
 
 
-def _place(tensor: Tensor, layout: str) -> Tensor:
+def _place(comm: Communicator, tensor: Tensor, layout: str) -> Tensor:
     """The same values, lying in memory as `layout` says."""
     if layout == "matrix" and tensor.numel() % 4 == 0:
         return tensor.reshape(4, -1).clone()
@@ -135,16 +141,18 @@ def _place(tensor: Tensor, layout: str) -> Tensor:
         room = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype)
         room[3:] = tensor
         return room[3:]
+    if layout == "allocated" or (layout == "partly allocated" and comm.get_rank() % 2 == 0):
+        return comm.mem_allocator.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     if layout == "parameter" and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.nn.Parameter(tensor.clone())
     return tensor.clone()
 
 
-def _empty(count: int, case: Case) -> Tensor:
+def _empty(comm: Communicator, count: int, case: Case) -> Tensor:
     """An output, filled with something that no operation sends."""
     out = torch.zeros(count, dtype=case.dtype)
     out.view(torch.uint8).fill_(0x55 if case.dtype is not torch.bool else 0)
-    return _place(out, case.layout)
+    return _place(comm, out, case.layout)
 
 
 def reduced(parts: Sequence[Tensor], op: ReduceOp) -> Tensor:
@@ -216,7 +224,7 @@ Results = list[tuple[str, Tensor, Tensor]]
 
 
 def _broadcast(comm: Communicator, case: Case) -> Results:
-    x = _place(values(comm.get_rank(), case.count, case.dtype), case.layout)
+    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
     comm.broadcast(x, case.root, case.async_op).wait()
     return [("tensor", x, values(case.root, case.count, case.dtype))]
 
@@ -228,7 +236,7 @@ def _everyone(comm: Communicator, case: Case, count: int | None = None) -> list[
 
 def _all_reduce(comm: Communicator, case: Case) -> Results:
     assert case.op is not None
-    x = _place(values(comm.get_rank(), case.count, case.dtype), case.layout)
+    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
     comm.all_reduce(x, case.op, case.async_op).wait()
     return [("tensor", x, reduced(_everyone(comm, case), case.op))]
 
@@ -236,15 +244,15 @@ def _all_reduce(comm: Communicator, case: Case) -> Results:
 def _reduce(comm: Communicator, case: Case) -> Results:
     assert case.op is not None
     mine = values(comm.get_rank(), case.count, case.dtype)
-    x = _place(mine, case.layout)
+    x = _place(comm, mine, case.layout)
     comm.reduce(x, case.root, case.op, case.async_op).wait()
     root = comm.get_rank() == case.root
     return [("tensor", x, reduced(_everyone(comm, case), case.op) if root else mine)]
 
 
 def _all_gather(comm: Communicator, case: Case) -> Results:
-    x = _place(values(comm.get_rank(), case.count, case.dtype), case.layout)
-    outs = [_empty(case.count, case) for _ in range(comm.get_size())]
+    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
+    outs = [_empty(comm, case.count, case) for _ in range(comm.get_size())]
     comm.all_gather(outs, x, case.async_op).wait()
     return [(f"tensor_list[{r}]", outs[r], e) for r, e in enumerate(_everyone(comm, case))]
 
@@ -256,19 +264,19 @@ def _uneven(case: Case, rank: int) -> int:
 
 def _all_gather_v(comm: Communicator, case: Case) -> Results:
     n = comm.get_size()
-    x = _place(values(comm.get_rank(), _uneven(case, comm.get_rank()), case.dtype), case.layout)
-    outs = [_empty(_uneven(case, r), case) for r in range(n)]
+    x = _place(comm, values(comm.get_rank(), _uneven(case, comm.get_rank()), case.dtype), case.layout)
+    outs = [_empty(comm, _uneven(case, r), case) for r in range(n)]
     comm.all_gather_v(outs, x, case.async_op).wait()
     return [(f"tensor_list[{r}]", outs[r], values(r, _uneven(case, r), case.dtype)) for r in range(n)]
 
 
 def _all_gather_single(comm: Communicator, case: Case) -> Results:
     n = comm.get_size()
-    x = _place(values(comm.get_rank(), case.count, case.dtype), case.layout)
-    out = _empty(case.count * n, case)
+    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
+    out = _empty(comm, case.count * n, case)
     comm.all_gather_single(out, x, case.async_op).wait()
     expected = torch.cat([_bits(e) for e in _everyone(comm, case)])
-    in_place = _empty(case.count * n, case).detach().reshape(-1)
+    in_place = _empty(comm, case.count * n, case).detach().reshape(-1)
     own = in_place.narrow(0, comm.get_rank() * case.count, case.count)
     own.view(torch.uint8).copy_(_bits(x))
     comm.all_gather_single(in_place, own, case.async_op).wait()
@@ -288,8 +296,8 @@ def _scatter_reductions(comm: Communicator, case: Case, sizes: list[int], name: 
     assert case.op is not None
     n, me = comm.get_size(), comm.get_rank()
     before = [values(me, sizes[to], case.dtype, to) for to in range(n)]
-    ins = [_place(b, case.layout) for b in before]
-    out = _empty(sizes[me], case)
+    ins = [_place(comm, b, case.layout) for b in before]
+    out = _empty(comm, sizes[me], case)
     getattr(comm, name)(out, ins, case.op, case.async_op).wait()
     expected = reduced([values(r, sizes[me], case.dtype, me) for r in range(n)], case.op)
     kept = [(f"input_list[{r}]", ins[r], before[r]) for r in range(n)]
@@ -300,8 +308,8 @@ def _reduce_scatter_single(comm: Communicator, case: Case) -> Results:
     assert case.op is not None
     n, me = comm.get_size(), comm.get_rank()
     before = _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype)
-    x = _place(before, case.layout)
-    out = _empty(case.count, case)
+    x = _place(comm, before, case.layout)
+    out = _empty(comm, case.count, case)
     comm.reduce_scatter_single(out, x, case.op, case.async_op).wait()
     expected = reduced([values(r, case.count, case.dtype, me) for r in range(n)], case.op)
     return [("output", out, expected), ("input", x, before)]
@@ -313,8 +321,10 @@ def _glue(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _all_to_all_single(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
-    x = _place(_glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype), case.layout)
-    out = _empty(case.count * n, case)
+    x = _place(
+        comm, _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype), case.layout
+    )
+    out = _empty(comm, case.count * n, case)
     comm.all_to_all_single(out, x, case.async_op).wait()
     return [("output", out, _glue([values(r, case.count, case.dtype, me) for r in range(n)], case.dtype))]
 
@@ -328,11 +338,11 @@ def _all_to_all_v_single(comm: Communicator, case: Case) -> Results:
     send, receive = [_rows(case, me, to) for to in range(n)], [_rows(case, r, me) for r in range(n)]
     width = 3 if case.layout == "matrix" else 1
     x = _glue([values(me, send[to] * width, case.dtype, to) for to in range(n)], case.dtype)
-    out = _empty(sum(receive) * width, Case(case.operation, case.dtype)).reshape(-1)
+    out = _empty(comm, sum(receive) * width, Case(case.operation, case.dtype)).reshape(-1)
     if width > 1:
         x, out = x.reshape(-1, width), out.reshape(-1, width)
     else:
-        x = _place(x, case.layout)
+        x = _place(comm, x, case.layout)
     comm.all_to_all_v_single(out, x, receive, send, case.async_op).wait()
     return [
         ("output", out, _glue([values(r, receive[r] * width, case.dtype, me) for r in range(n)], case.dtype))
@@ -341,8 +351,8 @@ def _all_to_all_v_single(comm: Communicator, case: Case) -> Results:
 
 def _all_to_all(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
-    ins = [_place(values(me, _rows(case, me, to), case.dtype, to), case.layout) for to in range(n)]
-    outs = [_empty(_rows(case, r, me), case) for r in range(n)]
+    ins = [_place(comm, values(me, _rows(case, me, to), case.dtype, to), case.layout) for to in range(n)]
+    outs = [_empty(comm, _rows(case, r, me), case) for r in range(n)]
     comm.all_to_all(outs, ins, case.async_op).wait()
     return [
         (f"output_tensor_list[{r}]", outs[r], values(r, _rows(case, r, me), case.dtype, me)) for r in range(n)
@@ -358,16 +368,16 @@ def _scatter(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
     ins = []
     if me == case.root:
-        ins = [_place(values(me, case.count, case.dtype, to), case.layout) for to in range(n)]
-    out = _empty(case.count, case)
+        ins = [_place(comm, values(me, case.count, case.dtype, to), case.layout) for to in range(n)]
+    out = _empty(comm, case.count, case)
     comm.scatter(out, ins, case.root, case.async_op).wait()
     return [("output_tensor", out, values(case.root, case.count, case.dtype, me))]
 
 
 def _gather(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
-    x = _place(values(me, case.count, case.dtype), case.layout)
-    outs = [_empty(case.count, case) for _ in range(n)] if me == case.root else []
+    x = _place(comm, values(me, case.count, case.dtype), case.layout)
+    outs = [_empty(comm, case.count, case) for _ in range(n)] if me == case.root else []
     comm.gather(outs, x, case.root, case.async_op).wait()
     return [
         (f"output_tensor_list[{r}]", out, e)
@@ -377,8 +387,8 @@ def _gather(comm: Communicator, case: Case) -> Results:
 
 def _gather_single(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
-    x = _place(values(me, case.count, case.dtype), case.layout)
-    out = _empty(case.count * n, case) if me == case.root else None
+    x = _place(comm, values(me, case.count, case.dtype), case.layout)
+    out = _empty(comm, case.count * n, case) if me == case.root else None
     comm.gather_single(out, x, case.root, case.async_op).wait()
     return [] if out is None else [("output", out, _glue(_everyone(comm, case), case.dtype))]
 
@@ -389,8 +399,8 @@ def _pairs(comm: Communicator, case: Case) -> Results:
     other = me ^ 1
     if other >= comm.get_size():
         return []
-    x = _place(values(me, case.count, case.dtype), case.layout)
-    y = _empty(case.count, case)
+    x = _place(comm, values(me, case.count, case.dtype), case.layout)
+    y = _empty(comm, case.count, case)
     if me < other:
         comm.send(x, other, case.async_op).wait()
         comm.recv(y, other, case.async_op).wait()
@@ -409,10 +419,10 @@ def _batch(comm: Communicator, case: Case) -> Results:
         if other == me:
             continue
         for salt in (1, 2):
-            y = _empty(case.count, case)
+            y = _empty(comm, case.count, case)
             batch.recv(y, other)
             got.append((f"from {other}", y, values(other, case.count, case.dtype, salt)))
-            batch.send(_place(values(me, case.count, case.dtype, salt), case.layout), other)
+            batch.send(_place(comm, values(me, case.count, case.dtype, salt), case.layout), other)
     if n > 1:
         batch.issue(case.async_op).wait()
     return got
