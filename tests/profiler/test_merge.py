@@ -2,19 +2,21 @@
 
 import builtins
 import gzip
-import importlib
 import json
 import random
+import sys
 
 import pytest
 import torch
 from traces import decode, generator, load, operations, processes
 from typer.testing import CliRunner
 
+import unicomm.profiler
 from unicomm import ReduceOp, new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, chrome, merge, read_events, report
-from unicomm.profiler.operations import clock_offsets, join, load_traces
+from unicomm.profiler.alignment import align
+from unicomm.profiler.operations import join, load_traces
 
 CPU = torch.device("cpu")
 
@@ -31,7 +33,7 @@ def test_clocks_are_aligned(job):
     apart = {
         r: random.Random(r).randrange(-5_000_000, 5_000_000) for r in range(4)
     }  # as the generator has it
-    offsets = clock_offsets(found)
+    offsets = align(found).offsets
     for a in range(4):
         for b in range(4):
             assert (
@@ -134,7 +136,9 @@ def test_perfetto_without_the_package(job, tmp_path, monkeypatch):
             raise ImportError("No module named 'perfetto'")
         return real(name, *args, **kwargs)
 
-    monkeypatch.delitem(importlib.import_module("sys").modules, "unicomm.profiler.pftrace", raising=False)
+    for name in ("pftrace", "wire"):
+        monkeypatch.delitem(sys.modules, f"unicomm.profiler.{name}", raising=False)
+        monkeypatch.delattr(unicomm.profiler, name, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'unicomm\[profile\]'"):
         merge(job, tmp_path / "m.pftrace")

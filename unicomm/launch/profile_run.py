@@ -40,6 +40,11 @@ def _guarded(run: Callable[[Console, Progress], None]) -> int:
     return GOOD
 
 
+def _remark(errors: Console, remarks: list[str]) -> None:
+    for remark in remarks:
+        errors.print(f"note: {remark}", style="yellow", markup=False, soft_wrap=True)
+
+
 def merge(traces: list[Path], output: Path) -> int:
     from unicomm.profiler.merging import merge as run
 
@@ -54,8 +59,7 @@ def merge(traces: list[Path], output: Path) -> int:
             markup=False,
             soft_wrap=True,
         )
-        if done.dropped:
-            errors.print(f"{done.dropped} operations were beyond what one recording holds", style="yellow")
+        _remark(errors, done.remarks)
 
     return _guarded(go)
 
@@ -73,6 +77,7 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
         if html is not None:
             import_module("unicomm.profiler.figures_html").write(found, html)
             errors.print(f"wrote {html}", style="dim", markup=False, soft_wrap=True)
+        _remark(errors, found.remarks)
         if as_json:
             sys.stdout.write(figures.to_json(found) + "\n")
         else:

@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from unicomm.flight_recorder.clocks import grouped_median
 from unicomm.flight_recorder.table import Kind
 
+from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
-from .operations import Column, Joined, Operations, TraceFile, clock_offsets, from_recorder, join, load_traces
+from .operations import Column, Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 
 _MOST_DELAYS = 10
-_COMPUTE = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _NOT_COMPUTE = (
     "unicomm::",
     "c10d::",
@@ -111,13 +113,14 @@ class RankFigures:
 
 @dataclass
 class Report:
-    """The figures; operations by time, delays by lateness, ranks in order."""
+    """The figures; operations by time, delays by lateness, ranks in order; what a reader should know."""
 
     source: str
     span_ns: int
     operations: list[OperationFigures] = field(default_factory=list)
     delays: list[Delay] = field(default_factory=list)
     ranks: list[RankFigures] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -148,21 +151,33 @@ def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Re
     missing = [p for p in paths if not p.exists()]
     if missing:
         raise TraceError(f"{missing[0]} is not there")
-    if paths and all(p.is_file() and _is_trace(p) for p in paths):
+    files: list[TraceFile] = []
+    busy: dict[int, _Busy] = {}
+    no_trace: list[TraceError] = []
+    traces = any(p.is_file() and _is_trace(p, no_trace) for p in paths)
+    if traces:
         files, found = load_traces(paths)
-        offsets = clock_offsets(found)
-        busy = _busy(files, offsets, progress)
-        source = f"{len(files)} traces"
+        source = f"{len(files)} trace{'s' * (len(files) != 1)}"
     else:
-        found, source = _recorder(paths, progress)
-        offsets, busy = clock_offsets(found), {}
-    return _figures(found, join(found, offsets), offsets, busy, source)
+        try:
+            found, source = _recorder(paths, progress)
+        except TraceError as error:
+            if no_trace:
+                raise TraceError(f"{no_trace[0]}. It is no ring or dump either") from None
+            raise error from None
+    clocks = align(found)
+    if traces:
+        busy = _busy(files, clocks.offsets, progress)
+    out = _figures(found, join(found, clocks.offsets), clocks.offsets, busy, source)
+    out.remarks = remarks(found, clocks, files)
+    return out
 
 
-def _is_trace(path: Path) -> bool:
+def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
     try:
         Reader(path).close()
-    except TraceError:
+    except TraceError as error:
+        otherwise.append(error)
         return False
     return True
 
@@ -185,26 +200,42 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
     return from_recorder(table), f"{len(table.sources)} ranks of the flight recorder"
 
 
+class _Work(msgspec.Struct, gc=False):
+    """What is looked at of an event."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+
+
+_work = msgspec.json.Decoder(list[_Work])
+
+
 def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | None) -> dict[int, _Busy]:
-    """When each rank computed: outermost operators of torch, and kernels, but no communication."""
+    """When each rank computed: its kernels, or without any torch's operators; but no communication."""
     total = sum(f.path.stat().st_size for f in files)
     done = 0
     out = {}
     for file in files:
         shift = file.base_ns - offsets.get(file.rank, 0)
-        begins: list[float] = []
-        lasts: list[float] = []
+        kernels: list[tuple[float, float]] = []
+        operators: list[tuple[float, float]] = []
         with Reader(file.path) as reader:
-            for piece in reader.pieces():
+            for piece in reader.pieces_as(_work):
                 for e in piece:
-                    if e.get("cat") in _COMPUTE and not str(e.get("name", "")).startswith(_NOT_COMPUTE):
-                        begins.append(float(e["ts"]))
-                        lasts.append(float(e.get("dur", 0)))
+                    if e.cat == "cpu_op":
+                        if not e.name.startswith(_NOT_COMPUTE):
+                            operators.append((e.ts, e.dur))
+                    elif e.cat in _KERNELS and not e.name.startswith(_NOT_COMPUTE):
+                        kernels.append((e.ts, e.dur))
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
-        begin = np.rint(np.asarray(begins, np.float64) * 1000).astype(np.int64) + shift
-        end = begin + np.rint(np.asarray(lasts, np.float64) * 1000).astype(np.int64)
+        # Beside kernels, operators are no more than the work of issuing them.
+        times = np.asarray(kernels or operators, np.float64).reshape(-1, 2)
+        begin = np.rint(times[:, 0] * 1000).astype(np.int64) + shift
+        end = begin + np.rint(times[:, 1] * 1000).astype(np.int64)
         out[file.rank] = _union(begin, end)
     return out
 
@@ -234,9 +265,9 @@ def _figures(
     first, last = int(joined.begin.min()), int(joined.end.max())
     out = Report(source, last - first)
     cost = _cost(found, joined)
-    key = found.group.astype(np.int64) * len(found.ops) + found.op
-    for value in np.unique(key).tolist():
-        rows = np.flatnonzero(key == value)
+    key = dense(found.group.astype(np.int64), found.op.astype(np.int64))
+    order = np.argsort(key, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(key))[:-1]):
         out.operations.append(_operation(found, joined, rows, overlap if busy else None, cost))
     out.operations.sort(key=lambda o: -o.time_ns)
     out.delays = _delays(found, joined, cost)

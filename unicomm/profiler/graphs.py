@@ -137,7 +137,7 @@ def annotate(
     target = Path(output)
     if not target.name.endswith((".json", ".json.gz")):
         raise TraceError(f"{target}: the name has to end in .json or .json.gz")
-    if target.exists() and target.samefile(trace):
+    if target.exists() and Path(trace).exists() and target.samefile(trace):
         raise TraceError(f"{target} is the trace itself; choose another name for the output")
     part = target.with_name(target.name + f".{os.getpid()}.part" + (".gz" if target.suffix == ".gz" else ""))
     count = 0
@@ -151,7 +151,7 @@ def annotate(
                     if progress is not None:
                         progress(reader.position, reader.size)
             finally:
-                writer.close()
+                writer.close(reader.tail)
         part.replace(target)
     except OSError as error:
         raise TraceError(f"cannot write {target}: {error}") from None

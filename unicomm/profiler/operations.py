@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from unicomm.flight_recorder import clocks
 from unicomm.flight_recorder.names import kind as kind_of
 from unicomm.flight_recorder.table import Kind, State, Table
 
-from .chrome import Progress, Reader, TraceError
+from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, TraceTable, read
 
 Column = npt.NDArray[Any]
@@ -46,6 +46,7 @@ class TraceFile:
     rank: int
     host: str
     base_ns: int
+    started_ns: int
     stopped_ns: int
     first_row: int = 0
     rows: int = 0
@@ -101,12 +102,27 @@ class Operations:
         target = np.where(self.kind == Kind.RECV, self.rank, self.peer).astype(np.int64)
         collective = self.kind == Kind.COLLECTIVE
         source[collective] = target[collective] = -1
-        key = np.stack([self.group.astype(np.int64), source, target, self.seq], axis=1)
         # A message from any source has no number: it stays alone.
         lone = ~collective & ((self.peer < 0) | (self.seq <= 0))
-        key[lone, 3] = -1 - np.flatnonzero(lone)
-        _, cells = np.unique(key, axis=0, return_inverse=True)
-        return cells.reshape(-1)
+        seq = np.where(lone, -1 - np.arange(len(self)), self.seq)
+        return dense(self.group.astype(np.int64), source, target, seq)
+
+
+def dense(*columns: Column) -> Column:
+    """A number from 0 for each different row of some columns of integers, in their order."""
+    if not len(columns[0]):
+        return np.zeros(0, np.int64)
+    code, size = np.zeros(len(columns[0]), np.int64), 1
+    for one in columns:
+        column = one
+        low, high = int(column.min()), int(column.max())
+        if size * (high - low + 1) >= 1 << 62:  # numbers far apart: first those that there are
+            code = np.unique(code, return_inverse=True)[1].reshape(-1)
+            column = np.unique(column, return_inverse=True)[1].reshape(-1)
+            low, high, size = 0, int(column.max()), int(code.max()) + 1
+        code = code * (high - low + 1) + (column - low)
+        size *= high - low + 1
+    return np.unique(code, return_inverse=True)[1].reshape(-1)
 
 
 def _empty() -> Operations:
@@ -136,13 +152,15 @@ class _Gatherer:
     def add(self, rank: int, table: TraceTable) -> int:
         """The rows of one trace; how many."""
         groups = [self.group(GroupOf(g.uid, g.name, g.description, g.backend, g.ranks)) for g in table.groups]
-        n = len(table.rows)
+        n = len(table)
 
         def ints(name: str) -> Column:
-            return np.fromiter(table.column(name), np.int64, n)
+            return np.fromiter(table.columns[name], np.int64, n)
 
         def indices(name: str, known: dict[str, int]) -> Column:
-            return np.fromiter((known.setdefault(v, len(known)) for v in table.column(name)), np.int32, n)
+            texts = table.columns[name]
+            number = {text: known.setdefault(text, len(known)) for text in dict.fromkeys(texts)}
+            return np.fromiter(map(number.__getitem__, texts), np.int32, n)
 
         of = ints("group")
         issued, started = ints("issued_ns"), ints("started_ns")
@@ -152,7 +170,7 @@ class _Gatherer:
             mine = (of == index) & (peer >= 0) & (peer < len(ranks))
             peer[mine] = ranks[peer[mine]]
         owners = np.asarray([g.global_rank for g in table.groups] or [rank], np.int64)
-        ops = table.column("op")
+        ops = table.columns["op"]
         kinds = {op: int(kind_of(op)) for op in set(ops)}
         self.parts.append(
             {
@@ -160,7 +178,7 @@ class _Gatherer:
                 "rank": owners[of],
                 "group": np.asarray(groups or [0], np.int32)[of],
                 "op": indices("op", self.ops),
-                "kind": np.fromiter((kinds[op] for op in ops), np.uint8, n),
+                "kind": np.fromiter(map(kinds.__getitem__, ops), np.uint8, n),
                 "seq": ints("seq_num"),
                 "peer": peer,
                 "root": ints("root"),
@@ -187,39 +205,49 @@ class _Gatherer:
         return found
 
 
-def load_traces(
-    paths: Sequence[Path], progress: Progress | None = None
-) -> tuple[list[TraceFile], Operations]:
+def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
     """The tables of one trace a rank, and the files by rank. Raises `TraceError`."""
     if not paths:
         raise TraceError("no traces given")
     files: list[TraceFile] = []
+    tables: dict[int, TraceTable] = {}
     gatherer = _Gatherer()
-    for done, path in enumerate(paths):
-        if progress is not None:
-            progress(done, len(paths))
+    for path in paths:
         with Reader(path) as reader:
             data = reader.head.get(KEY)
             if data is None:  # a tool may have sorted the keys
-                for _ in reader.pieces():
+                for _ in reader.pieces_as(NOTHING):
                     pass
                 data = reader.tail.get(KEY)
-            facts = reader.head | reader.tail
+            base = int((reader.head | reader.tail).get("baseTimeNanoseconds", 0))
         if data is None:
             raise TraceError(
                 f"{path} holds no table of unicomm: nothing tells which operations it shares with other"
-                " ranks; profile a program that uses unicomm"
+                " ranks; profile a program that uses unicomm, with a communicator that lives until the"
+                " profiler stops"
             )
         table = read(data, str(path))
-        base = int(facts.get("baseTimeNanoseconds", 0))
-        same = [f.path for f in files if f.rank == table.rank]
-        if same:
-            raise TraceError(f"{path} and {same[0]} are both of rank {table.rank}: give one trace a rank")
-        files.append(TraceFile(Path(path), table.rank, table.host, base, table.stopped_ns, gatherer.length))
+        same = next((f.path for f in files if f.rank == table.rank), None)
+        if same is not None:
+            raise TraceError(
+                f"{path} and {same} are both of rank {table.rank}: {_twice(tables[table.rank], table)}"
+            )
+        times = (base, table.started_ns, table.stopped_ns)
+        files.append(TraceFile(Path(path), table.rank, table.host, *times, gatherer.length))
         files[-1].rows = gatherer.add(table.rank, table)
         files[-1].dropped = table.dropped
         gatherer.length += files[-1].rows
+        table.columns = {}
+        tables[table.rank] = table
     return sorted(files, key=lambda f: f.rank), gatherer.finish()
+
+
+def _twice(one: TraceTable, other: TraceTable) -> str:
+    if (one.host, one.pid, one.started_ns) == (other.host, other.pid, other.started_ns):
+        return "the same recording twice; leave one out"
+    if (one.host, one.pid) == (other.host, other.pid):
+        return "two recordings (cycles) of one process; give one trace a rank, all of the same cycle"
+    return "of two processes: two runs, or before and after a restart; give one trace a rank, all of one run"
 
 
 def from_recorder(table: Table) -> Operations:
@@ -262,26 +290,6 @@ def from_recorder(table: Table) -> Operations:
     )
 
 
-def clock_offsets(found: Operations) -> dict[int, int]:
-    """Nanoseconds by which each rank's clock is ahead of the typical one; 0 where nothing tells.
-
-    No rank leaves a collective that synchronizes before all have come, so their completions are compared.
-    """
-    wanted = np.asarray([op in clocks.SYNCHRONIZING for op in found.ops] or [False], np.bool_)
-    rows = (
-        np.flatnonzero(wanted[found.op] & (found.completed_ns > 0)) if len(found) else np.zeros(0, np.int64)
-    )
-    cells = found.cell[rows]
-    several = np.bincount(cells, minlength=int(cells.max(initial=-1)) + 1)[cells] > 1
-    rows, cells = rows[several], cells[several]
-    if not len(rows):
-        return dict.fromkeys(found.ranks.tolist(), 0)
-    _, dense = np.unique(cells, return_inverse=True)
-    # It needs the columns rank, completed_ns and ranks alone.
-    by_rank = np.nan_to_num(clocks.offsets(cast("Table", found), rows, dense.reshape(-1)))
-    return {rank: int(by_rank[rank]) for rank in found.ranks.tolist()}
-
-
 @dataclass
 class Joined:
     """The rows on one clock, in nanoseconds since 1970.
@@ -314,7 +322,7 @@ class Joined:
 
 
 def join(found: Operations, offsets: dict[int, int]) -> Joined:
-    """Arrivals and completions of all ranks compared; `offsets` as `clock_offsets` gives them."""
+    """Arrivals and completions of all ranks compared; `offsets`: by how much each rank's clock is ahead."""
     if not len(found):
         none = np.zeros(0, np.int64)
         return Joined(none, none, none, none, none, none.astype(np.bool_), none.astype(np.bool_))
@@ -343,14 +351,17 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     return Joined(begin, end, ready, late, members[cells], last, still)
 
 
-def lanes(begin: Column, end: Column) -> list[int]:
+def lanes(begin: Column, end: Column) -> Column:
     """For slices sorted by `begin`, the first track on which each overlaps no other."""
+    until = np.maximum(end, begin + 1)
+    if (begin[1:] >= np.maximum.accumulate(until)[:-1]).all():
+        return np.zeros(len(begin), np.int64)
     free: list[int] = []
     out = []
-    for b, e in zip(begin.tolist(), end.tolist(), strict=True):
-        at = next((i for i, until in enumerate(free) if until <= b), len(free))
+    for b, e in zip(begin.tolist(), until.tolist(), strict=True):
+        at = next((i for i, last in enumerate(free) if last <= b), len(free))
         if at == len(free):
             free.append(0)
-        free[at] = max(e, b + 1)
+        free[at] = e
         out.append(at)
-    return out
+    return np.asarray(out, np.int64)

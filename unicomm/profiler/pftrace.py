@@ -2,65 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-try:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import EventName, TracePacket, TrackEvent
-except ImportError as error:
-    raise ImportError(
-        f".pftrace needs the package 'perfetto' ({error}): pip install 'unicomm[profile]'"
-    ) from None
+import msgspec
+import numpy as np
+from msgspec import UNSET
 
-from .chrome import Event
-from .merging import RankRows, Slice
-from .operations import TraceFile
+from . import wire
+from .chrome import TraceEvent
+from .operations import Column, TraceFile
+from .stencil import Part, alike, records
+from .timeline import RankRows, Slices
 
-_SEQUENCE = 1
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
 _RANK = 1 << 40
 _INTERNAL = ("Record function id", "Ev Idx")  # numbers that torch gives its events, of no use here
+_PLAIN = (int, float, bool, str)
+_LAST = 2  # the place of a flow where it ends
+_arguments = msgspec.json.Decoder(dict[str, Any])
 
 
 class PerfettoSink:
     """See `merging.Sink`."""
 
-    def __init__(self, path: Path, base: int) -> None:
+    def __init__(self, path: Path, base: int, offsets: dict[int, int]) -> None:
         self._file = path.open("wb")
         self._base = base
-        self._names: dict[str, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # of interned texts
+        self._keys: dict[str, int] = {}
+        self._ends: dict[int, bytes] = {}  # by track
+        self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._next = 1
         self._process = 0
-        self._rank = 0
         self._threads: dict[tuple[Any, Any], int] = {}
         self._titles: dict[tuple[Any, Any], str] = {}
         self._tracks: list[int] = []
-        self._issues: dict[int, int] = {}
-        packet = self._packet()
-        packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        self._write(packet)
-        self._ending = self._packet()  # every end but for its time and track
-        self._ending.track_event.type = TrackEvent.TYPE_SLICE_END
+        self._rank = 0
+        self._own: RankRows
+        self._label: list[bytes] = []
+        self._write(wire.first_packet())
 
     def _write(self, packet: Any) -> None:
-        # A trace is its packets one after the other, each as field 1. The package's own writer copies each.
-        data: bytes = packet.SerializeToString()
-        size, frame = len(data), bytearray(b"\n")
-        while size > 0x7F:
-            frame.append(size & 0x7F | 0x80)
-            size >>= 7
-        frame.append(size)
-        self._file.write(frame + data)
+        self._file.write(wire.framed(packet.SerializeToString()))
 
-    def _packet(self) -> Any:
-        packet: Any = TracePacket()
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-        return packet
+    def _number(self, field: str, text: str) -> int:
+        """The number of a text, which is written once."""
+        number = self._numbers.get((field, text))
+        if number is None:
+            number = self._numbers[field, text] = len(self._numbers) + 1
+            self._write(wire.interned(field, number, text))
+        return number
+
+    def _key(self, name: str) -> int:
+        number = self._keys[name] = self._number("debug_annotation_names", name)
+        return number
+
+    def _annotations(self, values: Mapping[str, Any]) -> bytes:
+        out = []
+        for name, value in values.items():
+            if name in _INTERNAL:
+                continue
+            plain = value
+            if type(value) not in _PLAIN or (type(value) is int and not -(2**63) <= value < 2**63):
+                plain = msgspec.json.encode(value).decode()
+            out.append(wire.annotation(self._keys.get(name) or self._key(name), plain))
+        return b"".join(out)
+
+    def _head(self, kind: int, track: int, name: str, category: str = "") -> bytes:
+        found = self._heads.get((kind, track, name, category))
+        if found is None:
+            of = self._number("event_categories", category) if category else 0
+            number = self._number("event_names", name)
+            found = self._heads[kind, track, name, category] = wire.begins(kind, track, number, of)
+        return found
 
     def _track(self, name: str, order: int | None = None) -> int:
         number, self._next = self._next, self._next + 1
-        packet = self._packet()
+        packet = wire.packet()
         packet.track_descriptor.uuid = number
         packet.track_descriptor.name = name
         if order is None:
@@ -70,115 +90,136 @@ class PerfettoSink:
             packet.track_descriptor.process.process_name = name
             packet.track_descriptor.sibling_order_rank = order
         self._write(packet)
+        self._ends[number] = wire.ends(number)
         return number
 
-    def open_rank(self, file: TraceFile, tracks: list[str]) -> None:
+    def open_rank(self, file: TraceFile, own: RankRows, names: list[str]) -> None:
         self._rank = file.rank
+        self._own = own
         host = f" ({file.host})" if file.host else ""
         self._process = self._track(f"rank {file.rank}{host}", file.rank)
-        self._tracks = [self._track(name) for name in tracks]
+        self._tracks = [self._track(name) for name in names]
         self._threads.clear()
         self._titles.clear()
+        self._heads.clear()
+        self._label = self._labels()
 
-    def _begin(self, at: int, track: int, name: str) -> Any:
-        """A packet with the beginning of a slice; texts that come again are written once."""
-        packet = self._packet()
-        number = self._names.get(name)
-        if number is None:
-            number = self._names[name] = len(self._names) + 1
-            packet.interned_data.event_names.append(EventName(iid=number, name=name))
-        packet.timestamp = at
-        event = packet.track_event
-        event.type, event.track_uuid, event.name_iid = TrackEvent.TYPE_SLICE_BEGIN, track, number
-        return packet
-
-    def _end(self, at: int, track: int) -> None:
-        packet = self._ending
-        packet.timestamp = at
-        packet.track_event.track_uuid = track
-        self._write(packet)
-
-    def _annotate(self, event: Any, values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            if key in _INTERNAL:
-                continue
-            one = event.debug_annotations.add(name=key)
-            if isinstance(value, bool):
-                one.bool_value = value
-            elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-                one.int_value = value
-            elif isinstance(value, float):
-                one.double_value = value
-            else:
-                one.string_value = str(value)
-
-    def _thread(self, e: Event) -> int:
-        key = (e.get("pid"), e.get("tid"))
+    def _thread(self, e: TraceEvent) -> int:
+        key = (e.pid, e.tid)
         found = self._threads.get(key)
         if found is None:
-            found = self._threads[key] = self._track(self._titles.get(key, f"{key[0]} {key[1]}".strip()))
+            found = self._threads[key] = self._track(self._titles.get(key) or " ".join(map(str, key)))
         return found
 
-    def events(self, piece: list[Event], shift_us: float) -> int:
+    def events(
+        self, piece: list[TraceEvent], labels: Mapping[int, int], issues: Mapping[int, int], shift_us: float
+    ) -> int:
         """Slices and instants; flows of the rank's own trace (to kernels) are bound to the slices there."""
-        flows: dict[tuple[Any, Any, float], list[Event]] = {}
-        for e in piece:
-            if e.get("ph") in ("s", "t", "f") and "id" in e:
-                flows.setdefault((e.get("pid"), e.get("tid"), e["ts"]), []).append(e)
-        taken = 0
-        for e in piece:
-            kind = e.get("ph")
-            if kind == "M":
-                if e.get("name") == "thread_name":
-                    title = str(e.get("args", {}).get("name", ""))
-                    self._titles.setdefault((e.get("pid"), e.get("tid")), title)
-                continue
-            if kind not in ("X", "i", "I"):
-                continue
-            taken += 1
+        flows: dict[tuple[Any, Any, Any], list[tuple[int, bool]]] = {}
+        taken: list[int] = []
+        for at, e in enumerate(piece):
+            if e.ph in ("X", "i", "I"):
+                taken.append(at)
+            elif e.ph in ("s", "t", "f"):
+                if isinstance(e.id, int):
+                    number = _OWN + self._rank * _RANK + e.id % _RANK
+                    flows.setdefault((e.pid, e.tid, e.ts), []).append((number, e.ph == "f"))
+            elif e.ph == "M" and e.name == "thread_name" and e.args is not UNSET:
+                title = str(_arguments.decode(e.args).get("name", ""))
+                self._titles.setdefault((e.pid, e.tid), title)
+        begins = np.asarray([piece[at].ts for at in taken], np.float64) + shift_us
+        lasts = np.maximum(np.asarray([piece[at].dur for at in taken], np.float64), 0)
+        begin = np.rint(begins * 1000).astype(np.int64) + self._base
+        end = begin + np.rint(lasts * 1000).astype(np.int64)
+        packets: list[bytes] = []
+        stamps = zip(
+            taken, records(len(begin), wire.times(begin)), records(len(end), wire.times(end)), strict=True
+        )
+        for at, first, last in stamps:
+            e = piece[at]
             track = self._thread(e)
-            at = self._base + round((e["ts"] + shift_us) * 1000)
-            packet = self._begin(at, track, str(e.get("name", "")))
-            event = packet.track_event
-            if cat := e.get("cat"):
-                event.categories.append(str(cat))
-            self._annotate(event, e.get("args", {}))
-            if kind != "X":
-                event.type = TrackEvent.TYPE_INSTANT
-                self._write(packet)
-                continue
-            for flow in flows.pop((e.get("pid"), e.get("tid"), e["ts"]), ()):
-                number = _OWN + self._rank * _RANK + int(flow["id"]) % _RANK
-                ids = event.terminating_flow_ids if flow["ph"] == "f" else event.flow_ids
-                ids.append(number)
-            if issue := self._issues.pop(id(e), 0):
-                event.flow_ids.append(_ISSUE + issue)
-            self._write(packet)
-            self._end(at + max(0, round(e.get("dur", 0) * 1000)), track)
-        return taken
+            sliced = e.ph == "X"
+            content = self._head(wire.BEGIN if sliced else wire.INSTANT, track, e.name, e.cat)
+            if e.args is not UNSET:
+                content += self._annotations(_arguments.decode(e.args))
+            if at in labels:
+                row = labels[at]
+                if e.args is UNSET or b'"seq_num"' not in bytes(e.args):
+                    content += self._label[row]
+                if row in issues:
+                    content += wire.flow(_ISSUE + issues[row], last=False)
+            if sliced and flows:
+                for step in flows.pop((e.pid, e.tid, e.ts), ()):
+                    content += wire.flow(*step)
+            packets.append(wire.event(first, content))
+            if sliced:
+                packets.append(wire.event(last, self._ends[track]))
+        self._file.write(b"".join(packets))
+        return len(taken)
 
-    def issued(self, event: Event, shift_us: float, flow: int) -> None:
-        self._issues[id(event)] = flow  # it comes in the piece that follows
+    def _described(self, rows: Column, shared: int) -> list[Part]:
+        """The arguments of all events of these rows, which have the same shared ones."""
+        own = self._own
+        seq = wire.arguments(self._key("seq_num"), own.seq[rows])
+        return [
+            *seq,
+            self._annotations(own.shared[shared]),
+            *wire.arguments(self._key("bytes"), own.bytes[rows]),
+        ]
 
-    def slices(self, own: RankRows, made: list[Slice]) -> None:
-        for one in made:
-            track = self._tracks[one.track]
-            packet = self._begin(one.begin, track, own.names[one.row - own.first])
-            event = packet.track_event
-            self._annotate(event, own.describe(one))
-            if one.flow:
-                ids = event.terminating_flow_ids if one.place == "f" else event.flow_ids
-                ids.append(_COLLECTIVE + one.flow)
-            if one.issue:
-                event.terminating_flow_ids.append(_ISSUE + one.issue)
-            self._write(packet)
-            if one.ready > one.begin:
-                for name, begin, end in (("waiting", one.begin, one.ready), ("transfer", one.ready, one.end)):
-                    if end > begin:
-                        self._write(self._begin(begin, track, name))
-                        self._end(end, track)
-            if own.completed[one.row - own.first]:  # a slice without an end is shown as not finished
-                self._end(one.end, track)
+    def _labels(self) -> list[bytes]:
+        """The arguments of each row."""
+        out = [b""] * self._own.count
+        for rows in alike(self._own.shared_of):
+            made = records(len(rows), *self._described(rows, int(self._own.shared_of[rows[0]])))
+            for row, one in zip(rows.tolist(), made, strict=True):
+                out[row] = one
+        return out
+
+    def slices(self, made: Slices) -> None:
+        own, row = self._own, made.row
+        waits, runs = made.ready > made.begin, made.end > made.ready
+        out: list[bytes] = [b""] * len(row)
+        kinds = (own.op[row], own.shared_of[row], own.completed[row], own.root[row] >= 0, own.peer[row] >= 0)
+        for at in alike(made.track, waits, runs, made.flow > 0, made.place, made.issue > 0, *kinds):
+            for i, packets in zip(at.tolist(), self._records(made, at), strict=True):
+                out[i] = packets
+        self._file.write(b"".join(out))
+
+    def _records(self, made: Slices, at: Column) -> list[bytes]:
+        """The packets of some operations that have the same."""
+        own, rows, one = self._own, made.row[at], int(at[0])
+        row, track = int(rows[0]), self._tracks[made.track[one]]
+        begin, ready, end = wire.times(made.begin[at]), wire.times(made.ready[at]), wire.times(made.end[at])
+        numbers = {
+            "elements": own.elements[rows],
+            "waiting_us": (made.ready - made.begin)[at] / 1000,
+            "transfer_us": (made.end - made.ready)[at] / 1000,
+            "issued_before_us": own.before[rows] / 1000,
+        }
+        if own.root[row] >= 0:
+            numbers["root"] = own.root[rows]
+        if own.peer[row] >= 0:
+            numbers["peer"] = own.peer[rows]
+        content: list[Part] = [self._head(wire.BEGIN, track, own.names[int(own.op[row])])]
+        content += self._described(rows, int(own.shared_of[row]))
+        for name, values in numbers.items():
+            content += wire.arguments(self._key(name), values)
+        content.append(self._annotations({"finished": bool(own.completed[row])}))
+        if made.flow[one]:
+            content += wire.flows(_COLLECTIVE + made.flow[at], last=bool(made.place[one] == _LAST))
+        if made.issue[one]:
+            content += wire.flows(_ISSUE + made.issue[at], last=True)
+        parts, over = wire.events(begin, *content), wire.ends(track)
+        if made.ready[one] > made.begin[one]:
+            parts += wire.events(begin, self._head(wire.BEGIN, track, "waiting")) + wire.events(ready, over)
+            if made.end[one] > made.ready[one]:
+                parts += wire.events(ready, self._head(wire.BEGIN, track, "transfer")) + wire.events(
+                    end, over
+                )
+        if own.completed[row]:  # a slice without an end is shown as not finished
+            parts += wire.events(end, over)
+        return records(len(at), *parts)
 
     def close(self) -> None:
         self._file.close()

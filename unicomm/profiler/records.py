@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chrome import Reader, TraceError, nanoseconds
+from .chrome import EXACT, Reader, TraceError, nanoseconds
 from .trace_table import COMPLETED, FAILED, KEY, STATES, Group, TraceTable, read
 
 if TYPE_CHECKING:
@@ -129,21 +130,22 @@ def read_events(path: Path | str) -> list[CommEvent]:
     seen: list[_Seen] = []
     frames: dict[int, list[tuple[int, int, str]]] = {}
     flows: dict[tuple[int, int], tuple[int, int, bool]] = {}
-    with Reader(path, exact=True) as reader:
-        base = int(reader.head.get("baseTimeNanoseconds", 0))
-        for piece in reader.pieces():
+    with Reader(path) as reader:
+        for piece in reader.pieces_as(EXACT):
             for e in piece:
                 kind = e.get("ph")
                 if kind == "X":
-                    start, duration = base + nanoseconds(e["ts"]), nanoseconds(e.get("dur", 0))
+                    start, duration = nanoseconds(e["ts"]), nanoseconds(e.get("dur", 0))
                     if str(e.get("name", "")).startswith(PREFIX) and not e["name"].endswith(" (run)"):
                         seen.append(_from_json(e, start, duration))
                     elif e.get("cat") == "python_function":
                         frames.setdefault(e["tid"], []).append((start, start + duration, e["name"]))
                 elif kind in ("s", "f"):
-                    at = (e["tid"], base + nanoseconds(e["ts"]))
+                    at = (e["tid"], nanoseconds(e["ts"]))
                     flows[at] = (int(e["id"]), _FLOWS.get(e.get("cat", ""), 0), kind == "s")
-        table = (reader.head | reader.tail).get(KEY)
+        facts = reader.head | reader.tail
+        table = facts.get(KEY)
+        base = int(facts.get("baseTimeNanoseconds", 0))
     if table is None:
         raise TraceError(f"{path} holds no table of unicomm; did the program use it while it was profiled?")
     for one in seen:
@@ -151,6 +153,8 @@ def read_events(path: Path | str) -> list[CommEvent]:
         if flow is not None:
             one.found |= dict(zip(("flow_id", "flow_type", "flow_start"), flow, strict=True))
     _add_stacks(seen, frames)
+    for one in seen:
+        one.start_ns += base
     return list(_joined(read(table, str(path)), seen))
 
 
@@ -223,14 +227,14 @@ def _add_stacks(seen: list[_Seen], frames: dict[int, list[tuple[int, int, str]]]
 
 def _joined(table: TraceTable, seen: list[_Seen]) -> Iterator[CommEvent]:
     """Rows with their events: the k-th row that was recorded in a thread has its k-th event."""
-    queues: dict[int, list[_Seen]] = {}
-    for one in sorted(seen, key=lambda s: s.start_ns, reverse=True):
-        queues.setdefault(one.thread, []).append(one)
-    for values in table.rows:
+    queues: dict[int, deque[_Seen]] = {}
+    for one in sorted(seen, key=lambda s: s.start_ns):
+        queues.setdefault(one.thread, deque()).append(one)
+    for values in zip(*table.columns.values(), strict=True):
         row = dict(zip(table.columns, values, strict=True))
         queue = queues.get(row["thread"]) if row["traced"] else None
         # An event may be missing at the end, when torch stopped recording before unicomm did.
-        event = queue.pop() if queue and queue[-1].name == PREFIX + row["op"] else None
+        event = queue.popleft() if queue and queue[0].name == PREFIX + row["op"] else None
         more = {} if event is None else {"start_ns": event.start_ns, **event.found}
         yield CommEvent(
             op=row["op"],

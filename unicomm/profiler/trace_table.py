@@ -13,6 +13,11 @@ from .chrome import TraceError
 KEY = "unicomm"
 VERSION = 1
 _MOST_RANKS = 1 << 22
+_TEXTS = ("op", "dtype", "in_splits", "out_splits")
+_NUMBERS = (
+    *("seq_num", "group", "thread", "traced", "issued_ns", "started_ns", "completed_ns", "state"),
+    *("is_async", "in_elements", "out_elements", "root", "peer", "bytes", "batch"),
+)
 
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED: "failed"}
@@ -37,7 +42,7 @@ class Group:
 
 @dataclass
 class TraceTable:
-    """One recording of one process. `rows` are dictionaries of the columns; times in ns since 1970."""
+    """One recording of one process. `columns` have a value for each operation; times in ns since 1970."""
 
     rank: int
     host: str
@@ -46,12 +51,10 @@ class TraceTable:
     stopped_ns: int
     dropped: int
     groups: list[Group]
-    columns: list[str]
-    rows: list[list[Any]]
+    columns: dict[str, tuple[Any, ...]]
 
-    def column(self, name: str) -> list[Any]:
-        at = self.columns.index(name)
-        return [row[at] for row in self.rows]
+    def __len__(self) -> int:
+        return len(self.columns["op"])
 
 
 def read(data: Any, where: str) -> TraceTable:
@@ -63,13 +66,11 @@ def read(data: Any, where: str) -> TraceTable:
                 " read it with the unicomm that wrote it"
             )
         groups = [_group(entry) for entry in data["groups"]]
-        columns = [str(c) for c in data["columns"]]
-        rows = data["rows"]
-        if any(len(row) != len(columns) for row in rows):
-            raise ValueError("a row has another number of columns")
-        of = columns.index("group")
-        if any(not 0 <= row[of] < len(groups) for row in rows):
+        columns = _columns(data["columns"], data["rows"])
+        if any(not 0 <= group < len(groups) for group in set(columns["group"])):
             raise ValueError("a row belongs to no group")
+        if not set(columns["state"]) <= set(STATES):
+            raise ValueError("a row has an unknown state")
         widest = max(groups, key=lambda g: len(g.ranks), default=None)
         return TraceTable(
             rank=-1 if widest is None else widest.global_rank,
@@ -80,12 +81,30 @@ def read(data: Any, where: str) -> TraceTable:
             dropped=int(data["dropped"]),
             groups=groups,
             columns=columns,
-            rows=rows,
         )
     except TraceError:
         raise
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise TraceError(f"{where}: the table of operations is damaged ({error!r}); record it anew") from None
+
+
+def _columns(names: list[str], rows: list[list[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Checked, so that nobody has to look again: numbers are integers of 64 bits, texts are texts."""
+    if rows and {len(row) for row in rows} != {len(names)}:
+        raise ValueError("a row has another number of columns")
+    columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+    for known, kinds in ((_TEXTS, {str}), (_NUMBERS, {int, bool})):
+        for name in known:
+            if not set(map(type, columns[name])) <= kinds:
+                raise ValueError(f"'{name}' of a row is none")
+    if any(
+        not -(1 << 63) <= edge < 1 << 63
+        for n in _NUMBERS
+        if rows
+        for edge in (min(columns[n]), max(columns[n]))
+    ):
+        raise ValueError("a number of more than 64 bits")
+    return columns
 
 
 def _group(entry: dict[str, Any]) -> Group:

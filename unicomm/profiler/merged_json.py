@@ -1,0 +1,156 @@
+"""A merged trace as Chrome JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from .chrome import Event, TraceEvent, Writer
+from .operations import Column, TraceFile
+from .stencil import Part, alike, integers, records, thousandths
+from .timeline import RankRows, Slices
+
+_FLOW_SPAN = 1 << 32  # a rank's own flows get numbers apart from the other ranks'
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+class JsonSink:
+    """See `merging.Sink`."""
+
+    def __init__(self, path: Path, base: int, offsets: dict[int, int]) -> None:
+        facts = {
+            "schemaVersion": 1,
+            "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": base,
+            "clock_offsets_ns": {str(rank): offset for rank, offset in offsets.items()},
+        }
+        self._writer = Writer(path, facts)
+        self._base = base
+        self._pid = 0
+        self._threads: dict[tuple[Any, Any], int] = {}
+        self._tracks = 0
+        self._own: RankRows
+        self._label: list[bytes] = []
+
+    def open_rank(self, file: TraceFile, own: RankRows, names: list[str]) -> None:
+        self._pid = file.rank + 1  # viewers take a process 0 for the idle one
+        self._threads.clear()
+        self._tracks = len(names)
+        self._own = own
+        self._label = self._labels()
+        host = f" ({file.host})" if file.host else ""
+        events = [self._name("process_name", 0, {"name": f"rank {file.rank}{host}"})]
+        events.append(self._name("process_sort_index", 0, {"sort_index": file.rank}))
+        for at, name in enumerate(names, 1):
+            events.append(self._name("thread_name", at, {"name": name}))
+            events.append(self._name("thread_sort_index", at, {"sort_index": at - len(names) - 1}))
+        self._writer.write(events)
+
+    def _name(self, what: str, tid: int, args: dict[str, Any]) -> Event:
+        return {"ph": "M", "name": what, "pid": self._pid, "tid": tid, "args": args}
+
+    def events(
+        self, piece: list[TraceEvent], labels: Mapping[int, int], issues: Mapping[int, int], shift_us: float
+    ) -> int:
+        kept = []
+        begun: list[Event] = []
+        pid, threads, more = self._pid, self._threads, self._pid * _FLOW_SPAN
+        for at, e in enumerate(piece):
+            if e.ph == "M" and e.name.startswith("process_"):
+                continue  # the rank is the process, whatever the trace has: CPU, devices, spans
+            place = (e.pid, e.tid)
+            thread = threads.get(place)
+            if thread is None:
+                thread = threads[place] = self._tracks + 1 + len(threads)
+            e.pid, e.tid = pid, thread
+            if e.ts is not UNSET and e.ph != "M":
+                e.ts = round(e.ts + shift_us, 3)
+            if e.id is not UNSET:
+                e.id = e.id + more if isinstance(e.id, int) else f"{pid} {e.id}"
+            if at in labels:
+                row = labels[at]
+                e.args = self._labelled(e.args, row)
+                if row in issues:
+                    begin = {"ph": "s", "cat": "issue", "name": "issue", "id": issues[row]}
+                    begun.append(begin | {"pid": pid, "tid": thread, "ts": e.ts})
+            kept.append(e)
+        self._writer.write(kept)
+        self._writer.write(begun)
+        return len(kept)
+
+    def _described(self, rows: Column, shared: int) -> list[Part]:
+        """What stands in the arguments of all events of these rows, which have the same shared ones."""
+        own = self._own
+        text = _text(own.shared[shared])[1:-1].encode()
+        return [b'"seq_num":', integers(own.seq[rows]), b"," + text + b',"bytes":', integers(own.bytes[rows])]
+
+    def _labels(self) -> list[bytes]:
+        """The arguments of each row."""
+        out = [b""] * self._own.count
+        for rows in alike(self._own.shared_of):
+            made = records(len(rows), *self._described(rows, int(self._own.shared_of[rows[0]])))
+            for row, one in zip(rows.tolist(), made, strict=True):
+                out[row] = one
+        return out
+
+    def _labelled(self, args: Any, row: int) -> Raw:
+        before = b"{}" if args is UNSET else bytes(args)
+        if b'"seq_num"' in before:  # it was recorded with arguments
+            return Raw(before)
+        if not before.startswith(b"{"):
+            raise TypeError("the arguments of an event are no object")
+        inner = before[:-1].rstrip()
+        return Raw(inner + (b"," if len(inner) > 1 else b"") + self._label[row] + b"}")
+
+    def slices(self, made: Slices) -> None:
+        own, row = self._own, made.row
+        waits, runs = made.ready > made.begin, made.end > made.ready
+        out: list[bytes] = [b""] * len(row)
+        kinds = (own.op[row], own.shared_of[row], own.completed[row], own.root[row] >= 0, own.peer[row] >= 0)
+        for at in alike(made.track, waits, runs, made.flow > 0, made.place, made.issue > 0, *kinds):
+            for i, text in zip(at.tolist(), self._records(made, at), strict=True):
+                out[i] = text
+        if out:
+            self._writer.write_text(b",\n".join(out))
+
+    def _records(self, made: Slices, at: Column) -> list[bytes]:
+        """The events of some operations that have the same."""
+        own, rows, one = self._own, made.row[at], int(at[0])
+        row = int(rows[0])
+        name = _text(own.names[int(own.op[row])]).encode()
+        place = f'"pid":{self._pid},"tid":{int(made.track[one]) + 1},"ts":'.encode()
+        begin, ready = thousandths(made.begin[at] - self._base), thousandths(made.ready[at] - self._base)
+        wait, run = thousandths((made.ready - made.begin)[at]), thousandths((made.end - made.ready)[at])
+        part = b'{"ph":"X","cat":"unicomm","name":'
+        parts: list[Part] = [part + name + b"," + place, begin, b',"dur":']
+        parts += [thousandths((made.end - made.begin)[at]), b',"args":{']
+        parts += self._described(rows, int(own.shared_of[row]))
+        parts += [b',"elements":', integers(own.elements[rows]), b',"waiting_us":', wait]
+        parts += [b',"transfer_us":', run, b',"issued_before_us":', thousandths(own.before[rows])]
+        parts.append(b',"finished":true' if own.completed[row] else b',"finished":false')
+        if own.root[row] >= 0:
+            parts += [b',"root":', integers(own.root[rows])]
+        if own.peer[row] >= 0:
+            parts += [b',"peer":', integers(own.peer[rows])]
+        parts.append(b"}}")
+        if made.ready[one] > made.begin[one]:
+            parts += [b",\n" + part + b'"waiting",' + place, begin, b',"dur":', wait, b"}"]
+            if made.end[one] > made.ready[one]:
+                parts += [b",\n" + part + b'"transfer",' + place, ready, b',"dur":', run, b"}"]
+        if made.flow[one]:
+            step = f',\n{{"ph":"{"stf"[made.place[one]]}","cat":"collective","name":'.encode()
+            parts += [step + name + b',"id":', integers(made.flow[at]), b"," + place, begin, b',"bp":"e"}']
+        if made.issue[one]:
+            step = b',\n{"ph":"f","cat":"issue","name":"issue","id":'
+            parts += [step, integers(made.issue[at]), b"," + place, begin, b',"bp":"e"}']
+        return records(len(at), *parts)
+
+    def close(self) -> None:
+        self._writer.close()
