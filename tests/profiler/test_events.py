@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from unicomm import CommError, ReduceOp, new_comm
 from unicomm.comms import profiling, profiling_session
 from unicomm.comms.process_group import UnicommProcessGroup
-from unicomm.profiler import TraceError, events, read_events
+from unicomm.profiler import TraceError, events, merge, read_events
 from unicomm.profiler.trace_table import KEY
 from unicomm.testing import run_ranks
 
@@ -310,8 +310,11 @@ def test_nothing_recorded_is_said(comm, tmp_path):
         torch.ones(3)
     assert events(prof) == []
     prof.export_chrome_trace(str(tmp_path / "a.json"))
+    assert read_events(tmp_path / "a.json") == []  # whose rank it is stands there
+    assert merge([tmp_path / "a.json"], tmp_path / "m.json").ranks == [3]
+    (tmp_path / "b.json").write_text('{"traceEvents": []}')
     with pytest.raises(TraceError, match="holds no table"):
-        read_events(tmp_path / "a.json")
+        read_events(tmp_path / "b.json")
     first = profile()
     with first:
         comm.barrier(False)

@@ -150,14 +150,16 @@ def _end() -> None:
     global session
     with _lock:
         now, session = session, None
+        used = list(_engines)
         for engine in _blocked:
             engine.fast.unblock()
         _blocked.clear()
     if now is None:
         return
-    now.close()
+    now.close([engine for engine in used if not engine.finalized])
     if now.table["rows"]:
         finished.append(now)
+    if now.table["groups"]:
         _add_metadata_json(KEY, json.dumps(now.table, separators=(",", ":")))
 
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -51,7 +51,7 @@ _TRACED, _STARTED, _COMPLETED, _STATE, _PEER = (
     COLUMNS.index(c) for c in ("traced", "started_ns", "completed_ns", "state", "peer")
 )
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
-MOST_ROWS = 2_000_000  # of one recording; later operations are counted only
+MOST_ROWS = 1_000_000  # of one recording; later operations are counted only
 
 # Everything a JSON string can hold as it is: kineto turns backslashes of metadata into slashes.
 _PLAIN = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
@@ -142,6 +142,9 @@ class Session:
         if found is not None:
             return found
         with self._adding:
+            found = self._facts.get(engine)
+            if found is not None:  # another thread was quicker
+                return found
             member = engine.member
             name, desc = _torch_names(engine)
             group = {
@@ -270,9 +273,16 @@ class Session:
         self._batch += 1
         return self._batch
 
-    def close(self) -> None:
-        """Freezes the table: what ends later counts as not finished."""
+    def close(self, there: Iterable[Engine]) -> None:
+        """Freezes the table: what ends later counts as not finished.
+
+        `there` are the communicators that are in use. A process that issued no operation tells them, so that
+        its trace can be put beside those of other ranks.
+        """
         self.stopped_ns = time.time_ns()
+        if not self.groups:
+            for engine in there:
+                self._of(engine)
         self.table = {
             "version": VERSION,
             "host": plain(socket.gethostname()),

@@ -74,7 +74,6 @@ EXACT: Decoder[list[Event]] = Decoder(list[Event], float_hook=Exact)  # numbers 
 TYPED: Decoder[list[TraceEvent]] = Decoder(list[TraceEvent])
 NOTHING: Decoder[list[Raw]] = Decoder(list[Raw])  # to come by what stands behind the events
 _plain: Decoder[list[Event]] = Decoder(list[Event])
-_any = Decoder(dict[str, Any])
 _parts = Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
@@ -86,8 +85,12 @@ class TraceError(ValueError):
 class Reader:
     """One trace. `head` and `tail` are what stands before and after the events; `pieces` gives those."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Reads the head. Raises `TraceError`, also where an uncompressed file lacks its end."""
+    def __init__(self, path: Path | str, facts: bool = True) -> None:
+        """Reads up to the events. Raises `TraceError`, also where an uncompressed file lacks its end.
+
+        Without `facts` nothing is kept of what stands around the events: a table may have a million rows.
+        """
+        self._facts = facts
         self.path = Path(path)
         self.tail: dict[str, Any] = {}
         self._buffer = bytearray()
@@ -162,16 +165,19 @@ class Reader:
             for end in [found.end() for found in _EVENTS.finditer(self._buffer, at)]:
                 # The key at the top, not one within something else: what is before it closes with one brace.
                 try:
-                    head = _any.decode(self._buffer[:end] + b"]}")
+                    parts = _parts.decode(self._buffer[:end] + b"]}")
                 except msgspec.DecodeError:
                     continue
                 del self._buffer[:end]
-                del head["traceEvents"]
-                return head
+                del parts["traceEvents"]
+                return self._decoded(parts)
             at = max(0, len(self._buffer) - 64)
             if len(self._buffer) > _LONGEST_HEAD:
                 raise self.broken(f"the first {_LONGEST_HEAD >> 20} MB hold no list 'traceEvents'")
         raise self.broken("it has no list 'traceEvents'")
+
+    def _decoded(self, parts: dict[str, Raw]) -> dict[str, Any]:
+        return {key: msgspec.json.decode(value) for key, value in parts.items()} if self._facts else {}
 
     def pieces(self) -> Iterator[list[Event]]:
         """All events as dictionaries, some at a time, in the order of the file."""
@@ -211,7 +217,7 @@ class Reader:
                 return decoder.decode(b"[" + text)
             parts = _parts.decode(b'{"traceEvents":[' + self._buffer)
             found = decoder.decode(parts.pop("traceEvents"))
-            self.tail = {key: msgspec.json.decode(value) for key, value in parts.items()}
+            self.tail = self._decoded(parts)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:

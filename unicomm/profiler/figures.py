@@ -175,7 +175,7 @@ def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Re
 
 def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
     try:
-        Reader(path).close()
+        Reader(path, facts=False).close()
     except TraceError as error:
         otherwise.append(error)
         return False
@@ -221,7 +221,7 @@ def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | 
         shift = file.base_ns - offsets.get(file.rank, 0)
         kernels: list[tuple[float, float]] = []
         operators: list[tuple[float, float]] = []
-        with Reader(file.path) as reader:
+        with Reader(file.path, facts=False) as reader:
             for piece in reader.pieces_as(_work):
                 for e in piece:
                     if e.cat == "cpu_op":

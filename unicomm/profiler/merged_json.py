@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw
 from .chrome import Event, TraceEvent, Writer
 from .operations import Column, TraceFile
 from .stencil import Part, alike, integers, records, thousandths
-from .timeline import RankRows, Slices
+from .timeline import Labels, RankRows, Slices
 
 _FLOW_SPAN = 1 << 32  # a rank's own flows get numbers apart from the other ranks'
 
@@ -37,14 +37,14 @@ class JsonSink:
         self._threads: dict[tuple[Any, Any], int] = {}
         self._tracks = 0
         self._own: RankRows
-        self._label: list[bytes] = []
+        self._label: Labels
 
     def open_rank(self, file: TraceFile, own: RankRows, names: list[str]) -> None:
         self._pid = file.rank + 1  # viewers take a process 0 for the idle one
         self._threads.clear()
         self._tracks = len(names)
         self._own = own
-        self._label = self._labels()
+        self._label = Labels(own, self._described)
         host = f" ({file.host})" if file.host else ""
         events = [self._name("process_name", 0, {"name": f"rank {file.rank}{host}"})]
         events.append(self._name("process_sort_index", 0, {"sort_index": file.rank}))
@@ -90,15 +90,6 @@ class JsonSink:
         own = self._own
         text = _text(own.shared[shared])[1:-1].encode()
         return [b'"seq_num":', integers(own.seq[rows]), b"," + text + b',"bytes":', integers(own.bytes[rows])]
-
-    def _labels(self) -> list[bytes]:
-        """The arguments of each row."""
-        out = [b""] * self._own.count
-        for rows in alike(self._own.shared_of):
-            made = records(len(rows), *self._described(rows, int(self._own.shared_of[rows[0]])))
-            for row, one in zip(rows.tolist(), made, strict=True):
-                out[row] = one
-        return out
 
     def _labelled(self, args: Any, row: int) -> Raw:
         before = b"{}" if args is UNSET else bytes(args)

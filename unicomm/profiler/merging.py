@@ -52,7 +52,7 @@ class Sink(Protocol):
         """
 
     def slices(self, made: Slices) -> None:
-        """The rank's operations."""
+        """Some of the rank's operations."""
 
     def close(self) -> None: ...
 
@@ -133,7 +133,7 @@ def _run(
         shift_us = (file.base_ns - result.offsets_ns.get(file.rank, 0) - base) / 1000
         issues: dict[int, int] = {}
         matching = _Matching(own)
-        with Reader(file.path) as reader:
+        with Reader(file.path, facts=False) as reader:
             for piece in _with_their_flows(reader.pieces_as(TYPED)):
                 labels: dict[int, int] = {}
                 for at, e in enumerate(piece):
@@ -146,7 +146,8 @@ def _run(
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
-        sink.slices(slices(joined, own, track_of, number, place, issues))
+        for made in slices(joined, own, track_of, number, place, issues):
+            sink.slices(made)
         result.operations += file.rows
 
 

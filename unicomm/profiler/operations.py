@@ -220,6 +220,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
                     pass
                 data = reader.tail.get(KEY)
             base = int((reader.head | reader.tail).get("baseTimeNanoseconds", 0))
+            reader.head, reader.tail = {}, {}
         if data is None:
             raise TraceError(
                 f"{path} holds no table of unicomm: nothing tells which operations it shares with other"
@@ -227,6 +228,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
                 " profiler stops"
             )
         table = read(data, str(path))
+        data = None
         same = next((f.path for f in files if f.rank == table.rank), None)
         if same is not None:
             raise TraceError(

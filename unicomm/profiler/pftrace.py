@@ -14,7 +14,7 @@ from . import wire
 from .chrome import TraceEvent
 from .operations import Column, TraceFile
 from .stencil import Part, alike, records
-from .timeline import RankRows, Slices
+from .timeline import Labels, RankRows, Slices
 
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
 _RANK = 1 << 40
@@ -41,7 +41,7 @@ class PerfettoSink:
         self._tracks: list[int] = []
         self._rank = 0
         self._own: RankRows
-        self._label: list[bytes] = []
+        self._label: Labels
         self._write(wire.first_packet())
 
     def _write(self, packet: Any) -> None:
@@ -102,7 +102,7 @@ class PerfettoSink:
         self._threads.clear()
         self._titles.clear()
         self._heads.clear()
-        self._label = self._labels()
+        self._label = Labels(own, self._described)
 
     def _thread(self, e: TraceEvent) -> int:
         key = (e.pid, e.tid)
@@ -166,15 +166,6 @@ class PerfettoSink:
             self._annotations(own.shared[shared]),
             *wire.arguments(self._key("bytes"), own.bytes[rows]),
         ]
-
-    def _labels(self) -> list[bytes]:
-        """The arguments of each row."""
-        out = [b""] * self._own.count
-        for rows in alike(self._own.shared_of):
-            made = records(len(rows), *self._described(rows, int(self._own.shared_of[rows[0]])))
-            for row, one in zip(rows.tolist(), made, strict=True):
-                out[row] = one
-        return out
 
     def slices(self, made: Slices) -> None:
         own, row = self._own, made.row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from .operations import Column, Joined, Operations, lanes
 from .records import PREFIX
+from .stencil import Part, alike, records
+
+AT_ONCE = 1 << 15  # rows that are put into bytes together
 
 
 @dataclass
@@ -71,6 +74,30 @@ class RankRows:
         ]
 
 
+class Labels:
+    """What stands in the arguments of each row's event, put into bytes when it is first asked for."""
+
+    def __init__(self, own: RankRows, describe: Callable[[Column, int], list[Part]]) -> None:
+        """`describe` gives the parts for rows that have the same shared arguments."""
+        self._own = own
+        self._describe = describe
+        self._first = 0
+        self._made: list[bytes] = []
+
+    def __getitem__(self, row: int) -> bytes:
+        if not self._first <= row < self._first + len(self._made):
+            self._make(row - row % AT_ONCE)  # events come in about the order of their rows
+        return self._made[row - self._first]
+
+    def _make(self, first: int) -> None:
+        shared = self._own.shared_of[first : first + AT_ONCE]
+        self._first, self._made = first, [b""] * len(shared)
+        for at in alike(shared):
+            made = records(len(at), *self._describe(at + first, int(shared[at[0]])))
+            for place, one in zip(at.tolist(), made, strict=True):
+                self._made[place] = one
+
+
 def flows(found: Operations, joined: Joined) -> tuple[Column, Column, int]:
     """The number of the flow of each row (0: none), its place in it, and how many flows there are."""
     n = len(found)
@@ -107,11 +134,14 @@ def tracks(found: Operations, joined: Joined, own: RankRows) -> tuple[list[str],
 
 def slices(
     joined: Joined, own: RankRows, track_of: Column, number: Column, place: Column, issues: Mapping[int, int]
-) -> Slices:
-    """A rank's operations; of those on one track each ends before the next one begins."""
+) -> Iterator[Slices]:
+    """A rank's operations, some at a time; of those on one track each ends before the next one begins."""
     part = slice(own.first, own.first + own.count)
     order = np.argsort(joined.begin[part], kind="stable")
     issue = np.zeros(own.count, np.int64)
     issue[list(issues.keys())] = list(issues.values())
-    times = (joined.begin[part][order], joined.ready[part][order], joined.end[part][order])
-    return Slices(order, track_of[order], *times, number[part][order], place[part][order], issue[order])
+    begin, ready, end = joined.begin[part], joined.ready[part], joined.end[part]
+    for first in range(0, own.count, AT_ONCE):
+        rows = order[first : first + AT_ONCE]
+        flow = (number[part][rows], place[part][rows], issue[rows])
+        yield Slices(rows, track_of[rows], begin[rows], ready[rows], end[rows], *flow)
