@@ -37,16 +37,15 @@ def test_a_cut_off_trace_is_found_before_any_work(job, tmp_path, monkeypatch):
         path.write_text(end)
         with pytest.raises(TraceError, match=rf"{at}\.json is no Chrome trace: it ends in the middle"):
             merge([*job[:3], path], tmp_path / "m.json")
+    lists = ",".join(["[[1],[2]]"] * 2000)
+    (tmp_path / "b.json").write_text('{"traceEvents": [{"ph": "X", "args": {"a": [' + lists + "]}}, {}: }}")
     tries = []
     real = chrome._parts.decode
-    monkeypatch.setattr(
-        chrome, "_parts", type("Counting", (), {"decode": lambda s, d: tries.append(1) or real(d)})()
-    )
-    lists = ",".join(["[[1],[2]]"] * 2000)
-    (tmp_path / "b.json").write_text('{"traceEvents": [{"ph": "X", "args": {"a": [' + lists + ']}}, {"x": }}')
     with chrome.Reader(tmp_path / "b.json") as reader, pytest.raises(TraceError, match="damaged there"):
+        counting = type("Counting", (), {"decode": lambda _, text: tries.append(1) or real(text)})
+        monkeypatch.setattr(chrome, "_parts", counting())
         list(reader.pieces())
-    assert len(tries) == 1
+    assert tries == [1]
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "checksum"])
