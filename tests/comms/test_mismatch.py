@@ -16,7 +16,14 @@ from unicomm.testing import run_ranks
 LARGE = 70001  # elements, which take several rounds
 
 
-def mismatch(n: int, of_rank: list[dict[str, Any]], raised, async_op: bool = False) -> list[MismatchError]:
+@pytest.fixture(params=["shm", "gloo"])
+def backend(request):
+    return request.param
+
+
+def mismatch(
+    n: int, of_rank: list[dict[str, Any]], raised, async_op: bool = False, backend: str = "shm"
+) -> list[MismatchError]:
     """Rank i calls what `of_rank[i]` says, between two good operations. Returns the ranks' errors."""
 
     def program(comm: Communicator) -> MismatchError:
@@ -39,7 +46,7 @@ def mismatch(n: int, of_rank: list[dict[str, Any]], raised, async_op: bool = Fal
         assert "nothing was written" in error.hint
         return error
 
-    errors = run_ranks(program, n)
+    errors = run_ranks(program, n, backend=backend)
     assert len({(e.message, e.culprits, e.hint) for e in errors}) == 1, "the ranks differ in what they say"
     return errors
 
@@ -101,10 +108,10 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_the_minority_is_named(difference, n, raised):
+def test_the_minority_is_named(difference, n, backend, raised):
     most, one, text, odd_text = DIFFERENCES[difference]
     odd = n - 1
-    error = mismatch(n, [most] * odd + [one], raised)[0]
+    error = mismatch(n, [most] * odd + [one], raised, backend=backend)[0]
     assert error.culprits == ((0, 1) if n == 2 else (odd,))
     assert text in error.message
     assert odd_text in error.message
@@ -114,9 +121,9 @@ def test_the_minority_is_named(difference, n, raised):
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_every_collective_against_another(name, raised):
+def test_every_collective_against_another(name, backend, raised):
     other = {"name": "all_reduce" if name == "barrier" else "barrier"}
-    error = mismatch(3, [other, {"name": name}, other], raised)[0]
+    error = mismatch(3, [other, {"name": name}, other], raised, backend=backend)[0]
     assert error.culprits == (1,)
     assert f"rank 1: {name}(" in error.message
 
@@ -128,21 +135,21 @@ def test_every_count_is_compared(name, counts, raised):
     assert mismatch(3, [most, most, one], raised)[0].culprits == (2,)
 
 
-def test_a_tie_blames_everybody(raised):
+def test_a_tie_blames_everybody(backend, raised):
     a, b, c = ({"name": "all_reduce", "count": k} for k in (1, 2, 3))
-    assert mismatch(4, [a, b, a, b], raised)[0].culprits == (0, 1, 2, 3)
-    error = mismatch(4, [a, b, a, c], raised)[0]
+    assert mismatch(4, [a, b, a, b], raised, backend=backend)[0].culprits == (0, 1, 2, 3)
+    error = mismatch(4, [a, b, a, c], raised, backend=backend)[0]
     assert error.culprits == (1, 3)
     assert "ranks 0, 2: all_reduce(float32[1], SUM)" in error.message
-    assert mismatch(3, [a, b, c], raised)[0].culprits == (0, 1, 2)
+    assert mismatch(3, [a, b, c], raised, backend=backend)[0].culprits == (0, 1, 2)
 
 
-def test_async(raised):
+def test_async(backend, raised):
     most, one = {"name": "all_reduce"}, {"name": "all_reduce", "count": LARGE}
-    assert mismatch(3, [one, most, most], raised, async_op=True)[0].culprits == (0,)
+    assert mismatch(3, [one, most, most], raised, True, backend)[0].culprits == (0,)
 
 
-def test_alike_but_for_what_may_differ():
+def test_alike_but_for_what_may_differ(backend):
     """Timeouts, factors, layouts and whether a call is asynchronous are each rank's own business."""
 
     def program(comm: Communicator) -> list[float]:
@@ -151,10 +158,10 @@ def test_alike_but_for_what_may_differ():
         comm.all_reduce(x, ReduceOp.PREMUL_SUM(me + 1), me == 0, timeout=10 + me).wait()
         return x.flatten().tolist()
 
-    assert run_ranks(program, 3) == [[6.0] * 4] * 3
+    assert run_ranks(program, 3, backend=backend) == [[6.0] * 4] * 3
 
 
-def test_mismatches_one_after_another(raised):
+def test_mismatches_one_after_another(backend, raised):
     """The ranks stay in step through any number of them, also mixed with operations of many rounds."""
 
     def program(comm: Communicator) -> None:
@@ -167,13 +174,13 @@ def test_mismatches_one_after_another(raised):
             comm.all_reduce(x, ReduceOp.SUM, False)
             assert bool((x == 3).all())
 
-    run_ranks(program, 3)
+    run_ranks(program, 3, backend=backend)
 
 
 # --- sizes that only pairs share --------------------------------------------------------------------------
 
 
-def pairwise(n: int, raised, issue) -> list[MismatchError]:
+def pairwise(n: int, raised, issue, backend: str) -> list[MismatchError]:
     def program(comm: Communicator) -> MismatchError:
         out = [torch.full((12,), -1.0) for _ in range(n)]
         error = raised(issue, comm, out)
@@ -182,43 +189,43 @@ def pairwise(n: int, raised, issue) -> list[MismatchError]:
         check_sum(comm)
         return error
 
-    return run_ranks(program, n)
+    return run_ranks(program, n, backend=backend)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_splits_of_a_pair(n, raised):
+def test_splits_of_a_pair(n, backend, raised):
     def issue(comm: Communicator, out: list[torch.Tensor]) -> None:
         sends, takes = [2] * n, [2] * n
         if comm.get_rank() == 0:
             sends[n - 1] = 3  # the last rank expects 2
         comm.all_to_all_v_single(out[0][: sum(takes)], torch.ones(sum(sends)), takes, sends, False)
 
-    for error in pairwise(n, raised, issue):
+    for error in pairwise(n, raised, issue, backend):
         assert error.culprits == (0, n - 1)
         assert error.message == f"rank {n - 1} expects 2 elements from rank 0, which sends 3"
         assert error.op == "all_to_all_v_single"
 
 
-def test_the_one_that_fits_nobody_is_blamed(raised):
+def test_the_one_that_fits_nobody_is_blamed(backend, raised):
     def issue(comm: Communicator, out: list[torch.Tensor]) -> None:
         sizes = [2] * 4
         if comm.get_rank() == 1:
             sizes = [2, 2, 3, 3]
         comm.all_to_all([o[:2] for o in out], [torch.ones(s) for s in sizes], False)
 
-    for error in pairwise(4, raised, issue):
+    for error in pairwise(4, raised, issue, backend):
         assert error.culprits == (1,)
         assert error.message.count("which sends 3") == 2
 
 
-def test_missing_rows(raised):
+def test_missing_rows(backend, raised):
     def issue(comm: Communicator, out: list[torch.Tensor]) -> None:
         sends, takes = [0, 2, 0], [0, 2, 0] if comm.get_rank() == 1 else [0, 0, 0]
         if comm.get_rank() != 1:
             sends, takes = [0, 2, 0], [0, 2, 0]  # these expect rows of rank 1, which sends none
         comm.all_to_all_v_single(out[0][:2], torch.ones(2), takes, sends, False)
 
-    for error in pairwise(3, raised, issue):
+    for error in pairwise(3, raised, issue, backend):
         assert 1 in error.culprits
         assert "expects 0 elements" in error.message
         assert "expects 2 elements from rank 1, which sends 0" in error.message
@@ -226,7 +233,7 @@ def test_missing_rows(raised):
 
 @pytest.mark.parametrize("name", ["all_gather_v", "reduce_scatter_v"])
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_size_lists(name, n, raised):
+def test_size_lists(name, n, backend, raised):
     def issue(comm: Communicator, out: list[torch.Tensor]) -> None:
         me = comm.get_rank()
         sizes = [r + 1 for r in range(n)]
@@ -238,7 +245,7 @@ def test_size_lists(name, n, raised):
         else:
             comm.reduce_scatter_v(out[me][: sizes[me]], [torch.ones(s) for s in sizes], ReduceOp.SUM, False)
 
-    errors = pairwise(n, raised, issue)
+    errors = pairwise(n, raised, issue, backend)
     assert all(error.culprits == ((0, 1) if n == 2 else (n - 1,)) for error in errors)
     assert f"{name}(float32, sizes #" in errors[0].message
 

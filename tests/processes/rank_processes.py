@@ -210,6 +210,13 @@ class Job:
         for process in self.ranks:
             process.tell(line)
 
+    def close_store(self) -> None:
+        """The store that the ranks met through is gone from now on."""
+        assert self._store is not None
+        port, self._store = self._store.port, None
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0, "somebody else holds the store"
+
     def end(self, within: float = WITHIN) -> list[int]:
         """Waits for the ends of all ranks; their exit codes."""
         deadline = time.monotonic() + within

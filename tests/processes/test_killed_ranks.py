@@ -106,7 +106,6 @@ def test_who_calls_late_hears_of_the_victim_and_not_of_those_who_left_because_of
 
 @pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])
 def test_over_gloo(start, rings, moment):
-    """TCP tells that a connection is gone, not whose it was; those who hear of it tell the others."""
     job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60, "gloo")
     job.next("ready")
     for survivor in job.but(VICTIM):
@@ -115,10 +114,7 @@ def test_over_gloo(start, rings, moment):
         survivor.next("calling")
     killed_at = time.monotonic()
     job[VICTIM].signal(signal.SIGKILL)
-    for survivor in job.but(VICTIM):
-        error = survivor.next("error")
-        assert error["type"] == "PeerLostError"
-        assert error["at"] - killed_at < SOON
+    check_errors(job, killed_at)
     check_nothing_is_left(job, rings)
 
 

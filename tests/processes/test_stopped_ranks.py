@@ -10,9 +10,10 @@ VICTIM = 1
 TIMEOUT = 2.0
 
 
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
 @pytest.mark.parametrize("moment", ["collective", "p2p", "transfer"])
-def test_stopped(start, moment):
-    job = start("faults.py", 4, moment, VICTIM, "SIGSTOP", TIMEOUT)
+def test_stopped(start, moment, backend):
+    job = start("faults.py", 4, moment, VICTIM, "SIGSTOP", TIMEOUT, backend)
     job.next("ready")
     if moment == "transfer":
         stopped_at = job[VICTIM].next("struck")["at"]

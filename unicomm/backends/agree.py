@@ -24,7 +24,7 @@ _Claim = tuple[int, ...]
 
 
 class Agreement:
-    """One rank's end. One thread at a time calls `check`; closing or ending a socket ends it with `OSError`."""
+    """One rank's end. One thread at a time calls `check`; when a socket ends it raises `OSError`."""
 
     def __init__(self, sockets: Sockets, rank: int) -> None:
         self._sockets = sockets

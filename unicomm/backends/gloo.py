@@ -1,5 +1,8 @@
 """Gloo: TCP between any hosts, through torch's `ProcessGroupGloo`, one for each communicator.
 
+Beside Gloo's, each rank has connections of our own to the others: one on which ranks compare what they are
+about to run (agree.py), and one for what they have to tell each other when something goes wrong (watch.py).
+
 Data moves as bytes. Gloo's own reductions serve where they are defined as ours are (sums and products of
 plain numbers); everything else, such as bfloat16, AVG or complex numbers, is composed (comms/completion.py).
 """
@@ -9,7 +12,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import queue
-from collections.abc import Callable, Sequence
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,20 +38,49 @@ from torch._C._distributed_c10d import (
 
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
-from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
-from unicomm.comms.options import Hint
+from unicomm.comms.errors import BackendError, CommError
+from unicomm.comms.options import Hint, parse_bool
 from unicomm.comms.reduction import RedOpType
+from unicomm.comms.rendezvous_parts import StoreClient
 from unicomm.comms.threads import Threads
+
+from . import mesh
+from .agree import Agreement
+from .mesh import Sockets
+from .pairs import Pairs, find_pairs
+from .watch import Operation, Watch
+from .watch_errors import error_of, first_line, guess
+from .watch_messages import Fault
+
+_MOST_CHECKED = 16  # ranks of a world that is small
+
+
+def _parse_check(text: str) -> bool | None:
+    return None if text.lower() == "auto" else parse_bool(text)
+
 
 _HINTS = (
     Hint("hostname", str, "", "Name or address of the interface to listen on. Default: that of the host."),
     Hint(
         "interface", str, "", "Network interface to use, such as eth0. Default: that of the host's address."
     ),
+    Hint(
+        "check_mismatch",
+        _parse_check,
+        None,
+        "Ranks compare what they call before a collective: true, false, or auto, which is for up to"
+        f" {_MOST_CHECKED} ranks.",
+    ),
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _TAG = 0
 _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
+_NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
+
+
+def _checks(setup: Setup) -> bool:
+    wanted = setup.hints.get("check_mismatch")
+    return setup.size <= _MOST_CHECKED if wanted is None else bool(wanted)
 
 
 class GlooBackend(Backend):
@@ -69,14 +105,21 @@ class GlooBackend(Backend):
         ),
         reduce_ops=frozenset(_REDUCTIONS),
         bytes_only=True,
+        checks_mismatch=True,
         any_source=True,
         hints=_HINTS,
     )
 
-    def __init__(self, group: Any, name: str) -> None:
+    def __init__(self, group: Any, setup: Setup, pairs: Pairs | None, sockets: list[Sockets]) -> None:
         self._group = group
-        self._name = name
-        self._aborted = False
+        self._pairs = pairs
+        self._lock = threading.Lock()
+        self._current: Operation | None = None
+        self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
+        self._agreement = Agreement(self._said, setup.rank) if self._said else None
+        self.capabilities = replace(type(self).capabilities, checks_mismatch=_checks(setup))
+        self._limit = _NEVER if pairs else timedelta(seconds=setup.timeout)
+        self._watch = Watch(sockets[0], setup.rank, self._interrupt)
 
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
@@ -98,69 +141,135 @@ class GlooBackend(Backend):
             group = dist.ProcessGroupGloo(prefix, setup.rank, setup.size, options)
         except RuntimeError as error:
             raise BackendError(
-                f"gloo could not connect: {_first_line(error)}",
+                f"gloo could not connect: {first_line(error)}",
                 comm=setup.name,
                 hint="check that the ranks reach each other; choose the interface by the hint 'interface'",
             ) from error
-        return cls(group, setup.name)
+        if setup.size == 1:
+            return cls(group, setup, None, [{}])
+        pairs = find_pairs(setup.rendezvous, StoreClient(prefix, setup.name, setup.size))
+        address = pairs.own[0] if pairs else host or socket.gethostname()
+        each = 2 if _checks(setup) else 1
+        return cls(group, setup, pairs, mesh.connect(setup.rendezvous, address, each, setup.name))
+
+    def collective(self, call: Call, run: Callable[[], None]) -> None:
+        with self._collective(call) as number:
+            if self._agreement is not None:
+                self._agreement.check(call, number)
+            run()
 
     def run(self, call: Call) -> None:
-        limit = timedelta(seconds=call.timeout)
-        self._guard(lambda: getattr(self, f"_{call.name}")(call).wait(limit), call.timeout)
+        with self._collective(call):
+            getattr(self, f"_{call.name}")(call).wait(self._limit)
+
+    @contextlib.contextmanager
+    def _collective(self, call: Call) -> Iterator[int]:
+        number = self._watch.entered + 1
+        deadline = call.deadline or time.monotonic() + call.timeout
+        with self._watched(Operation(call.name, number, call.timeout, deadline)):
+            yield number
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
-        limit = timedelta(seconds=timeout)
-        self._group.set_timeout(limit)
+        # Receives first: gloo then has a place for whatever arrives.
+        ordered = sorted(messages, key=lambda m: m.send)
+        name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
+        awaits = [(m.peer, m.send, self._count(m.peer, m.send)) for m in ordered]
         works: list[Any] = []
-
-        def act() -> None:
-            # Receives first: gloo then has a place for whatever arrives.
-            for send, peer, tensor in sorted(messages, key=lambda m: m.send):
-                works.append((self._group.send if send else self._group.recv)([tensor], peer, _TAG))
-            for i in range(len(works)):
-                works[i].wait(limit)
-
         try:
-            self._guard(act, timeout)
+            with self._watched(Operation(name, 0, timeout, time.monotonic() + timeout, awaits)):
+                self._group.set_timeout(self._limit)
+                for send, peer, tensor in ordered:
+                    works.append((self._group.send if send else self._group.recv)([tensor], peer, _TAG))
+                for i in range(len(works)):
+                    works[i].wait(self._limit)
+                    del awaits[0]
         finally:
             works.clear()
 
     def open_exchange(self) -> Exchange:
         return _GlooExchange(self)
 
-    def _guard(self, act: Callable[[], None], timeout: float) -> None:
+    def _count(self, peer: int, send: bool) -> int:
+        """Numbers a message of a pair."""
+        counts = self._watch.sent if send else self._watch.taken
+        counts[peer] = number = counts.get(peer, 0) + 1
+        return number
+
+    # --- failures ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _watched(self, operation: Operation) -> Iterator[None]:
         # Works hold the group open, and an error's traceback holds names: none in these frames means a work.
+        if self._current is not None:  # this is a part of it
+            yield
+            return
+        self._check()
+        self._current = operation
         try:
-            act()
-        except RuntimeError as error:
-            failure = self._error(error, timeout)
-            if not isinstance(failure, CommTimeoutError):
-                self._drop()
-            raise failure from error
+            self._watch.begin(operation)
+            self._check()
+            yield
+        except CommError:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise self._failure(error, operation.awaits) from error
+        finally:
+            self._watch.end()
+            self._current = None
+
+    def _check(self) -> None:
+        if (fault := self._watch.fault) is not None:
+            self._drop()
+            raise error_of(fault, self._watch.rank)
+
+    def _failure(self, error: Exception, awaits: Sequence[tuple[int, bool, int]]) -> CommError:
+        """What Gloo's own error means: it knows that a connection has ended, the watch knows why."""
+        fault = self._watch.fault or self._watch.explain([peer for peer, _, _ in awaits])
+        if fault is None:
+            fault = self._watch.give_up(guess(first_line(error), self._watch.rank))
+        self._drop()
+        return error_of(fault, self._watch.rank)
+
+    def _overdue(self, operation: Operation) -> CommError:
+        self._watch.overdue(operation)
+        self._watch.end()
+        self._drop()
+        assert self._watch.fault is not None
+        return error_of(self._watch.fault, self._watch.rank)
+
+    def _interrupt(self) -> None:
+        """Whatever waits for another rank ends with an error. Called by the watch, from any thread."""
+        with self._lock:
+            if self._group is not None and self._pairs is not None:
+                self._pairs.end()
+        for s in self._said.values():
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
 
     def _drop(self) -> None:
-        """Of no more use; that its connections close tells the other ranks."""
-        self._group = None
+        """Of no more use."""
+        with self._lock:
+            if self._group is not None and self._pairs is not None:
+                self._pairs.end()
+            group, self._group = self._group, None
+        del group  # its destructor waits for Gloo's threads
 
-    def _error(self, error: RuntimeError, timeout: float) -> CommError:
-        text = _first_line(error)
-        if self._aborted:
-            return AbortedError("aborted by this rank", hint="create a new communicator to go on")
-        if "imed out" in text or "imeout" in text:
-            return CommTimeoutError(
-                f"gloo gave up after {timeout:g} s: {text}",
-                hint="who has not come: `unicomm trace show`; a longer timeout= if they are only slow",
-            )
-        if "closed" in text or "reset by peer" in text or "Broken pipe" in text or "refused" in text:
-            return PeerLostError(
-                f"a peer's connection is gone: {text}",
-                hint="look at the other ranks' own output; their last operations: `unicomm trace show`",
-            )
-        return BackendError(f"gloo: {text}", hint="the rest of gloo's message is in this error's __cause__")
+    def abort(self) -> None:
+        self._watch.give_up(Fault("aborted", self._watch.rank))
+
+    def close(self) -> None:
+        self._watch.close()
+        for s in self._said.values():
+            s.close()
+        with self._lock:
+            group, self._group = self._group, None
+        del group
+
+    # --- what Gloo does itself -----------------------------------------------------------------------------
 
     def _options(self, kind: Callable[[], Any], call: Call) -> Any:
         options = kind()
-        options.timeout = timedelta(seconds=call.timeout)
+        options.timeout = self._limit
         return options
 
     def _broadcast(self, call: Call) -> Any:
@@ -202,18 +311,12 @@ class GlooBackend(Backend):
     def _barrier(self, call: Call) -> Any:
         return self._group.barrier(self._options(BarrierOptions, call))
 
-    def abort(self) -> None:
-        self._aborted = True
-        if (group := self._group) is not None:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
-
-    def close(self) -> None:
-        self._group = None
-
     def forget(self) -> None:
         # Its destructor joins threads, which a forked child has not: it must never run here.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._watch.forget()
+        for s in self._said.values():
+            s.close()
 
     @classmethod
     def version(cls) -> str:
@@ -227,6 +330,7 @@ class _GlooExchange(Exchange):
         self._backend = backend
         self._over: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
         self._fresh: list[Message] = []
+        self._running: dict[int, tuple[int, bool, int]] = {}
         self._added = 0
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -235,33 +339,31 @@ class _GlooExchange(Exchange):
     def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
         fresh, self._fresh = self._fresh, []
         backend = self._backend
+        backend._check()
         if fresh:
-            # One more second: the deadline is this side's to notice, Gloo's own would be told as its fault.
-            backend._guard(lambda: self._start(fresh, timeout), timeout)
+            try:
+                self._start(fresh)
+            except RuntimeError as error:
+                raise backend._failure(error, list(self._running.values())) from error
         try:
             item = self._over.get(timeout=min(timeout, limit, _LONGEST))
         except queue.Empty:
             if timeout <= min(limit, _LONGEST):
-                backend._drop()
-                raise CommTimeoutError(
-                    f"a message had not arrived after {timeout:g} s",
-                    hint="who has not come: `unicomm trace show`; a longer timeout= if they are only slow",
-                ) from None
+                late = Operation("messages", 0, timeout, 0.0, list(self._running.values()))
+                raise backend._overdue(late) from None
             return []
         if item is None:
             return []
-        number, peer, error = item
-        if error is not None:
-
-            def fail() -> None:
-                raise error
-
-            backend._guard(fail, timeout)
+        number, peer, failure = item
+        if failure is not None:
+            raise backend._failure(failure, list(self._running.values())) from failure
+        if self._running.pop(number)[0] < 0:
+            backend._count(peer, send=False)
         return [(number, peer, None)]
 
-    def _start(self, messages: Sequence[Message], timeout: float) -> None:
-        limit = timedelta(seconds=timeout + 1)
-        group = self._backend._group
+    def _start(self, messages: Sequence[Message]) -> None:
+        backend = self._backend
+        group, limit = backend._group, backend._limit
         group.set_timeout(limit)
         for send, peer, tensor in messages:
             if send:
@@ -270,6 +372,7 @@ class _GlooExchange(Exchange):
                 work = group.recv_anysource([tensor], _TAG)
             else:
                 work = group.recv([tensor], peer, _TAG)
+            self._running[self._added] = (peer, send, backend._count(peer, send) if peer >= 0 else 0)
             _waiters.run(partial(_await_message, work, self._added, peer, limit, self._over))
             self._added += 1
 
@@ -281,16 +384,12 @@ _waiters = Threads("unicomm-gloo")
 
 
 def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:
-    error = None
+    failure = None
     try:
         work.wait(limit)
         if peer < 0:
             peer = int(work._source_rank())
-    except RuntimeError as caught:
-        error = caught
+    except RuntimeError as error:
+        failure = error
     del work  # it holds the group open
-    over.put((number, peer, error))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    over.put((number, peer, failure))

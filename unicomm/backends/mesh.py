@@ -21,6 +21,7 @@ from unicomm.comms.rendezvous import Rendezvous
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
 _PATIENCE = 2.0  # seconds in which a caller has to say who it is
+_STRANGERS = 64  # callers that may wait besides the members
 # A host that is gone, or a cable that is cut, is noticed when this many probes, one a second, are unanswered.
 _PROBES = 3
 
@@ -37,9 +38,9 @@ def connect(rendezvous: Rendezvous, host: str, each: int, comm: str) -> list[Soc
     made: list[Sockets] = [{} for _ in range(each)]
     secret = secrets.token_bytes(_SECRET)
     with contextlib.ExitStack() as on_error:
-        on_error.callback(lambda: [s.close() for sockets in made for s in sockets.values()])
+        on_error.callback(_close, made)
         try:
-            listener = _listen(host, each * size)
+            listener = _listen(host, each * size + _STRANGERS)
         except OSError as error:
             raise _unreachable(f"cannot listen at {host}", error, comm) from error
         with listener:
@@ -62,6 +63,12 @@ def connect(rendezvous: Rendezvous, host: str, each: int, comm: str) -> list[Soc
                 _tune(s)
         on_error.pop_all()
     return made
+
+
+def _close(made: Sequence[Sockets]) -> None:
+    for sockets in made:
+        for s in sockets.values():
+            s.close()
 
 
 def _listen(host: str, backlog: int) -> socket.socket:
@@ -96,14 +103,12 @@ def _accept(
                 culprits=missing,
                 hint="see what they printed last; check that they reach this host",
             ) from None
-        said = _hello(caller)
-        if said is not None:
-            given, peer, number = said
-            if hmac.compare_digest(given, secret) and peer in above and number < len(made):
-                if peer not in made[number]:
-                    made[number][peer] = caller
-                    continue
-        caller.close()
+        given, peer, number = _hello(caller) or (b"", -1, 0)
+        known = hmac.compare_digest(given, secret) and peer in above and number < len(made)
+        if known and peer not in made[number]:
+            made[number][peer] = caller
+        else:
+            caller.close()
 
 
 def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:

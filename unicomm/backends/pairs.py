@@ -1,30 +1,59 @@
-"""The connections that Gloo made for one communicator: found by their addresses, so that they can be ended.
+"""The connections that Gloo made for a communicator: found by their addresses, so that they can be ended.
 
-Gloo cannot be interrupted: an operation ends when its peers answer, or when a connection does. So whoever gives
-up ends the connections. Which ones they are, Gloo does not say either; but each communicator's device listens
-at a port of its own, whose address is in what Gloo puts into the store, and every connection has such a port
-at one end.
+Gloo cannot be interrupted: an operation ends when its peers answer, or when a connection does. So whoever
+gives up ends the connections. Which ones they are, Gloo does not say either; but each communicator's device
+listens at a port of its own, whose address is in what Gloo puts into the store, and every connection has
+such a port at one end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import struct
 from collections.abc import Iterator
 
+from unicomm.comms.rendezvous import Rendezvous
+from unicomm.comms.rendezvous_parts import StoreClient
+
 Address = tuple[str, int]
 
 
-def listening_address(published: bytes) -> Address | None:
+class Pairs:
+    """The connections of one communicator: those that came to `own`, and those that go to `others`."""
+
+    def __init__(self, own: Address, others: frozenset[Address]) -> None:
+        self.own, self._others = own, others
+
+    def end(self) -> None:
+        """Ends them, and no other socket. Does not wait; what uses them gets an error."""
+        for s in _sockets():
+            # What is asked and what is ended is the same duplicate: its number may mean another one by now.
+            with contextlib.suppress(OSError):
+                if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue
+                if s.getsockname()[:2] == self.own or s.getpeername()[:2] in self._others:
+                    s.shutdown(socket.SHUT_RDWR)
+
+
+def find_pairs(rendezvous: Rendezvous, store: StoreClient) -> Pairs | None:
+    """Those of a Gloo context that is connected; None when a rank's cannot be found. Called by all ranks."""
+    own = _listening_address(store.peek(f"0/{rendezvous.rank}"))
+    posts = [json.loads(post) for post in rendezvous.exchange("gloo pairs", json.dumps(own).encode())]
+    if own is None or None in posts:
+        return None
+    return Pairs(own, frozenset((host, port) for r, (host, port) in enumerate(posts) if r != rendezvous.rank))
+
+
+def _listening_address(published: bytes) -> Address | None:
     """Where this process listens for what is in `published`, a rank's entry in Gloo's store."""
     for s in _sockets():
-        if not s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            continue
-        address: Address = s.getsockname()[:2]
-        if _as_sockaddr(s.family, address) in published:
-            return address
+        if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            host, port = s.getsockname()[:2]
+            if _as_sockaddr(s.family, (host, port)) in published:
+                return host, port
     return None
 
 
@@ -32,17 +61,6 @@ def _as_sockaddr(family: int, address: Address) -> bytes:
     host, port = socket.inet_pton(family, address[0].partition("%")[0]), struct.pack(">H", address[1])
     between = bytes(4) if family == socket.AF_INET6 else b""  # the flow
     return struct.pack("=H", family) + port + between + host
-
-
-def end_connections(own: Address, others: frozenset[Address]) -> None:
-    """Ends those that came to `own` and those that go to `others`; does not wait, and reaches no other socket."""
-    for s in _sockets():
-        # What is asked and what is ended is the same duplicate: the number may mean another socket by now.
-        with contextlib.suppress(OSError):
-            if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
-            if s.getsockname()[:2] == own or s.getpeername()[:2] in others:
-                s.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets() -> Iterator[socket.socket]:

@@ -1,0 +1,352 @@
+"""The watch: what the ranks of a communicator tell one another when something goes wrong.
+
+A thread of the process holds a connection to every other rank of each communicator that is watched. It
+notices a rank whose process ends, for then the connection does; it tells the others when this rank gives up;
+and when an operation is overdue it asks all others where they are. Their threads answer at once, whatever
+their ranks are doing. The first fault that a rank learns of is its fault for good, so all raise the same.
+
+Nothing here needs the store, which may be gone with the rank that hosts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from . import watch_messages as messages
+from .mesh import Sockets
+from .watch_messages import Fault, Here
+from .whereabouts import where_is
+
+ANSWER = 0.5  # seconds in which a rank has to say where it is; one that cannot is named
+_LOOK = 0.01  # seconds between two looks
+_FOREVER = 1e12
+_NAP = 3600.0  # seconds that the thread sleeps at most; poll takes no more than some weeks
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """What a rank is in. `number`: of a collective, else 0; `awaits`: (peer, send, number) of messages."""
+
+    name: str
+    number: int
+    timeout: float
+    deadline: float
+    awaits: list[tuple[int, bool, int]] = dataclasses.field(default_factory=list)
+
+
+class Watch:
+    """One communicator's. `on_fault` is called once, from any thread, by the first fault; it must not wait.
+
+    Attributes:
+        entered: collectives that this rank has entered. sent, taken: messages that it has begun, by peer.
+    """
+
+    def __init__(self, sockets: Sockets, rank: int, on_fault: Callable[[], None]) -> None:
+        self.rank = rank
+        self.entered = 0
+        self.sent: dict[int, int] = {}
+        self.taken: dict[int, int] = {}
+        self.fault: Fault | None = None
+        self._sockets = dict(sorted(sockets.items()))
+        self._on_fault = on_fault
+        self._known = threading.Event()  # that there is a fault
+        self._closed = False
+        self._lock = threading.Lock()
+        self._operation: Operation | None = None
+        self._thread = threading.get_ident()  # the rank's: where it is when it is elsewhere
+        self._inbox = {peer: messages.Inbox() for peer in sockets}
+        self._left: dict[int, int] = {}  # ranks that have finalized, with what they had entered
+        self._gone: dict[int, str] = {}  # ranks whose connection has ended, and how
+        self._roll: dict[int, Here] = {}
+        self._asked: Operation | None = None
+        self._answer_by = 0.0
+        for s in sockets.values():
+            s.setblocking(False)
+        if sockets:
+            _monitor.add(self)
+
+    # --- the rank's own threads ------------------------------------------------------------------------
+
+    def begin(self, operation: Operation) -> None:
+        """The rank enters an operation. Call `end` when it is over."""
+        with self._lock:
+            self._operation = operation
+            if operation.number:
+                self.entered = operation.number
+                if left := [peer for peer, entered in self._left.items() if entered < operation.number]:
+                    self._set(Fault("lost", self.rank, dead=tuple(left), detail="finalized"))
+        _monitor.due(operation.deadline)
+
+    def end(self) -> None:
+        with self._lock:
+            self._operation = None
+
+    def extend(self, operation: Operation) -> None:
+        """The deadline of an operation under way was changed."""
+        _monitor.due(operation.deadline)
+
+    def overdue(self, operation: Operation) -> None:
+        """Returns when the fault of an operation whose deadline has passed is known."""
+        operation.deadline = 0.0
+        self.begin(operation)
+        if not self._sockets:
+            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+        if not self._known.wait(10 * ANSWER):
+            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+
+    def give_up(self, fault: Fault) -> Fault:
+        """This rank has a fault, unless it had one; the others are told. Returns the one that it has."""
+        with self._lock:
+            return self._set(fault)
+
+    def explain(self, peers: Sequence[int]) -> Fault | None:
+        """Why a connection has ended, by what the others say, of whom `peers` were needed; waits for that."""
+        end = time.monotonic() + 2 * ANSWER
+        while not self._known.wait(_LOOK) and time.monotonic() < end:
+            if left := tuple(sorted(p for p in peers if p in self._left)):
+                return self.give_up(Fault("lost", self.rank, dead=left, detail="finalized"))
+        return self.fault
+
+    def close(self) -> None:
+        """This rank leaves. Returns when the connections are closed; waits for no other rank."""
+        with self._lock:
+            self._tell(messages.bye(self.entered))
+            self._closed = True
+        _monitor.remove(self)
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        for s in self._sockets.values():
+            s.close()
+        self._sockets.clear()
+
+    # --- under the lock ----------------------------------------------------------------------------------
+
+    def _set(self, fault: Fault, tell: bool = True) -> Fault:
+        if self.fault is not None:
+            return self.fault
+        self.fault = fault
+        if tell:
+            self._tell(messages.fault(fault))
+        self._known.set()
+        self._on_fault()
+        return fault
+
+    def _tell(self, data: bytes, peers: Sequence[int] | None = None) -> None:
+        for peer in self._sockets if peers is None else peers:
+            # Some hundred bytes, which always fit: a rank that reads nothing for that long is stopped.
+            with contextlib.suppress(OSError):
+                self._sockets[peer].send(data)
+
+    # --- the monitor's thread ----------------------------------------------------------------------------
+
+    def sockets(self) -> list[tuple[int, socket.socket]]:
+        return [(peer, s) for peer, s in self._sockets.items() if peer not in self._gone]
+
+    def next_time(self) -> float:
+        operation = self._operation
+        if operation is None or self.fault is not None:
+            return _FOREVER
+        return self._answer_by if self._asked is operation else operation.deadline
+
+    def readable(self, peer: int) -> None:
+        try:
+            data = self._sockets[peer].recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            data, self._gone[peer] = b"", error.strerror or str(error)
+        with self._lock:
+            if self._closed:
+                return
+            if not data:
+                self._gone.setdefault(peer, "")
+                return
+            try:
+                for message in self._inbox[peer].feed(data):
+                    self._hear(peer, message)
+            except ValueError as error:
+                self._gone[peer] = f"it sent what nobody can read ({error})"
+
+    def _hear(self, peer: int, message: messages.Message) -> None:
+        if isinstance(message, messages.Ask):
+            self._tell(messages.here(self._here(peer)), [peer])
+        elif isinstance(message, Here):
+            if self._asked is not None:
+                self._roll[peer] = message
+        elif isinstance(message, messages.Bye):
+            self._left[peer] = message.entered
+            operation = self._operation
+            if operation is not None and operation.number > message.entered:
+                self._set(Fault("lost", self.rank, dead=(peer,), detail="finalized"))
+        elif message.by == peer:
+            self._set(message, tell=False)
+
+    def _here(self, peer: int) -> Here:
+        operation = self._operation
+        return Here(
+            self.entered,
+            "" if operation is None else operation.name,
+            self.sent.get(peer, 0),
+            self.taken.get(peer, 0),
+            where_is(self._thread),
+        )
+
+    def on_time(self, now: float) -> None:
+        """Called after whatever was readable has been read, and when `next_time` has come."""
+        with self._lock:
+            if self._closed:
+                return
+            gone = {peer: why for peer, why in self._gone.items() if peer not in self._left}
+            if gone and self.fault is None:
+                why = "; ".join(dict.fromkeys(filter(None, gone.values())))
+                self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
+            operation = self._operation
+            if operation is None or self.fault is not None or now < operation.deadline:
+                self._asked = None
+                return
+            here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
+            if self._asked is not operation:
+                self._asked, self._roll, self._answer_by = operation, {}, now + ANSWER
+                self._tell(messages.ask(), here)
+            if now >= self._answer_by or all(peer in self._roll for peer in here):
+                self._set(self._verdict(operation))
+
+    def _verdict(self, operation: Operation) -> Fault:
+        """Whom an overdue operation waits for."""
+        absent: list[int] = []
+        late: list[int] = []
+        where: dict[int, str] = {}
+        dead = [p for p in self._sockets if p in self._left and self._missed(operation, p, None)]
+        for peer in self._sockets:
+            if peer in self._left:
+                continue
+            answer = self._roll.get(peer)
+            if answer is None:
+                absent.append(peer)
+                where[peer] = "does not answer: it is stopped, or something in it holds Python's lock"
+            elif self._missed(operation, peer, answer):
+                (late if answer.inside else absent).append(peer)
+                if answer.where:
+                    inside = f", in {answer.inside}" if answer.inside else ""
+                    where[peer] = f"is at {answer.where}{inside}"
+        return Fault(
+            "timeout",
+            self.rank,
+            tuple(dead),
+            tuple(absent),
+            tuple(late),
+            where,
+            timeout=operation.timeout,
+        )
+
+    def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
+        if operation.number:
+            return (self._left[peer] if answer is None else answer.entered) < operation.number
+        for other, send, number in operation.awaits:
+            if other not in (peer, -1):
+                continue
+            # A receive from any rank is everybody's who has not sent: nobody knows who was to.
+            if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
+                return True
+        return False
+
+
+class _Monitor:
+    """The thread, and what it watches. It runs while there is a communicator to watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: list[Watch] = []
+        self._thread: threading.Thread | None = None
+        self._wake: tuple[socket.socket, socket.socket] | None = None
+        self._until = _FOREVER  # when the thread looks again by itself
+
+    def add(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches = [*self._watches, watch]
+            if self._thread is None:
+                self._wake = socket.socketpair()
+                for s in self._wake:
+                    s.setblocking(False)
+                self._thread = threading.Thread(target=self._loop, name="unicomm-watch", daemon=True)
+                self._thread.start()
+            self._ring()
+
+    def due(self, deadline: float) -> None:
+        """Something has to be looked at then."""
+        if deadline < self._until:
+            self._until = deadline
+            with self._lock:
+                self._ring()
+
+    def remove(self, watch: Watch) -> None:
+        """Returns when the watch's sockets are closed."""
+        last = None
+        with self._lock:
+            self._watches = [w for w in self._watches if w is not watch]
+            if not self._watches:
+                last, self._thread = self._thread, None
+            self._ring()
+        if last is not None and last is not threading.current_thread():
+            last.join(5.0)
+        for s in watch._sockets.values():
+            s.close()
+
+    def _ring(self) -> None:
+        if self._wake is not None:
+            with contextlib.suppress(OSError):  # full: it is awake in any case
+                self._wake[1].send(b"!")
+
+    def _loop(self) -> None:
+        me = threading.current_thread()
+        assert self._wake is not None
+        wake = self._wake
+        try:
+            while self._thread is me:
+                self._until = _FOREVER
+                watches = self._watches
+                self._until = min([w.next_time() for w in watches] + [self._until])
+                self._look(wake[0], watches)
+        finally:
+            for s in wake:
+                s.close()
+
+    def _look(self, wake: socket.socket, watches: list[Watch]) -> None:
+        # poll has no state in the kernel that a forked child could spoil.
+        with selectors.PollSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            for watch in watches:
+                for peer, s in watch.sockets():
+                    with contextlib.suppress(ValueError):  # closed meanwhile
+                        selector.register(s, selectors.EVENT_READ, (watch, peer))
+            for key, _ in selector.select(min(max(0.0, self._until - time.monotonic()), _NAP)):
+                if key.data is None:
+                    with contextlib.suppress(OSError):
+                        wake.recv(4096)
+                else:
+                    watch, peer = key.data
+                    watch.readable(peer)
+        now = time.monotonic()
+        for watch in watches:
+            watch.on_time(now)
+
+
+_monitor = _Monitor()
+
+
+def _forget_after_fork() -> None:
+    global _monitor
+    for s in _monitor._wake or ():
+        s.close()
+    _monitor = _Monitor()  # the parent's thread is not here
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

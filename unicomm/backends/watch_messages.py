@@ -1,0 +1,158 @@
+"""What watches say to each other, and how it is read: JSON behind its length, nothing of which is trusted."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MOST = 1 << 16  # bytes of a message; nobody sends that many
+_MOST_TEXT = 400  # characters
+_MOST_PLACES = 16
+_LENGTH = struct.Struct("<I")
+KINDS = ("timeout", "lost", "aborted", "error")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a communicator is broken: what `by` found out, or did.
+
+    `where`: what is known of a rank that did not come, in words. `detail`: more words. `timeout`: seconds.
+    """
+
+    kind: str
+    by: int
+    dead: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    where: Mapping[int, str] = field(default_factory=dict)
+    detail: str = ""
+    timeout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Where are you?"""
+
+
+@dataclass(frozen=True)
+class Here:
+    """The answer: collectives entered, the operation it is in, messages to and from who asks, its line."""
+
+    entered: int
+    inside: str
+    sent: int
+    taken: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Bye:
+    """The rank finalizes, having entered that many collectives."""
+
+    entered: int
+
+
+Message = Fault | Ask | Here | Bye
+
+
+def _framed(kind: str, fields: dict[str, Any]) -> bytes:
+    data = json.dumps({"kind": kind, **fields}).encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def fault(it: Fault) -> bytes:
+    said = asdict(it)
+    said["fault"] = said.pop("kind")
+    said["detail"] = it.detail[:_MOST_TEXT]
+    said["where"] = {str(r): text[:_MOST_TEXT] for r, text in list(it.where.items())[:_MOST_PLACES]}
+    return _framed("fault", said)
+
+
+def ask() -> bytes:
+    return _framed("ask", {})
+
+
+def here(it: Here) -> bytes:
+    return _framed("here", asdict(it) | {"where": it.where[-_MOST_TEXT:]})
+
+
+def bye(entered: int) -> bytes:
+    return _framed("bye", {"entered": entered})
+
+
+class Inbox:
+    """The messages of one connection, whole, from bytes as they come."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Raises `ValueError` for what is no message, also before it is there in full."""
+        self._data += data
+        while len(self._data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data)
+            if length > MOST:
+                raise ValueError(f"a message of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._data) < end:
+                return
+            body = bytes(self._data[_LENGTH.size : end])
+            del self._data[:end]
+            yield parse(body)
+
+
+def parse(body: bytes) -> Message:
+    """One message; raises `ValueError` for anything else."""
+    try:
+        said = json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(said, dict):
+        raise ValueError("no object")
+    kind = said.get("kind")
+    if kind == "ask":
+        return Ask()
+    if kind == "bye":
+        return Bye(_number(said, "entered"))
+    if kind == "here":
+        numbers = {name: _number(said, name) for name in ("entered", "sent", "taken")}
+        return Here(inside=_text(said, "inside"), where=_text(said, "where"), **numbers)
+    if kind != "fault" or said.get("fault") not in KINDS:
+        raise ValueError("unknown kind")
+    where, timeout = said.get("where"), said.get("timeout")
+    if not isinstance(where, dict) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= 1e9:
+        raise ValueError("a field of a wrong type")
+    ranks = {name: _ranks(said, name) for name in ("dead", "absent", "late")}
+    places = {int(r[:12]): str(text)[:_MOST_TEXT] for r, text in list(where.items())[:_MOST_PLACES]}
+    return Fault(
+        kind=said["fault"],
+        by=_number(said, "by"),
+        where=places,
+        detail=_text(said, "detail"),
+        timeout=float(timeout),
+        **ranks,
+    )
+
+
+def _number(said: dict[str, Any], name: str) -> int:
+    value = said.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} is no number")
+    return value
+
+
+def _text(said: dict[str, Any], name: str) -> str:
+    value = said.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text")
+    return value[:_MOST_TEXT]
+
+
+def _ranks(said: dict[str, Any], name: str) -> tuple[int, ...]:
+    value = said.get(name)
+    if not isinstance(value, list) or any(type(r) is not int or not 0 <= r < 1 << 31 for r in value):
+        raise ValueError(f"{name} is no list of ranks")
+    return tuple(value)
