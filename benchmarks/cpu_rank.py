@@ -138,7 +138,7 @@ def mpi(comm: Any) -> Callable[[str, Tensors], Call | None]:
 
 
 def contenders(group: str) -> tuple[int, int, dict[str, Callable[[str, Tensors], Call | None]]]:
-    if group != "torch":
+    if group not in ("torch", "hosts"):
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
@@ -147,6 +147,18 @@ def contenders(group: str) -> tuple[int, int, dict[str, Callable[[str, Tensors],
 
     dist.init_process_group("gloo")
     ours = dist.new_group(backend="unicomm")
+    if group == "hosts":
+        import unicomm
+
+        flat = unicomm.new_comm(
+            "gloo", "cpu", name="flat", hints={"interface": os.environ["BENCH_INTERFACE"]}
+        )
+        table = {
+            "unicomm": communicator(ours.get_comm()),
+            "unicomm, flat": communicator(flat),
+            "Gloo": process_group(dist.group.WORLD),
+        }
+        return dist.get_rank(), dist.get_world_size(), table
     table = {
         "unicomm": communicator(ours.get_comm()),
         "unicomm, torch.distributed": process_group(ours),

@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-import torch
-
 from unicomm.comms import completion
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
@@ -33,10 +31,10 @@ from .hosts_layout import Layout
 from .shm import ShmBackend
 from .verdict import GRACE, Verdict
 
-# Seconds that a leader waits longer for the other hosts than the operation may take, so that the ranks which
-# wait there for the one that is missing speak first; and what its own host gives it on top.
+# Seconds that a leader waits longer for the other hosts than the operation may take, where ranks may wait for
+# each other, so that they speak first; and what its own host gives it on top.
 _SLACK = 1.0
-_FOR_LEADER = 2 * _SLACK + GRACE + 5.0
+_FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 _RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
 
@@ -64,55 +62,37 @@ class HostsBackend(Backend):
         self.layout = layout
         self._near, self._far, self._leaders, self._verdict = near, far, leaders, verdict
         self._far_group = completion.Group(far, layout.rank, layout.size)
-        self._leaders_group = (
-            None if leaders is None else completion.Group(leaders, layout.host, len(layout.hosts))
-        )
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
+        crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
+        self._slack = _SLACK if crowded else 0.0
+        self._limit = 0.0  # seconds that the operation may take
 
     @classmethod
     def connect(cls, setup: Setup) -> NoReturn:
         raise AssertionError("auto connects it, which knows who shares a host")
 
     def run(self, call: Call) -> None:
+        self._limit = call.timeout
         hosts_collectives.run(self, call)
 
     # --- what the collectives run on -------------------------------------------------------------------
 
-    def local(self, call: Call, seconds: float, for_leader: bool = False) -> None:
-        call.timeout = seconds + (_FOR_LEADER if for_leader else 0.0)
+    def local(self, call: Call, seconds: float, late: bool = False) -> None:
+        call.timeout = seconds + (_FOR_OTHERS if late else 0.0)
         try:
             self._near.run(call)
         except CommError as error:
-            raise self._near_failed(error, for_leader) from error
+            raise self._near_failed(error, late) from error
 
-    def local_messages(self, messages: Sequence[Message], seconds: float, for_leader: bool = False) -> None:
-        try:
-            self._near.exchange(messages, seconds + (_FOR_LEADER if for_leader else 0.0))
-        except CommError as error:
-            raise self._near_failed(error, for_leader) from error
+    def messages(self, messages: Sequence[Message], seconds: float) -> None:
+        self._exchange(messages, seconds + self._slack, True)
 
-    def between(self, call: Call, seconds: float) -> None:
-        assert self._leaders_group is not None
-        call.timeout = seconds + _SLACK
-        call.start_clock()
-        try:
-            completion.run(self._leaders_group, call)
-        except CommError as error:
-            raise self._leaders_failed(error) from error
-
-    def swap(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
+    def leader_messages(self, messages: Sequence[Message], seconds: float) -> None:
         assert self._leaders is not None
-        hosts, mine = len(self.layout.hosts), self.layout.host
-        slots = [slot if h == mine else torch.empty_like(slot) for h in range(hosts)]
-        messages = []
-        for step in range(1, hosts):
-            to, source = (mine + step) % hosts, (mine - step) % hosts
-            messages += [Message(False, source, slots[source]), Message(True, to, slot)]
         try:
-            self._leaders.exchange(messages, seconds + _SLACK)
+            self._leaders.exchange(messages, seconds + self._slack)
         except CommError as error:
             raise self._leaders_failed(error) from error
-        return slots
 
     def straight(self, call: Call) -> None:
         completion.run(self._straight_group, call)
@@ -126,22 +106,32 @@ class HostsBackend(Backend):
         return True, completion.as_sent(self._far_group, message)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self._limit = timeout
+        self._exchange(messages, timeout, False)
+
+    def _exchange(self, messages: Sequence[Message], seconds: float, late: bool) -> None:
         placed = [self._place(message) for message in messages]
         near = [message for is_far, message in placed if not is_far]
         far = [message for is_far, message in placed if is_far]
 
         def run_far() -> None:
             try:
-                self._far.exchange(far, timeout)
+                self._far.exchange(far, seconds)
             except CommError as error:
                 raise self._far_failed(error, {message.peer for message in far}) from error
+
+        def run_near() -> None:
+            try:
+                self._near.exchange(near, seconds + (_FOR_OTHERS if late else 0.0))
+            except CommError as error:
+                raise self._near_failed(error, late) from error
 
         if not near:
             run_far()
         elif not far:
-            self.local_messages(near, timeout)
+            run_near()
         else:
-            beside(run_far, lambda: self.local_messages(near, timeout), self._end)
+            beside(run_far, run_near, self._end)
 
     def open_exchange(self) -> Exchange:
         return BothExchange(
@@ -152,18 +142,16 @@ class HostsBackend(Backend):
 
     # --- failures ----------------------------------------------------------------------------------------
 
-    def _near_failed(self, error: CommError, for_leader: bool) -> CommError:
-        # For who waits for its leader, which waits for other hosts, its leader is not to blame.
-        awaited = [*self.layout.elsewhere, self.layout.leaders[self.layout.host]] if for_leader else []
-        return self._failed(error, self.layout.members, not for_leader, awaited=awaited)
+    def _near_failed(self, error: CommError, late: bool) -> CommError:
+        # Who waits for other hosts is not to blame for what does not come from there.
+        awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
+        return self._failed(error, self.layout.members, not late, awaited=awaited)
 
     def _leaders_failed(self, error: CommError) -> CommError:
         others = [r for r in self.layout.leaders if r != self.layout.rank]
         return self._failed(error, self.layout.leaders, False, others, self.layout.elsewhere)
 
     def _far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
-        if isinstance(error, CommTimeoutError) and not error.culprits and len(peers) == 1:
-            error = _blaming(error, list(peers))
         return self._failed(error, range(self.layout.size), bool(error.culprits), list(peers), list(peers))
 
     def _failed(
@@ -188,11 +176,15 @@ class HostsBackend(Backend):
         if isinstance(error, PeerLostError):
             first_hand = bool(error.culprits)
             if not first_hand and len(linked) == 1 and self._verdict.silent(linked):
-                error, first_hand = _blaming(error, linked), True
+                error, first_hand = self._blaming(error, linked), True
         elif isinstance(error, AbortedError):
             first_hand = False
         elif not isinstance(error, CommTimeoutError):
             first_hand = True
+        elif not first_hand and len(awaited) == 1:
+            error, first_hand = self._blaming(error, awaited), True
+        elif first_hand and error.culprits:
+            error = self._blaming(error, error.culprits)
         if first_hand:
             error = self._verdict.pronounce(error)
             self._end()
@@ -203,8 +195,16 @@ class HostsBackend(Backend):
             return told
         suspects = linked if isinstance(error, PeerLostError) else awaited
         if not aborted and (culprits := self._verdict.silent(suspects)):
-            error = _blaming(error, culprits)
+            error = self._blaming(error, culprits)
         return self._verdict.pronounce(error)
+
+    def _blaming(self, error: CommError, culprits: Sequence[int]) -> CommError:
+        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {', '.join(map(str, culprits))}"
+        if isinstance(error, CommTimeoutError):
+            text = f"{who} had not arrived after {self._limit:g} s"
+        else:
+            text = f"{who} {'is' if len(culprits) == 1 else 'are'} gone: {error.message}"
+        return type(error)(text, culprits=culprits, hint=error.hint)
 
     def _end(self) -> None:
         """Ends all parts, so that no rank waits for what does not come any more."""
@@ -259,7 +259,7 @@ class _Straight(Backend):
         raise AssertionError("a part of another backend")
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
-        self._hosts.exchange(messages, timeout)
+        self._hosts.messages(messages, timeout)
 
     def abort(self) -> NoReturn:
         raise AssertionError("a part of another backend")
@@ -277,11 +277,3 @@ def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
     culprits = [ranks[c] for c in error.culprits if c < len(ranks)]
     text, hint = (_RANKS.sub(renamed, part) for part in (error.message, error.hint))
     return type(error)(text, culprits=culprits, hint=hint)
-
-
-def _blaming(error: CommError, culprits: Sequence[int]) -> CommError:
-    who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {', '.join(map(str, culprits))}"
-    what = "had not arrived" if isinstance(error, CommTimeoutError) else "is gone or left the communicator"
-    if len(culprits) > 1:
-        what = what.replace("is gone", "are gone")
-    return type(error)(f"{who} {what}: {error.message}", culprits=culprits, hint=error.hint)

@@ -1,18 +1,21 @@
-"""Collectives of ranks on several hosts: memory within a host, messages between the hosts' leaders.
+"""Collectives of ranks on several hosts: memory within a host, messages between hosts.
 
 Every collective begins with the same step, so that ranks which call different things notice before a byte
-of a user's tensor is written: the ranks of a host compare signatures in shared memory, the leaders exchange a
-slot of fixed size with theirs, and tell their host what came of it. A small operation's data travel in the
-slots and in the answer, and then that is all.
+of a user's tensor is written: the ranks of a host compare signatures in shared memory, one rank of each host,
+its leader, exchanges a slot of fixed size with the others', and tells its host what came of it. A small
+operation's data travel in the slots and in the answer, and then that is all.
 
-    all_reduce, reduce      reduce to the leader, all-reduce or reduce between leaders, broadcast in the host
-    broadcast               from the root in its host, between leaders, then in the other hosts
-    all_gather ...          gather in the host, whole hosts' parts between leaders, broadcast in the host
-    reduce_scatter ...      reduce to the leader, reduce-scatter between leaders, scatter in the host
+Large data have to cross between hosts once, and all ranks of a host take part in that, each with a share:
+
+    all_reduce          reduce-scatter in the host, all-reduce of shares between hosts, all-gather in the host
+    reduce              the same, but only the root's host folds, and its ranks send their shares to the root
+    reduce_scatter ...  reduce-scatter in the host, each host's part of the sum to the rank whose it is
+    broadcast           in the root's host, a share of each rank to the other hosts, all-gather in those
+    all_gather ...      each rank's data to one rank of every other host, all-gather in the host
     gather, scatter, all_to_all ...     straight to whom it is for
 
-Sums, averages and products of 16-bit and 8-bit floats are carried in float32 until all ranks' values are in,
-and rounded once, as on one host.
+Sums, averages and products of 8-bit floats are carried in float32 until all ranks' values are in. Other types
+are rounded in each host and once more between hosts.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ _CLAIM = struct.Struct("<qqqqqQ")  # op, dtype, reduction, root, count, extra
 #: Elements of a large reduction under way at a time: bounds the memory that it needs.
 _PIECE = 8 << 20
 _BYTE = torch.uint8
-_NARROW = frozenset({torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+_NARROW = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _ROUNDS = frozenset({RedOpType.SUM, RedOpType.PRODUCT, RedOpType.AVG, RedOpType.PREMUL_SUM})
 _SUMS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 
@@ -54,17 +57,14 @@ class Links(Protocol):
 
     layout: Layout
 
-    def local(self, call: Call, seconds: float, for_leader: bool = False) -> None:
-        """A collective of this host's ranks; `for_leader`: that waits for what the leader waits for."""
+    def local(self, call: Call, seconds: float, late: bool = False) -> None:
+        """A collective of this host's ranks; `late`: some of them may have to wait for other hosts."""
 
-    def local_messages(self, messages: Sequence[Message], seconds: float, for_leader: bool = False) -> None:
-        """Messages within the host, by local rank."""
+    def messages(self, messages: Sequence[Message], seconds: float) -> None:
+        """Messages with any ranks."""
 
-    def between(self, call: Call, seconds: float) -> None:
-        """A collective of the leaders, whose ranks are the hosts' numbers. Leaders only."""
-
-    def swap(self, slot: Tensor, seconds: float) -> list[Tensor]:
-        """Every leader's `slot`. Leaders only."""
+    def leader_messages(self, messages: Sequence[Message], seconds: float) -> None:
+        """Messages between leaders, by the hosts' numbers. Leaders only."""
 
     def straight(self, call: Call) -> None:
         """A collective of all ranks, composed from messages."""
@@ -117,17 +117,36 @@ def _agree(
         if mine is not None and agreed:
             length = mine.numel()
             slot[_HEAD : _HEAD + length] = mine
-        slots = links.swap(slot, call.remaining())
+        slots = [slot if h == layout.host else torch.empty_like(slot) for h in range(len(layout.hosts))]
+        _swap(links, call, [slot] * len(slots), slots)
         good = all(_SIGNATURE.unpack_from(s.numpy().data) == (signature, True) for s in slots)
         if good and combine is not None:
             answer[_HEAD:] = combine([s[_HEAD:] for s in slots])
         answer[0] = good
     if agreed and len(layout.members) > 1:
-        links.local(_sub("broadcast", [], [answer], root=0), call.remaining(), for_leader=True)
+        links.local(_sub("broadcast", [], [answer], root=0), call.remaining(), late=True)
         good = bool(answer[0])
     if not good:
         raise _explain(links, call)
     return answer[_HEAD:]
+
+
+def _swap(links: Links, call: Call, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+    """Leader h gets `ins[h]`, and gives what goes into `outs[h]`."""
+    if messages := _trade(range(len(ins)), links.layout.host, ins, outs):
+        links.leader_messages(messages, call.remaining())
+
+
+def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
+    """`ins[i]` to `peers[i]` and `outs[i]` from it, but for i = `mine`."""
+    messages, n = [], len(peers)
+    for step in range(1, n):  # staggered, so that not all talk to the same one at once
+        to, source = (mine + step) % n, (mine - step) % n
+        if outs[source].numel():
+            messages.append(Message(False, peers[source], bytes_of(outs[source])))
+        if ins[to].numel():
+            messages.append(Message(True, peers[to], bytes_of(ins[to])))
+    return messages
 
 
 def _signature(call: Call) -> int:
@@ -148,8 +167,8 @@ def _explain(links: Links, call: Call) -> MismatchError:
     links.local(_sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:
         rooms = list(torch.split(told, room))
-        links.between(_sub("all_gather", [rooms[layout.host].clone()], rooms), seconds)
-    links.local(_sub("broadcast", [], [told], root=0), seconds, for_leader=True)
+        _swap(links, call, [rooms[layout.host]] * len(rooms), rooms)
+    links.local(_sub("broadcast", [], [told], root=0), seconds, late=True)
     claims = []
     for rank in range(layout.size):
         at = layout.host_of[rank] * room + layout.local_of[rank] * _CLAIM.size
@@ -223,13 +242,41 @@ def _all_reduce(links: Links, call: Call) -> None:
         flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
         return
     _agree(links, call)
+    layout = links.layout
+    scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
     for piece in torch.split(flat, _PIECE):
-        values = piece.to(reduction.wide)  # the piece itself where the type is wide enough
-        links.local(_sub("reduce", [values], [values], root=0, op=reduction.op), call.remaining())
-        if links.layout.is_leader:
-            links.between(_sub("all_reduce", [values], [values], op=reduction.between), call.remaining())
-            reduction.finish(values, piece)
-        links.local(_sub("broadcast", [], [piece], root=0), call.remaining(), for_leader=True)
+        values = scratch[: piece.numel()].copy_(piece) if reduction.widens else piece
+        part = _reduced_share(links, call, reduction, values)
+        outs = _shares(layout, piece)
+        if part.numel():
+            _all_reduce_between(links, call, reduction, part, outs[layout.local])
+        links.local(_sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
+
+
+def _shares(layout: Layout, values: Tensor) -> list[Tensor]:
+    """One for each rank of the host, the same in every host: those that only some hosts have get nothing."""
+    shares = list(values.tensor_split(layout.smallest))
+    return shares + [values[:0]] * (len(layout.members) - layout.smallest)
+
+
+def _reduced_share(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
+    """The host's sum of this rank's share of `values`, in memory of its own."""
+    shares = _shares(links.layout, values)
+    part = torch.empty_like(shares[links.layout.local])
+    links.local(_sub("reduce_scatter_v", shares, [part], op=reduction.op), call.remaining())
+    return part
+
+
+def _all_reduce_between(links: Links, call: Call, reduction: _Reduction, part: Tensor, out: Tensor) -> None:
+    """All-reduces a share among its ranks, one of each host: everyone folds a part of it."""
+    layout = links.layout
+    hosts, mine = len(layout.hosts), layout.host
+    peers = [ranks[layout.local] for ranks in layout.hosts]
+    parts, outs = part.tensor_split(hosts), out.tensor_split(hosts)
+    gathered = [parts[mine] if h == mine else torch.empty_like(parts[mine]) for h in range(hosts)]
+    links.messages(_trade(peers, mine, parts, gathered), call.remaining())
+    reduction.fold(gathered, outs[mine])
+    links.messages(_trade(peers, mine, [outs[mine]] * hosts, outs), call.remaining())
 
 
 def _reduce(links: Links, call: Call) -> None:
@@ -243,30 +290,29 @@ def _reduce(links: Links, call: Call) -> None:
             flat.copy_(result)
         return
     _agree(links, call)
+    home, local = layout.host_of[call.root], layout.local
+    fetcher = layout.hosts[home][local] if local < layout.smallest else -1
     for piece in torch.split(flat, _PIECE):
-        values = piece.to(reduction.wide)
-        # Only the root's tensor may change: another leader needs memory of its own.
-        part = values if is_root or reduction.widens or not layout.is_leader else torch.empty_like(values)
-        links.local(_sub("reduce", [values], [part], root=0, op=reduction.op), call.remaining())
-        if layout.is_leader:
-            where = layout.host_of[call.root]
-            links.between(_sub("reduce", [part], [part], root=where, op=reduction.between), call.remaining())
-            if where == layout.host:
-                result = piece if is_root else torch.empty_like(piece)
-                reduction.finish(part, result)
-                _hand_out(links, call, [(layout.local_of[call.root], result)], None)
-        elif is_root:
-            _hand_out(links, call, [], piece)
-
-
-def _hand_out(links: Links, call: Call, to: list[tuple[int, Tensor]], mine: Tensor | None) -> None:
-    """The leader's tensors go to ranks of its host; the others get theirs into `mine`."""
-    if links.layout.is_leader:
-        messages = [Message(True, local, bytes_of(t)) for local, t in to if local and t.numel()]
-    else:
-        messages = [] if mine is None or not mine.numel() else [Message(False, 0, bytes_of(mine))]
-    if messages:
-        links.local_messages(messages, call.remaining(), for_leader=True)
+        part = _reduced_share(links, call, reduction, piece.to(reduction.wide))
+        if layout.host != home:
+            if part.numel():
+                links.messages([Message(True, fetcher, bytes_of(part))], call.remaining())
+            continue
+        outs = _shares(layout, piece)
+        mine = outs[local] if is_root else torch.empty_like(outs[local])
+        messages = []
+        if part.numel():
+            gathered = [part if h == home else torch.empty_like(part) for h in range(len(layout.hosts))]
+            sources = [(h, layout.hosts[h][local]) for h in range(len(gathered)) if h != home]
+            receives = [Message(False, rank, bytes_of(gathered[h])) for h, rank in sources]
+            links.messages(receives, call.remaining())
+            reduction.fold(gathered, mine)
+            messages = [] if is_root else [Message(True, call.root, bytes_of(mine))]
+        if is_root:
+            others = [(r, out) for r, out in zip(layout.members, outs, strict=True) if r != layout.rank]
+            messages = [Message(False, r, bytes_of(out)) for r, out in others if out.numel()]
+        if messages:
+            links.messages(messages, call.remaining())
 
 
 def _reduce_scatter(links: Links, call: Call) -> None:
@@ -278,29 +324,37 @@ def _reduce_scatter(links: Links, call: Call) -> None:
     else:
         parts = [_flat(t) for t in call.inputs]
     counts = [parts[r].numel() for r in layout.order]
-    if len(call.inputs) == 1 and layout.in_order:
-        values = _flat(call.inputs[0]).to(reduction.wide)
-    else:
+    if sum(counts) * reduction.wide.itemsize <= INLINE:
         values = torch.cat([parts[r] for r in layout.order]).to(reduction.wide)
-    if values.numel() * reduction.wide.itemsize <= INLINE:
         whole = _small_reduction(links, call, reduction, values)
         out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
         return
     _agree(links, call)
-    part = torch.empty_like(values) if layout.is_leader else values
-    links.local(_sub("reduce", [values], [part], root=0, op=reduction.op), call.remaining())
-    if not layout.is_leader:
-        _hand_out(links, call, [], out)
-        return
-    by_rank = dict(zip(layout.order, torch.split(part, counts), strict=True))
-    blocks = list(torch.split(part, [sum(by_rank[r].numel() for r in ranks) for ranks in layout.hosts]))
-    own = torch.empty_like(blocks[layout.host])
-    links.between(_sub("reduce_scatter_v", blocks, [own], op=reduction.between), call.remaining())
-    result = own if not reduction.widens else torch.empty(own.shape, dtype=reduction.dtype)
-    reduction.finish(own, result)
-    shares = torch.split(result, [by_rank[r].numel() for r in layout.members])
-    out.copy_(shares[0])
-    _hand_out(links, call, list(enumerate(shares)), None)
+    sums: dict[int, Tensor] = {}  # this host's, by the rank that gets it
+    for ranks in _rounds(layout):
+        ins = [parts[r].to(reduction.wide) for r in ranks]
+        ins += [torch.empty(0, dtype=reduction.wide)] * (len(layout.members) - len(ranks))
+        part = torch.empty_like(ins[layout.local])
+        links.local(_sub("reduce_scatter_v", ins, [part], op=reduction.op), call.remaining())
+        if layout.local < len(ranks):
+            sums[ranks[layout.local]] = part
+    own = sums.pop(layout.rank)
+    gathered = [own if h == layout.host else torch.empty_like(own) for h in range(len(layout.hosts))]
+    messages = []
+    if own.numel():
+        for h, ranks in enumerate(layout.hosts):
+            if h != layout.host:
+                messages.append(Message(False, ranks[layout.local % len(ranks)], bytes_of(gathered[h])))
+    messages += [Message(True, r, bytes_of(part)) for r, part in sums.items() if part.numel()]
+    if messages:
+        links.messages(messages, call.remaining())
+    reduction.fold(gathered, out)
+
+
+def _rounds(layout: Layout) -> list[tuple[int, ...]]:
+    """All ranks, host by host, as many at a time as this host has ranks: one for each of them to serve."""
+    n = len(layout.members)
+    return [ranks[i : i + n] for ranks in layout.hosts for i in range(0, len(ranks), n)]
 
 
 # --- copies ------------------------------------------------------------------------------------------
@@ -325,43 +379,58 @@ def _broadcast(links: Links, call: Call) -> None:
     _agree(links, call)
     if at_home:
         links.local(_sub("broadcast", [data], [data], root=from_here), call.remaining())
-    if layout.is_leader:
-        links.between(_sub("broadcast", [data], [data], root=source), call.remaining())
-    if not at_home:
-        links.local(_sub("broadcast", [data], [data], root=0), call.remaining(), for_leader=True)
+        here = len(layout.members)
+        messages = []
+        for ranks in layout.hosts:
+            shares = data.tensor_split(len(ranks))
+            for i, share in enumerate(shares):
+                if ranks is not layout.members and i % here == layout.local:
+                    messages.append(Message(True, ranks[i], share))
+        if messages:
+            links.messages(messages, call.remaining())
+    else:
+        shares = data.tensor_split(len(layout.members))
+        ranks = layout.hosts[source]
+        mine = shares[layout.local]
+        links.messages([Message(False, ranks[layout.local % len(ranks)], mine)], call.remaining())
+        links.local(_sub("all_gather_v", [mine], list(shares)), call.remaining(), late=True)
 
 
 def _all_gather(links: Links, call: Call) -> None:
     layout = links.layout
     mine = bytes_of(call.inputs[0])
     outs = parts_of(call.outputs, None, layout.size)
-    sizes = [outs[r].numel() for r in layout.order]
     hosts = [sum(outs[r].numel() for r in ranks) for ranks in layout.hosts]
-    total, small = sum(sizes), max(hosts) <= INLINE
-    single = len(call.outputs) == 1 and layout.in_order and not small
-    whole = bytes_of(call.outputs[0]) if single else torch.empty(total, dtype=_BYTE)
-    places = dict(zip(layout.order, torch.split(whole, sizes), strict=True))
-    blocks = list(torch.split(whole, hosts))
-    block = blocks[layout.host]
-    gather = _sub("all_gather_v", [mine], [places[r] for r in layout.members])
-    if small:
+    if max(hosts) <= INLINE:
+        sizes = [outs[r].numel() for r in layout.order]
+        block = torch.empty(hosts[layout.host], dtype=_BYTE)
+        places = list(torch.split(block, [outs[r].numel() for r in layout.members]))
+        gather = _sub("all_gather_v", [mine], places)
 
         def combine(slots: list[Tensor]) -> Tensor:
             return torch.cat([slot[:size] for slot, size in zip(slots, hosts, strict=True)])
 
-        whole.copy_(_agree(links, call, gather, block, combine, total))
-    else:
-        _agree(links, call)
-        links.local(gather, call.remaining())
-        if layout.is_leader:
-            links.between(_sub("all_gather_v", [block], blocks), call.remaining())
-        begin = sum(hosts[: layout.host])
-        for rest in (whole[:begin], whole[begin + block.numel() :]):
-            if rest.numel():
-                links.local(_sub("broadcast", [rest], [rest], root=0), call.remaining(), for_leader=True)
-    if not single:
-        for rank, out in enumerate(outs):
-            out.copy_(places[rank])
+        whole = _agree(links, call, gather, block, combine, sum(sizes))
+        for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
+            outs[rank].copy_(part)
+        return
+    _agree(links, call)
+    if outs[layout.rank].data_ptr() != mine.data_ptr():
+        outs[layout.rank].copy_(mine)
+    messages, here = [], len(layout.members)
+    for h, ranks in enumerate(layout.hosts):
+        if h == layout.host:
+            continue
+        if mine.numel():
+            messages.append(Message(True, ranks[layout.local % len(ranks)], mine))
+        fetched = [r for r in ranks[layout.local :: here] if outs[r].numel()]
+        messages += [Message(False, r, outs[r]) for r in fetched]
+    if messages:
+        links.messages(messages, call.remaining())
+    for ranks in _rounds(layout):
+        parts = [outs[r] for r in ranks]
+        parts += [torch.empty(0, dtype=_BYTE)] * (here - len(ranks))
+        links.local(_sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
 
 
 def _straight(links: Links, call: Call) -> None:

@@ -13,7 +13,8 @@ class Layout:
         rank, size: of the communicator.
         host: the number of this rank's host. local: this rank's place in it.
         members: the ranks of this host. leaders: one rank of each host.
-        order: all ranks, host after host. in_order: that this is 0, 1, 2 ...
+        order: all ranks, host after host. elsewhere: those of the other hosts.
+        largest, smallest: ranks of the largest and of the smallest host.
     """
 
     def __init__(self, hosts: Sequence[Sequence[int]], rank: int) -> None:
@@ -26,7 +27,7 @@ class Layout:
         self.members = self.hosts[self.host]
         self.leaders = tuple(ranks[0] for ranks in self.hosts)
         self.order = tuple(r for ranks in self.hosts for r in ranks)
-        self.in_order = self.order == tuple(range(self.size))
+        self.largest, self.smallest = max(map(len, self.hosts)), min(map(len, self.hosts))
         self.elsewhere = tuple(r for r in range(self.size) if self.host_of[r] != self.host)
 
     @classmethod
@@ -40,8 +41,3 @@ class Layout:
     @property
     def is_leader(self) -> bool:
         return self.local == 0
-
-    @property
-    def largest(self) -> int:
-        """Ranks of the largest host."""
-        return max(map(len, self.hosts))

@@ -1,0 +1,104 @@
+"""Hosts on one machine: each has a network and process numbers of its own, so that ranks share no memory.
+
+    with Namespaces(2) as hosts:
+        process = subprocess.Popen([*hosts.enter(1), sys.executable, "rank.py"], env=...)
+
+Needs root and the commands `ip`, `unshare` and `nsenter`; `why_not()` says what is missing. The hosts are
+joined by a bridge in a namespace of its own, and touch neither this machine's network nor each other's
+loopback. All of it is gone at the end of the block, and so are the processes that were started in there.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import subprocess
+from pathlib import Path
+
+_SECONDS = 30.0  # that one command may take
+
+
+@functools.cache
+def why_not() -> str:
+    """Why this machine cannot have such hosts; "" when it can."""
+    try:
+        with Namespaces(1) as hosts:
+            subprocess.run([*hosts.enter(0), "true"], capture_output=True, check=True, timeout=_SECONDS)
+    except FileNotFoundError as error:
+        return f"there is no command '{error.filename}'"
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+        return f"{' '.join(error.cmd)}: {said[-1] if said else f'exit code {error.returncode}'}"
+    except subprocess.TimeoutExpired as error:
+        return f"{' '.join(error.cmd)} takes longer than {_SECONDS:g} s"
+    return ""
+
+
+class Namespaces:
+    """`n` hosts, from 0. Raises `subprocess.CalledProcessError` when one cannot be made."""
+
+    def __init__(self, n: int) -> None:
+        key = secrets.token_hex(3)
+        self.names = [f"uc{key}-{i}" for i in range(n)]
+        self._middle = f"uc{key}-m"
+        self._keepers: list[subprocess.Popen[str]] = []
+
+    def address(self, host: int) -> str:
+        """The address of a host on the network between them."""
+        return f"10.77.0.{host + 1}"
+
+    def enter(self, host: int) -> list[str]:
+        """What to put before a command that is to run on a host."""
+        keeper = self._keepers[host].pid
+        first = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0]
+        return ["nsenter", f"--target={first}", "--net", "--pid", "--mount", "--"]
+
+    def __enter__(self) -> Namespaces:
+        try:
+            for name in (self._middle, *self.names):
+                _run("ip", "netns", "add", name)
+                _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", self._middle, "link", "add", "bridge", "type", "bridge")
+            _run("ip", "-n", self._middle, "link", "set", "bridge", "up")
+            for i, name in enumerate(self.names):
+                port = f"port{i}"
+                peer = ("peer", "name", port, "netns", self._middle)
+                _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
+                _run("ip", "-n", self._middle, "link", "set", port, "master", "bridge", "up")
+                _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+                _run("ip", "-n", name, "link", "set", "eth0", "up")
+                self._keepers.append(_keeper(name))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for keeper in self._keepers:
+            keeper.kill()  # with it goes the first process in there, and with that all others
+            keeper.wait()
+            assert keeper.stdout is not None
+            keeper.stdout.close()
+        for name in (*self.names, self._middle):
+            command = ["ip", "netns", "del", name]
+            subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS)
+
+
+def _keeper(name: str) -> subprocess.Popen[str]:
+    """A process that holds a host's process numbers: the first one in there sleeps."""
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+    command = ["ip", "netns", "exec", name, *inside, "sh", "-c", "echo here; exec sleep infinity"]
+    keeper = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+    assert keeper.stdout is not None
+    assert keeper.stderr is not None
+    if keeper.stdout.readline() != "here\n":
+        keeper.kill()
+        raise subprocess.CalledProcessError(keeper.wait(), command, stderr=keeper.stderr.read().encode())
+    keeper.stderr.close()
+    return keeper
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
