@@ -3,11 +3,14 @@
 import gzip
 import json
 import random
+from pathlib import Path
 
 import pytest
+import torch
 from traces import decode, generator, load, operations
 from typer.testing import CliRunner
 
+from unicomm import new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
@@ -41,10 +44,11 @@ def test_a_cut_off_trace_is_found_before_any_work(job, tmp_path, monkeypatch):
     (tmp_path / "b.json").write_text('{"traceEvents": [{"ph": "X", "args": {"a": [' + lists + "]}}, {}: }}")
     tries = []
     real = chrome._parts.decode
-    with chrome.Reader(tmp_path / "b.json") as reader, pytest.raises(TraceError, match="damaged there"):
+    with chrome.Reader(tmp_path / "b.json") as reader:
         counting = type("Counting", (), {"decode": lambda _, text: tries.append(1) or real(text)})
         monkeypatch.setattr(chrome, "_parts", counting())
-        list(reader.pieces())
+        with pytest.raises(TraceError, match="damaged there"):
+            list(reader.pieces())
     assert tries == [1]
 
 
@@ -144,6 +148,11 @@ def test_missing_ranks_are_said(job, tmp_path):
     assert report([job[0]]).remarks == ["no trace of ranks 1-3: nobody is seen to wait for them"]
 
 
+def test_a_folder_is_no_trace(job, tmp_path):
+    with pytest.raises(TraceError, match=r"is a folder; give the traces in it: .*/\*\.json"):
+        merge([tmp_path], tmp_path / "m.json")
+
+
 def test_operations_beyond_the_limit_are_said(job, tmp_path):
     path = changed(job[0], tmp_path / "a.json", lambda trace: trace[KEY].update(dropped=7))
     assert "7 operations are missing: they were beyond what one recording holds" in report([path]).remarks
@@ -209,6 +218,40 @@ def test_clocks_of_hosts_that_are_joined_by_others_only(tmp_path):
     for a, clock in enumerate(clocks):
         apart = aligned.offsets[a] - aligned.offsets[0]
         assert abs(apart - (clock - clocks[0])) < 8 * 1000  # completions scatter by 1 us
+
+
+def test_ranks_of_one_machine_have_one_clock(tmp_path):
+    """What scatters among its ranks is no difference of clocks; that of two machines is found."""
+    paths = generator.generate(tmp_path, 4, 400, 0.2)
+    for rank, path in enumerate(paths):
+        ahead = random.Random(rank).randrange(-5_000_000, 5_000_000)  # as the generator has it
+
+        def move(trace, rank=rank, ahead=ahead):
+            table = trace[KEY]
+            table["clock"] = f"boot {rank // 2}"
+            for row in table["rows"]:
+                for at in range(5, 8):  # both ranks of the second machine are 1 s ahead
+                    row[at] += 10**9 * (rank // 2) - ahead
+                row[7] += 3000 * (rank % 2)  # and the odd ranks always leave later
+
+        changed(path, path, move)
+    _, found = load_traces(paths)
+    aligned = align(found)
+    offsets = aligned.offsets
+    assert aligned.tied == [[0, 1, 2, 3]]
+    assert (offsets[0], offsets[2]) == (offsets[1], offsets[3])
+    assert abs(offsets[2] - offsets[0] - 10**9) < 3000
+    assert set(align(load_traces(paths[:2])[1]).offsets.values()) == {0}
+
+
+def test_the_clock_of_a_trace_is_that_of_the_machine(tmp_path):
+    comm = new_comm("fake", torch.device("cpu"), rank=1, size=2, name="main")
+    with torch.profiler.profile() as prof:
+        comm.barrier(False)
+    prof.export_chrome_trace(str(tmp_path / "a.json"))
+    comm.finalize()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    assert json.loads((tmp_path / "a.json").read_text())[KEY]["clock"] == boot.read_text().strip()
 
 
 def test_another_order_gives_no_wrong_labels(job, tmp_path):

@@ -1,5 +1,6 @@
 """Reports: a real job in which one rank is late, rings instead of traces, and the figures themselves."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch._C._distributed_c10d import HashStore
 from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
@@ -18,6 +20,7 @@ from unicomm.flight_recorder.writer import recorder_path
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, merge, report
 from unicomm.profiler.figures import _union
+from unicomm.profiler.figures_text import render
 from unicomm.testing import run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "ddp.py"
@@ -187,6 +190,17 @@ def test_the_command(tmp_path):
     data = json.loads(done.stdout)
     assert data["delays"][0]["rank"] == 1
     assert {"group", "op", "bus_bandwidth", "skew_ns", "late_rank"} <= set(data["operations"][0])
+
+
+def test_the_text_fits_a_terminal(tmp_path):
+    """Also one of 80 columns, and a pipe: no name and no figure is cut."""
+    paths = generator.generate(tmp_path, 3, 100, 0.2, late=1)
+    out = io.StringIO()
+    Console(file=out, width=80).print(render(report(paths)))
+    text = out.getvalue()
+    assert "\u2026" not in text
+    for word in ("all_reduce", "g0", "waiting", "bus/s", "late rank", "overlap", "cost others", "3 ms"):
+        assert word in text
 
 
 def test_nothing_to_report(tmp_path):

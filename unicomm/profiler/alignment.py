@@ -1,8 +1,8 @@
 """The ranks' clocks put onto one, by the collectives that the ranks completed together.
 
 No rank leaves a collective that synchronizes before all have come, so its ranks leave it at about one time.
-In each communicator that gives its members' clocks against each other; communicators that share a rank are
-then joined one after the other. (The flight recorder, which looks at jobs that still run, estimates instead.)
+In each communicator that gives its members' clocks against each other; communicators that share a clock are
+then joined one after the other. Ranks on one machine have one clock, which needs no estimate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from unicomm.flight_recorder.clocks import SYNCHRONIZING, grouped_median
 from unicomm.flight_recorder.ranks import format_ranks
 
-from .operations import Operations, TraceFile, dense
+from .operations import Column, Operations, TraceFile, dense
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Clocks:
 
     Attributes:
         offsets: nanoseconds by which each rank's clock is ahead of the typical one it is tied to.
-        tied: ranks whose clocks are known against each other, the most first; a rank that has no collective
-            in common with others stands alone.
+        tied: ranks whose clocks are known against each other, the most first; a rank that has neither clock
+            nor collective in common with others stands alone.
     """
 
     offsets: dict[int, int]
@@ -34,44 +34,48 @@ class Clocks:
 
 def align(found: Operations) -> Clocks:
     """The clocks of the ranks in `found`."""
+    names: dict[str, int] = {}
     ranks: list[int] = found.ranks.tolist()
-    known: dict[int, float] = {}
-    tied: list[list[int]] = []
-    groups = _within_groups(found)
-    of_rank: dict[int, list[int]] = {}
+    clock_of = {rank: names.setdefault(found.clocks.get(rank, f"rank {rank}"), len(names)) for rank in ranks}
+    of = np.zeros(max(ranks, default=0) + 1, np.int64)
+    of[list(clock_of)] = list(clock_of.values())
+    groups = _within_groups(found, of)
+    of_clock: dict[int, list[int]] = {}
     for number, (_, members) in enumerate(groups):
-        for rank in members:
-            of_rank.setdefault(rank, []).append(number)
-    # The communicators with the most to go by first.
-    left = sorted(range(len(groups)), key=lambda g: -groups[g][0])
-    taken = [False] * len(groups)
-    for start in left:
-        if taken[start]:
+        for clock in members:
+            of_clock.setdefault(clock, []).append(number)
+    known: dict[int, float] = {}
+    tied: list[set[int]] = []
+    # The communicators with the most to go by first, and then those that have a clock in common with them.
+    for start in sorted(range(len(groups)), key=lambda g: -groups[g][0]):
+        if known.keys() & groups[start][1].keys():
             continue
         together: dict[int, float] = {}
+        taken: set[int] = set()
         queue = [(0, start)]
         while queue:
             _, number = heapq.heappop(queue)
-            if taken[number]:
+            if number in taken:
                 continue
-            taken[number] = True
+            taken.add(number)
             members = groups[number][1]
-            both = [together[r] - members[r] for r in members if r in together]
+            both = [together[c] - members[c] for c in members if c in together]
             shift = float(np.median(both)) if both else 0.0
-            for rank in members:
-                if rank not in together:
-                    together[rank] = members[rank] + shift
-                    for other in of_rank[rank]:
+            for clock in members:
+                if clock not in together:
+                    together[clock] = members[clock] + shift
+                    for other in of_clock[clock]:
                         heapq.heappush(queue, (-groups[other][0], other))
-        typical = float(np.median(list(together.values())))
-        known |= {rank: at - typical for rank, at in together.items()}
-        tied.append(sorted(together))
-    tied += [[rank] for rank in ranks if rank not in known]
-    tied.sort(key=lambda t: (-len(t), t))
-    return Clocks({rank: round(known.get(rank, 0.0)) for rank in ranks}, tied)
+        typical = float(np.median([together[c] for c in clock_of.values() if c in together]))
+        known |= {clock: at - typical for clock, at in together.items()}
+        tied.append(set(together))
+    tied += [{clock} for clock in names.values() if clock not in known]
+    named = [sorted(r for r in ranks if clock_of[r] in clocks) for clocks in tied]
+    named.sort(key=lambda t: (-len(t), t))
+    return Clocks({rank: round(known.get(clock_of[rank], 0.0)) for rank in ranks}, named)
 
 
-def _within_groups(found: Operations) -> list[tuple[int, dict[int, float]]]:
+def _within_groups(found: Operations, clock_of: Column) -> list[tuple[int, dict[int, float]]]:
     """Of each communicator: how many completions there are to compare, and its members' clocks by them."""
     wanted = np.asarray([op in SYNCHRONIZING for op in found.ops] or [False], np.bool_)
     if not len(found):
@@ -90,7 +94,7 @@ def _within_groups(found: Operations) -> list[tuple[int, dict[int, float]]]:
         return []
     ended = (found.completed_ns[rows] - int(found.completed_ns[rows].min())).astype(np.float64)
     apart = ended - grouped_median(ended, cells, int(cells.max()) + 1)[cells]
-    pair = dense(found.group[rows].astype(np.int64), found.rank[rows].astype(np.int64))
+    pair = dense(found.group[rows].astype(np.int64), clock_of[found.rank[rows]])
     pairs = int(pair.max()) + 1
     middle = grouped_median(apart, pair, pairs)
     count = np.bincount(pair)
@@ -99,7 +103,7 @@ def _within_groups(found: Operations) -> list[tuple[int, dict[int, float]]]:
     out: dict[int, tuple[int, dict[int, float]]] = {}
     for row, clock, weight in zip(first.tolist(), middle.tolist(), count.tolist(), strict=True):
         total, clocks = out.get(int(found.group[row]), (0, {}))
-        clocks[int(found.rank[row])] = clock
+        clocks[int(clock_of[found.rank[row]])] = clock
         out[int(found.group[row])] = (total + weight, clocks)
     return list(out.values())
 
@@ -117,9 +121,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
         out.append(
             f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: nobody is seen to wait for them"
         )
-    hosts = {f.host for f in files}
-    apart = clocks.tied[1:]
-    if apart and (len(hosts) != 1 or "" in hosts):
+    if files and clocks.tied[1:]:
         named = "; ".join(format_ranks(t) for t in clocks.tied)
         out.append(
             f"nothing tells how far these clocks are apart, so their times do not compare: ranks"

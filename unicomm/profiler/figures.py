@@ -194,8 +194,8 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
         where = ", ".join(map(str, paths)) or "this user's folder"
         why = f": {table.findings[0].message}" if table.findings else ""
         raise TraceError(
-            f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank, or the folder of the"
-            " flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
+            f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank (FOLDER/*.json), or"
+            " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
         )
     return from_recorder(table), f"{len(table.sources)} ranks of the flight recorder"
 

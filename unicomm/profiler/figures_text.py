@@ -25,7 +25,9 @@ def size(count: float) -> str:
 def _grid(title: str, *columns: str, left: int = 1) -> Table:
     grid = Table(title=title, title_justify="left", show_edge=False)
     for at, name in enumerate(columns):
-        grid.add_column(name, justify="left" if at < left else "right", no_wrap=at >= left)
+        grid.add_column(
+            name, justify="left" if at < left else "right", no_wrap=at > 0 or left == 1, overflow="fold"
+        )
     return grid
 
 
@@ -44,10 +46,15 @@ def summary(found: Report) -> str:
 
 
 def render(found: Report) -> RenderableType:
+    # Two tables: one of all columns would not fit a terminal of 80.
     operations = _grid(
         "Operations (times of one rank)",
-        *("group", "operation", "count", "bytes", "time", "waiting", "median", "bus/s", "skew", "most"),
-        *("late rank", "overlap"),
+        *("group", "operation", "count", "bytes", "time", "waiting", "bus/s"),
+        left=2,
+    )
+    singly = _grid(
+        "One of them",
+        *("group", "operation", "median", "overlap", "skew", "most", "late rank"),
         left=2,
     )
     for one in found.operations:
@@ -63,12 +70,14 @@ def render(found: Report) -> RenderableType:
             size(one.bytes),
             span(one.time_ns),
             span(one.waiting_ns),
-            span(one.median_ns),
             size(one.bus_bandwidth) if one.bus_bandwidth else "",
-            span(one.skew_ns),
-            span(one.most_skew_ns),
-            late,
+        )
+        singly.add_row(
+            Text(one.group),
+            one.op,
+            span(one.median_ns),
             "" if one.overlap is None else f"{one.overlap:.0%}",
+            *((span(one.skew_ns), span(one.most_skew_ns), late) if late else ("", "", "")),
         )
     delays = _grid("Largest delays", "rank", "collective", "late", "others waited", left=2)
     for delay in found.delays:
@@ -79,7 +88,7 @@ def render(found: Report) -> RenderableType:
             span(delay.cost_ns),
         )
     ranks = _grid(
-        "Ranks", "rank", "operations", "communicating", "waiting", "last in", "cost others", "clock"
+        "Ranks", "rank", "operations", "time", "waiting", "last in", "cost others", "clock"
     )
     shown = sorted(found.ranks, key=lambda r: -r.cost_ns)[:_SHOWN_RANKS]
     for rank in shown:
@@ -95,4 +104,6 @@ def render(found: Report) -> RenderableType:
     more = len(found.ranks) - len(shown)
     tail = [Text(f"and {more} more ranks, that cost less")] if more else []
     title = Text(f"{found.source}, {span(found.span_ns)} from the first to the last operation.")
-    return Group(title, Text(summary(found)), Text(), operations, Text(), delays, Text(), ranks, *tail)
+    return Group(
+        title, Text(summary(found)), Text(), operations, Text(), singly, Text(), delays, Text(), ranks, *tail
+    )

@@ -65,6 +65,7 @@ class Operations:
         bytes: of the larger side of all its tensors together.
         thread, traced: the issuing thread, and whether torch has an event of it.
         stopped_ns: of each rank, when its recording ended.
+        clocks: of each rank, the name of its clock, as far as known; ranks of one name have the same.
     """
 
     rank: Column
@@ -87,6 +88,7 @@ class Operations:
     dtypes: list[str] = field(default_factory=list)
     groups: list[GroupOf] = field(default_factory=list)
     stopped_ns: dict[int, int] = field(default_factory=dict)
+    clocks: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -195,6 +197,7 @@ class _Gatherer:
         )
         for owner in {rank, *owners.tolist()}:
             self.found.stopped_ns[int(owner)] = table.stopped_ns
+            self.found.clocks[int(owner)] = table.clock or f"of the {len(self.parts)}. recording"
         return n
 
     def finish(self) -> Operations:
@@ -213,6 +216,8 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
     tables: dict[int, TraceTable] = {}
     gatherer = _Gatherer()
     for path in paths:
+        if path.is_dir():
+            raise TraceError(f"{path} is a folder; give the traces in it: {path}/*.json")
         with Reader(path) as reader:
             data = reader.head.get(KEY)
             if data is None:  # a tool may have sorted the keys

@@ -42,11 +42,15 @@ class Group:
 
 @dataclass
 class TraceTable:
-    """One recording of one process. `columns` have a value for each operation; times in ns since 1970."""
+    """One recording of one process. `columns` have a value for each operation; times in ns since 1970.
+
+    Recordings with the same `clock` were made by one clock; "" where that is not known.
+    """
 
     rank: int
     host: str
     pid: int
+    clock: str
     started_ns: int
     stopped_ns: int
     dropped: int
@@ -76,6 +80,7 @@ def read(data: Any, where: str) -> TraceTable:
             rank=-1 if widest is None else widest.global_rank,
             host=unquote(str(data["host"])),
             pid=int(data["pid"]),
+            clock=unquote(str(data.get("clock", ""))),
             started_ns=int(data["started_ns"]),
             stopped_ns=int(data["stopped_ns"]),
             dropped=int(data["dropped"]),
