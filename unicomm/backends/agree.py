@@ -45,7 +45,7 @@ class Agreement:
             call.count,
             call.extra & _MASK,
         )
-        theirs = self._swap(_FRAME.pack(*mine))
+        theirs = self.swap(_FRAME.pack(*mine))
         if any(frame != theirs[self._rank] for frame in theirs):
             self._refuse([_FRAME.unpack(frame) for frame in theirs])
         if call.operation.splits or call.name == "all_to_all":
@@ -70,7 +70,7 @@ class Agreement:
         n = self._size
         row = struct.Struct(f"<{2 * n}Q")
         sent, expected = _parts(call.inputs, call.in_splits), _parts(call.outputs, call.out_splits)
-        rows = [row.unpack(r) for r in self._swap(row.pack(*sent, *expected))]
+        rows = [row.unpack(r) for r in self.swap(row.pack(*sent, *expected))]
         claims: list[_Claim] = []
         blame = [0] * n
         for receiver in range(n):
@@ -84,7 +84,8 @@ class Agreement:
             culprits = [r for r in range(n) if blame[r] == max(blame)]
             raise MismatchError(_mismatch(claims, "sizes"), culprits=culprits, hint=_mismatch_hint(culprits))
 
-    def _swap(self, mine: bytes) -> list[bytes]:
+    def swap(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, of one length that fits into a socket's buffer. A collective."""
         for s in self._sockets.values():
             s.sendall(mine)
         return [mine if r == self._rank else receive(self._sockets[r], len(mine)) for r in range(self._size)]

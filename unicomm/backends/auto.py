@@ -130,7 +130,7 @@ def _connect(
         leaders = None
         if layout.is_leader:
             part = _Part("leaders", layout.leaders, layout.host)
-            leaders = part.connect(GlooBackend, setup, far_hints)
+            leaders = part.connect(GlooBackend, setup, far_hints | {"check_mismatch": True})
     except BaseException:
         if near is not None:
             near.close()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import torch
 
 from unicomm.comms import completion
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
@@ -23,6 +25,7 @@ from unicomm.comms.errors import (
     PeerLostError,
     UnsupportedError,
 )
+from unicomm.comms.ops import OPERATIONS
 
 from . import hosts_collectives
 from .gloo import GlooBackend
@@ -87,14 +90,24 @@ class HostsBackend(Backend):
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
         self._exchange(messages, seconds + self._slack, True)
 
-    def leader_messages(self, messages: Sequence[Message], seconds: float) -> None:
+    def swap(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
         assert self._leaders is not None
+        # For the leaders it is a barrier, whatever it means here.
+        call = Call(OPERATIONS["barrier"], timeout=seconds + self._slack)
+        call.start_clock()
         try:
-            self._leaders.exchange(messages, seconds + self._slack)
+            told = self._leaders.swap(call, slot.numpy().tobytes())
         except CommError as error:
             raise self._leaders_failed(error) from error
+        return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in told]
 
     def straight(self, call: Call) -> None:
+        # Whether the ranks' sizes fit, which no signature says, is for those who have the data to compare.
+        if call.operation.splits or call.name == "all_to_all":
+            try:
+                self._far.collective(call, lambda: None)
+            except CommError as error:
+                raise self._far_failed(error, self.layout.elsewhere) from error
         completion.run(self._straight_group, call)
 
     # --- messages ----------------------------------------------------------------------------------------
@@ -212,6 +225,11 @@ class HostsBackend(Backend):
             if part is not None:
                 part.abort()
 
+    def expect_slow(self, name: str, seconds: float) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.expect_slow(name, seconds)
+
     def abort(self) -> None:
         rank = self.layout.rank
         self._verdict.pronounce(
@@ -274,6 +292,11 @@ def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
         numbers = [int(n) for n in found.group(2).split(", ")]
         return f"{found.group(1)} {', '.join(str(ranks[n]) for n in numbers if n < len(ranks))}"
 
-    culprits = [ranks[c] for c in error.culprits if c < len(ranks)]
+    def of_all(some: Sequence[int]) -> list[int]:
+        return [ranks[r] for r in some if r < len(ranks)]
+
     text, hint = (_RANKS.sub(renamed, part) for part in (error.message, error.hint))
-    return type(error)(text, culprits=culprits, hint=hint)
+    known: dict[str, Any] = {
+        kind: of_all(getattr(error, kind)) for kind in ("culprits", "dead", "absent", "late")
+    }
+    return type(error)(text, hint=hint, **known)

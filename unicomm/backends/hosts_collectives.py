@@ -63,8 +63,8 @@ class Links(Protocol):
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
         """Messages with any ranks."""
 
-    def leader_messages(self, messages: Sequence[Message], seconds: float) -> None:
-        """Messages between leaders, by the hosts' numbers. Leaders only."""
+    def swap(self, slot: Tensor, seconds: float) -> list[Tensor]:
+        """Every leader's `slot`, in order of their hosts; all have one size. Leaders only."""
 
     def straight(self, call: Call) -> None:
         """A collective of all ranks, composed from messages."""
@@ -117,8 +117,7 @@ def _agree(
         if mine is not None and agreed:
             length = mine.numel()
             slot[_HEAD : _HEAD + length] = mine
-        slots = [slot if h == layout.host else torch.empty_like(slot) for h in range(len(layout.hosts))]
-        _swap(links, call, [slot] * len(slots), slots)
+        slots = links.swap(slot, call.remaining())
         good = all(_SIGNATURE.unpack_from(s.numpy().data) == (signature, True) for s in slots)
         if good and combine is not None:
             answer[_HEAD:] = combine([s[_HEAD:] for s in slots])
@@ -129,12 +128,6 @@ def _agree(
     if not good:
         raise _explain(links, call)
     return answer[_HEAD:]
-
-
-def _swap(links: Links, call: Call, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-    """Leader h gets `ins[h]`, and gives what goes into `outs[h]`."""
-    if messages := _trade(range(len(ins)), links.layout.host, ins, outs):
-        links.leader_messages(messages, call.remaining())
 
 
 def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
@@ -166,8 +159,8 @@ def _explain(links: Links, call: Call) -> MismatchError:
     seconds = call.remaining()
     links.local(_sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:
-        rooms = list(torch.split(told, room))
-        _swap(links, call, [rooms[layout.host]] * len(rooms), rooms)
+        for h, block in enumerate(links.swap(told[layout.host * room :][:room], seconds)):
+            told[h * room :][:room] = block
     links.local(_sub("broadcast", [], [told], root=0), seconds, late=True)
     claims = []
     for rank in range(layout.size):

@@ -12,7 +12,7 @@ import json
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -26,6 +26,7 @@ T = TypeVar("T")
 GRACE = 1.0  # seconds that the other ranks get to say what they know, or that they are there
 _PATIENCE = 2.0  # seconds for the store, whose host may be what is gone
 _LOOK = 0.01  # seconds between two looks
+_RANKS = ("culprits", "dead", "absent", "late")  # fields of an error
 _threads = Threads("unicomm-verdict")
 
 
@@ -38,12 +39,8 @@ class Verdict:
 
     def pronounce(self, error: CommError) -> CommError:
         """This rank knows the cause. Returns the error to raise, which somebody else's may be."""
-        said = {
-            "type": type(error).__name__,
-            "message": error.message,
-            "culprits": list(error.culprits),
-            "hint": error.hint,
-        }
+        said: dict[str, Any] = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+        said |= {kind: list(getattr(error, kind)) for kind in _RANKS}
         text = json.dumps(said).encode()
         return self._read(self._ask(lambda: self._client.put_first("cause", text)), error)
 
@@ -88,8 +85,7 @@ class Verdict:
             return fallback
         said = json.loads(text)
         kind: type[CommError] = getattr(errors, said["type"])
-        culprits = said["culprits"]
         message = said["message"]
-        if kind is errors.AbortedError and culprits == [self._rank]:
+        if kind is errors.AbortedError and said["culprits"] == [self._rank]:
             message = "aborted by this rank"
-        return kind(message, culprits=culprits, hint=said["hint"])
+        return kind(message, hint=said["hint"], **{ranks: said[ranks] for ranks in _RANKS})
