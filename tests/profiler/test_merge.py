@@ -128,6 +128,47 @@ def test_perfetto(job, tmp_path):
         assert {name for _, name, _ in steps} == {"unicomm::all_reduce"}
 
 
+@pytest.mark.parametrize("shapes", [False, True])
+def test_both_forms_say_the_same(tmp_path, shapes):
+    """A real trace, with operations of each sort, to the last slice and argument."""
+    comm = new_comm("fake", CPU, rank=1, size=4, name="main")
+    with torch.profiler.profile(record_shapes=shapes) as prof:
+        x = torch.ones(64, requires_grad=True)
+        (x * 2).sum().backward()
+        comm.all_reduce(torch.ones(4), ReduceOp.SUM, True).wait()
+        comm.broadcast(torch.ones(300), 3, False)
+        comm.send(torch.ones(3), 2, False)
+        comm.barrier(False)
+    comm.finalize()
+    prof.export_chrome_trace(str(tmp_path / "rank1.json"))
+    merge([tmp_path / "rank1.json"], tmp_path / "m.json")
+    merge([tmp_path / "rank1.json"], tmp_path / "m.pftrace")
+    trace = load(tmp_path / "m.json")
+    base = trace["baseTimeNanoseconds"]
+    internal = ("Record function id", "Ev Idx")
+
+    def plain(value):  # what Perfetto has no type for is JSON there
+        return value if isinstance(value, int | float | str) else json.dumps(value, separators=(",", ":"))
+
+    json_slices = sorted(
+        (e["name"], base + round(e["ts"] * 1000), base + round(e["ts"] * 1000) + round(e["dur"] * 1000), args)
+        for e in trace["traceEvents"]
+        if e["ph"] == "X"
+        for args in [sorted((k, plain(v)) for k, v in e.get("args", {}).items() if k not in internal)]
+    )
+    decoded = decode(tmp_path / "m.pftrace")
+    slices = sorted((name, b, e, sorted(args.items())) for _, _, name, b, e, args in decoded.slices)
+    assert len(slices) > 20
+    for one, other in zip(slices, json_slices, strict=True):
+        assert (one[0], one[3]) == (other[0], other[3])
+        assert abs(one[1] - other[1]) <= 1
+        assert abs(one[2] - other[2]) <= 2
+    # An arrow from the asynchronous issue, and those from forward to backward.
+    flows = {e["id"] for e in trace["traceEvents"] if e["ph"] in ("s", "f")}
+    assert len(decoded.flows) == len(flows) >= 2
+    assert all(len(steps) == 2 for steps in decoded.flows.values())
+
+
 def test_perfetto_without_the_package(job, tmp_path, monkeypatch):
     real = builtins.__import__
 

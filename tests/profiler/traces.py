@@ -42,10 +42,14 @@ def processes(trace):
 
 @dataclass
 class Decoded:
-    """A Perfetto trace: flows as (process, slice, whether it ends there), and the processes."""
+    """A Perfetto trace: flows as (process, slice, whether it ends there), the processes, and the slices.
+
+    A slice is (process, track, name, begin in ns, end in ns, arguments).
+    """
 
     flows: dict
     processes: set
+    slices: list
 
 
 def decode(path):
@@ -55,7 +59,8 @@ def decode(path):
     trace.ParseFromString(path.read_bytes())
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.track_descriptor.uuid}
     names = {n.iid: n.name for p in trace.packet for n in p.interned_data.event_names}
-    flows, depth = {}, {}
+    keys = {n.iid: n.name for p in trace.packet for n in p.interned_data.debug_annotation_names}
+    flows, depth, slices, open_ = {}, {}, [], {}
     for packet in sorted(trace.packet, key=lambda p: p.timestamp):
         if not packet.HasField("track_event"):
             continue
@@ -64,11 +69,19 @@ def decode(path):
         step = {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
         depth[event.track_uuid] = depth.get(event.track_uuid, 0) + step
         assert depth[event.track_uuid] >= 0
+        stack = open_.setdefault(event.track_uuid, [])
+        if step > 0:
+            values = {keys[a.name_iid]: getattr(a, a.WhichOneof("value")) for a in event.debug_annotations}
+            where = (process, tracks[event.track_uuid].name, names[event.name_iid])
+            stack.append((*where, packet.timestamp, values))
+        elif step < 0:
+            process_, track, name, begin, values = stack.pop()
+            slices.append((process_, track, name, begin, packet.timestamp, values))
         for flow in (*event.flow_ids, *event.terminating_flow_ids):
             step = (process, names[event.name_iid], len(event.terminating_flow_ids))
             flows.setdefault(flow, []).append(step)
     assert set(depth.values()) == {0}
-    return Decoded(flows, {t.process.process_name for t in tracks.values()})
+    return Decoded(flows, {t.process.process_name for t in tracks.values()}, slices)
 
 
 def operations(trace, name="unicomm::all_reduce"):

@@ -35,7 +35,8 @@ class Clocks:
 def align(found: Operations) -> Clocks:
     """The clocks of the ranks in `found`."""
     names: dict[str, int] = {}
-    ranks: list[int] = found.ranks.tolist()
+    # Also ranks that issued nothing: their clock may be another one's.
+    ranks = sorted({*found.ranks.tolist(), *(rank for rank in found.clocks if rank >= 0)})
     clock_of = {rank: names.setdefault(found.clocks.get(rank, f"rank {rank}"), len(names)) for rank in ranks}
     of = np.zeros(max(ranks, default=0) + 1, np.int64)
     of[list(clock_of)] = list(clock_of.values())
