@@ -1,5 +1,7 @@
 """One number for an operation: in the profiler, the recorder, its Work and its error, on all ranks."""
 
+import io
+import re
 import threading
 
 import pytest
@@ -7,14 +9,16 @@ import torch
 from torch._C._distributed_c10d import AllreduceCoalescedOptions
 
 import unicomm
-from unicomm import CommTimeoutError, ReduceOp, new_comm
+from unicomm import CommTimeoutError, MismatchError, ReduceOp, new_comm
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.flight_recorder.ring import read_ring
 from unicomm.flight_recorder.writer import recorder_path
+from unicomm.hooks import clog
 from unicomm.profiler import events
 from unicomm.testing import run_ranks
 
 CPU = torch.device("cpu")
+BACKENDS = ["shm", "gloo"]
 
 
 def recorded(*uids):
@@ -33,7 +37,7 @@ def profiled(prof):
     return sorted(((e.group.uid, e.rank, e.op, e.seq_num, e.peer) for e in events(prof)), key=str)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_profiler_and_recorder_agree(backend):
     """Synchronous and asynchronous operations, coalesced ones, batches, messages of lanes, a sub-group."""
     ready, over = threading.Barrier(4), threading.Barrier(4)
@@ -109,7 +113,96 @@ def test_a_compiled_program():
     comm.finalize()
 
 
-def test_the_error_of_an_operation_has_its_number():
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.timeout(120)
+def test_a_compiled_program_on_all_ranks(backend):
+    """Numbers of compiled operations, coalesced ones too, in a sub-group and after eager ones."""
+    uids = []
+
+    def rank(comm):
+        child = comm.split([2, 0], "pair") if comm.get_rank() != 1 else None
+        comm.barrier(False)
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def step(x):
+            x = unicomm.functional.all_reduce(x, "sum", comm)
+            xs = unicomm.functional.all_reduce_coalesced([x, x * 2], "max", comm)
+            return xs if child is None else [*xs, unicomm.functional.all_gather_single(x, child)]
+
+        for _ in range(2):
+            step(torch.ones(4))
+        comm.barrier(False)
+        uids.extend(c.get_uid() for c in (comm, child) if c is not None)
+        if child is not None:
+            child.finalize()
+
+    with torch.profiler.profile() as prof:
+        run_ranks(rank, 3, backend=backend, timeout=60)
+    told = profiled(prof)
+    assert told == recorded(*uids)
+    main = {
+        r: [(e.op, e.seq_num) for e in events(prof) if (e.group.name, e.rank) == ("ranks", r)]
+        for r in range(3)
+    }
+    assert main[0] == main[1] == main[2]
+    assert [n for _, n in main[0]] == list(range(1, len(main[0]) + 1))
+    assert [op for op, _ in main[0]].count("barrier") == 2
+    assert len(main[0]) > 5
+    pair = [(e.rank, e.op, e.seq_num) for e in events(prof) if e.group.name == "pair"]
+    assert sorted(pair) == [(r, "all_gather_single", n) for r in range(2) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_log_has_the_same_numbers(backend):
+    logs = [io.StringIO() for _ in range(3)]
+
+    def rank(comm):
+        clog(logs[comm.get_rank()]).register_with_comm(comm)
+        works = [comm.all_reduce(torch.ones(4), ReduceOp.SUM, True) for _ in range(3)]
+        comm.barrier(False)
+        [w.wait() for w in works]
+        comm.broadcast(torch.ones(2), 1, False)
+
+    with torch.profiler.profile() as prof:
+        run_ranks(rank, 3, backend=backend)
+    for me, log in enumerate(logs):
+        ops = dict(re.findall(r"^C(\d+)\|sig\|(\w+)", log.getvalue(), re.MULTILINE))
+        queued = re.findall(r"^C(\d+)\|Q\|op_id=\d+\|seq=(\d+)", log.getvalue(), re.MULTILINE)
+        logged = [(ops[number], int(seq)) for number, seq in queued]
+        assert logged == [(e.op, e.seq_num) for e in events(prof) if e.rank == me]
+        assert [seq for _, seq in logged] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_mismatch_has_one_number(backend, later):
+    """Signatures are compared in a sub-group that is behind the others: its number is said everywhere."""
+    said, uids = {}, []
+
+    def rank(comm):
+        for _ in range(3):
+            comm.barrier(False)
+        child = comm.split([2, 0], "pair") if comm.get_rank() != 1 else None
+        if child is None:
+            return
+        child.barrier(False)
+        uids.append(child.get_uid())
+        count = 4 if comm.get_rank() == 0 else 5
+        with pytest.raises(MismatchError) as caught:
+            child.all_reduce(torch.ones(count), ReduceOp.SUM, later).wait()
+        said[child.get_rank()] = caught.value.seq
+
+    with torch.profiler.profile() as prof:
+        run_ranks(rank, 3, backend=backend)
+    assert said == {0: 2, 1: 2}
+    failed = [(e.group.name, e.rank, e.op, e.seq_num) for e in events(prof) if e.state == "failed"]
+    assert sorted(failed) == [("pair", r, "all_reduce", 2) for r in range(2)]
+    assert {(op, n) for _, _, op, n, _ in recorded(*uids)} == {("barrier", 1), ("all_reduce", 2)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("later", [False, True])
+def test_the_error_of_an_operation_has_its_number(backend, later):
     """Also the one that ends with an error stands in the profile under it."""
     left = threading.Event()
 
@@ -119,10 +212,10 @@ def test_the_error_of_an_operation_has_its_number():
             assert left.wait(30)
             return
         with torch.profiler.profile() as prof, pytest.raises(CommTimeoutError) as caught:
-            comm.all_reduce(torch.ones(4), ReduceOp.SUM, False, timeout=0.2)
+            comm.all_reduce(torch.ones(4), ReduceOp.SUM, later, timeout=0.2).wait()
         left.set()
         (event,) = events(prof)
         assert (caught.value.seq, event.seq_num, event.state, event.finished) == (2, 2, "failed", True)
         return
 
-    run_ranks(rank, 2)
+    run_ranks(rank, 2, backend=backend)
