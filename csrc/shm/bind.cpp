@@ -155,6 +155,7 @@ void bind_shm(nb::module_& m) {
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
         .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
+        .def("expect_slow", &Group::expect_slow, nb::arg("seconds"))
         .def("finalize", &Group::finalize)
         .def("dead_ranks", &Group::dead_ranks)
         .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })

@@ -86,6 +86,16 @@ void Group::abort() {
     waiter_.wake_others();
 }
 
+void Group::expect_slow(double seconds) {
+    segment_->control(rank_).patience_ns.store(ring::now_ns() + static_cast<uint64_t>(seconds * 1e9));
+}
+
+uint64_t Group::patience_ns() const {
+    uint64_t until = 0;
+    for (int r = 0; r < world_; ++r) until = std::max(until, segment_->control(r).patience_ns.load());
+    return until;
+}
+
 void Group::finalize() {
     RankControl& me = segment_->control(rank_);
     uint32_t here = static_cast<uint32_t>(RankState::kHere);
@@ -143,7 +153,7 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         fault = relayed;
         return true;
     }
-    if (ring::now_ns() >= deadline_ns) {
+    if (uint64_t now = ring::now_ns(); now >= deadline_ns && now >= patience_ns()) {
         fault = {FaultCode::kTimeout, awaited, {}, ""};
         return true;
     }

@@ -75,6 +75,8 @@ class Group {
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
     void abort();  // from any thread
+    // No operation of any rank times out in the next `seconds`; replaces what this rank asked for before.
+    void expect_slow(double seconds);
     void finalize();
     std::mutex& running() { return running_; }  // held while an operation runs
     int rank() const { return rank_; }
@@ -143,6 +145,7 @@ class Group {
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();
+    uint64_t patience_ns() const;  // until when the ranks ask each other to wait
 
     friend class Exchange;
 

@@ -45,6 +45,7 @@ struct alignas(128) RankControl {
     std::atomic<uint32_t> fault;      // FaultCode behind kFailed ...
     std::atomic<int32_t> fault_rank;  // ... and its first culprit
     uint32_t pid;
+    std::atomic<uint64_t> patience_ns;  // until when this rank asks the others to wait, CLOCK_MONOTONIC
 };
 
 struct alignas(128) SegmentHeader {

@@ -51,6 +51,10 @@ def absent(n: int, missing: list[int], raised, name: str = "all_reduce", backend
         assert (error.op, error.comm, error.seq, error.rank) == (name, "ranks", 2, me)
         if backend == "shm":
             assert set(error.culprits) == ({*missing} if me not in missing else {missing[0]})
+            assert error.absent == error.culprits
+            for rank in error.culprits if me not in missing else ():
+                assert f"rank {rank} was last in all_reduce #1 (" in error.message
+            assert "calls.py:" in error.message  # whose check_sum called it
         else:
             assert error.culprits == error.absent == tuple(missing)
             place = f"{__file__}:{waiting_at} in program" if me not in missing else "is at"

@@ -38,5 +38,8 @@ class FakeBackend(Backend):
     def abort(self) -> None:
         pass
 
+    def expect_slow(self, name: str, seconds: float) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -260,6 +260,9 @@ class GlooBackend(Backend):
             group, self._group = self._group, None
         del group  # its destructor waits for Gloo's threads
 
+    def expect_slow(self, name: str, seconds: float) -> None:
+        self._watch.expect_slow(name, seconds)
+
     def abort(self) -> None:
         self._watch.give_up(Fault("aborted", self._watch.rank))
 
@@ -351,9 +354,12 @@ class _GlooExchange(Exchange):
                 self._start(fresh)
             except RuntimeError as error:
                 raise backend._failure(error, list(self._running.values())) from error
+        timeout = max(timeout, backend._watch.patience() - time.monotonic())
         try:
             item = self._over.get(timeout=min(timeout, limit, _LONGEST))
         except queue.Empty:
+            if backend._watch.patience() > time.monotonic():  # somebody has asked for time meanwhile
+                return []
             if timeout <= min(limit, _LONGEST):
                 late = Operation("messages", 0, timeout, 0.0, list(self._running.values()))
                 raise backend._overdue(late) from None

@@ -144,6 +144,9 @@ class ShmBackend(Backend):
     def abort(self) -> None:
         self._group.abort()
 
+    def expect_slow(self, name: str, seconds: float) -> None:
+        self._group.expect_slow(seconds)
+
     def close(self) -> None:
         self._group.finalize()
         self._group = None  # unmaps; the peers' own mappings keep what they have yet to read

@@ -64,6 +64,7 @@ class Watch:
         self._inbox = {peer: messages.Inbox() for peer in sockets}
         self._left: dict[int, int] = {}  # ranks that have finalized, with what they had entered
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, and how
+        self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
         self._roll: dict[int, Here] = {}
         self._asked: Operation | None = None
         self._answer_by = 0.0
@@ -88,9 +89,16 @@ class Watch:
         with self._lock:
             self._operation = None
 
-    def extend(self, operation: Operation) -> None:
-        """The deadline of an operation under way was changed."""
-        _monitor.due(operation.deadline)
+    def expect_slow(self, name: str, seconds: float) -> None:
+        """This rank will be long; replaces what it said before."""
+        with self._lock:
+            self._slow[self.rank] = (time.monotonic() + seconds, name)
+            self._tell(messages.slow(name, seconds))
+        _monitor.look()
+
+    def patience(self) -> float:
+        """Until when the ranks ask each other to wait."""
+        return max((until for until, _ in self._slow.copy().values()), default=0.0)
 
     def overdue(self, operation: Operation) -> None:
         """Returns when the fault of an operation whose deadline has passed is known."""
@@ -154,7 +162,7 @@ class Watch:
         operation = self._operation
         if operation is None or self.fault is not None:
             return _FOREVER
-        return self._answer_by if self._asked is operation else operation.deadline
+        return self._answer_by if self._asked is operation else max(operation.deadline, self.patience())
 
     def readable(self, peer: int) -> None:
         try:
@@ -181,6 +189,8 @@ class Watch:
         elif isinstance(message, Here):
             if self._asked is not None:
                 self._roll[peer] = message
+        elif isinstance(message, messages.Slow):
+            self._slow[peer] = (time.monotonic() + message.seconds, message.name)
         elif isinstance(message, messages.Bye):
             self._left[peer] = message.entered
             operation = self._operation
@@ -209,7 +219,7 @@ class Watch:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
                 self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
-            if operation is None or self.fault is not None or now < operation.deadline:
+            if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
                 self._asked = None
                 return
             here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
@@ -237,6 +247,10 @@ class Watch:
                 if answer.where:
                     inside = f", in {answer.inside}" if answer.inside else ""
                     where[peer] = f"is at {answer.where}{inside}"
+                if peer in self._slow:
+                    where[peer] = (
+                        f"{where.get(peer, '')} (it had asked for time, for '{self._slow[peer][1]}')"
+                    )
         return Fault(
             "timeout",
             self.rank,
@@ -286,6 +300,11 @@ class _Monitor:
             self._until = deadline
             with self._lock:
                 self._ring()
+
+    def look(self) -> None:
+        """Something that is due may have another time now."""
+        with self._lock:
+            self._ring()
 
     def remove(self, watch: Watch) -> None:
         """Returns when the watch's sockets are closed."""

@@ -11,6 +11,7 @@ from typing import Any
 MOST = 1 << 16  # bytes of a message; nobody sends that many
 _MOST_TEXT = 400  # characters
 _MOST_PLACES = 16
+_LONGEST = 1e9  # seconds
 _LENGTH = struct.Struct("<I")
 KINDS = ("timeout", "lost", "aborted", "error")
 
@@ -55,7 +56,15 @@ class Bye:
     entered: int
 
 
-Message = Fault | Ask | Here | Bye
+@dataclass(frozen=True)
+class Slow:
+    """The rank does `name`, and asks the others to wait for up to `seconds` from now."""
+
+    name: str
+    seconds: float
+
+
+Message = Fault | Ask | Here | Bye | Slow
 
 
 def _framed(kind: str, fields: dict[str, Any]) -> bytes:
@@ -81,6 +90,10 @@ def here(it: Here) -> bytes:
 
 def bye(entered: int) -> bytes:
     return _framed("bye", {"entered": entered})
+
+
+def slow(name: str, seconds: float) -> bytes:
+    return _framed("slow", {"name": name[:_MOST_TEXT], "seconds": min(seconds, _LONGEST)})
 
 
 class Inbox:
@@ -120,11 +133,13 @@ def parse(body: bytes) -> Message:
     if kind == "here":
         numbers = {name: _number(said, name) for name in ("entered", "sent", "taken")}
         return Here(inside=_text(said, "inside"), where=_text(said, "where"), **numbers)
+    if kind == "slow":
+        return Slow(_text(said, "name"), _seconds(said, "seconds"))
     if kind != "fault" or said.get("fault") not in KINDS:
         raise ValueError("unknown kind")
-    where, timeout = said.get("where"), said.get("timeout")
-    if not isinstance(where, dict) or not isinstance(timeout, (int, float)) or not 0 <= timeout <= 1e9:
-        raise ValueError("a field of a wrong type")
+    where = said.get("where")
+    if not isinstance(where, dict):
+        raise ValueError("where is no object")
     ranks = {name: _ranks(said, name) for name in ("dead", "absent", "late")}
     places = {int(r[:12]): str(text)[:_MOST_TEXT] for r, text in list(where.items())[:_MOST_PLACES]}
     return Fault(
@@ -132,7 +147,7 @@ def parse(body: bytes) -> Message:
         by=_number(said, "by"),
         where=places,
         detail=_text(said, "detail"),
-        timeout=float(timeout),
+        timeout=_seconds(said, "timeout"),
         **ranks,
     )
 
@@ -142,6 +157,13 @@ def _number(said: dict[str, Any], name: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{name} is no number")
     return value
+
+
+def _seconds(said: dict[str, Any], name: str) -> float:
+    value = said.get(name)
+    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST:
+        raise ValueError(f"{name} is no duration")
+    return float(value)
 
 
 def _text(said: dict[str, Any], name: str) -> str:

@@ -16,6 +16,8 @@
     torch_bridge.py torch's own record of a communication, where it has been built
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     batch.py        send/recv batches            persistent.py  persistent all-gather
+    slow.py         expect_slow: time that a rank asks the others for
+    whereabouts.py  where the ranks are that did not come, by their rings
     objects.py      Python objects (objcol)
 
 Nothing in here imports a backend.

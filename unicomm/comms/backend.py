@@ -158,6 +158,16 @@ class Backend(abc.ABC):
     def abort(self) -> None:
         """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
 
+    def expect_slow(self, name: str, seconds: float) -> None:
+        """No operation of any rank times out in the next `seconds`, for this rank does `name` meanwhile.
+
+        Replaces what this rank asked for before. From any thread; does not wait for the other ranks.
+        """
+        raise UnsupportedError(
+            f"backend '{self.name}' cannot extend the other ranks' deadlines",
+            hint="pass a longer timeout= to their operations",
+        )
+
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         """Raises the error behind what the fast path returned."""
         raise AssertionError(f"{type(self).__name__} has no fast path")

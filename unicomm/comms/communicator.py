@@ -7,6 +7,7 @@ check.py, how it runs in engine.py, and what a backend lacks in completion.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -398,6 +399,16 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta | float) -> None:
         """Changes the timeout of this rank's later operations."""
         self._engine.timeout = self._engine.fast.timeout = self._engine.read_timeout("set_timeout", timeout)
+
+    def expect_slow(self, name: str, seconds: timedelta | float) -> AbstractContextManager[None]:
+        """`with comm.expect_slow("checkpoint", 600):` this rank does something long; the others wait for it.
+
+        For up to `seconds` from the block's beginning no operation of the communicator times out, on any
+        rank. Called by one rank or several, without the others' help; docs/failures.md says when it counts.
+        """
+        from .slow import expect_slow
+
+        return expect_slow(self._engine, name, seconds)
 
     def get_timeout(self) -> float:
         """The timeout of operations in seconds."""

@@ -510,6 +510,10 @@ class Engine:
             error.seq = seq if error.seq is None else error.seq
             error.comm = error.comm or self.name
             error.rank = self.rank if error.rank is None else error.rank
+            if isinstance(error, CommTimeoutError) and not (error.dead or error.absent or error.late):
+                from .whereabouts import sort_culprits
+
+                sort_culprits(error, self.member.uid)
             if not isinstance(error, _HARMLESS):
                 self.break_(error)
             return

@@ -1,0 +1,85 @@
+"""Where the ranks are that an operation waited for in vain, as far as their rings on this host tell.
+
+Imported when an operation has timed out, by a backend that cannot ask the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from unicomm.flight_recorder import writer
+from unicomm.flight_recorder.folder import SUFFIX
+from unicomm.flight_recorder.ring import Comm, Ring, RingError, read_ring
+
+from .errors import CommTimeoutError
+
+_PATIENCE = 1.0  # seconds: an error is not kept for longer
+_MOST_BYTES = 64 << 20  # a ring is some MiB; nobody's file is read whole, whatever it is called
+_MOST_NAMED = 8
+_IN_FLIGHT = (1, 2)  # created, started
+
+
+def sort_culprits(error: CommTimeoutError, uid: str) -> None:
+    """Sorts the culprits of a timeout on communicator `uid`, and says in its message where they are.
+
+    Those of whom nothing is known are absent. Never raises: what it finds is an addition.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    try:
+        found = _look_for(set(error.culprits), uid)
+    except Exception:
+        logging.getLogger("unicomm").debug("no whereabouts of absent ranks", exc_info=True)
+    kinds = {rank: found.get(rank, ("absent", ""))[0] for rank in error.culprits}
+    error.sort_culprits(
+        *([rank for rank, kind in kinds.items() if kind == which] for which in ("dead", "absent", "late"))
+    )
+    said = [f"; rank {rank} {found[rank][1]}" for rank in sorted(found) if found[rank][1]]
+    error.message += "".join(said[:_MOST_NAMED])
+
+
+def _look_for(ranks: set[int], uid: str) -> dict[int, tuple[str, str]]:
+    """(kind, words) of those whose ring is here."""
+    found: dict[int, tuple[str, str]] = {}
+    own = writer.recorder_path()
+    rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
+    end = time.monotonic() + _PATIENCE
+    for path in rings:
+        if ranks <= found.keys() or time.monotonic() > end:
+            break
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                continue
+            ring = read_ring(path)
+        except (OSError, RingError):
+            continue
+        for comm in ring.comms:
+            if comm.uid == uid and comm.rank in ranks:
+                found[comm.rank] = _describe(ring, comm)
+    return found
+
+
+def _describe(ring: Ring, comm: Comm) -> tuple[str, str]:
+    if ring.process_state in ("ended", "killed"):
+        return "dead", "is gone (its process ended)"
+    of_comm = ring.records["comm"] == comm.index
+    mine = ring.records[of_comm]
+    late = bool(len(mine)) and int(mine[-1]["state"]) in _IN_FLIGHT
+    # Ranks that are threads of one process share a ring: which of its other records are theirs is not known.
+    shared = sum(c.uid == comm.uid for c in ring.comms) > 1
+    last = mine if shared else ring.records
+    words = _place(ring, last[-1], comm) if len(last) else ""
+    if ring.process_state == "stopped":
+        words = f"is stopped{'; it ' + words if words else ''}"
+    return "late" if late else "absent", words
+
+
+def _place(ring: Ring, record: Any, comm: Comm) -> str:
+    index = int(record["comm"])
+    other = f" of '{ring.comms[index].name}'" if index != comm.index and index < len(ring.comms) else ""
+    frame = ring.frame(record)
+    where = f" ({frame})" if frame is not None else ""
+    verb = "is in" if int(record["state"]) in _IN_FLIGHT else "was last in"
+    return f"{verb} {ring.op(record)} #{int(record['seq'])}{other}{where}"
