@@ -90,9 +90,11 @@ class BothExchange(Exchange):
             self._driver = _Driver(opened, self._near_interrupt)
         end = time.monotonic() + timeout
         within = min(timeout, limit, _LONG)
-        over = self._run_part(False, _LONG, within) if near else []
+        over = []
+        if near:
+            over, within = self._run_part(False, _LONG, within), 0.0
         try:
-            over += self._take(True, self._driver.take(0.0 if near else within))
+            over += self._take(True, self._driver.take(within))
         except CommError as error:
             raise self._error(True, error) from error
         if not over and time.monotonic() >= end:
