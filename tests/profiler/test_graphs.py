@@ -79,6 +79,10 @@ def test_from_capture_to_replay(comm, tmp_path):
     assert len(found.records) == 2
 
     nodes = sorted(capture.kernels)
+    (tmp_path / "other.json").write_text(json.dumps(replayed([1, 2])))
+    told = ["profile", "annotate", str(tmp_path / "other.json"), str(tmp_path / "a.json")]
+    done = CliRunner().invoke(app, [*told, "-o", str(tmp_path / "none.json")])
+    assert (done.exit_code, "are both of one run?" in done.output) == (0, True)
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps(replayed([*nodes, nodes[-1] + 1])))
     for output in (tmp_path / "out.json", tmp_path / "out.json.gz"):

@@ -128,6 +128,23 @@ def test_perfetto(job, tmp_path):
         assert {name for _, name, _ in steps} == {"unicomm::all_reduce"}
 
 
+def test_ranks_are_those_of_the_job(tmp_path):
+    """Root and peer of a sub-group's operations, whose events count them within the group."""
+    comm = new_comm("fake", CPU, rank=3, size=8, name="main")
+    child = comm.split([1, 3, 5], "odd")
+    with torch.profiler.profile() as prof:
+        child.broadcast(torch.ones(3), 0, False)
+        child.send(torch.ones(3), 2, False)
+    child.finalize()
+    comm.finalize()
+    prof.export_chrome_trace(str(tmp_path / "rank3.json"))
+    merge([tmp_path / "rank3.json"], tmp_path / "m.json")
+    trace = load(tmp_path / "m.json")
+    (root,) = operations(trace, "unicomm::broadcast")
+    (sent,) = operations(trace, "unicomm::send")
+    assert (root["args"]["root"], sent["args"]["peer"]) == (1, 5)
+
+
 @pytest.mark.parametrize("shapes", [False, True])
 def test_both_forms_say_the_same(tmp_path, shapes):
     """A real trace, with operations of each sort, to the last slice and argument."""

@@ -95,5 +95,9 @@ def annotate(trace: Path, annotations: Path, output: Path) -> int:
         task = bar.add_task("annotating", total=None)
         done = run(trace, annotations, output, lambda at, total: bar.update(task, completed=at, total=total))
         errors.print(f"wrote {output}: {done} kernels annotated", markup=False, soft_wrap=True)
+        if not done:
+            _remark(
+                errors, ["no kernel of the trace belongs to a node of the annotations: are both of one run?"]
+            )
 
     return _guarded(go)

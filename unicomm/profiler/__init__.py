@@ -3,8 +3,11 @@
 trace_table.py  the table of operations that comms/profiling.py leaves in a trace
 chrome.py       Chrome traces read and written a piece at a time
 records.py      typed records of one rank's operations, from a profiler or from a trace
-operations.py   the operations of all ranks as columns: clocks, waiting, lateness
-merging.py      one trace of all ranks as JSON             pftrace.py      the same for Perfetto
+operations.py   the operations of all ranks as columns: waiting, lateness
+alignment.py    the ranks' clocks put onto one
+merging.py      one trace of all ranks                     timeline.py     tracks, slices and flows in it
+merged_json.py  as Chrome JSON      pftrace.py, wire.py    as Perfetto's packets
+stencil.py      many records that differ in a few numbers, as bytes
 figures.py      where the time goes and who is late        figures_text.py  figures_html.py
 graphs.py       operations captured in CUDA graphs, put onto the replayed kernels
 bridge.py       builds torch_bridge.cpp, which emits torch's own record of an operation

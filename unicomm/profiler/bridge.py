@@ -24,7 +24,7 @@ class BuildError(RuntimeError):
 def build() -> Path:
     """Compiles, tries and installs the extension; where it is. Raises `BuildError`."""
     chosen = os.environ.get("CXX")
-    compiler = shlex.split(chosen) if chosen else [shutil.which("g++") or shutil.which("c++") or ""]
+    compiler = shlex.split(chosen or "") or [shutil.which("g++") or shutil.which("c++") or ""]
     if not shutil.which(compiler[0]):
         raise BuildError("no C++ compiler: install g++, or name one in CXX")
     target = bridge_path()

@@ -34,6 +34,7 @@ def write(found: Report, path: Path) -> None:
         f"<script>{get_plotlyjs()}</script><h1>Communication</h1>",
         f"<p>{escape(found.source)}, {span(found.span_ns)} from the first to the last operation.</p>",
         f"<p>{escape(summary(found))}</p>",
+        *(f"<p>Note: {escape(remark)}</p>" for remark in found.remarks),
         *(plot.to_html(full_html=False, include_plotlyjs=False) for plot in plots),
         _table(found),
     ]

@@ -58,7 +58,7 @@ class Operations:
     """One row an operation of a rank; columns of one length.
 
     Attributes:
-        rank, peer: in the whole job; `peer` -1 for collectives. `root` -1 where there is none.
+        rank, peer, root: in the whole job; -1 where an operation has none.
         group, op, dtype: indices into `groups`, `ops`, `dtypes`.
         issued_ns, arrived_ns, completed_ns: on the rank's own clock; arrived: when the rank took part, as
             opposed to having asked for it. completed is 0 for what was not over.
@@ -166,11 +166,12 @@ class _Gatherer:
 
         of = ints("group")
         issued, started = ints("issued_ns"), ints("started_ns")
-        peer = ints("peer")
+        root, peer = ints("root"), ints("peer")
         members = [np.asarray(g.ranks, np.int64) for g in table.groups]
         for index, ranks in enumerate(members):
-            mine = (of == index) & (peer >= 0) & (peer < len(ranks))
-            peer[mine] = ranks[peer[mine]]
+            for column in (root, peer):
+                mine = (of == index) & (column >= 0) & (column < len(ranks))
+                column[mine] = ranks[column[mine]]
         owners = np.asarray([g.global_rank for g in table.groups] or [rank], np.int64)
         ops = table.columns["op"]
         kinds = {op: int(kind_of(op)) for op in set(ops)}
@@ -183,7 +184,7 @@ class _Gatherer:
                 "kind": np.fromiter(map(kinds.__getitem__, ops), np.uint8, n),
                 "seq": ints("seq_num"),
                 "peer": peer,
-                "root": ints("root"),
+                "root": root,
                 "issued_ns": issued,
                 "arrived_ns": np.where(started > 0, started, issued),
                 "completed_ns": ints("completed_ns"),
