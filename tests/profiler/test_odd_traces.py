@@ -320,6 +320,28 @@ def test_events_before_the_first_operation_have_no_negative_time(job, tmp_path):
     assert done.events == 1600
 
 
+def test_events_without_a_length(job, tmp_path):
+    """A slice of no length keeps its `dur`, without which viewers take it for one that never ends."""
+
+    def shorten(trace):
+        for e in trace["traceEvents"][:9]:
+            e["dur"] = 0
+        trace["traceEvents"].append({"ph": "i", "name": "now", "ts": 1e7, "pid": 1, "tid": 1, "s": "g"})
+        trace["traceEvents"].append({"ph": "X", "name": "never", "ts": 1e7, "pid": 1, "tid": 1})
+
+    path = changed(job[0], tmp_path / "a.json", shorten)
+    merge([path], tmp_path / "m.json")
+    events = json.loads((tmp_path / "m.json").read_text())["traceEvents"]
+    assert sum(e.get("dur") == 0 for e in events) == 9
+    assert [("dur" in e, e.get("s")) for e in events if e["name"] in ("now", "never")] == [
+        (False, "g"),
+        (False, None),
+    ]
+    merge([path], tmp_path / "m.pftrace")
+    lengths = [end - begin for *_, name, begin, end, _ in decode(tmp_path / "m.pftrace").slices]
+    assert lengths.count(0) == 10
+
+
 def test_flows_with_names_and_flows_at_the_edge_of_a_piece(job, tmp_path, monkeypatch):
     """Each rank's own flows stay apart, and bound to their slices wherever a piece ends."""
 

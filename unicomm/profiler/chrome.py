@@ -57,7 +57,7 @@ class TraceEvent(msgspec.Struct, omit_defaults=True, gc=False):
     pid: int | str | UnsetType = UNSET
     tid: int | str | UnsetType = UNSET
     ts: float | UnsetType = UNSET
-    dur: float = 0.0
+    dur: float | UnsetType = UNSET
     args: Raw | UnsetType = UNSET
     id: int | str | UnsetType = UNSET
     bp: str | UnsetType = UNSET

@@ -128,7 +128,9 @@ class PerfettoSink:
                 title = str(_arguments.decode(e.args).get("name", ""))
                 self._titles.setdefault((e.pid, e.tid), title)
         begins = np.asarray([piece[at].ts for at in taken], np.float64) + shift_us
-        lasts = np.maximum(np.asarray([piece[at].dur for at in taken], np.float64), 0)
+        lasts = np.maximum(
+            np.asarray([0 if (e := piece[at]).dur is UNSET else e.dur for at in taken], np.float64), 0
+        )
         begin = np.rint(begins * 1000).astype(np.int64) + self._base
         end = begin + np.rint(lasts * 1000).astype(np.int64)
         packets: list[bytes] = []
