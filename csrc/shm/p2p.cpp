@@ -145,7 +145,9 @@ Fault Exchange::step_recv(Transfer& t) {
             return {};
         }
         const char* data = reinterpret_cast<const char*>(header + 1);
-        uint64_t now = std::min<uint64_t>(header->bytes, m.piece.bytes - t.done);
+        // What the peer wrote there is not trusted: no more than a chunk holds, nor than the tensor takes.
+        uint64_t most = std::min<uint64_t>(group_.segment_->layout().p2p_chunk, m.piece.bytes - t.done);
+        uint64_t now = std::min<uint64_t>(header->bytes, most);
         if (header->offer.heap_size) {
             now = m.piece.bytes - t.done;
             ++group_.direct_ops_;

@@ -47,6 +47,11 @@ Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
     : layout_(Layout::plan(world, slot_bytes, p2p_bytes)) {
     fd_ = memfd_create("unicomm", MFD_CLOEXEC);
     if (fd_ < 0) throw_errno("cannot create a shared-memory segment (memfd_create)");
+    // For its user alone, also where others may look into this process.
+    if (fchmod(fd_, 0600) != 0) {
+        close(fd_);
+        throw_errno("cannot make the shared-memory segment private");
+    }
     // Pages are allocated as they are touched: a communicator that sends nothing point-to-point, or only
     // small messages, never holds the rest.
     if (ftruncate(fd_, static_cast<off_t>(layout_.bytes)) != 0) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import ipaddress
 import os
 import re
 import socket
@@ -272,6 +273,9 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
     )
 
 
+_BACKLOG = 2048  # as torch's store has it
+
+
 class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -299,7 +303,13 @@ def _connect(env: Environment, host: str, port: int, agent: bool, timeout: float
     try:
         # multi_tenant: torch.distributed may host its store at the same address in this process.
         return TCPStore(
-            host, port, is_master=master, timeout=limit, wait_for_workers=False, multi_tenant=True
+            host,
+            port,
+            is_master=master,
+            timeout=limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=_listen_on_loopback(host, port) if master else None,
         )
     except Exception as error:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -317,6 +327,29 @@ def _connect(env: Environment, host: str, port: int, agent: bool, timeout: float
             culprits=[0],
             hint="see whether rank 0 came up, and whether this host reaches that address",
         ) from error
+
+
+def _listen_on_loopback(host: str, port: int) -> int | None:
+    """A socket for a store that only this host is to reach, for torch's own would listen to the world.
+
+    None for any other address, and when somebody listens there: this process's other store, or a stranger,
+    which torch tells apart.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not ipaddress.ip_address(address[0]).is_loopback:
+            return None
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, ValueError):
+        return None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener.detach()
 
 
 def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:

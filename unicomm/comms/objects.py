@@ -9,8 +9,9 @@ object, and executes what the sender wants; use it among ranks you trust.
 from __future__ import annotations
 
 import io
+import os
 import pickle
-from collections.abc import MutableSequence
+from collections.abc import Mapping, MutableSequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,11 +82,41 @@ def _moves(comm: Communicator) -> bool:
     return comm.get_capabilities().moves_data
 
 
-def _sizes(comm: Communicator, n: int) -> list[int]:
+def _memory() -> int:
+    """Bytes that this host has: what claims to be larger is not believed."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _believe(comm: Communicator, op: str, claims: Mapping[int, int]) -> None:
+    """Checks what ranks say that they send, in bytes, before any memory is taken for it.
+
+    A claim that no memory holds ends the communicator: nobody knows what its sender does next.
+    """
+    most = _memory()
+    liars = [sender for sender, size in claims.items() if not 0 <= size <= most]
+    if not liars and sum(claims.values()) <= most:
+        return
+    liars = liars or [max(claims, key=lambda sender: claims[sender])]
+    error = MismatchError(
+        f"rank {liars[0]} says that its object has {claims[liars[0]]} bytes;"
+        f" together {sum(claims.values())} are to come, and this host has {most}",
+        op=op,
+        comm=comm.get_name(),
+        rank=comm.get_rank(),
+        culprits=liars,
+        hint="call the same function on all ranks; send large data as tensors, in parts",
+    )
+    comm._engine.break_(error, comm._engine.backend.abort)
+    raise error
+
+
+def _sizes(comm: Communicator, op: str, n: int) -> list[int]:
     mine = torch.tensor([n], dtype=torch.int64, device=comm.get_device())
     everyone = torch.full((comm.get_size(),), n, dtype=torch.int64, device=comm.get_device())
     comm.all_gather_single(everyone, mine, False)
-    return [int(size) for size in everyone]
+    sizes = [int(size) for size in everyone]
+    _believe(comm, op, dict(enumerate(sizes)))
+    return sizes
 
 
 def _room(comm: Communicator, n: int) -> torch.Tensor:
@@ -99,7 +130,7 @@ def all_gather_object(
     _begin(comm, "all_gather", codec)
     _check_list(comm, "all_gather", object_list)
     data = _encode(comm, "all_gather", obj, codec)
-    parts = [_room(comm, size) for size in _sizes(comm, data.numel())]
+    parts = [_room(comm, size) for size in _sizes(comm, "all_gather", data.numel())]
     comm.all_gather_v(parts, data, False)
     if _moves(comm):
         object_list[:] = [_decode(comm, "all_gather", r, part, codec) for r, part in enumerate(parts)]
@@ -117,7 +148,7 @@ def gather_object(
     if comm.get_rank() == root:
         _check_list(comm, "gather", object_gather_list)
     data = _encode(comm, "gather", obj, codec)
-    sizes = _sizes(comm, data.numel())
+    sizes = _sizes(comm, "gather", data.numel())
     longest = max(sizes)
     padded = _room(comm, longest)
     padded[: data.numel()] = data
@@ -147,6 +178,7 @@ def broadcast_object_list(
     comm.broadcast(header, root, False)
     size, length = (int(n) for n in header)
     if data is None:
+        _believe(comm, "broadcast", {root: size})
         data = _room(comm, size)
     comm.broadcast(data, root, False)
     if not _moves(comm):
@@ -183,6 +215,7 @@ def scatter_object_list(
     if datas:
         sizes = torch.tensor([d.numel() for d in datas], dtype=torch.int64, device=device)
     comm.broadcast(sizes, root, False)
+    _believe(comm, "scatter", {root: int(sizes.min()) if int(sizes.min()) < 0 else int(sizes.max())})
     longest = int(sizes.max())
     padded = []
     for data in datas:
@@ -211,6 +244,7 @@ def recv_object_list(
     _begin(comm, "recv", codec)
     size = torch.zeros(1, dtype=torch.int64, device=comm.get_device())
     comm.recv(size, src, False)
+    _believe(comm, "recv", {src: int(size)})
     data = _room(comm, int(size))
     comm.recv(data, src, False)
     if _moves(comm):

@@ -33,7 +33,6 @@ step with the last ``closed``. After a failure nobody can know who still reads, 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,12 +47,14 @@ from .rendezvous_parts import (
     StoreClient,
     check_meeting,
     compare,
+    damaged,
     describe,
     digest,
     encode,
     error_of,
     pack,
     ranges_of,
+    read_failure,
     unpack,
 )
 
@@ -149,7 +150,11 @@ class Rendezvous:
         `tag` says what it is about: the members compare it, and errors show it.
         """
         header = {"call": "exchange", "tag": tag}
-        return unpack(self._run(header, value, pack, f"reach exchange '{tag}'"), self.size)
+        body = self._run(header, value, pack, f"reach exchange '{tag}'")
+        try:
+            return unpack(body, self.size)
+        except ValueError as error:
+            raise damaged(error, self.name) from error
 
     def broadcast(self, tag: str, value: bytes | None, root: int = 0) -> bytes:
         """Returns member `root`'s value (up to `MAX_VALUE` bytes) on all; the others' values are ignored.
@@ -231,7 +236,10 @@ class Rendezvous:
             self._advance(generation)
         before = f"{self._base}/{generation - 1}/0"
         outcome = self._client.peek(f"{before}/result")
-        self._earlier = json.loads(outcome[1:]) if outcome.startswith(_FAILURE) else None
+        try:
+            self._earlier = self._failure_in(outcome)
+        except ValueError as error:
+            raise damaged(error, self.name) from error
         if self._earlier is None or self._earlier["kind"] == "timeout":
             return generation
         if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
@@ -282,9 +290,13 @@ class Rendezvous:
         elif self._client.add(self._key("arrived")) >= self.size:
             self._complete(combine)
         outcome = self._await(self._deadline) or self._give_up()
-        if outcome.startswith(_IN_PARTS):
-            outcome = b"".join(self._client.read([self._key(f"part{i}") for i in range(int(outcome[1:]))]))
-        failure = json.loads(outcome[1:]) if outcome.startswith(_FAILURE) else None
+        try:
+            if outcome.startswith(_IN_PARTS):
+                parts = range(self._parts(outcome))
+                outcome = b"".join(self._client.read([self._key(f"part{i}") for i in parts]))
+            failure = self._failure_in(outcome)
+        except ValueError as error:
+            raise damaged(error, self.name) from error
         if failure is None and not outcome.startswith(_SUCCESS + digest(header)):
             # Only when the members disagree on their number, and the others were complete without this one.
             failure = {"kind": "mismatch", "culprits": [[self.rank, self.rank]], "differences": {}}
@@ -292,6 +304,16 @@ class Rendezvous:
             raise self._explain(failure, what)
         self._client.delete([mine])
         return outcome[len(_SUCCESS) + DIGEST :]
+
+    def _failure_in(self, outcome: bytes) -> dict[str, Any] | None:
+        return read_failure(outcome[1:], self.size) if outcome.startswith(_FAILURE) else None
+
+    def _parts(self, outcome: bytes) -> int:
+        """Number of parts of an outcome, no more than the members' values can make."""
+        count = int(outcome[1:20])
+        if not 0 < count <= self.size * (MAX_VALUE + 4) // _PART + 2:
+            raise ValueError(f"an outcome in {count} parts")
+        return count
 
     def _await(self, end: float) -> bytes:
         """The outcome of this step, or b"" when there is none by `end`."""
@@ -381,7 +403,7 @@ class Rendezvous:
         if step >= 0:
             key = f"{self._base}/{generation}/{step}"
             outcome = self._client.peek(f"{key}/result")
-            parts = range(int(outcome[1:]) if outcome.startswith(_IN_PARTS) else 0)
+            parts = range(self._parts(outcome) if outcome.startswith(_IN_PARTS) else 0)
             names = ["result", "arrived", "abandon", "last", *(f"part{i}" for i in parts)]
             names += [str(r) for r in range(self.size)] if posts else []
             self._client.delete([f"{key}/{name}" for name in names])

@@ -181,6 +181,40 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
     return error(text, comm=comm, rank=rank, culprits=culprits, hint=hint)
 
 
+def read_failure(text: bytes, size: int) -> dict[str, Any]:
+    """A failure as `error_of` takes it; raises `ValueError` for anything else."""
+    kinds = {"timeout": ("seconds", "stuck"), "mismatch": ("differences",), "twice": (), "left": ("reason",)}
+    try:
+        failure = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(failure, dict) or failure.get("kind") not in tuple(kinds):
+        raise ValueError("a failure of no known kind")
+    if missing := [name for name in kinds[failure["kind"]] if name not in failure]:
+        raise ValueError(f"a failure without {missing[0]}")
+    if not isinstance(failure.get("seconds", 0), (int, float)):
+        raise ValueError("seconds are no number")
+    differences = failure.get("differences", {})
+    if not isinstance(differences, dict) or not all(isinstance(v, list) for v in differences.values()):
+        raise ValueError("differences are no object of lists")
+    groups = [group for value in differences.values() for group in value]
+    if any(not isinstance(group, list) or len(group) != 2 for group in groups):
+        raise ValueError("a difference that names no ranks")
+    for pairs in [failure.get("culprits"), *(ranks for _, ranks in groups)]:
+        _check_ranges(pairs, size)
+    return failure
+
+
+def _check_ranges(pairs: Any, size: int) -> None:
+    # Before they are written out: a range of a few characters may mean any number of ranks.
+    if not isinstance(pairs, list):
+        raise ValueError("ranks are no list")
+    for pair in pairs:
+        good = isinstance(pair, list) and len(pair) == 2 and all(type(r) is int for r in pair)
+        if not good or not 0 <= pair[0] <= pair[1] < size:
+            raise ValueError(f"{pair!r} is no range of {size} ranks")
+
+
 def encode(value: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(value, sort_keys=True).encode()
@@ -216,8 +250,22 @@ def pack(values: list[bytes]) -> bytes:
 
 
 def unpack(body: bytes, count: int) -> list[bytes]:
+    """What `pack` packed; raises `ValueError` for anything else."""
     at, values = 4 * count, []
+    if len(body) < at:
+        raise ValueError(f"{len(body)} bytes for {count} members")
     for length in struct.unpack_from(f"<{count}I", body):
         values.append(body[at : at + length])
         at += length
+    if at != len(body):
+        raise ValueError(f"{len(body)} bytes where {at} were announced")
     return values
+
+
+def damaged(error: Exception, comm: str) -> BackendError:
+    """The store holds under our keys what no member writes."""
+    return BackendError(
+        f"the store holds something that no member wrote: {type(error).__name__}: {error}",
+        comm=comm,
+        hint="another program may use the same store, or somebody reaches it who should not",
+    )
