@@ -1,6 +1,6 @@
 """Every parser of what others wrote, over bytes that nobody wrote well: an error of its own kind, or data.
 
-The native reader of pickles has a fuzzer of its own besides, under the sanitizers: csrc/tests/pickle_fuzz.cpp.
+The native reader of pickles has a fuzzer of its own besides, with sanitizers: csrc/tests/pickle_fuzz.cpp.
 """
 
 from __future__ import annotations
