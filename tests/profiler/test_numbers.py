@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from torch._C._distributed_c10d import AllreduceCoalescedOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, ReduceScatterOptions
 
 import unicomm
 from unicomm import CommTimeoutError, MismatchError, ReduceOp, new_comm
@@ -150,6 +150,33 @@ def test_a_compiled_program_on_all_ranks(backend):
     assert len(main[0]) > 5
     pair = [(e.rank, e.op, e.seq_num) for e in events(prof) if e.group.name == "pair"]
     assert sorted(pair) == [(r, "all_gather_single", n) for r in range(2) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_coalesced_form(backend):
+    """Those that torch's coalescing manager calls, between operations of the communicator itself."""
+    uids = []
+
+    def rank(comm):
+        group = UnicommProcessGroup(comm)
+        xs, wide = [torch.ones(2), torch.ones(3)], [torch.ones(4), torch.ones(6)]
+        later = comm.all_reduce(torch.ones(4), ReduceOp.SUM, True)
+        works = [group.allreduce_coalesced(xs, AllreduceCoalescedOptions())]
+        works.append(group.allgather_into_tensor_coalesced(wide, xs, AllgatherOptions()))
+        works.append(group.reduce_scatter_tensor_coalesced(xs, wide, ReduceScatterOptions()))
+        [w.wait() for w in (later, *works)]
+        last = comm.all_reduce(torch.ones(1), ReduceOp.SUM, False)
+        uids.append(comm.get_uid())
+        return last.seq
+
+    with torch.profiler.profile() as prof:
+        last = run_ranks(rank, 2, backend=backend)
+    told = profiled(prof)
+    assert told == recorded(*uids)
+    of = [[(op, n) for _, r, op, n, _ in told if r == me] for me in range(2)]
+    assert of[0] == of[1]
+    assert sorted({n for _, n in of[0]}) == list(range(1, last[0] + 1))
+    assert {op for op, _ in of[0]} == {"all_reduce", "all_gather_single", "reduce_scatter_single"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

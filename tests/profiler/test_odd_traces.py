@@ -141,6 +141,19 @@ def test_traces_of_two_runs_are_not_compared_silently(job, tmp_path):
     assert merge(job, tmp_path / "m.json").remarks == []
 
 
+def test_traces_of_two_cycles_are_not_compared_silently(job, tmp_path):
+    """One machine and one communicator, but other numbers: there is nothing to join."""
+
+    def later(trace):
+        for row in trace[KEY]["rows"]:
+            row[1] += 1000
+
+    paths = [job[0], job[1], changed(job[2], tmp_path / "a.json", later)]
+    why = "no collective of rank 2 is in another trace: are the traces of one run and one cycle?"
+    assert why in merge(paths, tmp_path / "m.json").remarks
+    assert why in report(paths).remarks
+
+
 def test_missing_ranks_are_said(job, tmp_path):
     done = merge([job[0], job[3]], tmp_path / "m.json")
     assert done.remarks == ["no trace of ranks 1-2: nobody is seen to wait for them"]

@@ -14,6 +14,7 @@ import numpy as np
 
 from unicomm.flight_recorder.clocks import SYNCHRONIZING, grouped_median
 from unicomm.flight_recorder.ranks import format_ranks
+from unicomm.flight_recorder.table import Kind
 
 from .operations import Column, Operations, TraceFile, dense
 
@@ -122,14 +123,29 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
         out.append(
             f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: nobody is seen to wait for them"
         )
+    alone = _alone(found) if len(files) > 1 else []
+    if alone:
+        out.append(
+            f"no collective of rank{'s' * (len(alone) > 1)} {_short(format_ranks(alone))} is in another"
+            " trace: are the traces of one run and one cycle?"
+        )
     if files and clocks.tied[1:]:
         named = "; ".join(format_ranks(t) for t in clocks.tied)
         out.append(
-            f"nothing tells how far these clocks are apart, so their times do not compare: ranks"
-            f" {_short(named)}. They completed no collective together:"
-            " are the traces of one run and one cycle?"
+            "nothing tells how far these clocks are apart, so their times do not compare: ranks"
+            f" {_short(named)}"
         )
     return out
+
+
+def _alone(found: Operations) -> list[int]:
+    """Ranks with collectives, of which no other rank has any."""
+    rows = np.flatnonzero(found.kind == Kind.COLLECTIVE)
+    size = np.asarray([len(group.ranks) for group in found.groups] or [0])
+    rows = rows[size[found.group[rows]] > 1]
+    shared = np.bincount(found.cell)[found.cell[rows]] > 1 if len(rows) else np.zeros(0, np.bool_)
+    both: list[int] = np.setdiff1d(found.rank[rows], found.rank[rows[shared]]).tolist()
+    return both
 
 
 def _short(text: str) -> str:
