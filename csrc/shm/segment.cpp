@@ -82,8 +82,8 @@ Segment::Segment(int pid, int fd) {
         layout_ = Layout::plan(head.world, head.slot_bytes, 0);
         layout_.p2p_chunk = head.p2p_chunk;
         layout_.p2p_depth = head.p2p_depth;
-        good = layout_.slot_bytes == head.slot_bytes && head.p2p_depth > 0 && head.p2p_depth <= 64 &&
-               head.p2p_chunk > 0 && head.p2p_chunk <= 128 * 1024;
+        good = layout_.slot_bytes == head.slot_bytes && (head.p2p_depth == 4 || head.p2p_depth == 16) &&
+               head.p2p_chunk % 1024 == 0 && head.p2p_chunk > 0 && head.p2p_chunk <= 128 * 1024;
         layout_.bytes = layout_.end_of_chunks();
         good = good && layout_.bytes == head.bytes;
     }
