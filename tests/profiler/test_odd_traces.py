@@ -333,6 +333,28 @@ def test_events_before_the_first_operation_have_no_negative_time(job, tmp_path):
     assert done.events == 1600
 
 
+def test_slices_that_do_not_nest(job, tmp_path):
+    """As torch has them with Python functions: each is to be seen with its own begin and end."""
+    thread = {"ph": "X", "cat": "python_function", "pid": 5, "tid": 5}
+    spans = {"step": (5, 1000), "call": (0, 10), "inner": (6, 3), "next": (20, 2000), "late": (900, 50)}
+
+    def overlap(trace):
+        made = [thread | {"name": name, "ts": ts, "dur": dur} for name, (ts, dur) in spans.items()]
+        trace["traceEvents"] += sorted(made, key=lambda e: e["ts"])
+
+    path = changed(job[0], tmp_path / "a.json", overlap)
+    merge([path], tmp_path / "m.pftrace")
+    found = {
+        name: (begin, end - begin, track)
+        for _, track, name, begin, end, _ in decode(tmp_path / "m.pftrace").slices
+        if name in spans
+    }
+    first = found["call"][0]
+    assert {name: ((at - first) / 1000, length / 1000) for name, (at, length, _) in found.items()} == spans
+    assert found["call"][2] == found["inner"][2] == "5 5"
+    assert found["step"][2] == "5 5 (at the same time, 1)"
+
+
 def test_events_without_a_length(job, tmp_path):
     """A slice of no length keeps its `dur`, without which viewers take it for one that never ends."""
 

@@ -20,8 +20,34 @@ _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart f
 _RANK = 1 << 40
 _INTERNAL = ("Record function id", "Ev Idx")  # numbers that torch gives its events, of no use here
 _PLAIN = (int, float, bool, str)
+_ROUNDING = 2  # nanoseconds by which a slice may end after the one around it
+_MOST_LANES = 16  # of a thread
 _LAST = 2  # the place of a flow where it ends
 _arguments = msgspec.json.Decoder(dict[str, Any])
+
+
+class _Lane:
+    """A track of a thread, and which of its slices are open at the latest one's begin."""
+
+    __slots__ = ("_begin", "_ends", "track")
+
+    def __init__(self, track: int) -> None:
+        self.track = track
+        self._begin = -1
+        self._ends: list[int] = []
+
+    def takes(self, begin: int, end: int) -> bool:
+        """Whether a slice fits here, which then is here; one that began before the latest does not."""
+        ends = self._ends
+        if begin < self._begin:
+            return False
+        self._begin = begin
+        while ends and ends[-1] <= begin:
+            ends.pop()
+        if ends and end > ends[-1] + _ROUNDING:
+            return False
+        ends.append(min(end, ends[-1]) if ends else end)
+        return True
 
 
 class PerfettoSink:
@@ -36,7 +62,7 @@ class PerfettoSink:
         self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._next = 1
         self._process = 0
-        self._threads: dict[tuple[Any, Any], int] = {}
+        self._threads: dict[tuple[Any, Any], list[_Lane]] = {}
         self._titles: dict[tuple[Any, Any], str] = {}
         self._tracks: list[int] = []
         self._rank = 0
@@ -104,12 +130,23 @@ class PerfettoSink:
         self._heads.clear()
         self._label = Labels(own, self._described)
 
-    def _thread(self, e: TraceEvent) -> int:
-        key = (e.pid, e.tid)
-        found = self._threads.get(key)
-        if found is None:
-            found = self._threads[key] = self._track(self._titles.get(key) or " ".join(map(str, key)))
-        return found
+    def _lane(self, e: TraceEvent, begin: int, end: int) -> _Lane:
+        """The first track of the event's thread on which it lies within another slice or beside all.
+
+        Slices of a Perfetto track have to nest, and torch's do not all: a step of the profiler begins within
+        a Python function and ends in another one.
+        """
+        lanes = self._threads.setdefault((e.pid, e.tid), [])
+        for lane in lanes:
+            if lane.takes(begin, end):
+                return lane
+        if len(lanes) == _MOST_LANES:  # no order at all: it is to be seen, wherever
+            return lanes[-1]
+        name = self._titles.get((e.pid, e.tid)) or f"{e.pid} {e.tid}"
+        lane = _Lane(self._track(name + (f" (at the same time, {len(lanes)})" if lanes else "")))
+        lane.takes(begin, end)
+        lanes.append(lane)
+        return lane
 
     def events(
         self, piece: list[TraceEvent], labels: Mapping[int, int], issues: Mapping[int, int], shift_us: float
@@ -134,12 +171,11 @@ class PerfettoSink:
         begin = np.rint(begins * 1000).astype(np.int64) + self._base
         end = begin + np.rint(lasts * 1000).astype(np.int64)
         packets: list[bytes] = []
-        stamps = zip(
-            taken, records(len(begin), wire.times(begin)), records(len(end), wire.times(end)), strict=True
-        )
-        for at, first, last in stamps:
+        plain = zip(begin.tolist(), end.tolist(), strict=True)
+        encoded = zip(records(len(begin), wire.times(begin)), records(len(end), wire.times(end)), strict=True)
+        for at, (since, until), (first, last) in zip(taken, plain, encoded, strict=True):
             e = piece[at]
-            track = self._thread(e)
+            track = self._lane(e, since, until).track
             sliced = e.ph == "X"
             content = self._head(wire.BEGIN if sliced else wire.INSTANT, track, e.name, e.cat)
             if e.args is not UNSET:
