@@ -335,20 +335,22 @@ def test_events_before_the_first_operation_have_no_negative_time(job, tmp_path):
 
 def test_slices_that_do_not_nest(job, tmp_path):
     """As torch has them with Python functions: each is to be seen with its own begin and end."""
-    thread = {"ph": "X", "cat": "python_function", "pid": 5, "tid": 5}
+    thread = {"ph": "X", "cat": "user_annotation", "pid": 5, "tid": 5}
     spans = {"step": (5, 1000), "call": (0, 10), "inner": (6, 3), "next": (20, 2000), "late": (900, 50)}
 
     def overlap(trace):
         made = [thread | {"name": name, "ts": ts, "dur": dur} for name, (ts, dur) in spans.items()]
         trace["traceEvents"] += sorted(made, key=lambda e: e["ts"])
+        trace["traceEvents"].append(thread | {"cat": "python_function", "name": "main", "ts": 1, "dur": 3000})
 
     path = changed(job[0], tmp_path / "a.json", overlap)
     merge([path], tmp_path / "m.pftrace")
     found = {
         name: (begin, end - begin, track)
         for _, track, name, begin, end, _ in decode(tmp_path / "m.pftrace").slices
-        if name in spans
+        if name in (*spans, "main")
     }
+    assert found.pop("main")[2] == "5 5: Python functions"
     first = found["call"][0]
     assert {name: ((at - first) / 1000, length / 1000) for name, (at, length, _) in found.items()} == spans
     assert found["call"][2] == found["inner"][2] == "5 5"

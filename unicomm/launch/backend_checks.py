@@ -11,7 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +43,7 @@ class BackendReport:
 
 def backend_reports() -> list[BackendReport]:
     """All backends: those of this version, those of other packages, and those that are yet to come."""
-    return [_shm(), _gloo(), _fake(), *_entry_points(), *_planned()]
+    return [_shm(), _gloo(), _hosts(), _fake(), *_entry_points(), *_planned()]
 
 
 def version_of(package: str) -> str | None:
@@ -59,9 +59,12 @@ def line_of(error: BaseException) -> str:
     return str(text).strip().splitlines()[0]
 
 
-def _self_test(backend: str) -> Finding:
-    """Two ranks, as threads, add up a tensor."""
-    what, cure = "self-test: all_reduce on 2 ranks", "report this with the output of `unicomm doctor --json`"
+def _self_test(backend: str, ranks: int = 2, hints: Mapping[str, str] | None = None) -> Finding:
+    """Some ranks, as threads, add up a tensor."""
+    what, cure = (
+        f"self-test: all_reduce on {ranks} ranks",
+        "report this with the output of `unicomm doctor --json`",
+    )
     try:
         import torch
 
@@ -70,9 +73,9 @@ def _self_test(backend: str) -> Finding:
         def add(comm: unicomm.Communicator) -> bool:
             x = torch.full((1000,), float(comm.get_rank() + 1))
             comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
-            return bool((x == 3).all())
+            return bool((x == ranks * (ranks + 1) // 2).all())
 
-        right = all(run_ranks(add, 2, backend=backend, timeout=20, name="doctor"))
+        right = all(run_ranks(add, ranks, backend=backend, timeout=20, name="doctor", hints=hints))
     except Exception as error:
         return Finding(what, False, line_of(error), getattr(error, "hint", "") or cure)
     return Finding(what, True) if right else Finding(what, False, "the sum is wrong", cure)
@@ -150,6 +153,23 @@ def _gloo() -> BackendReport:
 
     found = _attempt("ProcessGroupGloo", "install a torch that is built with USE_GLOO=1", present)
     return _judge("gloo", [found, _self_test("gloo")] if found.ok else [found])
+
+
+def _hosts() -> BackendReport:
+    """What `auto` makes of several hosts; here with ranks that are kept apart."""
+
+    def way() -> str:
+        from unicomm.backends import addresses
+
+        address = addresses.here(None).address
+        if not address:
+            raise OSError("no network but loopback")
+        return address
+
+    found = _attempt("address that other hosts reach", "connect this host to a network", way)
+    if not found.ok:  # no fault on a machine that works alone
+        found = Finding(found.what, None, found.detail, found.cure)
+    return _judge("hosts", [found, _self_test("auto", 4, {"hosts": "a,a,b,b"})])
 
 
 def _fake() -> BackendReport:

@@ -62,7 +62,7 @@ class PerfettoSink:
         self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._next = 1
         self._process = 0
-        self._threads: dict[tuple[Any, Any], list[_Lane]] = {}
+        self._threads: dict[tuple[Any, Any, bool], list[_Lane]] = {}
         self._titles: dict[tuple[Any, Any], str] = {}
         self._tracks: list[int] = []
         self._rank = 0
@@ -134,15 +134,18 @@ class PerfettoSink:
         """The first track of the event's thread on which it lies within another slice or beside all.
 
         Slices of a Perfetto track have to nest, and torch's do not all: a step of the profiler begins within
-        a Python function and ends in another one.
+        a Python function and ends in another one. So Python functions, which torch writes behind all other
+        events, have tracks of their own.
         """
-        lanes = self._threads.setdefault((e.pid, e.tid), [])
+        python = e.cat == "python_function"
+        lanes = self._threads.setdefault((e.pid, e.tid, python), [])
         for lane in lanes:
             if lane.takes(begin, end):
                 return lane
         if len(lanes) == _MOST_LANES:  # no order at all: it is to be seen, wherever
             return lanes[-1]
         name = self._titles.get((e.pid, e.tid)) or f"{e.pid} {e.tid}"
+        name += ": Python functions" if python else ""
         lane = _Lane(self._track(name + (f" (at the same time, {len(lanes)})" if lanes else "")))
         lane.takes(begin, end)
         lanes.append(lane)

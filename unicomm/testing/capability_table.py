@@ -4,7 +4,8 @@
     python -m unicomm.testing.capability_table --write    renews it in README.md
 
 A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
-that is not a dash passed the suite for all element types and reductions, on 2 ranks, when the table was made.
+that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
+when the table was made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import torch
 
+from unicomm.backends.hosts import HostsBackend
 from unicomm.backends.registry import find_backend
+from unicomm.comms.backend import Capabilities
 from unicomm.comms.call import Call
 from unicomm.comms.completion import is_native
 from unicomm.comms.dtypes import DTYPES
@@ -25,21 +28,34 @@ from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
 from . import conformance
 from .ranks import run_ranks
 
-BACKENDS = ("shm", "gloo", "fake")
+#: What the table's columns run: backend, hints and number of ranks.
+COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {
+    "shm": ("shm", {}, 2),
+    "gloo": ("gloo", {}, 2),
+    "auto, 2 hosts": ("auto", {"hosts": "a,a,b,b"}, 4),
+    "fake": ("fake", {}, 2),
+}
 BEGIN, END = "<!-- capabilities: begin (make docs) -->", "<!-- capabilities: end -->"
 
 
-def _how(backend: str, operation: str) -> str:
+def _capabilities(column: str) -> Capabilities:
+    backend, hints, _ = COLUMNS[column]
+    return HostsBackend.capabilities if hints else find_backend(backend).capabilities
+
+
+def _how(column: str, operation: str) -> str:
     """native, composed, or for reductions how much of them is native; a dash when the suite fails."""
-    capabilities = find_backend(backend).capabilities
+    backend, hints, ranks = COLUMNS[column]
+    capabilities = _capabilities(column)
     try:
         run_ranks(
             lambda comm: conformance.check(comm, operation, lambda case: case.count < 5000),
-            2,
+            ranks,
             backend=backend,
+            hints=hints,
         )
     except (conformance.ConformanceError, RuntimeError) as error:
-        print(f"{backend} {operation}: {error}", file=sys.stderr)
+        print(f"{column} {operation}: {error}", file=sys.stderr)
         return "-"
     if not capabilities.moves_data:
         return "pretends"
@@ -62,12 +78,12 @@ def _native_share(row: Operation, capabilities: object) -> float:
 
 def table() -> str:
     """The table as Markdown."""
-    lines = [f"| operation | {' | '.join(BACKENDS)} |", "|---" * (len(BACKENDS) + 1) + "|"]
+    lines = [f"| operation | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for operation in conformance.OPERATIONS:
-        cells = [_how(backend, operation) for backend in BACKENDS]
+        cells = [_how(column, operation) for column in COLUMNS]
         lines.append(f"| `{operation}` | {' | '.join(cells)} |")
-    checks = ["yes" if find_backend(b).capabilities.checks_mismatch else "no" for b in BACKENDS]
-    hosts = ["one" if find_backend(b).capabilities.one_host else "any" for b in BACKENDS]
+    checks = ["yes" if _capabilities(c).checks_mismatch else "no" for c in COLUMNS]
+    hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
     lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
     lines.append(f"| hosts | {' | '.join(hosts)} |")
     types = ", ".join(info.name for info in DTYPES.values())
