@@ -51,7 +51,8 @@ def absent(n: int, missing: list[int], raised, name: str = "all_reduce", backend
         assert (error.op, error.comm, error.seq, error.rank) == (name, "ranks", 2, me)
         if backend == "shm":
             assert set(error.culprits) == ({*missing} if me not in missing else {missing[0]})
-            assert error.absent == error.culprits
+            # One that comes after all may find itself late.
+            assert (error.absent or error.late if me in missing else error.absent) == error.culprits
             for rank in error.culprits if me not in missing else ():
                 assert f"rank {rank} was last in all_reduce #1 (" in error.message
             assert "calls.py:" in error.message  # whose check_sum called it

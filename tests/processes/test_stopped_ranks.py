@@ -27,6 +27,9 @@ def test_stopped(start, moment, backend):
         assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == [VICTIM], error
         assert f"rank {VICTIM} had not arrived" in error["text"]
+        verdict = error["text"].partition("verdict (ranks of the whole job): ")[2].splitlines()
+        assert verdict, error
+        assert verdict[0].startswith(f"Rank {VICTIM}"), verdict
         # In the transfer the clock ran before the stop.
         assert error["at"] - stopped_at < TIMEOUT + 2.0
         assert moment == "transfer" or error["at"] - stopped_at >= TIMEOUT

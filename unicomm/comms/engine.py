@@ -502,6 +502,10 @@ class Engine:
 
     def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """Completes the error of an operation, records it, and breaks the communicator where it has to."""
+        if isinstance(error, CommTimeoutError) and error.comm is None:  # else it has been here
+            from .whereabouts import explain
+
+            explain(error, self.member.uid)  # while the records still say what is pending
         code = next((c for cls, c in _ERROR_CODES if isinstance(error, cls)), _OTHER_ERROR)
         for record in records:
             self._recorder.finish(record, _FAILED, code)
@@ -510,10 +514,6 @@ class Engine:
             error.seq = seq if error.seq is None else error.seq
             error.comm = error.comm or self.name
             error.rank = self.rank if error.rank is None else error.rank
-            if isinstance(error, CommTimeoutError) and not (error.dead or error.absent or error.late):
-                from .whereabouts import sort_culprits
-
-                sort_culprits(error, self.member.uid)
             if not isinstance(error, _HARMLESS):
                 self.break_(error)
             return

@@ -1,6 +1,6 @@
 """Where the ranks are that an operation waited for in vain, as far as their rings on this host tell.
 
-Imported when an operation has timed out, by a backend that cannot ask the others.
+Imported when an operation has timed out; the analyzer, which is larger, only then too.
 """
 
 from __future__ import annotations
@@ -19,35 +19,43 @@ from .errors import CommTimeoutError
 _PATIENCE = 1.0  # seconds: an error is not kept for longer
 _MOST_BYTES = 64 << 20  # a ring is some MiB; nobody's file is read whole, whatever it is called
 _MOST_NAMED = 8
+_MOST_RINGS = 64  # for the analyzer, which takes some ten milliseconds for each
+_SURE = 0.8
 _IN_FLIGHT = (1, 2)  # created, started
 
 
-def sort_culprits(error: CommTimeoutError, uid: str) -> None:
-    """Sorts the culprits of a timeout on communicator `uid`, and says in its message where they are.
+def explain(error: CommTimeoutError, uid: str) -> None:
+    """Adds to a timeout on communicator `uid` what the rings on this host tell.
 
-    Those of whom nothing is known are absent. Never raises: what it finds is an addition.
+    Sorts the culprits and says where they are, if the backend has not; those of whom nothing is known are
+    absent. Then the analyzer's verdict, in its numbers: those of the whole job. Never raises.
     """
     found: dict[int, tuple[str, str]] = {}
+    verdict = ""
     try:
-        found = _look_for(set(error.culprits), uid)
+        paths = _look_for(set(error.culprits), uid, found)
+        verdict = _verdict(paths)
     except Exception:
         logging.getLogger("unicomm").debug("no whereabouts of absent ranks", exc_info=True)
-    kinds = {rank: found.get(rank, ("absent", ""))[0] for rank in error.culprits}
-    error.sort_culprits(
-        *([rank for rank, kind in kinds.items() if kind == which] for which in ("dead", "absent", "late"))
-    )
-    said = [f"; rank {rank} {found[rank][1]}" for rank in sorted(found) if found[rank][1]]
-    error.message += "".join(said[:_MOST_NAMED])
+    if not (error.dead or error.absent or error.late):
+        kinds = {rank: found.get(rank, ("absent", ""))[0] for rank in error.culprits}
+        error.sort_culprits(
+            *([rank for rank, kind in kinds.items() if kind == which] for which in ("dead", "absent", "late"))
+        )
+        said = [f"; rank {rank} {found[rank][1]}" for rank in sorted(found) if found[rank][1]]
+        error.message += "".join(said[:_MOST_NAMED])
+    if verdict:
+        error.message += f"\n  verdict (ranks of the whole job): {verdict}"
 
 
-def _look_for(ranks: set[int], uid: str) -> dict[int, tuple[str, str]]:
-    """(kind, words) of those whose ring is here."""
-    found: dict[int, tuple[str, str]] = {}
+def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> list[Path]:
+    """Finds (kind, words) of those whose ring is here; returns all rings of the communicator."""
     own = writer.recorder_path()
     rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
     end = time.monotonic() + _PATIENCE
+    members = []
     for path in rings:
-        if ranks <= found.keys() or time.monotonic() > end:
+        if time.monotonic() > end:
             break
         try:
             if path.stat().st_size > _MOST_BYTES:
@@ -55,10 +63,24 @@ def _look_for(ranks: set[int], uid: str) -> dict[int, tuple[str, str]]:
             ring = read_ring(path)
         except (OSError, RingError):
             continue
-        for comm in ring.comms:
-            if comm.uid == uid and comm.rank in ranks:
+        of_comm = [comm for comm in ring.comms if comm.uid == uid]
+        if of_comm:
+            members.append(path)
+        for comm in of_comm:
+            if comm.rank in ranks:
                 found[comm.rank] = _describe(ring, comm)
-    return found
+    return members
+
+
+def _verdict(rings: list[Path]) -> str:
+    if not 0 < len(rings) <= _MOST_RINGS:
+        return ""
+    from unicomm.flight_recorder.analyze import analyze
+    from unicomm.flight_recorder.readers import load
+
+    # What has just timed out is stuck, however short its time was.
+    report = analyze(load(rings), stuck_after=0.0)
+    return report.main.sentence if report.main.culprits and report.main.confidence >= _SURE else ""
 
 
 def _describe(ring: Ring, comm: Comm) -> tuple[str, str]:
