@@ -172,8 +172,11 @@ def _install() -> None:
         begin()
 
     def on_disable() -> Any:
-        _end()
-        return disable()
+        try:
+            _end()
+        finally:  # whatever happens, torch's recording has to end
+            results = disable()
+        return results
 
     torch_profiler._run_on_profiler_start = on_start
     torch_profiler._disable_profiler = on_disable  # type: ignore[attr-defined]

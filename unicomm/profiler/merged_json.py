@@ -97,8 +97,7 @@ class JsonSink:
             return Raw(before)
         if not before.startswith(b"{"):
             raise TypeError("the arguments of an event are no object")
-        inner = before[:-1].rstrip()
-        return Raw(inner + (b"," if len(inner) > 1 else b"") + self._label[row] + b"}")
+        return Raw(before[:-1] + (b"," if b":" in before else b"") + self._label[row] + b"}")
 
     def slices(self, made: Slices) -> None:
         own, row = self._own, made.row
