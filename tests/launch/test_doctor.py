@@ -71,7 +71,7 @@ def test_planned_backends_never_pass_as_supported():
 
 def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
     verified, never = doctor._verified()
-    assert {row["backend"] for row in verified} == {"shm", "gloo", "fake"}
+    assert {row["backend"] for row in verified} == {"shm", "gloo", "hosts", "fake"}
     assert not {row["backend"] for row in verified} & set(never)
     for row in verified:
         assert set(row) == {"backend", "what", "platform", "hardware", "torch"}
