@@ -20,30 +20,20 @@ are rounded in each host and once more between hosts.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from unicomm import _core
 from unicomm.comms.call import Call, Message
 from unicomm.comms.completion import bytes_of, parts_of
-from unicomm.comms.errors import MismatchError
-from unicomm.comms.ops import OPERATIONS
 from unicomm.comms.reduction import RedOpType, ReduceOp
 
+from .hosts_agreement import INLINE, Links, agree, sub
 from .hosts_layout import Layout
-from .shm import _mismatch, _mismatch_hint
 
 Tensor = torch.Tensor
 
-#: Bytes of a host's data that travel with the signatures; what is larger takes a second round trip.
-INLINE = 4096
-#: Bytes in front of them: what a cache line has, which also aligns the data for any element type.
-_HEAD = 64
-_SIGNATURE = struct.Struct("<QQ")  # signature, and whether the ranks of the host agree
-_CLAIM = struct.Struct("<qqqqqQ")  # op, dtype, reduction, root, count, extra
 #: Elements of a large reduction under way at a time: bounds the memory that it needs.
 _PIECE = 8 << 20
 _BYTE = torch.uint8
@@ -52,82 +42,9 @@ _ROUNDS = frozenset({RedOpType.SUM, RedOpType.PRODUCT, RedOpType.AVG, RedOpType.
 _SUMS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 
 
-class Links(Protocol):
-    """What the collectives run on. Errors come out as the communicator's own."""
-
-    layout: Layout
-
-    def local(self, call: Call, seconds: float, late: bool = False) -> None:
-        """A collective of this host's ranks; `late`: some of them may have to wait for other hosts."""
-
-    def messages(self, messages: Sequence[Message], seconds: float) -> None:
-        """Messages with any ranks."""
-
-    def swap(self, slot: Tensor, seconds: float) -> list[Tensor]:
-        """Every leader's `slot`, in order of their hosts; all have one size. Leaders only."""
-
-    def straight(self, call: Call) -> None:
-        """A collective of all ranks, composed from messages."""
-
-
 def run(links: Links, call: Call) -> None:
     """Runs a collective of all ranks."""
     _RUN[call.name](links, call)
-
-
-# --- agreeing ----------------------------------------------------------------------------------------
-
-
-def _sub(
-    name: str, inputs: list[Tensor], outputs: list[Tensor], *, root: int = -1, op: ReduceOp | None = None
-) -> Call:
-    tensors = inputs or outputs
-    dtype = tensors[0].dtype if tensors else None
-    return Call(OPERATIONS[name], inputs, outputs, dtype, root=root, op=op)
-
-
-def _agree(
-    links: Links,
-    call: Call,
-    local: Call | None = None,
-    mine: Tensor | None = None,
-    combine: Callable[[list[Tensor]], Tensor] | None = None,
-    result: int = 0,
-) -> Tensor:
-    """The first step of every collective. Raises `MismatchError` on all ranks, or returns the result.
-
-    `local` is what the ranks of the host do first, and makes the leader's `mine`, up to `INLINE` bytes; the
-    leader makes `result` bytes from every host's with `combine`.
-    """
-    layout = links.layout
-    signature = _signature(call)
-    local = local or _sub("barrier", [], [])
-    local.extra = signature
-    agreed = True
-    try:
-        links.local(local, call.remaining())
-    except MismatchError:
-        agreed = False
-    answer = torch.empty(_HEAD + result, dtype=_BYTE)
-    good = False
-    if layout.is_leader:
-        slot = torch.zeros(_HEAD + INLINE, dtype=_BYTE)
-        _SIGNATURE.pack_into(slot.numpy().data, 0, signature, agreed)
-        length = 0
-        if mine is not None and agreed:
-            length = mine.numel()
-            slot[_HEAD : _HEAD + length] = mine
-        slots = links.swap(slot, call.remaining())
-        good = all(_SIGNATURE.unpack_from(s.numpy().data) == (signature, True) for s in slots)
-        if good and combine is not None:
-            answer[_HEAD:] = combine([s[_HEAD:] for s in slots])
-        answer[0] = good
-    if agreed and len(layout.members) > 1:
-        links.local(_sub("broadcast", [], [answer], root=0), call.remaining(), late=True)
-        good = bool(answer[0])
-    if not good:
-        raise _explain(links, call)
-    return answer[_HEAD:]
 
 
 def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
@@ -140,40 +57,6 @@ def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequenc
         if ins[to].numel():
             messages.append(Message(True, peers[to], bytes_of(ins[to])))
     return messages
-
-
-def _signature(call: Call) -> int:
-    parts = (call.operation.code, call.dtype_code, call.red_code, call.root, call.count, call.extra)
-    return hash(parts) & ((1 << 64) - 1)
-
-
-def _explain(links: Links, call: Call) -> MismatchError:
-    """After a mismatch: all ranks tell what they called."""
-    layout = links.layout
-    mine = torch.empty(_CLAIM.size, dtype=_BYTE)
-    fields = (call.operation.code, call.dtype_code, call.red_code, call.root, call.count, call.extra)
-    _CLAIM.pack_into(mine.numpy().data, 0, *fields)
-    room = layout.largest * _CLAIM.size
-    told = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
-    block = told[layout.host * room :][: len(layout.members) * _CLAIM.size]
-    seconds = call.remaining()
-    links.local(_sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
-    if layout.is_leader:
-        for h, block in enumerate(links.swap(told[layout.host * room :][:room], seconds)):
-            told[h * room :][:room] = block
-    links.local(_sub("broadcast", [], [told], root=0), seconds, late=True)
-    claims = []
-    for rank in range(layout.size):
-        at = layout.host_of[rank] * room + layout.local_of[rank] * _CLAIM.size
-        claims.append((rank, *_CLAIM.unpack_from(told.numpy().data, at)))
-    ranks: dict[tuple[int, ...], list[int]] = {}
-    for claim in claims:
-        ranks.setdefault(claim[1:], []).append(claim[0])
-    most = max(map(len, ranks.values()))
-    winners = [who for who in ranks.values() if len(who) == most]
-    right = winners[0] if len(winners) == 1 else []  # a tie: nobody is in the right
-    culprits = [r for r in range(layout.size) if r not in right]
-    return MismatchError(_mismatch(claims, ""), culprits=culprits, hint=_mismatch_hint(culprits))
 
 
 # --- reductions --------------------------------------------------------------------------------------
@@ -217,7 +100,7 @@ def _flat(tensor: Tensor) -> Tensor:
 def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
     """The reduction of `values`, which are in the wide type, on all ranks."""
     part = torch.empty_like(values)
-    local = _sub("reduce", [values], [part], root=0, op=reduction.op)
+    local = sub("reduce", [values], [part], root=0, op=reduction.op)
     size, width = part.numel() * part.element_size(), part.numel() * reduction.dtype.itemsize
 
     def combine(slots: list[Tensor]) -> Tensor:
@@ -225,7 +108,7 @@ def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Te
         reduction.fold([s[:size].view(reduction.wide) for s in slots], out)
         return bytes_of(out)
 
-    return _agree(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
+    return agree(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
 
 
 def _all_reduce(links: Links, call: Call) -> None:
@@ -234,7 +117,7 @@ def _all_reduce(links: Links, call: Call) -> None:
     if flat.numel() * reduction.wide.itemsize <= INLINE:
         flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
         return
-    _agree(links, call)
+    agree(links, call)
     layout = links.layout
     scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
     for piece in torch.split(flat, _PIECE):
@@ -243,7 +126,7 @@ def _all_reduce(links: Links, call: Call) -> None:
         outs = _shares(layout, piece)
         if part.numel():
             _all_reduce_between(links, call, reduction, part, outs[layout.local])
-        links.local(_sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
+        links.local(sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
 
 
 def _shares(layout: Layout, values: Tensor) -> list[Tensor]:
@@ -256,7 +139,7 @@ def _reduced_share(links: Links, call: Call, reduction: _Reduction, values: Tens
     """The host's sum of this rank's share of `values`, in memory of its own."""
     shares = _shares(links.layout, values)
     part = torch.empty_like(shares[links.layout.local])
-    links.local(_sub("reduce_scatter_v", shares, [part], op=reduction.op), call.remaining())
+    links.local(sub("reduce_scatter_v", shares, [part], op=reduction.op), call.remaining())
     return part
 
 
@@ -282,7 +165,7 @@ def _reduce(links: Links, call: Call) -> None:
         if is_root:
             flat.copy_(result)
         return
-    _agree(links, call)
+    agree(links, call)
     home, local = layout.host_of[call.root], layout.local
     fetcher = layout.hosts[home][local] if local < layout.smallest else -1
     for piece in torch.split(flat, _PIECE):
@@ -322,13 +205,13 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         whole = _small_reduction(links, call, reduction, values)
         out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
         return
-    _agree(links, call)
+    agree(links, call)
     sums: dict[int, Tensor] = {}  # this host's, by the rank that gets it
     for ranks in _rounds(layout):
         ins = [parts[r].to(reduction.wide) for r in ranks]
         ins += [torch.empty(0, dtype=reduction.wide)] * (len(layout.members) - len(ranks))
         part = torch.empty_like(ins[layout.local])
-        links.local(_sub("reduce_scatter_v", ins, [part], op=reduction.op), call.remaining())
+        links.local(sub("reduce_scatter_v", ins, [part], op=reduction.op), call.remaining())
         if layout.local < len(ranks):
             sums[ranks[layout.local]] = part
     own = sums.pop(layout.rank)
@@ -354,7 +237,7 @@ def _rounds(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def _barrier(links: Links, call: Call) -> None:
-    _agree(links, call)
+    agree(links, call)
 
 
 def _broadcast(links: Links, call: Call) -> None:
@@ -364,14 +247,14 @@ def _broadcast(links: Links, call: Call) -> None:
     at_home = layout.host == source
     if data.numel() <= INLINE:
         copy = data.clone()
-        local = _sub("broadcast", [copy], [copy], root=from_here) if at_home else None
-        result = _agree(links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel())
+        local = sub("broadcast", [copy], [copy], root=from_here) if at_home else None
+        result = agree(links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel())
         if layout.rank != call.root:
             data.copy_(result)
         return
-    _agree(links, call)
+    agree(links, call)
     if at_home:
-        links.local(_sub("broadcast", [data], [data], root=from_here), call.remaining())
+        links.local(sub("broadcast", [data], [data], root=from_here), call.remaining())
         here = len(layout.members)
         messages = []
         for ranks in layout.hosts:
@@ -386,7 +269,7 @@ def _broadcast(links: Links, call: Call) -> None:
         ranks = layout.hosts[source]
         mine = shares[layout.local]
         links.messages([Message(False, ranks[layout.local % len(ranks)], mine)], call.remaining())
-        links.local(_sub("all_gather_v", [mine], list(shares)), call.remaining(), late=True)
+        links.local(sub("all_gather_v", [mine], list(shares)), call.remaining(), late=True)
 
 
 def _all_gather(links: Links, call: Call) -> None:
@@ -398,16 +281,16 @@ def _all_gather(links: Links, call: Call) -> None:
         sizes = [outs[r].numel() for r in layout.order]
         block = torch.empty(hosts[layout.host], dtype=_BYTE)
         places = list(torch.split(block, [outs[r].numel() for r in layout.members]))
-        gather = _sub("all_gather_v", [mine], places)
+        gather = sub("all_gather_v", [mine], places)
 
         def combine(slots: list[Tensor]) -> Tensor:
             return torch.cat([slot[:size] for slot, size in zip(slots, hosts, strict=True)])
 
-        whole = _agree(links, call, gather, block, combine, sum(sizes))
+        whole = agree(links, call, gather, block, combine, sum(sizes))
         for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
             outs[rank].copy_(part)
         return
-    _agree(links, call)
+    agree(links, call)
     if outs[layout.rank].data_ptr() != mine.data_ptr():
         outs[layout.rank].copy_(mine)
     messages, here = [], len(layout.members)
@@ -423,11 +306,11 @@ def _all_gather(links: Links, call: Call) -> None:
     for ranks in _rounds(layout):
         parts = [outs[r] for r in ranks]
         parts += [torch.empty(0, dtype=_BYTE)] * (here - len(ranks))
-        links.local(_sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
+        links.local(sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
 
 
 def _straight(links: Links, call: Call) -> None:
-    _agree(links, call)
+    agree(links, call)
     links.straight(call)
 
 
