@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -36,6 +37,7 @@ def held() -> tuple[int, int]:
 @pytest.mark.parametrize("end", ["finalize", "abort", "abort while others wait", "timeout"])
 def test_nothing_is_left(end, raised, eventually):
     """Neither of a communicator that ends well, nor of one that breaks."""
+    gc.collect()  # what earlier tests left to it would go meanwhile
     before = held()
     entered = threading.Barrier(3, timeout=60)
 
@@ -59,7 +61,10 @@ def test_nothing_is_left(end, raised, eventually):
     counts = run_ranks(program, 3, backend="gloo", timeout=60)
     assert min(sockets for sockets, _ in counts) >= before[0] + 3 * 2  # so that their absence means something
     assert min(threads for _, threads in counts) == 1
-    eventually(lambda: held() == before)
+    try:
+        eventually(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+    except AssertionError as error:
+        raise AssertionError(f"{before} before, {held()} now") from error
 
 
 def test_the_check_is_a_hint(raised):
