@@ -2,6 +2,7 @@
 
     python benchmarks/cpu_collectives.py                       # 2 ranks, some sizes: some minutes
     python benchmarks/cpu_collectives.py --full --plots build  # 2, 4 and 8 ranks, all sizes and types
+    python benchmarks/cpu_collectives.py --foreign-load        # also while each core has a busy process
     python benchmarks/mpi_libraries.py                         # installs the MPI wheels under build/mpi
 
 All contenders live side by side in processes of their own, asleep but for the one whose turn it is, and are
@@ -9,6 +10,8 @@ measured in turn, repetition by repetition, so that whatever else the machine do
 are checked. The recorder and the signature check of unicomm are on. A figure is the median over the
 repetitions of the slowest rank's time for one call; ratios are taken repetition by repetition. The floor is
 what the machine allows between two cores (benchmarks/floor.cpp). Compare ratios, not absolute figures.
+"its memory" is unicomm with tensors of `unicomm.empty`. At the end: the CPU time that a rank uses while it
+waits a second for another.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -140,6 +144,43 @@ def measure(started: list[Group], case: dict[str, Any], repetitions: int) -> dic
     return samples
 
 
+class ForeignLoad:
+    """A process for each core that never rests, stopped but while it is wanted."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "while True: pass"]
+        self._processes = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+        self.pause()
+
+    def pause(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def slowdowns(quiet: dict[str, list[float]], busy: dict[str, list[float]]) -> dict[str, float]:
+    return {n: statistics.median(busy[n]) / statistics.median(quiet[n]) for n in quiet}
+
+
+def waiting(started: list[Group], seconds: float = 1.0) -> dict[str, float]:
+    """CPU seconds of the rank that uses most of them while the last one is late by `seconds`."""
+    used = {}
+    for group in started:
+        for contender in group.contenders:
+            group.tell(do="prepare", contender=contender, operation="barrier", dtype="float32", bytes=4)
+            said = group.tell(do="wait", seconds=seconds)
+            used[contender] = max(one["seconds"] for one in said if not one["late"])
+    return used
+
+
 def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in samples.items()}
     peers = [name for name in samples if not name.startswith(OURS)]
@@ -181,6 +222,22 @@ def show(rows: list[dict[str, Any]], ranks: int) -> None:
     console.print(table)
 
 
+def show_slowdowns(rows: list[dict[str, Any]], ranks: int) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row["slowdown"]))
+    table = Table(title=f"{ranks} ranks: times as long while each core has a busy process")
+    table.add_column("operation")
+    table.add_column("size", justify="right")
+    for name in [*names, "unicomm / Gloo"]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        slower = row["slowdown"]
+        cells = [f"{slower[n]:,.1f}" if n in slower else "-" for n in names]
+        table.add_row(
+            f"{row['operation']} {row['dtype']}", row["size"], *cells, f"{slower[OURS] / slower['Gloo']:.2f}"
+        )
+    console.print(table)
+
+
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     """One picture for each operation and number of ranks: time over size."""
     import matplotlib
@@ -215,6 +272,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7, help="turns of each contender (default: 7)")
     parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes of a rank; default: 8 B to 16 MiB")
+    parser.add_argument("--foreign-load", action="store_true", help="also how much a busy machine slows each")
     parser.add_argument("--full", action="store_true", help="all sizes to 128 MiB and all element types")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--plots", type=Path, help="folder for pictures (needs matplotlib)")
@@ -242,6 +300,8 @@ def main() -> None:
                     highlight=False,
                 )
     rows: list[dict[str, Any]] = []
+    waited: dict[int, dict[str, float]] = {}
+    load = ForeignLoad() if options.foreign_load else None
     for ranks in options.ranks or ([2, 4, 8] if options.full else [2]):
         with groups(ranks) as started:
             columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -250,11 +310,26 @@ def main() -> None:
                 for case, label in cases:
                     what = f"{ranks} ranks, {case['operation']} {case['dtype']} {label}"
                     progress.update(task, description=what)
-                    rows.append(row_of(case, ranks, label, measure(started, case, options.repetitions)))
+                    quiet = measure(started, case, options.repetitions)
+                    rows.append(row_of(case, ranks, label, quiet))
+                    if load:
+                        load.resume()
+                        busy = measure(started, case, options.repetitions)
+                        load.pause()
+                        rows[-1]["slowdown"] = slowdowns(quiet, busy)
                     progress.advance(task)
-        show([row for row in rows if row["ranks"] == ranks], ranks)
+            waited[ranks] = waiting(started)
+        mine = [row for row in rows if row["ranks"] == ranks]
+        show(mine, ranks)
+        if load:
+            show_slowdowns(mine, ranks)
+        console.print(f"{ranks} ranks, CPU time of a rank that waits a second for another:")
+        for name, seconds in waited[ranks].items():
+            console.print(f"  {name:28} {seconds * 1e3:7.1f} ms", highlight=False)
+    if load:
+        load.end()
     if options.json:
-        options.json.write_text(json.dumps({"floor": at, "rows": rows}, indent=1))
+        options.json.write_text(json.dumps({"floor": at, "rows": rows, "waiting": waited}, indent=1))
     if options.plots:
         options.plots.mkdir(parents=True, exist_ok=True)
         for path in plot(rows, options.plots):

@@ -3,6 +3,7 @@
 A group of ranks holds one or several contenders. A command is a line of JSON:
     {"do": "prepare", "contender", "operation", "dtype", "bytes"}   makes the tensors, checks one result
     {"do": "time", "times"}                                         seconds of one call, on this rank
+    {"do": "wait", "seconds"}                                       CPU seconds while the last rank is late
     {"do": "end"}
 """
 
@@ -19,18 +20,22 @@ from typing import Any
 import torch
 
 Call = Callable[[], object]
+Empty = Callable[..., torch.Tensor]
+Maker = Callable[[str, "Tensors"], Call | None]
 DTYPES = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16", "int32")}
 
 
 class Tensors:
     """What an operation works on. `own` has the given bytes; `whole` has that of all ranks."""
 
-    def __init__(self, operation: str, dtype: torch.dtype, nbytes: int, size: int) -> None:
+    def __init__(
+        self, operation: str, dtype: torch.dtype, nbytes: int, size: int, empty: Empty = torch.empty
+    ) -> None:
         count = max(1, nbytes // dtype.itemsize)
-        self.own = torch.ones(count, dtype=dtype)
+        self.own = empty(count, dtype=dtype).fill_(1)
         many = operation in ("all_gather", "reduce_scatter", "all_to_all")
-        self.whole = torch.ones(count * size if many else 1, dtype=dtype)
-        self.other = torch.ones(count * size if operation == "all_to_all" else 1, dtype=dtype)
+        self.whole = empty(count * size if many else 1, dtype=dtype).fill_(1)
+        self.other = empty(count * size if operation == "all_to_all" else 1, dtype=dtype).fill_(1)
 
     def check(self, operation: str, rank: int, size: int, run: Call) -> None:
         """One call whose result is known."""
@@ -53,7 +58,7 @@ class Tensors:
             tensor.zero_()
 
 
-def communicator(comm: Any) -> Callable[[str, Tensors], Call | None]:
+def communicator(comm: Any) -> Maker:
     """unicomm's own interface."""
     import unicomm
 
@@ -82,7 +87,7 @@ def communicator(comm: Any) -> Callable[[str, Tensors], Call | None]:
     )
 
 
-def process_group(group: Any) -> Callable[[str, Tensors], Call | None]:
+def process_group(group: Any) -> Maker:
     """torch.distributed, on whatever group."""
     import torch.distributed as dist
 
@@ -107,7 +112,7 @@ def process_group(group: Any) -> Callable[[str, Tensors], Call | None]:
     }[operation]
 
 
-def mpi(comm: Any) -> Callable[[str, Tensors], Call | None]:
+def mpi(comm: Any) -> Maker:
     """mpi4py, given torch's tensors."""
     from mpi4py import MPI
 
@@ -137,16 +142,17 @@ def mpi(comm: Any) -> Callable[[str, Tensors], Call | None]:
     return call
 
 
-def contenders(group: str) -> tuple[int, int, dict[str, Callable[[str, Tensors], Call | None]]]:
+def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Empty]]]:
     if group not in ("torch", "hosts"):
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
-        return comm.rank, comm.size, {group: mpi(comm)}
+        return comm.rank, comm.size, {group: (mpi(comm), torch.empty)}
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     ours = dist.new_group(backend="unicomm")
+    comm = ours.get_comm()
     if group == "hosts":
         import unicomm
 
@@ -154,15 +160,16 @@ def contenders(group: str) -> tuple[int, int, dict[str, Callable[[str, Tensors],
             "gloo", "cpu", name="flat", hints={"interface": os.environ["BENCH_INTERFACE"]}
         )
         table = {
-            "unicomm": communicator(ours.get_comm()),
-            "unicomm, flat": communicator(flat),
-            "Gloo": process_group(dist.group.WORLD),
+            "unicomm": (communicator(comm), torch.empty),
+            "unicomm, flat": (communicator(flat), torch.empty),
+            "Gloo": (process_group(dist.group.WORLD), torch.empty),
         }
         return dist.get_rank(), dist.get_world_size(), table
     table = {
-        "unicomm": communicator(ours.get_comm()),
-        "unicomm, torch.distributed": process_group(ours),
-        "Gloo": process_group(dist.group.WORLD),
+        "unicomm": (communicator(comm), torch.empty),
+        "unicomm, its memory": (communicator(comm), comm.mem_allocator.empty),
+        "unicomm, torch.distributed": (process_group(ours), torch.empty),
+        "Gloo": (process_group(dist.group.WORLD), torch.empty),
     }
     return dist.get_rank(), dist.get_world_size(), table
 
@@ -187,13 +194,20 @@ def main() -> None:
         if command["do"] == "end":
             break
         if command["do"] == "prepare":
-            make = table[command["contender"]]
-            tensors = Tensors(command["operation"], DTYPES[command["dtype"]], command["bytes"], size)
+            make, empty = table[command["contender"]]
+            tensors = Tensors(command["operation"], DTYPES[command["dtype"]], command["bytes"], size, empty)
             run = make(command["operation"], tensors)
             barrier = make("barrier", Tensors("barrier", torch.float32, 4, size)) or barrier
             if run is not None:
                 tensors.check(command["operation"], rank, size, run)
             say(able=run is not None)
+        elif command["do"] == "wait":
+            barrier()
+            if rank == size - 1:
+                time.sleep(command["seconds"])
+            began = time.process_time()
+            barrier()
+            say(seconds=time.process_time() - began, late=rank == size - 1)
         else:
             assert run is not None
             barrier()
