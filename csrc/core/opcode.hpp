@@ -25,4 +25,29 @@ enum class OpCode : uint32_t {
     kGatherSingle = 18,
 };
 
+constexpr int kOpCodes = 19;
+
+inline const char* name_of(OpCode code) {
+    static constexpr const char* names[kOpCodes] = {"",
+                                                    "send",
+                                                    "recv",
+                                                    "broadcast",
+                                                    "all_reduce",
+                                                    "reduce",
+                                                    "all_gather",
+                                                    "all_gather_v",
+                                                    "all_gather_single",
+                                                    "reduce_scatter",
+                                                    "reduce_scatter_v",
+                                                    "reduce_scatter_single",
+                                                    "all_to_all_single",
+                                                    "all_to_all_v_single",
+                                                    "all_to_all",
+                                                    "barrier",
+                                                    "scatter",
+                                                    "gather",
+                                                    "gather_single"};
+    return names[static_cast<uint32_t>(code)];
+}
+
 }  // namespace unicomm

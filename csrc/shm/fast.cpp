@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/opcode.hpp"
 #include "core/torch_options.hpp"
 #include "recorder/recorder.hpp"
 #include "shm/bind_fault.hpp"
@@ -32,6 +33,7 @@ class FastPath {
           pairs_(2 * size_t(g_.world())),
           timeout(timeout) {
         nb::module_ torch = nb::module_::import_("torch");
+        work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
         parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
     }
@@ -60,7 +62,7 @@ class FastPath {
         if (blocks_.load() != 0 || !all_reduce_options.plain(options.ptr(), red)) return no();
         if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
-        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
+        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
     }
 
     nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle async_op, nb::handle hints,
@@ -149,7 +151,7 @@ class FastPath {
             nb::gil_scoped_release release;
             fault = g_.exchange({{send, int(peer), shm::piece_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
         }
-        return finished(record, n.seq, fault);
+        return finished(record, n, fault, true);
     }
 
     ring::NewRecord record_of(OpCode code, uint64_t seq, int peer) {
@@ -165,11 +167,25 @@ class FastPath {
         return n;
     }
 
-    nb::object finished(uint64_t record, uint64_t seq, const Fault& fault) {
+    nb::object finished(uint64_t record, const ring::NewRecord& n, const Fault& fault, bool as_work) {
         auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
         r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
-        if (fault) return nb::make_tuple(seq, fault_tuple(fault));
-        return nb::int_(seq);
+        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        return as_work ? work(static_cast<OpCode>(n.op), n.seq) : nb::borrow(Py_True);
+    }
+
+    // A Work that has completed is one with a name and a number; its __init__ would set just these.
+    nb::object work(OpCode code, uint64_t seq) {
+        auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
+        nb::object made = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
+        nb::str& name = names_[size_t(code)];
+        if (!name.is_valid()) name = nb::str(name_of(code));
+        nb::int_ number(seq);
+        if (!made.is_valid() || PyObject_SetAttr(made.ptr(), name_.ptr(), name.ptr()) < 0 ||
+            PyObject_SetAttr(made.ptr(), seq_name_.ptr(), number.ptr()) < 0) {
+            throw nb::python_error();
+        }
+        return made;
     }
 
     static nb::object no() { return nb::borrow(Py_False); }
@@ -224,7 +240,8 @@ class FastPath {
         return x < y + b.bytes && y < x + a.bytes;
     }
 
-    nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count) {
+    nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count,
+                   bool as_work = true) {
         // Taken before the number, while the GIL is held: numbers must follow the order of the operations.
         // Whoever comes while another thread's operation runs queues up in the general path.
         std::unique_lock running(g_.running(), std::try_to_lock);
@@ -254,7 +271,7 @@ class FastPath {
             nb::gil_scoped_release release;
             fault = perform(op, in, out, count, tensors);
         }
-        return finished(record, n.seq, fault);
+        return finished(record, n, fault, as_work);
     }
 
     Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
@@ -279,7 +296,10 @@ class FastPath {
     std::vector<uint64_t> pairs_;  // too
     std::atomic<int> blocks_{0};
     nb::object op_, reduce_op_type_;
-    nb::str is_neg_{"is_neg"};
+    nb::object work_type_;
+    nb::tuple no_arguments_ = nb::make_tuple();
+    nb::str names_[kOpCodes];
+    nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};
     uint8_t red_ = 0;
     PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
 

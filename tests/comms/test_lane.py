@@ -176,7 +176,7 @@ def test_the_fast_path_is_back_afterwards():
     def program(comm: Communicator) -> None:
         me, out = comm.get_rank(), torch.zeros(4)
         (recv(comm, out, 1) if me == 0 else send(comm, torch.ones(4), 0)).wait()
-        assert comm._engine.fast.all_reduce(out, ReduceOp.SUM, False, None, None) == 1
+        assert comm._engine.fast.all_reduce(out, ReduceOp.SUM, False, None, None).seq == 1
 
     run_ranks(program, 2)
 

@@ -97,7 +97,7 @@ def test_hooks_come_and_go_in_all_threads():
 
         together([job] * 4)
         assert not comm._engine.hooks.active
-        assert comm._engine.fast.barrier(False, None, None) == 1
+        assert comm._engine.fast.barrier(False, None, None).seq == 1
         called: list[int] = []
         with comm.register_pre_hook(lambda name, op_id, args: called.append(args.seq)):
             assert comm._engine.fast.barrier(False, None, None) is False

@@ -72,8 +72,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     ) -> Work:
         """Copies the root's `tensor` into all ranks' `tensor`."""
         done = self._engine.fast.broadcast(tensor, root, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("broadcast", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("broadcast", done)
         return self._engine.collective("broadcast", (tensor,), async_op, hints, timeout, root=root)
 
     def all_reduce(
@@ -81,8 +81,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     ) -> Work:
         """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
         done = self._engine.fast.all_reduce(tensor, op, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("all_reduce", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("all_reduce", done)
         return self._engine.collective("all_reduce", (tensor,), async_op, hints, timeout, op=op)
 
     def reduce(
@@ -127,8 +127,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         `input` may be exactly this rank's part of `output`.
         """
         done = self._engine.fast.all_gather_single(output, input, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("all_gather_single", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("all_gather_single", done)
         return self._engine.collective("all_gather_single", (output, input), async_op, hints, timeout)
 
     def reduce_scatter(
@@ -173,8 +173,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         `output` may be exactly this rank's part of `input`.
         """
         done = self._engine.fast.reduce_scatter_single(output, input, op, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("reduce_scatter_single", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("reduce_scatter_single", done)
         return self._engine.collective(
             "reduce_scatter_single", (output, input), async_op, hints, timeout, op=op
         )
@@ -184,8 +184,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     ) -> Work:
         """The j-th of n equal parts of rank i's `input` becomes the i-th part of rank j's `output`."""
         done = self._engine.fast.all_to_all_single(output, input, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("all_to_all_single", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("all_to_all_single", done)
         return self._engine.collective("all_to_all_single", (output, input), async_op, hints, timeout)
 
     def all_to_all_v_single(
@@ -225,8 +225,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def barrier(self, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Completes when all ranks have called it."""
         done = self._engine.fast.barrier(async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("barrier", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("barrier", done)
         return self._engine.collective("barrier", (), async_op, hints, timeout)
 
     def scatter(
@@ -276,8 +276,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     ) -> Work:
         """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
         done = self._engine.fast.send(tensor, dst, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("send", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("send", done)
         return self._engine.messages([("send", tensor, dst)], async_op, hints, timeout)
 
     def recv(
@@ -285,8 +285,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     ) -> Work:
         """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
         done = self._engine.fast.recv(tensor, src, async_op, hints, timeout)
-        if done is not False:
-            return self._engine.after_fast("recv", done)
+        if done:
+            return done if done.__class__ is Work else self._engine.fast_failed("recv", done)
         return self._engine.messages([("recv", tensor, src)], async_op, hints, timeout)
 
     def batch_op_create(self) -> BatchSendRecv:

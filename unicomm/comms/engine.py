@@ -65,9 +65,9 @@ class NoFastPath:
     """Stands where a backend has no native fast path, and says what one has to offer.
 
     A fast path's methods take the arguments of the communicator's methods of the same name. They return
-    False when the call is not for them, before anything happened; the sequence number when it is done; else
-    that and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
-    arguments, a list of tensors and torch's options. A fast path that is blocked answers False. It
+    False when the call is not for them, before anything happened; the Work when it is done; else the sequence
+    number and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
+    arguments, a list of tensors and torch's options, and returns True in place of the Work. A fast path that is blocked answers False. It
     numbers collectives and messages for the general path too.
     """
 
@@ -93,7 +93,7 @@ class NoFastPath:
     def unblock(self) -> None:
         pass
 
-    def _never(self, *_: object) -> bool:
+    def _never(self, *_: object) -> Any:
         return False
 
     send = recv = all_to_all_single = _never
@@ -162,10 +162,8 @@ class Engine:
         else:
             self.fast.unblock()
 
-    def after_fast(self, name: str, result: Any) -> Work:
-        """What a fast path returned, if that was not False: the Work, or the error raised."""
-        if isinstance(result, int):
-            return Work(name, result, False)
+    def fast_failed(self, name: str, result: tuple[int, Any]) -> NoReturn:
+        """Raises the error that a fast path returned."""
         seq, fault = result
 
         def fail() -> None:

@@ -347,9 +347,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
         if self._only is not None:
             engine = self._only._engine
             done = engine.fast.all_reduce_with(tensors, opts)
-            if done is not False:
-                if type(done) is not int:
-                    engine.after_fast("all_reduce", done)  # raises
+            if done:
+                if done is not True:
+                    engine.fast_failed("all_reduce", done)
                 return _DONE
         items = [tensors] if isinstance(tensors, Tensor) else tensors
         op, limit, later = ReduceOp.SUM, None, False

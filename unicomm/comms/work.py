@@ -29,18 +29,21 @@ class Work:
     neither blocks nor loses the operation; its tensors are kept alive until it has run.
     """
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_pending", "_started", "_worker", "name", "seq")
+    # What one that has completed has, which is made in every synchronous call: nothing of its own.
+    _error: BaseException | None = None
+    _pending = False
+    _started = True
+    _lock: threading.Lock | None = None
+    _worker: Worker | None = None
+    _callbacks: list[Callable[[Work], None]] | None = None
 
     def __init__(self, name: str, seq: int, pending: bool) -> None:
         self.name = name
         self.seq = seq
-        self._error: BaseException | None = None
-        self._started = not pending
-        self._pending = pending
-        self._lock: threading.Lock | None = None
-        self._callbacks: list[Callable[[Work], None]] = []
-        self._worker: Worker | None = None
         if pending:
+            self._pending = True
+            self._started = False
+            self._callbacks = []
             self._lock = threading.Lock()
             self._lock.acquire()
 
@@ -96,6 +99,9 @@ class Work:
         That thread runs the communicator's next operations: a callback must not wait for them. What a
         callback raises is logged and changes nothing.
         """
+        if self._callbacks is None:
+            self._call(callback)
+            return
         self._callbacks.append(callback)
         if not self._pending:
             self._run_callbacks()
@@ -106,10 +112,13 @@ class Work:
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread was faster
                 return
-            try:
-                callback(self)
-            except Exception:  # it must not end the thread that has to run the operations after this one
-                logging.getLogger("unicomm").exception("a callback of %r failed", self)
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Work], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # it must not end the thread that has to run the operations after this one
+            logging.getLogger("unicomm").exception("a callback of %r failed", self)
 
     def _start(self) -> None:
         self._started = True
