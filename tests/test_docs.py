@@ -19,7 +19,8 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_example(code):
+def test_example(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 
 
