@@ -157,6 +157,7 @@ void bind_shm(nb::module_& m) {
         .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
         .def("expect_slow", &Group::expect_slow, nb::arg("seconds"))
         .def("finalize", &Group::finalize)
+        .def("lost", [](Group& g, const std::vector<int>& ranks) { return fault_tuple(g.lost(ranks)); })
         .def("dead_ranks", &Group::dead_ranks)
         .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })
         .def_prop_ro("direct_operations", &Group::direct_operations)

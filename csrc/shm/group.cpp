@@ -103,6 +103,12 @@ void Group::finalize() {
     waiter_.wake_others();
 }
 
+Fault Group::lost(const std::vector<int>& ranks) {
+    if (is_broken_) return why_broken();
+    Fault fault;
+    return must_stop(ranks, ~uint64_t{0}, true, fault) ? break_off(fault) : Fault{};
+}
+
 bool Group::relay_failure(Fault& fault) {
     if (segment_->header().failures.load() == 0) return false;
     for (int r = 0; r < world_; ++r) {

@@ -78,6 +78,9 @@ class Group {
     // No operation of any rank times out in the next `seconds`; replaces what this rank asked for before.
     void expect_slow(double seconds);
     void finalize();
+    // Whether one of these ranks is known to have failed, left or died, which breaks the group; does not
+    // wait.
+    Fault lost(const std::vector<int>& ranks);
     std::mutex& running() { return running_; }  // held while an operation runs
     int rank() const { return rank_; }
     int world() const { return world_; }

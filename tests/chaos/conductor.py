@@ -207,7 +207,9 @@ class Play:
 
     def longest(self) -> float:
         """Seconds from the strike to the last rank's error, for faults that end a round."""
-        ends = [s.when for r, s in enumerate(self.seen) if r not in self.plan.victims and "Error" in s.outcome]
+        ends = [
+            s.when for r, s in enumerate(self.seen) if r not in self.plan.victims and "Error" in s.outcome
+        ]
         return max(ends) - self.struck if ends and self.struck else 0.0
 
 
@@ -233,7 +235,10 @@ def table(results: dict[tuple[str, str], list[Play]], seconds: float, seed: int)
     ]
     for (fault, backend), plays in sorted(results.items()):
         outcomes = Counter(
-            s.outcome for p in plays for r, s in enumerate(p.seen) if r not in p.plan.victims or fault == "none"
+            s.outcome
+            for p in plays
+            for r, s in enumerate(p.seen)
+            if r not in p.plan.victims or fault == "none"
         )
         times = [p.longest() for p in plays if p.longest() > 0]
         took = f"{statistics.median(times):.2f} s, {max(times):.2f} s" if times else "-"

@@ -201,7 +201,7 @@ def work(spec: Spec, say: Callable[..., None]) -> None:
         say("step", step)
         if step == spec.abort_at:
             # From another thread, some time into this step's operations.
-            threading.Timer(rng.random() * 0.003, comm.abort).start()
+            threading.Timer(random.Random(spec.seed).random() * 0.003, comm.abort).start()
         if step == spec.leave_at:
             break
         if step == spec.starve_at and spec.starve_me:

@@ -114,6 +114,10 @@ class ShmBackend(Backend):
     def raise_fault(self, fault: _core.Fault, timeout: float) -> NoReturn:
         raise _error(fault, timeout)
 
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        if (group := self._group) is not None and (fault := group.lost(list(ranks))) is not None:
+            raise _error(fault, 0.0)
+
     def run(self, call: Call) -> None:
         op = call.op
         fault = self._group.run(

@@ -168,6 +168,11 @@ class Backend(abc.ABC):
             hint="pass a longer timeout= to their operations",
         )
 
+    def check_peers(self, ranks: Sequence[int]) -> None:  # noqa: B027
+        """Raises the error if one of these ranks is known to be gone. Called now and then while other means
+        of the same communicator's ranks wait for each other: while a split meets. Must not wait.
+        """
+
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         """Raises the error behind what the fast path returned."""
         raise AssertionError(f"{type(self).__name__} has no fast path")

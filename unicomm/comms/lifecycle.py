@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +100,12 @@ def create(
     options: CommOptions,
     world: Environment,
     labels: Sequence[int] | None = None,
+    check_peers: Callable[[], None] | None = None,
 ) -> Communicator:
-    """Connects a communicator. Called by all its ranks; returns when all are connected."""
+    """Connects a communicator. Called by all its ranks; returns when all are connected.
+
+    `check_peers` is called while it waits for the others, and raises when they cannot come any more.
+    """
     from .communicator import Communicator
 
     given, labels = labels, range(size) if labels is None else labels
@@ -124,7 +128,16 @@ def create(
     }
     try:
         if together:
-            rendezvous = meet(store, name, rank, size, timeout=options.timeout, hello=hello, labels=given)
+            rendezvous = meet(
+                store,
+                name,
+                rank,
+                size,
+                timeout=options.timeout,
+                hello=hello,
+                labels=given,
+                check_peers=check_peers,
+            )
         else:
             rendezvous = meet(None, name, 0, 1, timeout=options.timeout, hello=hello)
         with rendezvous:  # a member that cannot connect tells the others, which need not wait for it
@@ -197,6 +210,15 @@ def split(
         )
         read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
 
+    def peers_are_there() -> None:
+        with engine.located("split"):
+            engine.check_open("split")
+            try:
+                member.backend.check_peers([r for r in chosen if r != me])
+            except CommError as error:
+                engine.break_(error)
+                raise
+
     def connect() -> Communicator | None:
         if not chosen:
             return None
@@ -213,6 +235,7 @@ def split(
                 options=options,
                 world=member.world,
                 labels=[member.labels[r] for r in chosen],
+                check_peers=peers_are_there,
             )
 
     return engine.hooked(

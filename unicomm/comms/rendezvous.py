@@ -59,6 +59,7 @@ from .rendezvous_parts import (
 )
 
 MAX_VALUE = 1 << 20  # bytes that one member may contribute to a step: these are addresses, not tensors
+_LOOK = 0.2  # seconds between two looks at the peers
 _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in parts
 _NONCE = 16  # characters before a post's header, which make each post unique
 _SUCCESS, _IN_PARTS, _FAILURE = b"+", b"*", b"-"  # how outcomes begin
@@ -80,6 +81,7 @@ def meet(
     timeout: float,
     hello: Mapping[str, Any],
     labels: Sequence[int] | None = None,
+    check_peers: Callable[[], None] | None = None,
 ) -> Rendezvous:
     """Meets the other members; to be called by all of them, and by nobody else.
 
@@ -91,13 +93,14 @@ def meet(
         hello: what the members have to agree on, as JSON values; compared key by key, besides the size.
         labels: the members' global ranks in order of rank, the same on all members. Groups with different
             labels do not disturb each other, whatever their names. Without, the members are the whole world.
+        check_peers: called several times a second while it waits; what it raises ends the meeting.
 
     Returns when all members have come and agree. Raises on all that came: `CommTimeoutError` naming those
     who did not, `MismatchError` naming the minority, `PeerLostError` naming a member that was interrupted;
     `BackendError` when the store fails, and `InvalidArgumentError` before anything was sent.
     """
     check_meeting(store, name, rank, size, timeout, labels)
-    rendezvous = Rendezvous(store, name, rank, size, min(timeout, 1e8), labels)
+    rendezvous = Rendezvous(store, name, rank, size, min(timeout, 1e8), labels, check_peers)
     try:
         rendezvous._join(hello)
     except BaseException:
@@ -125,8 +128,16 @@ class Rendezvous:
     _client: StoreClient  # only when there are others
 
     def __init__(
-        self, store: Store | None, name: str, rank: int, size: int, limit: float, labels: Sequence[int] | None
+        self,
+        store: Store | None,
+        name: str,
+        rank: int,
+        size: int,
+        limit: float,
+        labels: Sequence[int] | None,
+        check_peers: Callable[[], None] | None = None,
     ) -> None:
+        self._check_peers = check_peers
         self.name, self.rank, self.size, self.uid = name, rank, size, ""
         self.labels = tuple(range(size) if labels is None else map(int, labels))
         self._timeout, self._deadline = limit, time.monotonic() + limit
@@ -319,7 +330,15 @@ class Rendezvous:
         """The outcome of this step, or b"" when there is none by `end`."""
         result = self._key("result")
         while not (outcome := self._client.peek(result)) and (left := end - time.monotonic()) > 0:
-            self._client.wait(result, left)
+            if self._check_peers is not None:
+                try:
+                    self._check_peers()
+                except CommError:
+                    # Whoever has the outcome already may have gone on, and left.
+                    if outcome := self._client.peek(result):
+                        break
+                    raise
+            self._client.wait(result, min(left, _LOOK) if self._check_peers else left)
         return outcome
 
     def _complete(self, combine: Callable[[list[bytes]], bytes]) -> None:
