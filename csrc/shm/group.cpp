@@ -41,6 +41,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
       world_(segment_->layout().world),
       watch_(pids),
       waiter_(*segment_, rank),
+      waits_(*segment_, rank),
       pids_(pids),
       heaps_(static_cast<size_t>(world_)),
       factors_(static_cast<size_t>(world_)),
@@ -166,6 +167,23 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
     return false;
 }
 
+bool Group::must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns,
+                              bool deep, Fault& fault) {
+    if (must_stop(awaited, deadline_ns, deep, fault)) {
+        if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
+            fault.culprits = waits_.responsible(awaited);
+        }
+        return true;
+    }
+    if (!deep) return false;
+    waits_.looked(awaited, operation);
+    std::vector<int> circle = waits_.circle();
+    if (circle.empty()) return false;
+    fault = {FaultCode::kDeadlock, circle, {}, ""};
+    for (int r : circle) fault.claims.push_back(waits_.claim(r));
+    return true;
+}
+
 Fault Group::given_up() {
     if (segment_->header().failures.load(std::memory_order_acquire) == 0) return {};
     Fault fault;
@@ -184,16 +202,16 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
             for (int p = first; p < last; ++p) {
                 if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
             }
-            if (!must_stop(awaited, op.deadline_ns, deep, fault)) return false;
+            if (!must_stop_waiting(awaited, op.code, op.deadline_ns, deep, fault)) return false;
             // Whoever gave up before tells only the first of those that it waited for: name them all.
             auto& named = fault.culprits;
-            if (fault.code == FaultCode::kTimeout && !named.empty() &&
+            if (fault.code == FaultCode::kTimeout && !fault.detail.empty() && !named.empty() &&
                 std::find(awaited.begin(), awaited.end(), named.front()) != awaited.end()) {
                 std::erase_if(awaited, [&](int p) {
                     auto state = static_cast<RankState>(segment_->control(p).state.load());
                     return p != named.front() && state == RankState::kFailed;
                 });
-                named = awaited;
+                named = waits_.responsible(awaited);
             }
             return true;
         };

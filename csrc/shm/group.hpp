@@ -24,6 +24,7 @@
 #include "shm/segment.hpp"
 #include "shm/staging.hpp"
 #include "shm/wait.hpp"
+#include "shm/waits.hpp"
 
 namespace unicomm::shm {
 
@@ -146,6 +147,9 @@ class Group {
     // deadline. A communicator that is broken for one rank is broken for all, also for those that wait for
     // others.
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
+    // The same for a rank that waits in `operation`, also when all of a circle do.
+    bool must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns, bool deep,
+                           Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();
     uint64_t patience_ns() const;  // until when the ranks ask each other to wait
@@ -156,6 +160,7 @@ class Group {
     int rank_, world_;
     Watch watch_;
     Waiter waiter_;
+    Waits waits_;
     Stager stager_;
     std::vector<int> pids_;
     std::vector<std::unique_ptr<PeerHeap>> heaps_;  // of the other ranks, opened when first offered

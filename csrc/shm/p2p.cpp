@@ -175,10 +175,13 @@ bool Exchange::any_movable() {
 bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
     std::vector<int> awaited;
     bool from_any = false;
+    auto operation = OpCode::kSend;
     for (const Transfer& t : transfers_) {
         if (t.finished) continue;
         if (t.message.peer >= 0) {
-            awaited.push_back(t.message.peer);
+            bool first = awaited.empty() || t.message.peer < awaited.front();
+            if (first) operation = t.message.send ? OpCode::kSend : OpCode::kRecv;
+            awaited.insert(first ? awaited.begin() : awaited.end(), t.message.peer);
         } else {
             from_any = true;
         }
@@ -197,7 +200,8 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
     }
     std::sort(awaited.begin(), awaited.end());
     awaited.erase(std::unique(awaited.begin(), awaited.end()), awaited.end());
-    return group_.must_stop(awaited, deadline_ns, deep, fault);
+    uint32_t in = joinable_ ? 0 : static_cast<uint32_t>(operation);
+    return group_.must_stop_waiting(awaited, in, deadline_ns, deep, fault);
 }
 
 // A peer that left would never read what still fits into the ring: say so instead.
@@ -244,7 +248,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
 }
 
 Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns) {
-    Exchange exchange(*this);
+    Exchange exchange(*this, false);
     for (const Message& m : messages) exchange.add(m);
     Fault refused;
     while (exchange.unfinished()) {

@@ -18,7 +18,8 @@ class Exchange {
         Fault fault;   // kMismatch: the message was refused; the others go on
     };
 
-    explicit Exchange(Group& group) : group_(group), closed_(size_t(group.world())) {}
+    explicit Exchange(Group& group, bool joinable = true)
+        : group_(group), joinable_(joinable), closed_(size_t(group.world())) {}
 
     // Takes the tensor's memory until the message is done. Not while `run` runs.
     size_t add(const Message& message);
@@ -55,6 +56,7 @@ class Exchange {
     bool must_stop(uint64_t deadline_ns, bool deep, Fault& fault);
 
     Group& group_;
+    bool joinable_;
     std::list<Transfer> transfers_;  // unfinished, in the order of `add`
     size_t added_ = 0;
     // A look at all transfers in order. A channel at whose front an earlier receive found nothing stays

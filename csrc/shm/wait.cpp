@@ -120,6 +120,11 @@ bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(b
     RankControl& me = segment_.control(rank_);
     std::atomic<uint32_t>& sleepers = segment_.header().sleepers;
     uint64_t nap = kFirstSleepNs;
+    me.wait.fetch_add(1);
+    struct NoLonger {
+        std::atomic<uint32_t>& waits_for;
+        ~NoLonger() { waits_for.store(0); }
+    } at_the_end{me.waits_for};
     for (;;) {
         uint32_t bell = me.doorbell.load();
         me.sleeping.fetch_add(1);

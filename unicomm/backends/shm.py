@@ -36,7 +36,7 @@ _HINTS = (
     ),
     Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
 )
-_TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED = 1, 2, 3, 4
+_TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED, _DEADLOCK = 1, 2, 3, 4, 6
 
 
 class ShmBackend(Backend):
@@ -239,6 +239,13 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
             culprits=culprits,
             hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
         )
+    if code == _DEADLOCK:
+        return CommTimeoutError(
+            _circle(claims) if claims else f"{who} and others wait for each other, and would for ever",
+            culprits=culprits,
+            hint="bring the calls of these ranks into one order; messages both ways go together in"
+            " batch_op_create",
+        )
     if code == _PEER_LOST:
         what = "has finalized this communicator" if detail == "finalized" else "is gone (its process ended)"
         return PeerLostError(
@@ -256,6 +263,20 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
     if detail.startswith("cannot"):  # what the system refused
         hint = "is there memory left, and file descriptors? if it goes on, allocate with torch.empty"
     return BackendError(f"shm: {detail}", culprits=culprits, hint=hint)
+
+
+def _circle(claims: list[tuple[int, ...]]) -> str:
+    """Who waits in what for whom."""
+    parts = []
+    for rank, op, _, _, peer, *_ in claims:
+        row = BY_CODE.get(op)
+        what = row.name if row else f"operation {op}"
+        if row and row.kind is Kind.P2P:
+            what += f" {'to' if row.name == 'send' else 'from'} rank {peer}"
+        else:
+            what += f" for rank {peer}"
+        parts.append(f"rank {rank} in {what}")
+    return f"these ranks wait for each other, and would for ever: {', '.join(parts)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,0 +1,118 @@
+"""Ranks that wait for each other: said as soon as they all do, not at the timeout; and who is to blame."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from unicomm import CommTimeoutError, Communicator, ReduceOp
+from unicomm.testing import run_ranks
+
+LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
+FOR_EVER = 100.0  # seconds, beyond the test's own limit
+
+
+def circle(comm: Communicator, me: int) -> None:
+    comm.send(torch.ones(LARGE), (me + 1) % comm.get_size(), False, timeout=FOR_EVER)
+
+
+def receive_first(comm: Communicator, me: int) -> None:
+    comm.recv(torch.ones(1), (me + 1) % comm.get_size(), False, timeout=FOR_EVER)
+
+
+def message_and_collective(comm: Communicator, me: int) -> None:
+    if me == 1:
+        comm.recv(torch.ones(1), 0, False, timeout=FOR_EVER)
+    else:
+        comm.all_reduce(torch.ones(9), ReduceOp.SUM, False, timeout=FOR_EVER)
+
+
+def in_the_background(comm: Communicator, me: int) -> None:
+    comm.recv(torch.ones(1), 1 - me if me < 2 else 0, True, timeout=FOR_EVER).wait()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("program", [circle, receive_first, message_and_collective, in_the_background])
+def test_a_deadlock_is_said_at_once(program, ranks, raised):
+    def rank(comm: Communicator) -> str:
+        error = raised(program, comm, comm.get_rank())
+        assert type(error) is CommTimeoutError, repr(error)
+        assert comm.is_aborted()
+        return error.message
+
+    said = run_ranks(rank, ranks, timeout=50)
+    assert all("wait for each other" in message for message in said)
+    named = [message for message in said if "these ranks" in message]
+    assert named
+    if program is circle:
+        for r in range(ranks):
+            assert f"rank {r} in send to rank {(r + 1) % ranks}" in named[0]
+
+
+@pytest.mark.timeout(60)
+def test_ranks_that_are_only_late_are_no_deadlock():
+    """Several looks long, everyone waits but one."""
+    late = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        me, n = comm.get_rank(), comm.get_size()
+        if me == n - 1:
+            late.wait(1.0)
+            comm.send(torch.ones(1), 0, False)
+        elif me == 0:
+            comm.recv(torch.ones(1), n - 1, False)
+            comm.send(torch.ones(1), 1, False)
+        else:
+            comm.recv(torch.ones(1), me - 1, False)
+            if me + 1 < n - 1:
+                comm.send(torch.ones(1), me + 1, False)
+        comm.barrier(False)
+
+    run_ranks(rank, 4, timeout=50)
+
+
+@pytest.mark.timeout(60)
+def test_messages_of_which_a_later_one_helps_are_no_deadlock():
+    """Both ranks wait for a message, and both send it later, while they do."""
+
+    from unicomm.comms.process_group import UnicommProcessGroup
+
+    def rank(comm: Communicator) -> None:
+        group = UnicommProcessGroup(comm)
+        other, got = 1 - comm.get_rank(), torch.zeros(3)
+        receiving = group.recv([got], other, 0)
+        threading.Event().wait(1.0)
+        sending = group.send([torch.ones(3)], other, 0)
+        receiving.wait()
+        sending.wait()
+        assert got.tolist() == [1, 1, 1]
+
+    run_ranks(rank, 2, timeout=50)
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_for_the_missing_rank_is_not_to_blame(raised):
+    """Rank 3 is away, rank 2 waits for it, rank 1 for rank 2, rank 0 for all: all name rank 3."""
+    over = threading.Event()
+    gone: list[int] = []
+
+    def rank(comm: Communicator) -> None:
+        me = comm.get_rank()
+        if me == 3:
+            assert over.wait(50)
+            return
+        limit = 2.0 if me == 0 else FOR_EVER
+        if me == 0:
+            error = raised(comm.all_reduce, torch.ones(9), ReduceOp.SUM, False, timeout=limit)
+        else:
+            error = raised(comm.recv, torch.ones(1), me + 1, False, timeout=limit)
+        assert type(error) is CommTimeoutError
+        assert error.culprits == (3,), error
+        gone.append(me)
+        if len(gone) == 3:
+            over.set()
+
+    run_ranks(rank, 4, timeout=50)
