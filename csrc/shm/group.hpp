@@ -148,8 +148,8 @@ class Group {
     // others.
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
     // The same for a rank that waits in `operation`, also when all of a circle do.
-    bool must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns, bool deep,
-                           Fault& fault);
+    bool must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns,
+                           bool deep, Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();
     uint64_t patience_ns() const;  // until when the ranks ask each other to wait

@@ -46,10 +46,10 @@ struct alignas(128) RankControl {
     std::atomic<int32_t> fault_rank;  // ... and its first culprit
     uint32_t pid;
     // While it waits in the kernel, so that the others see who waits for whom (waits.hpp):
-    std::atomic<uint32_t> waits_for;  // 1 + a rank; 0: for none
-    std::atomic<uint32_t> waits_in;   // the operation's number; 0: in one that more messages may join
-    std::atomic<uint32_t> wait;       // counts the waits
-    std::atomic<uint32_t> looks;      // counts how often it found that it has to go on waiting
+    std::atomic<uint32_t> waits_for;    // 1 + a rank; 0: for none
+    std::atomic<uint32_t> waits_in;     // the operation's number; 0: in one that more messages may join
+    std::atomic<uint32_t> wait;         // counts the waits
+    std::atomic<uint32_t> looks;        // counts how often it found that it has to go on waiting
     std::atomic<uint64_t> patience_ns;  // until when this rank asks the others to wait, CLOCK_MONOTONIC
 };
 

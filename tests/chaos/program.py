@@ -29,8 +29,8 @@ COUNTS = (1, 7, 300, 20_000, 60_000, 150_000)
 
 @dataclass(frozen=True)
 class Spec:
-    """A round: `timeout` is that of operations. Steps at which something happens to this rank, or -1: it aborts,
-    leaves, has no file descriptors left (all ranks know that one: they split then).
+    """A round: `timeout` is that of operations. Steps at which something happens to this rank, or -1: it
+    aborts, leaves, has no file descriptors left (all ranks know that one: they split then).
     """
 
     seed: int

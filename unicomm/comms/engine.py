@@ -67,8 +67,8 @@ class NoFastPath:
     A fast path's methods take the arguments of the communicator's methods of the same name. They return
     False when the call is not for them, before anything happened; the Work when it is done; else the sequence
     number and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
-    arguments, a list of tensors and torch's options, and returns True in place of the Work. A fast path that is blocked answers False. It
-    numbers collectives and messages for the general path too.
+    arguments, a list of tensors and torch's options, and returns True in place of the Work. A fast path that
+    is blocked answers False. It numbers collectives and messages for the general path too.
     """
 
     def __init__(self) -> None:
