@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench sanitize check format docs clean
+.PHONY: demo test bench chaos sanitize check format docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -42,6 +42,10 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/record_cost.py
 	$(BIN)/python benchmarks/trace_analyze.py
 	$(BIN)/python benchmarks/torch_distributed.py
+
+# Ranks are killed, stopped, paused, and leave at random moments; a seed repeats a round.
+chaos: $(VENV)/installed
+	$(BIN)/python tests/chaos/conductor.py
 
 # The native core alone, with ranks as threads, and its reader of dumps over damaged ones, under the address,
 # undefined-behaviour and thread sanitizers.

@@ -41,6 +41,7 @@ class Spec:
     timeout: float
     port: int
     prefix: str
+    folder: str
     abort_at: int = -1
     leave_at: int = -1
     starve_at: int = -1
@@ -219,6 +220,7 @@ def work(spec: Spec, say: Callable[..., None]) -> None:
 def main(spec: Spec, link: Connection) -> None:
     """A rank, in a process of its own."""
     torch.set_num_threads(1)
+    os.environ["UNICOMM_TRACE_DIR"] = spec.folder
     os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.size), LOCAL_RANK=str(spec.rank))
 
     def say(*what: Any) -> None:

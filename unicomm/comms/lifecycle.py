@@ -150,6 +150,13 @@ def create(
         error.comm = error.comm or name
         error.rank = rank if error.rank is None else error.rank
         raise
+    except OSError as error:
+        raise BackendError(
+            f"backend '{backend.name}' cannot connect: {error}",
+            comm=name,
+            rank=rank,
+            hint="is there memory left, and are there file descriptors (ulimit -n)?",
+        ) from error
     index = recorder.add_comm(
         name=name, backend=engine.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
     )

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from multiprocessing import parent_process
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -99,6 +100,9 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
             )
             _recorder = _core.Recorder("", meta, rank, world, records)
         _pid = os.getpid()
+        # A child of multiprocessing shows its exceptions itself, and may leave without exit handlers.
+        if (children := sys.modules.get("multiprocessing.util")) is not None and parent_process() is not None:
+            children.Finalize(None, _child_ends, exitpriority=0)
         return _recorder
 
 
@@ -134,6 +138,13 @@ def _note_failure(
 
 
 sys.excepthook = _note_failure
+
+
+def _child_ends() -> None:
+    error = sys.exc_info()
+    if error[0] is not None and error[1] is not None and not issubclass(error[0], SystemExit):
+        _note_failure(error[0], error[1], error[2], lambda *_: None)
+    _close()
 
 
 @atexit.register
