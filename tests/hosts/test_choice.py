@@ -1,6 +1,7 @@
 """What `auto` makes of where the ranks are, and which address each listens on."""
 
 import logging
+import os
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout,
 
         @staticmethod
         def open(pid, fd):
-            if fd in refused:
+            if os.stat(f"/proc/{pid}/fd/{fd}").st_ino in refused:
                 raise PermissionError(f"/proc/{pid}/fd/{fd}: permission denied")
             return opened(pid, fd)
 
@@ -71,7 +72,7 @@ def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout,
     def make(world, *rest):
         segment = made(world, *rest)
         if world > 1 and not refused:
-            refused.add(segment.fd)
+            refused.add(os.stat(segment.fd).st_ino)  # its number is used again
         return segment
 
     make.open = Closed.open

@@ -36,7 +36,7 @@ class State(enum.IntEnum):
 ASYNC, BATCH = 1, 2  # bits of the column `flags`
 
 # Words for the column `error`.
-ERRORS = ("", "timeout", "peer lost", "mismatch", "aborted", "internal", "error")
+ERRORS = ("", "timeout", "peer lost", "mismatch", "aborted", "internal", "error", "deadlock")
 
 # What is known of the process behind a source.
 RUNNING, STOPPED, KILLED, ENDED, UNKNOWN = "running", "stopped", "killed", "ended", "unknown"
