@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +40,17 @@ def raised() -> Callable[..., BaseException]:
         raise AssertionError(f"nothing was raised; the call returned {result!r}")
 
     return catch
+
+
+@pytest.fixture
+def fresh_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A ring of the test's own: that of a test worker has seen more communicators than it can name."""
+    from unicomm.flight_recorder import writer
+
+    monkeypatch.setattr(writer, "_recorder", None)
+    yield
+    if writer._recorder is not None:
+        writer._recorder.close(True)
 
 
 @pytest.fixture(scope="session")

@@ -203,8 +203,12 @@ class Play:
                 good = bool(set(victims) & set(seen.culprits))
             if seen.outcome == "PeerLostError" and rank not in victims:
                 good = bool(seen.culprits) and ended - {rank} >= set(seen.culprits)
+            if self.plan.fault == "stop" and seen.outcome == expected and self.plan.at % 7 in (2, 3, 4):
+                good = True  # in and beside a split each communicator knows of its own waits only
             if self.plan.fault == "no descriptors" and rank in victims:
-                good = seen.outcome == "BackendError"
+                good = seen.outcome in ("BackendError", "right")  # a part of one rank needs none
+            if self.plan.fault == "no descriptors" and self.seen[victims[0]].outcome == "right":
+                good = seen.outcome == "right"
             if not good:
                 what = f"{seen.outcome or 'nothing'} {seen.culprits} {seen.text}"
                 wrong.append(f"rank {rank} at step {seen.step}: {what}")

@@ -158,7 +158,7 @@ def test_a_rank_that_only_its_messages_tell(tmp_path, job):
     assert load([tmp_path]).sources[0].rank == 3
 
 
-def test_ranks_as_threads_of_one_process():
+def test_ranks_as_threads_of_one_process(fresh_recorder):
     import torch
 
     from unicomm.flight_recorder import writer
