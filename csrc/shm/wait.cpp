@@ -17,8 +17,10 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kYieldNs = 1000000;          // yield this long before sleeping
-constexpr uint64_t kFirstSleepNs = 2000000;     // then sleep, longer each time ...
+constexpr uint64_t kYieldNs = 1000000;       // yield this long before sleeping
+constexpr uint64_t kTakenNs = 700000;        // a yield that lasts longer gave the core to a foreign process
+constexpr int kNoYields = 50;                // waits after that which sleep at once
+constexpr uint64_t kFirstSleepNs = 2000000;  // then sleep, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but look at peers and deadline this often
 constexpr int kSpins = 400;                     // about 5 us of pauses
 
@@ -108,13 +110,18 @@ Waiter::Waiter(Segment& segment, int rank)
     : segment_(segment), rank_(rank), spins_(segment.layout().world <= usable_cores() ? kSpins : 1) {}
 
 bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
-    uint64_t begin = ring::now_ns();
-    for (int i = 1;; ++i) {
+    uint64_t begin = ring::now_ns(), before = begin;
+    if (sleep_at_once_ > 0) --sleep_at_once_;
+    for (int i = 1; sleep_at_once_ == 0; ++i) {
         if (ready()) return true;
         sched_yield();
+        uint64_t now = ring::now_ns();
+        // Whoever yields is served last, after a process that never does; whoever sleeps is woken at once.
+        if (now - before > kTakenNs && spins_ > 1) sleep_at_once_ = kNoYields;
+        before = now;
         if (i % 16 == 0) {
             if (stop(false)) return ready();
-            if (ring::now_ns() - begin > kYieldNs) break;
+            if (now - begin > kYieldNs) break;
         }
     }
     RankControl& me = segment_.control(rank_);

@@ -65,6 +65,7 @@ class Waiter {
     Segment& segment_;
     int rank_;
     int spins_;
+    int sleep_at_once_ = 0;
 };
 
 }  // namespace unicomm::shm
