@@ -165,24 +165,34 @@ def test_memory_is_given_back():
     alone(program)
 
 
-def test_a_forked_child_has_memory_of_its_own():
-    def program(comm: unicomm.Communicator) -> None:
-        x = comm.mem_allocator.empty(5000).fill_(1)
-        used = comm.mem_allocator.allocated()
-        child = os.fork()
-        if child == 0:
-            try:
-                held = comm.mem_allocator.holds(x)
-                del x  # not the child's to free
-                mine = comm.mem_allocator.empty(5000).fill_(2)
-                good = not held and mine.sum() == 10000 and comm.mem_allocator.allocated() < used + 1
-            finally:
-                os._exit(0 if good else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert comm.mem_allocator.allocated() == used
-        assert x.sum() == 5000
+FORKED = """
+import os, torch, unicomm
 
-    alone(program)
+comm = unicomm.new_comm("shm", torch.device("cpu"), name="alone", rank=0, size=1)
+x = comm.mem_allocator.empty(5000).fill_(1)
+used = comm.mem_allocator.allocated()
+child = os.fork()
+if child == 0:
+    good = False
+    try:
+        held = comm.mem_allocator.holds(x)
+        del x  # not the child's to free
+        mine = comm.mem_allocator.empty(5000).fill_(2)
+        good = not held and mine.sum() == 10000 and comm.mem_allocator.allocated() < used + 1
+    finally:
+        os._exit(0 if good else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert comm.mem_allocator.allocated() == used
+assert x.sum() == 5000
+"""
+
+
+@pytest.mark.processes
+def test_a_forked_child_has_memory_of_its_own():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_arguments():
