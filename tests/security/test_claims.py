@@ -218,7 +218,8 @@ def test_gloo_listens_where_its_ranks_are():
 
 def test_the_store_of_one_host_is_not_open_to_others():
     """With MASTER_ADDR on loopback the store listens there alone; by itself torch's listens everywhere."""
-    from unicomm.comms.environment import Environment, open_store
+    from unicomm.comms.environment import Environment
+    from unicomm.comms.job_store import open_store
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import Store
 from unicomm.comms import lifecycle
 from unicomm.comms.backend import Backend
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.environment import detect_environment, open_store
+from unicomm.comms.environment import detect_environment
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.job_store import open_store
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
 # Imported when first asked for, so that `import unicomm` loads no backend.
