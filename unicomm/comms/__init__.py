@@ -6,7 +6,7 @@
     check.py        arguments -> a validated Call           call.py   what a backend receives
     options.py      timeouts, hints, CommOptions
     environment.py  who am I: the launcher's variables
-    job_store.py  where the ranks of a launcher meet
+    job_store.py    where the ranks of a launcher meet
     rendezvous.py   who are the others, and do we agree (rendezvous_parts.py: its store and wire format)
     backend.py      the protocol that a backend fulfils, and its capabilities as data
     completion.py   what a library lacks, done above it once

@@ -312,6 +312,12 @@ def _finalize(comm: Communicator, timeout: float) -> None:
 _living: set[Communicator] = set()
 
 
+def abort_all() -> None:
+    """Aborts all communicators of this process, so that none of its operations waits any longer."""
+    for comm in list(_living):
+        comm.abort()
+
+
 def forget_after_fork() -> None:
     """In a forked child the parent's communicators are the parent's: here they refuse everything.
 

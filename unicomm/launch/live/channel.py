@@ -1,0 +1,130 @@
+"""What a live worker and its parent say to each other: messages over a socket pair, and functions in them."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unicomm.comms.errors import InvalidArgumentError
+
+_LENGTH = struct.Struct("<Q")
+_SEND = 120  # seconds without progress of one message: a worker reads at once, unless it is stopped
+EXTRA = "pip install 'unicomm[notebook]'"
+
+Source = dict[str, list[str]]  # lines of code that is in no file, by the name that tracebacks give it
+
+
+class Channel:
+    """One end of a socket pair. Messages are tuples; several threads may send, one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, *message: Any) -> None:
+        """Raises `OSError` when the other end is gone or does not read; the channel is of no use then."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(data)))
+            self._socket.sendall(data)
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next message; None when the other end is gone."""
+        try:
+            head = self._read(_LENGTH.size)
+            data = self._read(_LENGTH.unpack(head)[0])
+        except (EOFError, ConnectionError):
+            return None
+        message: tuple[Any, ...] = pickle.loads(data)
+        return message
+
+    def _read(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            if not (got := self._socket.recv_into(view)):
+                raise EOFError
+            view = view[got:]
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The parent's end and the worker's. The parent does not wait for ever for a stopped worker to read."""
+    mine, theirs = socket.socketpair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND, 0))
+    return mine, theirs
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    return cloudpickle
+
+
+def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """A call for `load`. With cloudpickle `fn` may be anything that can be called, else it has a module.
+
+    Raises `InvalidArgumentError` for what cannot be sent.
+    """
+    if not callable(fn):
+        raise InvalidArgumentError(f"{fn!r} cannot be called", hint="pass a function, and its arguments")
+    name = getattr(fn, "__qualname__", repr(fn))
+    better = _cloudpickle()
+    if better is None and getattr(fn, "__module__", None) == "__main__":
+        raise InvalidArgumentError(
+            f"{name} is defined in a notebook or a script, where other processes cannot import it",
+            hint=f"install cloudpickle ({EXTRA}), or move it to a module",
+        )
+    try:
+        data = (better or pickle).dumps((fn, tuple(args), dict(kwargs)))
+    except Exception as error:
+        hint = "open files, locks and connections stay where they are; make them inside of the function"
+        raise InvalidArgumentError(
+            f"{name} and its arguments cannot be sent to other processes: {error}",
+            hint=hint if better else f"install cloudpickle ({EXTRA}); or: {hint}",
+        ) from error
+    return bytes(data)
+
+
+def dump(value: Any) -> bytes:
+    """A result or an exception for `load`."""
+    return bytes((_cloudpickle() or pickle).dumps(value))
+
+
+load = pickle.loads  # what cloudpickle wrote is a pickle, too
+
+
+def sources(known: set[str]) -> Source:
+    """The code that is in no file, such as a notebook's cells, as far as it is not in `known`; adds it there.
+
+    A worker's tracebacks show its lines only if it has them.
+    """
+    found: Source = {}
+    for name, entry in list(linecache.cache.items()):
+        if name not in known and len(entry) == 4 and not os.path.exists(name):
+            known.add(name)
+            found[name] = list(entry[2])
+    return found
+
+
+def learn(source: Source) -> None:
+    """Takes what `sources` found in another process."""
+    for name, lines in source.items():
+        with contextlib.suppress(TypeError):
+            # Without a time of change, traceback does not look for a file and forget it.
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
