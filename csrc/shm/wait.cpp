@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,10 +18,13 @@
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kYieldNs = 1000000;       // yield this long before sleeping
-constexpr uint64_t kTakenNs = 700000;        // a yield that lasts longer gave the core to a foreign process
-constexpr int kNoYields = 50;                // waits after that which sleep at once
-constexpr uint64_t kFirstSleepNs = 2000000;  // then sleep, longer each time ...
+constexpr uint64_t kYieldNs = 1000000;  // yield this long before sleeping
+constexpr uint64_t kTakenNs = 700000;   // a yield that lasts longer gave the core to a foreign process
+constexpr int kYields = 16;             // look around after so many
+constexpr long kFewSwitches = 4;        // of kYields: the others do not get this core by yields
+constexpr int kNoYields = 50;  // waits which sleep at once where yields do harm; doubled while they do
+constexpr int kMostNoYields = 3200;
+constexpr uint64_t kFirstSleepNs = 2000000;     // then sleep, longer each time ...
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but look at peers and deadline this often
 constexpr int kSpins = 400;                     // about 5 us of pauses
 
@@ -31,6 +35,13 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t value, uint64_t ns) {
 
 void futex_wake(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// How often this thread has lost its core while it could have gone on; a yield that did something counts.
+long switches() {
+    rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nivcsw;
 }
 
 }  // namespace
@@ -109,20 +120,46 @@ bool Watch::dead(int rank) const {
 Waiter::Waiter(Segment& segment, int rank)
     : segment_(segment), rank_(rank), spins_(segment.layout().world <= usable_cores() ? kSpins : 1) {}
 
-bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+// A yield hands the core to whoever waits for it in this scheduling group. Two things make it harmful, both
+// seen as soon as anything else runs. A foreign process of the same group never yields back: it keeps the
+// core for its slice, some milliseconds. And where each rank is a group of its own (a session each under
+// autogroup, as torchrun starts them), a yield does nothing, and the core is burned that the awaited rank
+// needs.
+std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+    bool crowded = spins_ == 1;
     uint64_t begin = ring::now_ns(), before = begin;
-    if (sleep_at_once_ > 0) --sleep_at_once_;
-    for (int i = 1; sleep_at_once_ == 0; ++i) {
-        if (ready()) return true;
+    long lost = 0;
+    for (int i = 1;; ++i) {
+        if (ready()) {
+            no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
+            return true;
+        }
         sched_yield();
         uint64_t now = ring::now_ns();
-        // Whoever yields is served last, after a process that never does; whoever sleeps is woken at once.
-        if (now - before > kTakenNs && spins_ > 1) sleep_at_once_ = kNoYields;
+        bool harmful = now - before > kTakenNs;
         before = now;
-        if (i % 16 == 0) {
+        if (i % kYields == 0) {
             if (stop(false)) return ready();
-            if (now - begin > kYieldNs) break;
+            if (now - begin > kYieldNs) return std::nullopt;
+            if (crowded) {
+                long switched = switches();
+                harmful |= i > kYields && switched - lost < kFewSwitches;
+                lost = switched;
+            }
         }
+        if (harmful) {
+            sleep_at_once_ = no_yields_;
+            no_yields_ = no_yields_ * 2 < kMostNoYields ? no_yields_ * 2 : kMostNoYields;
+            return std::nullopt;
+        }
+    }
+}
+
+bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop) {
+    if (sleep_at_once_ > 0) {
+        --sleep_at_once_;
+    } else if (auto over = yield(ready, stop)) {
+        return *over;
     }
     RankControl& me = segment_.control(rank_);
     std::atomic<uint32_t>& sleepers = segment_.header().sleepers;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -59,13 +60,16 @@ class Waiter {
     void wake_me();
 
   private:
+    // As `slow`; nothing when it is better to sleep.
+    std::optional<bool> yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
     bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
     void ring_doorbells();
 
     Segment& segment_;
     int rank_;
     int spins_;
-    int sleep_at_once_ = 0;
+    int sleep_at_once_ = 0;  // so many waits do without yields
+    int no_yields_ = 50;     // as many the next time that yields do harm
 };
 
 }  // namespace unicomm::shm
