@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unicomm.comms.environment import Environment, detect_environment
+from unicomm.comms.environment import LAUNCHERS, Environment, detect_environment
 from unicomm.comms.errors import InvalidArgumentError
 
 TORCHRUN = {
@@ -138,3 +140,22 @@ def test_query_method_that_finds_nothing() -> None:
         detect_environment({**SRUN, METHOD: "magic"})
     assert "torchrun" in caught.value.hint
     assert detect_environment({"TORCHCOMM_RANK": "0", "TORCHCOMM_SIZE": "2", METHOD: "manual"}).size == 2
+
+
+RECORDED = sorted((Path(__file__).parent / "environments").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_environments(path: Path) -> None:
+    """What launchers really set, alone and one inside the other; each file says where it comes from."""
+    recorded = json.loads(path.read_text())
+    assert recorded["source"].startswith(("recorded with ", "written from "))
+    found = [detect_environment(rank["environment"]) for rank in recorded["ranks"]]
+    assert found == [Environment(*rank["expected"]) for rank in recorded["ranks"]]
+    assert [here.rank for here in found] == list(range(len(found)))
+
+
+def test_all_launchers_are_recorded() -> None:
+    found = {rank["expected"][4] for path in RECORDED for rank in json.loads(path.read_text())["ranks"]}
+    # Without a record: PMIx alone, whose variables have no size, and PALS, which sets those of PMI as well.
+    assert found >= {row.name for row in LAUNCHERS} - {"TORCHCOMM_RANK", "PMIx", "PALS"}
