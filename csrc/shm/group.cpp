@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <type_traits>
 
 #include "recorder/ring.hpp"
 
 namespace unicomm::shm {
 namespace {
 
+constexpr size_t kTold = 64 * std::extent_v<decltype(RankControl::culprits)>;  // ranks that relays can name
 constexpr uint64_t kDirectBytes = 64 * 1024;  // below, leaving together costs more than a staging copy
 
 uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
@@ -67,6 +69,9 @@ Fault Group::break_off(Fault fault) {
     RankControl& me = segment_->control(rank_);
     me.fault.store(static_cast<uint32_t>(fault.code));
     me.fault_rank.store(fault.culprits.empty() ? -1 : fault.culprits.front());
+    for (int r : fault.culprits) {
+        if (r >= 0 && size_t(r) < kTold) me.culprits[r / 64].fetch_or(uint64_t{1} << r % 64);
+    }
     me.state.store(static_cast<uint32_t>(RankState::kFailed));
     segment_->header().failures.fetch_add(1);
     is_broken_ = true;
@@ -116,11 +121,16 @@ bool Group::relay_failure(Fault& fault) {
         RankControl& c = segment_->control(r);
         if (r == rank_ || static_cast<RankState>(c.state.load()) != RankState::kFailed) continue;
         auto code = static_cast<FaultCode>(c.fault.load());
-        int culprit = c.fault_rank.load();
-        if (culprit < 0) culprit = r;
-        auto state = static_cast<RankState>(segment_->control(culprit).state.load());
+        std::vector<int> culprits;
+        for (int other = 0; other < std::min(world_, int(kTold)); ++other) {
+            if (c.culprits[other / 64].load() >> other % 64 & 1) culprits.push_back(other);
+        }
+        // Never trust a number that another process wrote.
+        int first = c.fault_rank.load();
+        if (culprits.empty()) culprits = {first < 0 || first >= world_ ? r : first};
+        auto state = static_cast<RankState>(segment_->control(culprits.front()).state.load());
         bool left = code == FaultCode::kPeerLost && state == RankState::kFinalized;
-        fault = {code, {culprit}, {}, left ? "finalized" : "rank " + std::to_string(r) + " gave up"};
+        fault = {code, culprits, {}, left ? "finalized" : "rank " + std::to_string(r) + " gave up"};
         return true;
     }
     return false;
@@ -202,18 +212,7 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
             for (int p = first; p < last; ++p) {
                 if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
             }
-            if (!must_stop_waiting(awaited, op.code, op.deadline_ns, deep, fault)) return false;
-            // Whoever gave up before tells only the first of those that it waited for: name them all.
-            auto& named = fault.culprits;
-            if (fault.code == FaultCode::kTimeout && !fault.detail.empty() && !named.empty() &&
-                std::find(awaited.begin(), awaited.end(), named.front()) != awaited.end()) {
-                std::erase_if(awaited, [&](int p) {
-                    auto state = static_cast<RankState>(segment_->control(p).state.load());
-                    return p != named.front() && state == RankState::kFailed;
-                });
-                named = waits_.responsible(awaited);
-            }
-            return true;
+            return must_stop_waiting(awaited, op.code, op.deadline_ns, deep, fault);
         };
         if (!waiter_.until(ready, stop)) return break_off(fault);
     }

@@ -51,7 +51,9 @@ struct alignas(128) RankControl {
     std::atomic<uint32_t> wait;         // counts the waits
     std::atomic<uint32_t> looks;        // counts how often it found that it has to go on waiting
     std::atomic<uint64_t> patience_ns;  // until when this rank asks the others to wait, CLOCK_MONOTONIC
+    std::atomic<uint64_t> culprits[8];  // behind kFailed: a bit for each, of the first ranks there are
 };
+static_assert(sizeof(RankControl) == 128);
 
 struct alignas(128) SegmentHeader {
     uint64_t magic;

@@ -2,19 +2,25 @@
 
 Everything follows from a seed, so that a round can be repeated. A rank tells the conductor each step that it
 begins, and at the end what became of it: `right` (all results were), `wrong` (one was not, with what), or the
-class of the error it got, with its culprits and when.
+class of the error it got, with its culprits and when; then what is left in its process of the communicator.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
+import gc
 import os
 import random
 import resource
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,15 +28,22 @@ import torch.distributed as dist
 
 import unicomm
 from unicomm import Communicator, ReduceOp
+from unicomm.flight_recorder import writer
 
 SUM = ReduceOp.SUM
 COUNTS = (1, 7, 300, 20_000, 60_000, 150_000)
+RINGS = "rings"  # the folder, in the round's, of what the ranks recorded
+CREATION = -2  # the step before there is a communicator
+_NEWNS, _PRIVATE = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
+_CLOSING = 20.0  # seconds for finalize
+_LETTING_GO = 45.0  # and for what Gloo holds while it tries to connect
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A round: `timeout` is that of operations. Steps at which something happens to this rank, or -1: it
-    aborts, leaves, has no file descriptors left (all ranks know that one: they split then).
+    """A rank of a round. `timeout` is that of operations, `store` the address of one, `link` the conductor's
+    socket. `fate` is what happens to this rank of itself in step `at`: abort, leave, full, no descriptors,
+    no memory. All ranks split in step `split_at`, if it is one. `interface`: of the network, for gloo.
     """
 
     seed: int
@@ -39,13 +52,14 @@ class Spec:
     backend: str
     steps: int
     timeout: float
-    port: int
+    store: str
+    link: str
     prefix: str
     folder: str
-    abort_at: int = -1
-    leave_at: int = -1
-    starve_at: int = -1
-    starve_me: bool = False
+    interface: str = ""
+    split_at: int = -1
+    fate: str = ""
+    at: int = -1
 
 
 class WrongDataError(Exception):
@@ -151,6 +165,22 @@ class Steps:
             self.comm.send(x, self.mine + 1, False)
         self.same(x, value(self.group[0], step, count), "a relayed message")
 
+    def messages_at_once(self, step: int, count: int, root: int, rng: random.Random) -> None:
+        """Asynchronous ones between pairs of ranks."""
+        peer = self.mine ^ 1
+        if peer >= self.n:
+            return
+        ins = [self.make(value(self.me, step + i, count), rng) for i in range(3)]
+        outs = [torch.zeros(count) for _ in ins]
+        works = []
+        for x, y in zip(ins, outs, strict=True):
+            for act, tensor in ((self.comm.send, x), (self.comm.recv, y))[:: 1 if self.mine < peer else -1]:
+                works.append(act(tensor, peer, True))
+        for work in works:
+            work.wait()
+        for i, y in enumerate(outs):
+            self.same(y, value(self.group[peer], step + i, count), "an asynchronous message")
+
     def objects(self, step: int, count: int, root: int, rng: random.Random) -> None:
         everyone: list[Any] = [None] * self.n
         unicomm.objcol.all_gather_object(self.comm, everyone, {"rank": self.me, "step": step})
@@ -169,25 +199,71 @@ KINDS: dict[str, Callable[..., None]] = {
 def split(comm: Communicator, spec: Spec, step: int, rng: random.Random) -> None:
     """A part of the ranks works on its own for a while."""
     cut = rng.randrange(1, spec.size)
-    parts = [list(range(cut)), list(range(cut, spec.size))]
+    ranks = list(range(spec.size))
+    rng.shuffle(ranks)
+    parts = [sorted(ranks[:cut]), sorted(ranks[cut:])]
     seeds = [rng.random(), rng.random()]
-    which = spec.rank >= cut
+    which = spec.rank in parts[1]
     part = parts[which]
     child = comm.split(part, f"part{step}")
+    assert child is not None
     own = random.Random(seeds[which])
     try:
         for i in range(3):
             Steps(child, part, spec.rank).run(step + i, own)
     except unicomm.CommError as error:
         error.culprits = tuple(part[r] for r in error.culprits)  # as the round numbers them
+        with contextlib.suppress(unicomm.CommError):
+            child.finalize(_CLOSING)
         raise
     child.finalize()
 
 
-def work(spec: Spec, say: Callable[..., None]) -> None:
+def strike(spec: Spec) -> None:
+    """What a rank does to itself."""
+    if spec.fate == "full":
+        # Too small for a ring, which is all that wants to be there. The mount is this process's alone.
+        libc = ctypes.CDLL(None, use_errno=True)
+        here = libc.unshare(_NEWNS) == 0 and libc.mount(b"none", b"/", None, _PRIVATE, None) == 0
+        if not here or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=64k") != 0:
+            raise OSError(ctypes.get_errno(), "cannot mount a tmpfs")
+        del os.environ["UNICOMM_TRACE_DIR"]
+        tempfile.tempdir = spec.folder
+    elif spec.fate == "no descriptors":
+        used = len(os.listdir("/proc/self/fd"))
+        limit(resource.RLIMIT_NOFILE, used + 1)
+    elif spec.fate == "no memory":
+        limit(resource.RLIMIT_FSIZE, 1 << 16)  # counts for memory files, too
+
+
+def limit(what: int, value: int) -> None:
+    resource.setrlimit(what, (value, resource.getrlimit(what)[1]))
+
+
+def work(spec: Spec, comm: Communicator, say: Callable[..., None]) -> None:
     rng = random.Random(spec.seed)
-    store = dist.PrefixStore(spec.prefix, dist.TCPStore("127.0.0.1", spec.port, is_master=False))
-    comm = unicomm.new_comm(
+    comm.set_timeout(spec.timeout)
+    for step in range(spec.steps):
+        say("step", step)
+        if step == spec.at and spec.fate == "leave":
+            break
+        if step == spec.at and spec.fate == "abort":
+            # From another thread, some time into this step's operations.
+            threading.Timer(random.Random(spec.seed).random() * 0.003, comm.abort).start()
+        elif step == spec.at:
+            strike(spec)
+        if step % 7 == 3 or step == spec.split_at:
+            split(comm, spec, step, rng)
+        else:
+            Steps(comm, list(range(spec.size)), spec.rank).run(step, rng)
+
+
+def connect(spec: Spec) -> Communicator:
+    host, port = spec.store.rsplit(":", 1)
+    store = dist.PrefixStore(spec.prefix, dist.TCPStore(host, int(port), is_master=False))
+    if spec.at == CREATION:
+        strike(spec)
+    return unicomm.new_comm(
         spec.backend,
         torch.device("cpu"),
         name="chaos",
@@ -195,44 +271,76 @@ def work(spec: Spec, say: Callable[..., None]) -> None:
         rank=spec.rank,
         size=spec.size,
         timeout=60,
+        hints={"interface": spec.interface} if spec.interface else None,
     )
-    comm.set_timeout(spec.timeout)
-    say("ready")
-    for step in range(spec.steps):
-        say("step", step)
-        if step == spec.abort_at:
-            # From another thread, some time into this step's operations.
-            threading.Timer(random.Random(spec.seed).random() * 0.003, comm.abort).start()
-        if step == spec.leave_at:
-            break
-        if step == spec.starve_at and spec.starve_me:
-            used = len(os.listdir("/proc/self/fd"))
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (used + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-            )
-        if step % 7 == 3 or step == spec.starve_at:
-            split(comm, spec, step, rng)
-        else:
-            Steps(comm, list(range(spec.size)), spec.rank).run(step, rng)
-    comm.finalize()
 
 
-def main(spec: Spec, link: Connection) -> None:
-    """A rank, in a process of its own."""
+def outcome(spec: Spec, say: Callable[..., None]) -> tuple[str, list[int], str]:
+    """Plays the round. Nothing that it held may be left when it returns."""
+    comm = None
+    try:
+        comm = connect(spec)
+        work(spec, comm, say)
+        comm.finalize()
+    except WrongDataError as error:
+        said: tuple[str, list[int], str] = ("wrong", [], str(error))
+    except unicomm.CommError as error:
+        said = (type(error).__name__, list(error.culprits), str(error))
+    except Exception as error:
+        said = (f"unexpected {type(error).__name__}", [], repr(error))
+    else:
+        return "right", [], ""
+    say("end", *said)
+    if comm is not None:
+        comm.finalize(_CLOSING)
+    return said
+
+
+def held() -> Iterator[str]:
+    """What of this process a communicator may hold, in words: descriptors, threads, segments."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if "unicomm-tensors" not in target and not target.endswith((".ucring", "/fd")):
+                yield target.split(":")[0] if target.startswith(("socket", "pipe")) else target
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:unicomm " in line:
+            yield "a mapped segment"
+
+
+def left(before: list[str]) -> list[str]:
+    """What is held that was not. Threads that are about to end, and what they hold, get a while."""
+    end = time.monotonic() + _LETTING_GO
+    while True:
+        gc.collect()
+        now = list(held())
+        for one in before:
+            if one in now:
+                now.remove(one)
+        if not now or time.monotonic() > end:
+            return now
+        time.sleep(0.01)
+
+
+def main(spec: Spec) -> int:
+    """A rank, in a process of its own; returns its exit code."""
     torch.set_num_threads(1)
     os.environ["UNICOMM_TRACE_DIR"] = spec.folder
     os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.size), LOCAL_RANK=str(spec.rank))
+    link = Client(spec.link, "AF_UNIX")
+    link.send(("rank", spec.rank, os.getpid()))
 
     def say(*what: Any) -> None:
         link.send((time.monotonic(), *what))
 
-    try:
-        work(spec, say)
-    except WrongDataError as error:
-        say("end", "wrong", [], str(error))
-    except unicomm.CommError as error:
-        say("end", type(error).__name__, list(error.culprits), str(error))
-    except Exception as error:
-        say("end", f"unexpected {type(error).__name__}", [], repr(error))
-    else:
-        say("end", "right", [], "")
+    before = list(held())
+    said = outcome(spec, say)
+    say("end", *said)
+    for what in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        limit(what, resource.getrlimit(what)[1])
+    # The ring goes with the process; who wants to know why a round was bad needs it.
+    Path(spec.folder, RINGS, f"rank{spec.rank:05d}-{os.getpid()}.ucring").write_bytes(writer.ring_bytes())
+    say("left", left(before))
+    atexit._run_exitfuncs()
+    say("over")
+    return 0

@@ -6,6 +6,7 @@ The kernel knows better: it is asked where it would send from, without anything 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -15,8 +16,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from .mesh import notice_silence
+from .pairs import internet_sockets
+
 # An address of no network (RFC 5737): where to is the question, and the answer is the default route.
 _ANYWHERE = "192.0.2.1"
+_STORE_SILENT = 3  # seconds between two questions to the store's host; it is gone after four of them
 _PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
 
 
@@ -73,17 +78,50 @@ def route_to(host: str) -> str:
     return ""
 
 
+def guard_store(store: Store | None) -> None:
+    """Lets this process notice when the host of its TCPStore cannot be reached any more, within 12 seconds.
+
+    What waits for an answer of the store then ends with an error, which would take many minutes otherwise.
+    """
+    host, port = _host_of(store), _port_of(store)
+    if not host:
+        return
+    try:
+        known = {_plain(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return
+    for s in internet_sockets():
+        with contextlib.suppress(OSError):  # it is not connected, or not any more
+            there = s.getpeername()
+            if there[1] == port and _plain(there[0]) in known:
+                notice_silence(s, _STORE_SILENT)
+
+
+def _plain(address: object) -> str:
+    """Without the forms in which the same address may come."""
+    ip = ipaddress.ip_address(str(address).partition("%")[0])
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
 def _is_loopback(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return ip.is_loopback or ip.is_unspecified or (mapped is not None and mapped.is_loopback)
 
 
-def _host_of(store: Store | None) -> str:
+def _base(store: Store | None) -> Any:
     base: Any = store
     while isinstance(base, PrefixStore):
         base = base.underlying_store
-    return str(getattr(base, "host", "") or "")
+    return base
+
+
+def _host_of(store: Store | None) -> str:
+    return str(getattr(_base(store), "host", "") or "")
+
+
+def _port_of(store: Store | None) -> int:
+    return int(getattr(_base(store), "port", 0) or 0)
 
 
 def _boot() -> str:

@@ -192,7 +192,14 @@ class _Part:
             store = PrefixStore(f"unicomm-part/{rendezvous.uid}", setup.store)
         labels = [setup.labels[r] for r in self.ranks]
         with meet(
-            store, self.name, self.rank, size, timeout=left, hello={}, labels=labels if size > 1 else None
+            store,
+            self.name,
+            self.rank,
+            size,
+            timeout=left,
+            hello={},
+            labels=labels if size > 1 else None,
+            check_peers=rendezvous.check,
         ) as own:
             return backend.connect(
                 replace(

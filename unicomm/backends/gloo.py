@@ -15,14 +15,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
@@ -30,24 +29,23 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     GatherOptions,
-    HashStore,
-    PrefixStore,
     ReduceOp,
     ScatterOptions,
 )
 
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
-from unicomm.comms.errors import BackendError, CommError
+from unicomm.comms.errors import CommError
 from unicomm.comms.options import Hint, parse_bool
 from unicomm.comms.reduction import RedOpType
-from unicomm.comms.rendezvous_parts import StoreClient
 from unicomm.comms.threads import Threads
 
 from . import mesh
+from .addresses import guard_store
 from .agree import Agreement
+from .gloo_connect import Connecting
 from .mesh import Sockets
-from .pairs import Pairs, find_pairs
+from .pairs import Pairs
 from .watch import Operation, Watch
 from .watch_errors import error_of, first_line, guess
 from .watch_messages import Fault
@@ -123,34 +121,24 @@ class GlooBackend(Backend):
 
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=setup.timeout)
-        host, interface = setup.hints["hostname"], setup.hints["interface"]
-        store = setup.store
-        if store is None:
-            store = HashStore()
-        try:
-            if host or interface:
-                device = dist.ProcessGroupGloo.create_device(
-                    hostname=host, interface=interface, lazy_init=False
-                )
-            else:
-                device = dist.ProcessGroupGloo.create_default_device(lazy_init=False)
-            options._devices = [device]
-            prefix = PrefixStore(f"unicomm-gloo/{setup.rendezvous.uid}", store)
-            group = dist.ProcessGroupGloo(prefix, setup.rank, setup.size, options)
-        except RuntimeError as error:
-            raise BackendError(
-                f"gloo could not connect: {first_line(error)}",
-                comm=setup.name,
-                hint="check that the ranks reach each other; choose the interface by the hint 'interface'",
-            ) from error
-        if setup.size == 1:
-            return cls(group, setup, None, [{}])
-        pairs = find_pairs(setup.rendezvous, StoreClient(prefix, setup.name, setup.size))
-        address = pairs.own[0] if pairs else host or socket.gethostname()
         each = 2 if _checks(setup) else 1
-        return cls(group, setup, pairs, mesh.connect(setup.rendezvous, address, each, setup.name))
+        guard_store(setup.store)
+        gloo = Connecting(setup, each)
+        if setup.size == 1:
+            return cls(gloo.group, setup, None, [{}])
+        address = gloo.pairs.own[0] if gloo.pairs else setup.hints["hostname"] or socket.gethostname()
+        sockets = mesh.connect(setup.rendezvous, address, each, setup.name, gloo.trouble)
+        return cls(gloo.group, setup, gloo.pairs, sockets)
+
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        self._watch.check_left(ranks)
+        if (error := self.fault()) is not None:
+            raise error
+
+    def fault(self) -> CommError | None:
+        """Why it is broken, as far as this rank knows."""
+        fault = self._watch.fault
+        return None if fault is None else error_of(fault, self._watch.rank)
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         with self._collective(call) as number:
@@ -259,6 +247,14 @@ class GlooBackend(Backend):
                 self._pairs.end()
             group, self._group = self._group, None
         del group  # its destructor waits for Gloo's threads
+
+    def part_of(self, name: str) -> None:
+        """This rank is in the operation `name`, of which this is a part, until it says "" here."""
+        self._watch.inside = name
+
+    def elsewhere(self, ranks: Collection[int]) -> list[int]:
+        """Those of `ranks` that are in no operation, or do not answer. Waits for their answers."""
+        return self._watch.elsewhere(ranks)
 
     def expect_slow(self, name: str, seconds: float) -> None:
         self._watch.expect_slow(name, seconds)

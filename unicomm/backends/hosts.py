@@ -76,7 +76,11 @@ class HostsBackend(Backend):
 
     def run(self, call: Call) -> None:
         self._limit = call.timeout
-        hosts_collectives.run(self, call)
+        self._far.part_of(call.name)
+        try:
+            hosts_collectives.run(self, call)
+        finally:
+            self._far.part_of("")
 
     # --- what the collectives run on -------------------------------------------------------------------
 
@@ -131,6 +135,10 @@ class HostsBackend(Backend):
             try:
                 self._far.exchange(far, seconds)
             except CommError as error:
+                # In a collective, who waits for somebody else in there is not to blame.
+                if late and isinstance(error, CommTimeoutError) and (error.dead or error.absent):
+                    error.late = ()
+                    error.culprits = (*error.dead, *error.absent)
                 raise self._far_failed(error, {message.peer for message in far}) from error
 
         def run_near() -> None:
@@ -202,13 +210,19 @@ class HostsBackend(Backend):
             error = self._verdict.pronounce(error)
             self._end()
             return error
+        elsewhere: list[int] = []
+        if isinstance(error, CommTimeoutError):
+            elsewhere = self._far.elsewhere(awaited)  # before they go there because of this
         self._end()
         aborted = isinstance(error, AbortedError)  # by one who is about to say why
         if (told := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
             return told
+        if aborted and (cause := self._far.fault()) is not None and not isinstance(cause, AbortedError):
+            # Somebody ended this part for it, and the store is not there to say so.
+            return self._verdict.pronounce(cause)
         suspects = linked if isinstance(error, PeerLostError) else awaited
         if not aborted and (culprits := self._verdict.silent(suspects)):
-            error = self._blaming(error, culprits)
+            error = self._blaming(error, [r for r in culprits if r in elsewhere] or culprits)
         return self._verdict.pronounce(error)
 
     def _blaming(self, error: CommError, culprits: Sequence[int]) -> CommError:
@@ -224,6 +238,17 @@ class HostsBackend(Backend):
         for part in (self._near, self._leaders, self._far):
             if part is not None:
                 part.abort()
+
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        layout = self.layout
+        try:
+            self._near.check_peers([layout.local_of[r] for r in ranks if layout.host_of[r] == layout.host])
+        except CommError as error:
+            raise self._near_failed(error, False) from error
+        try:
+            self._far.check_peers(ranks)
+        except CommError as error:
+            raise self._far_failed(error, ranks) from error
 
     def expect_slow(self, name: str, seconds: float) -> None:
         for part in (self._near, self._leaders, self._far):

@@ -15,12 +15,13 @@ import struct
 import time
 from collections.abc import Sequence
 
-from unicomm.comms.errors import BackendError, CommTimeoutError
+from unicomm.comms.errors import BackendError
 from unicomm.comms.rendezvous import Rendezvous
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
 _PATIENCE = 2.0  # seconds in which a caller has to say who it is
+_LOOK = 0.2  # seconds between two looks at whether somebody has left
 _STRANGERS = 64  # callers that may wait besides the members
 # A host that is gone, or a cable that is cut, is noticed when this many probes, one a second, are unanswered.
 _PROBES = 3
@@ -28,11 +29,12 @@ _PROBES = 3
 Sockets = dict[int, socket.socket]
 
 
-def connect(rendezvous: Rendezvous, host: str, each: int, comm: str) -> list[Sockets]:
+def connect(rendezvous: Rendezvous, host: str, each: int, comm: str, trouble: str = "") -> list[Sockets]:
     """`each` sockets to every other rank, as one dict by rank for each. Called by all members.
 
-    `host`: the address to listen at. Raises `CommTimeoutError` naming who did not come, `BackendError` when
-    the addresses cannot be reached, within the rendezvous' time.
+    `host`: the address to listen at. `trouble`: what this member had on its way here, if anything.
+    Returns when all are connected. Raises `CommTimeoutError` naming who did not come or stands still,
+    `BackendError` on all when one had trouble, within the rendezvous' time.
     """
     rank, size = rendezvous.rank, rendezvous.size
     made: list[Sockets] = [{} for _ in range(each)]
@@ -44,25 +46,45 @@ def connect(rendezvous: Rendezvous, host: str, each: int, comm: str) -> list[Soc
         except OSError as error:
             raise _unreachable(f"cannot listen at {host}", error, comm) from error
         with listener:
-            mine = {"address": listener.getsockname()[:2], "secret": secret.hex()}
+            mine = {"address": listener.getsockname()[:2], "secret": secret.hex(), "trouble": trouble}
             posts = rendezvous.exchange("gloo mesh", json.dumps(mine).encode())
+            there = [json.loads(post) for post in posts]
+            _refuse([post["trouble"] for post in there], rendezvous, comm)
             for peer in range(rank):
-                there = json.loads(posts[peer])
+                address, key = there[peer]["address"], bytes.fromhex(there[peer]["secret"])
                 for number in range(each):
                     try:
                         made[number][peer] = s = socket.create_connection(
-                            tuple(there["address"]), max(0.1, rendezvous.remaining())
+                            tuple(address), max(0.1, rendezvous.remaining())
                         )
-                        s.sendall(_HELLO.pack(bytes.fromhex(there["secret"]), rank, number))
+                        s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
-                        what = f"cannot reach rank {peer} at {there['address'][0]}"
-                        raise _unreachable(what, error, comm) from error
-            _accept(listener, secret, made, rank, rendezvous, comm)
+                        raise _unreachable(
+                            f"cannot reach rank {peer} at {address[0]}", error, comm
+                        ) from error
+            trouble = _accept(listener, secret, made, rank, rendezvous)
         for sockets in made:
             for s in sockets.values():
                 _tune(s)
+        troubles = rendezvous.exchange("gloo connected", trouble.encode())
+        _refuse([text.decode() for text in troubles], rendezvous, comm)
         on_error.pop_all()
     return made
+
+
+def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str) -> None:
+    if bad := [r for r, trouble in enumerate(troubles) if trouble]:
+        raise BackendError(
+            f"gloo could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",
+            comm=comm,
+            culprits=[rendezvous.labels[r] for r in bad],
+            hint="check that the ranks reach each other; choose the interface by the hint 'interface'",
+        )
+
+
+def patience(rendezvous: Rendezvous) -> float:
+    """Seconds for one step of connecting: some are kept for telling the others what came of it."""
+    return 0.8 * rendezvous.remaining()
 
 
 def _close(made: Sequence[Sockets]) -> None:
@@ -84,31 +106,27 @@ def _listen(host: str, backlog: int) -> socket.socket:
 
 
 def _accept(
-    listener: socket.socket,
-    secret: bytes,
-    made: Sequence[Sockets],
-    rank: int,
-    rendezvous: Rendezvous,
-    comm: str,
-) -> None:
+    listener: socket.socket, secret: bytes, made: Sequence[Sockets], rank: int, rendezvous: Rendezvous
+) -> str:
+    """Waits for the members above. Returns what went wrong, for the others to hear."""
     above = range(rank + 1, rendezvous.size)
+    end = time.monotonic() + patience(rendezvous)
     while missing := [peer for peer in above if any(peer not in sockets for sockets in made)]:
-        listener.settimeout(max(0.01, rendezvous.remaining()))
+        listener.settimeout(max(0.01, min(_LOOK, end - time.monotonic())))
         try:
             caller = listener.accept()[0]
         except TimeoutError:
-            raise CommTimeoutError(
-                f"ranks {missing} did not connect in time",
-                comm=comm,
-                culprits=missing,
-                hint="see what they printed last; check that they reach this host",
-            ) from None
+            rendezvous.check()  # a member that cannot connect has told everybody
+            if time.monotonic() < end:
+                continue
+            return f"ranks {[rendezvous.labels[r] for r in missing]} did not connect in time"
         given, peer, number = _hello(caller) or (b"", -1, 0)
         known = hmac.compare_digest(given, secret) and peer in above and number < len(made)
         if known and peer not in made[number]:
             made[number][peer] = caller
         else:
             caller.close()
+    return ""
 
 
 def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
@@ -129,8 +147,22 @@ def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
 def _tune(s: socket.socket) -> None:
     s.settimeout(None)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    notice_silence(s, 1)
+
+
+def notice_silence(s: socket.socket, seconds: int) -> None:
+    """Ends a connection when the other host has not answered for four times `seconds`.
+
+    Also while data are on their way, for which the system alone would take a quarter of an hour.
+    """
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", _PROBES)):
+    options = {
+        "TCP_KEEPIDLE": seconds,
+        "TCP_KEEPINTVL": seconds,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": 1000 * seconds * (_PROBES + 1),
+    }
+    for option, value in options.items():
         if hasattr(socket, option):
             s.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

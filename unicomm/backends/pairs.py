@@ -2,21 +2,17 @@
 
 Gloo cannot be interrupted: an operation ends when its peers answer, or when a connection does. So whoever
 gives up ends the connections. Which ones they are, Gloo does not say either; but each communicator's device
-listens at a port of its own, whose address is in what Gloo puts into the store, and every connection has
-such a port at one end.
+listens at a port of its own, whose address is in what Gloo tells its peers, and every connection has such a
+port at one end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
 from collections.abc import Iterator
-
-from unicomm.comms.rendezvous import Rendezvous
-from unicomm.comms.rendezvous_parts import StoreClient
 
 Address = tuple[str, int]
 
@@ -29,7 +25,7 @@ class Pairs:
 
     def end(self) -> None:
         """Ends them, and no other socket. Does not wait; what uses them gets an error."""
-        for s in _sockets():
+        for s in internet_sockets():
             # What is asked and what is ended is the same duplicate: its number may mean another one by now.
             with contextlib.suppress(OSError):
                 if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -38,18 +34,9 @@ class Pairs:
                     s.shutdown(socket.SHUT_RDWR)
 
 
-def find_pairs(rendezvous: Rendezvous, store: StoreClient) -> Pairs | None:
-    """Those of a Gloo context that is connected; None when a rank's cannot be found. Called by all ranks."""
-    own = _listening_address(store.peek(f"0/{rendezvous.rank}"))
-    posts = [json.loads(post) for post in rendezvous.exchange("gloo pairs", json.dumps(own).encode())]
-    if own is None or None in posts:
-        return None
-    return Pairs(own, frozenset((host, port) for r, (host, port) in enumerate(posts) if r != rendezvous.rank))
-
-
-def _listening_address(published: bytes) -> Address | None:
-    """Where this process listens for what is in `published`, a rank's entry in Gloo's store."""
-    for s in _sockets():
+def listening_address(published: bytes) -> Address | None:
+    """Where this process listens for what is in `published`, what Gloo tells this rank's peers."""
+    for s in internet_sockets():
         if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             host, port = s.getsockname()[:2]
             if _as_sockaddr(s.family, (host, port)) in published:
@@ -63,7 +50,7 @@ def _as_sockaddr(family: int, address: Address) -> bytes:
     return struct.pack("=H", family) + port + between + host
 
 
-def _sockets() -> Iterator[socket.socket]:
+def internet_sockets() -> Iterator[socket.socket]:
     """Duplicates of this process's internet sockets, each good until the next."""
     for name in os.listdir("/proc/self/fd"):
         try:

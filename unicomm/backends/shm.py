@@ -241,7 +241,7 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
         )
     if code == _DEADLOCK:
         return CommTimeoutError(
-            _circle(claims) if claims else f"{who} and others wait for each other, and would for ever",
+            _circle(claims) if claims else f"{who} wait for each other, and would for ever",
             culprits=culprits,
             hint="bring the calls of these ranks into one order; messages both ways go together in"
             " batch_op_create",

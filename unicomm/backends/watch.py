@@ -17,7 +17,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from . import watch_messages as messages
 from .mesh import Sockets
@@ -46,11 +46,13 @@ class Watch:
 
     Attributes:
         entered: collectives that this rank has entered. sent, taken: messages that it has begun, by peer.
+        inside: the operation that this is a part of, which waits elsewhere meanwhile; "" for none.
     """
 
     def __init__(self, sockets: Sockets, rank: int, on_fault: Callable[[], None]) -> None:
         self.rank = rank
         self.entered = 0
+        self.inside = ""
         self.sent: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self.fault: Fault | None = None
@@ -66,6 +68,7 @@ class Watch:
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, and how
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
         self._roll: dict[int, Here] = {}
+        self._answers: dict[int, Here] = {}  # since `elsewhere` asked
         self._asked: Operation | None = None
         self._answer_by = 0.0
         for s in sockets.values():
@@ -121,6 +124,24 @@ class Watch:
             if left := tuple(sorted(p for p in peers if p in self._left)):
                 return self.give_up(Fault("lost", self.rank, dead=left, detail="finalized"))
         return self.fault
+
+    def check_left(self, ranks: Sequence[int]) -> None:
+        """For this rank, those that have finalized are lost from now on."""
+        with self._lock:
+            if left := tuple(sorted(r for r in ranks if r in self._left)):
+                self._set(Fault("lost", self.rank, dead=left, detail="finalized"))
+
+    def elsewhere(self, ranks: Collection[int]) -> list[int]:
+        """Those of `ranks` that are in no operation, or do not answer; waits for their answers."""
+        with self._lock:
+            asked = [r for r in ranks if r in self._sockets and r not in self._gone and r not in self._left]
+            self._answers = {}
+            self._tell(messages.ask(), asked)
+        end = time.monotonic() + 2 * ANSWER
+        while any(r not in self._answers for r in asked) and time.monotonic() < end:
+            time.sleep(_LOOK)
+        inside = {r for r, answer in self._answers.copy().items() if answer.inside}
+        return [r for r in ranks if r not in inside]
 
     def close(self) -> None:
         """This rank leaves. Returns when the connections are closed; waits for no other rank."""
@@ -187,6 +208,7 @@ class Watch:
         if isinstance(message, messages.Ask):
             self._tell(messages.here(self._here(peer)), [peer])
         elif isinstance(message, Here):
+            self._answers[peer] = message
             if self._asked is not None:
                 self._roll[peer] = message
         elif isinstance(message, messages.Slow):
@@ -203,7 +225,7 @@ class Watch:
         operation = self._operation
         return Here(
             self.entered,
-            "" if operation is None else operation.name,
+            self.inside if operation is None else operation.name,
             self.sent.get(peer, 0),
             self.taken.get(peer, 0),
             where_is(self._thread),

@@ -232,18 +232,22 @@ def split(
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
         with engine.located("split"):
-            return create(
-                member.asked_for,
-                member.device,
-                name=name or f"{member.name}_{min(chosen)}",
-                store=store,
-                rank=chosen.index(me),
-                size=len(chosen),
-                options=options,
-                world=member.world,
-                labels=[member.labels[r] for r in chosen],
-                check_peers=peers_are_there,
-            )
+            try:
+                return create(
+                    member.asked_for,
+                    member.device,
+                    name=name or f"{member.name}_{min(chosen)}",
+                    store=store,
+                    rank=chosen.index(me),
+                    size=len(chosen),
+                    options=options,
+                    world=member.world,
+                    labels=[member.labels[r] for r in chosen],
+                    check_peers=peers_are_there,
+                )
+            except BackendError:
+                peers_are_there()  # where they are gone, that is why, and says more
+                raise
 
     return engine.hooked(
         OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints), connect

@@ -183,6 +183,26 @@ class Rendezvous:
         header = {"call": "broadcast", "tag": tag, "root": root}
         return self._run(header, mine, lambda values: values[root], f"reach broadcast '{tag}'")
 
+    def check(self) -> None:
+        """Raises if a member has left, or `check_peers` says that one cannot come any more. Does not wait.
+
+        For members that connect to each other by other means between two collective calls.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self.size == 1:
+            return
+        if self._check_peers is not None:
+            self._check_peers()
+        outcome = self._client.peek(self._key("result"))
+        try:
+            failure = self._failure_in(outcome)
+        except ValueError as error:
+            raise damaged(error, self.name) from error
+        if failure is not None:
+            self._failure = self._error(failure, "connect")
+            raise self._failure
+
     def abort(self, reason: str) -> None:
         """Leaves before the end: the others' next call raises `PeerLostError` at once, with `reason`.
 

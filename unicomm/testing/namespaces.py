@@ -53,6 +53,10 @@ class Namespaces:
         first = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0]
         return ["nsenter", f"--target={first}", "--net", "--pid", "--mount", "--"]
 
+    def set_link(self, host: int, up: bool) -> None:
+        """Cuts a host's link to the others, or restores it."""
+        _run("ip", "-n", self._middle, "link", "set", f"port{host}", "up" if up else "down")
+
     def __enter__(self) -> Namespaces:
         try:
             for name in (self._middle, *self.names):

@@ -1,0 +1,99 @@
+"""Whether a round went as docs/failures.md promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from play import Play, Seen
+from program import CREATION, RINGS
+from rounds import FAULTS, STEPS
+
+_KILLED = ("kill", "kill two")
+_OWN = ("no descriptors", "no memory")  # faults that the victim itself gets an error from
+
+
+def judge(play: Play, folder: Path) -> list[str]:
+    """What was wrong, in words; nothing when the round was good."""
+    wrong = [f"rank {r} did not end" for r in play.hung]
+    for rank, seen in enumerate(play.seen):
+        if rank not in play.hung:
+            said = _of_rank(play, rank, seen)
+            wrong += [f"rank {rank} at step {seen.step}: {what}" for what in said]
+    return wrong + [f"left behind: {name}" for name in left_behind(play, folder)]
+
+
+def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
+    plan = play.plan
+    if rank in plan.victims and plan.fault in _KILLED:
+        # Killed before it was over, or after: it had nothing to say then.
+        return [] if seen.exit_code in (-9, 0) else [f"ended with code {seen.exit_code}"]
+    wrong = []
+    if not _may_end_so(play, rank, seen):
+        wrong.append(f"{seen.outcome or 'nothing'} {seen.culprits} {seen.text}")
+    if seen.exit_code != 0:
+        wrong.append(f"ended with code {seen.exit_code}")
+    if seen.left:
+        wrong.append(f"still holds {seen.left}")
+    took = seen.when - play.struck
+    if (
+        play.struck
+        and "Error" in seen.outcome
+        and rank not in plan.victims
+        and took > FAULTS[plan.fault].within
+    ):
+        wrong.append(f"{seen.outcome} only after {took:.1f} s")
+    return wrong
+
+
+def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
+    plan = play.plan
+    expected = FAULTS[plan.fault].error
+    if rank in plan.victims and plan.fault in _OWN:
+        # Who creates nothing, and has what it needs, does not notice.
+        return seen.outcome in ("BackendError", "right")
+    if rank in plan.victims and plan.fault == "leave":
+        return seen.outcome == "right" or _is_consequence(play, rank, seen)
+    if seen.outcome == "right":
+        return expected == "right" or _came_too_late(play) or _hurt_nobody(play)
+    if rank in plan.victims and plan.fault == "stop":
+        # When it goes on the others have given up, and gone.
+        return seen.outcome in (expected, "PeerLostError")
+    causes = plan.lost[rank]
+    named = set(seen.culprits)
+    if seen.outcome == expected and named and named <= causes:
+        return True
+    if plan.fault in _OWN and seen.outcome == "BackendError":
+        return named == causes  # they were creating something together
+    return _is_consequence(play, rank, seen)
+
+
+def _came_too_late(play: Play) -> bool:
+    """At the very end of a round nothing is left to be disturbed."""
+    victims = [play.seen[v] for v in play.plan.victims]
+    return any(v.step >= STEPS - 1 or v.outcome == "right" for v in victims)
+
+
+def _hurt_nobody(play: Play) -> bool:
+    return play.plan.fault in _OWN and play.seen[play.plan.victims[0]].outcome == "right"
+
+
+def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
+    """In and beside a split each communicator knows its own ranks only, and a rank that ends by its error is
+    lost for those that were not told why. Elsewhere everybody has to know the cause.
+    """
+    plan = play.plan
+    if plan.at == CREATION or not any(s.step % 7 == 3 or s.step == plan.split_at for s in play.seen):
+        return False
+    ended = {r for r, s in enumerate(play.seen) if "Error" in s.outcome} - {rank}
+    if plan.fault == "stop" and seen.outcome == "CommTimeoutError":
+        return True  # who waits for those that wait for the victim elsewhere gives up as well
+    others = plan.lost[rank] | ended
+    return seen.outcome == "PeerLostError" and bool(seen.culprits) and set(seen.culprits) <= others
+
+
+def left_behind(play: Play, folder: Path) -> list[str]:
+    """Files of processes that were not killed, but for the ranks' own output and copies of their rings."""
+    killed = {play.seen[v].inner_pid for v in play.plan.victims if play.plan.fault in _KILLED}
+    killed |= {play.seen[r].inner_pid for r in play.hung}
+    files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".log" and p.parent.name != RINGS]
+    return [p.name for p in files if not any(f"-{pid}-" in p.name for pid in killed)]
