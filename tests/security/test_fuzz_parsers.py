@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from unicomm import ReduceOp
 from unicomm.backends import watch_messages
 from unicomm.backends.watch_messages import Ask, Bye, Fault, Here, Inbox, Slow
 from unicomm.comms.errors import CommError
-from unicomm.comms.rendezvous_parts import error_of, pack, read_failure, unpack
+from unicomm.comms.rendezvous_parts import error_of, grow, pack, read_failure, shrink, unpack
 from unicomm.flight_recorder import formats
 from unicomm.flight_recorder.columns import DumpError, from_dump
 from unicomm.flight_recorder.pickles import read as read_pickle
@@ -138,6 +139,15 @@ def test_a_message_that_claims_to_be_long(length):
 def test_any_bytes_for_packed_values(data, count):
     with contextlib.suppress(ValueError):
         assert pack(unpack(data, count)) == data
+
+
+@often
+@given(data=st.binary(max_size=200), most=st.integers(0, 300))
+def test_any_bytes_for_compressed_values(data, most):
+    for text in (data, b"z" + data, b"=" + data, b"z" + zlib.compress(data * 50)):
+        with contextlib.suppress(ValueError):
+            assert len(grow(text, most)) <= most
+    assert grow(shrink(data * 50), 10_000) == data * 50
 
 
 @often

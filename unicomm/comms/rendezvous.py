@@ -52,9 +52,11 @@ from .rendezvous_parts import (
     digest,
     encode,
     error_of,
+    grow,
     pack,
     ranges_of,
     read_failure,
+    shrink,
     unpack,
 )
 
@@ -161,9 +163,9 @@ class Rendezvous:
         `tag` says what it is about: the members compare it, and errors show it.
         """
         header = {"call": "exchange", "tag": tag}
-        body = self._run(header, value, pack, f"reach exchange '{tag}'")
+        body = self._run(header, value, lambda all_: shrink(pack(all_)), f"reach exchange '{tag}'")
         try:
-            return unpack(body, self.size)
+            return unpack(grow(body, self.size * (MAX_VALUE + 4)), self.size)
         except ValueError as error:
             raise damaged(error, self.name) from error
 

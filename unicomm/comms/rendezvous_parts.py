@@ -7,6 +7,7 @@ import hashlib
 import json
 import struct
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,7 @@ from .errors import (
 CHUNK = 1024  # keys in one store request
 DIGEST = 8  # bytes
 _MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
+_WORTH = 4096  # bytes from which on it is worth to compress
 _ABSENT = b"?"  # no value of the rendezvous begins like that
 
 
@@ -260,6 +262,31 @@ def unpack(body: bytes, count: int) -> list[bytes]:
     if at != len(body):
         raise ValueError(f"{len(body)} bytes where {at} were announced")
     return values
+
+
+def shrink(body: bytes) -> bytes:
+    """`body` as it goes through the store. The members' values differ little, such as in a host's number, and
+    every member reads all of them: in a large job that is what creation costs (docs/design/scale.md)."""
+    smaller = zlib.compress(body, 1) if len(body) >= _WORTH else body
+    return b"z" + smaller if len(smaller) < len(body) else b"=" + body
+
+
+def grow(body: bytes, most: int) -> bytes:
+    """What `shrink` made smaller, of up to `most` bytes; raises `ValueError` for anything else."""
+    kind, data = body[:1], body[1:]
+    if kind == b"z":
+        expander = zlib.decompressobj()
+        try:
+            data = expander.decompress(data, most + 1)
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
+        if not expander.eof or expander.unused_data:
+            raise ValueError("a compressed text that has no end, or goes on after it")
+    elif kind != b"=":
+        raise ValueError(f"a text of kind {kind!r}")
+    if len(data) > most:
+        raise ValueError(f"more than {most} bytes")
+    return data
 
 
 def damaged(error: Exception, comm: str) -> BackendError:
