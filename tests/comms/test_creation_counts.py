@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rendezvous_helpers import LONG, together
 
+import unicomm
 from unicomm.comms.rendezvous import meet
 from unicomm.comms.rendezvous_parts import CHUNK
 
@@ -73,3 +75,25 @@ def test_the_model_makes_the_same_requests(counted: tuple[int, Any]) -> None:
     requests = sum(c.requests for c in store.counts)
     # A rank that finds the outcome at its first look makes one request less, in each of the two steps.
     assert model.requests - 2 * (size - 1) <= requests <= model.requests
+
+
+@pytest.mark.parametrize(("backend", "exchanges"), [("shm", 2), ("gloo", 3), ("auto", 3)])
+def test_communicators_ask_as_little(backend: str, exchanges: int) -> None:
+    """Also Gloo's own bootstrap, in which every rank would read the keys of all others."""
+    for size in (4, 12):
+        store = counting.CountingStore(size)
+
+        def one(rank: int, store: Any = store, size: int = size) -> None:
+            comm = unicomm.new_comm(
+                backend, torch.device("cpu"), store=store.view(rank), rank=rank, size=size, timeout=LONG
+            )
+            comm.barrier(False)
+            comm.finalize()
+
+        assert together([partial(one, rank) for rank in range(size)]) == [None] * size
+        requests = sorted(c.requests for c in store.counts)
+        # All but those who are the last in one of the steps.
+        constant = creation.REQUESTS + 5 * (exchanges - 1)
+        assert all(count <= constant for count in requests[: -(exchanges + 2)])
+        assert requests[-1] <= constant + 4 + 8 * (exchanges + 1)
+        assert store.num_keys() == 1
