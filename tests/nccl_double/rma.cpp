@@ -1,0 +1,267 @@
+// Memory: allocation, registration, windows, one-sided operations. And the reductions of a caller's own.
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "group.hpp"
+#include "operations.hpp"
+
+namespace nccl_double {
+namespace {
+
+enum Queue : int { kOneSided = 10, kSignalWait = 11 };
+
+std::mutex& allocations_mutex() {
+    static std::mutex* m = new std::mutex;
+    return *m;
+}
+std::map<void*, size_t>& allocations() {
+    static auto* a = new std::map<void*, size_t>;
+    return *a;
+}
+
+struct Put : Operation {
+    Put(CommPtr c, const char* function, int dtype, size_t count, int to)
+        : Operation(std::move(c), function, dtype, -1, -1, count), peer(to) {
+        queue = {kOneSided, to, true};
+    }
+    int peer, pid = 0;
+    const void* from = nullptr;
+    uint64_t to = 0;
+    size_t bytes = 0;
+
+    bool step() override {
+        done = true;
+        size_t written = 0;
+        while (pid != getpid() && written < bytes) {
+            iovec local{const_cast<char*>(static_cast<const char*>(from)) + written, bytes - written};
+            iovec remote{reinterpret_cast<void*>(to + written), bytes - written};
+            ssize_t n = process_vm_writev(pid, &local, 1, &remote, 1, 0);
+            if (n <= 0) {
+                set_last_error(comm,
+                               std::string("put into rank ") + std::to_string(peer) + ": " + strerror(errno));
+                comm->state = kRemoteError;
+                return true;
+            }
+            written += n;
+        }
+        if (pid == getpid() && bytes) memmove(reinterpret_cast<void*>(to), from, bytes);
+        comm->segment->signals(peer, comm->rank).fetch_add(1);
+        comm->segment->ring(peer);
+        return true;
+    }
+};
+
+struct SignalWait : Operation {
+    std::vector<WaitSignalDesc> wanted;
+    explicit SignalWait(CommPtr c) : Operation(std::move(c), "ncclWaitSignal", -1, -1, -1, 0) {
+        queue = {kSignalWait, 0, false};
+    }
+    bool step() override {
+        for (const WaitSignalDesc& d : wanted)
+            if (comm->segment->signals(comm->rank, d.peer).load() < comm->awaited[d.peer] + d.opCnt)
+                return false;
+        for (const WaitSignalDesc& d : wanted) comm->awaited[d.peer] += d.opCnt;
+        return done = true;
+    }
+};
+
+}  // namespace
+}  // namespace nccl_double
+
+using namespace nccl_double;
+
+EXPORT Result ncclRedOpCreatePreMulSum(int* op, void* scalar, int dtype, int residence, CommHandle handle) {
+    Call call("ncclRedOpCreatePreMulSum");
+    call.dtype = dtype;
+    call.extra += ",\"residence\":" + std::to_string(residence);
+    if (!call.find_ready(handle) || !known_type(call, dtype)) return failed(call.error);
+    if (!op || !scalar) return failed(call.fail(kInvalidArgument, op ? "scalar is NULL" : "op is NULL"));
+    if (residence != kScalarDevice && residence != kScalarHost)
+        return failed(call.fail(kInvalidArgument, "no residence " + std::to_string(residence)));
+    OwnReduction own{{}, dtype, residence == kScalarDevice ? scalar : nullptr};
+    own.reduction.pre_multiply = true;
+    if (residence == kScalarHost) memcpy(own.reduction.scalar, scalar, size_of(dtype));
+    // Numbers of different communicators differ, so that one in the wrong place is found.
+    static std::atomic<int> next{kFirstOwnOp};
+    std::lock_guard lock(call.comm->mutex);
+    *op = next++;
+    call.comm->reductions[*op] = own;
+    call.op = *op;
+    return call.done();
+}
+
+EXPORT Result ncclRedOpDestroy(int op, CommHandle handle) {
+    Call call("ncclRedOpDestroy");
+    call.op = op;
+    if (!call.find(handle)) return call.error;
+    std::lock_guard lock(call.comm->mutex);
+    if (op >= 0 && op < kFirstOwnOp) return call.done(kInvalidArgument);
+    return call.done(call.comm->reductions.erase(op) ? kSuccess : kInvalidArgument);
+}
+
+EXPORT Result ncclMemAlloc(void** memory, size_t size) {
+    Call call("ncclMemAlloc");
+    call.count = static_cast<long long>(size);
+    if (!memory || !size) return call.fail(kInvalidArgument, memory ? "a size of 0" : "the place is NULL");
+    *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*memory == MAP_FAILED) {
+        *memory = nullptr;
+        return call.fail(kUnhandledCudaError, "out of memory");
+    }
+    std::lock_guard lock(allocations_mutex());
+    allocations()[*memory] = size;
+    return call.done();
+}
+
+EXPORT Result ncclMemFree(void* memory) {
+    Call call("ncclMemFree");
+    if (!memory) return call.done();
+    std::lock_guard lock(allocations_mutex());
+    auto found = allocations().find(memory);
+    if (found == allocations().end()) return call.fail(kInvalidUsage, "not memory of ncclMemAlloc");
+    munmap(memory, found->second);
+    allocations().erase(found);
+    return call.done();
+}
+
+EXPORT Result ncclCommRegister(CommHandle handle, void* memory, size_t size, void** registration) {
+    Call call("ncclCommRegister");
+    call.count = static_cast<long long>(size);
+    if (!call.find_ready(handle)) return failed(call.error);
+    if (!memory || !size || !registration) return failed(call.fail(kInvalidArgument, "nothing to register"));
+    *registration = reserve_handle();
+    std::lock_guard lock(call.comm->mutex);
+    call.comm->registered[*registration] = size;
+    return call.done();
+}
+
+EXPORT Result ncclCommDeregister(CommHandle handle, void* registration) {
+    Call call("ncclCommDeregister");
+    if (!call.find(handle)) return failed(call.error);
+    std::lock_guard lock(call.comm->mutex);
+    if (!call.comm->registered.erase(registration)) return call.done(kInvalidArgument);
+    return call.done();
+}
+
+// Collective; all memory can be a window, that of MemAlloc or not.
+EXPORT Result ncclCommWindowRegister(CommHandle handle, void* memory, size_t size, WindowHandle* window,
+                                     int flags) {
+    Call call("ncclCommWindowRegister");
+    call.count = static_cast<long long>(size);
+    call.extra += ",\"flags\":" + std::to_string(flags);
+    if (!call.find_ready(handle)) return failed(call.error);
+    CommPtr comm = call.comm;
+    if (!memory || !size || !window) return failed(call.fail(kInvalidArgument, "nothing to register"));
+    if (reinterpret_cast<uint64_t>(memory) % kWindowAlignment)
+        return failed(call.fail(kInvalidArgument, "a window begins at a multiple of 4096 bytes"));
+    if (flags < 0 || flags > 15) return failed(call.fail(kInvalidArgument, "unknown window flags"));
+    *window = nullptr;
+    return perform(call, comm, comm->settings.blocking(), [comm, memory, size, window] {
+        struct Part {
+            int pid;
+            uint64_t address, size;
+        };
+        Part mine;
+        memset(&mine, 0, sizeof mine);
+        mine = {getpid(), reinterpret_cast<uint64_t>(memory), size};
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // peers write into this process
+        std::vector<Part> all(comm->nranks);
+        if (!comm->exchange(&mine, sizeof mine, all.data())) return kInternalError;
+        std::lock_guard lock(comm->mutex);
+        Window w{comm->next_window++, memory, {}, {}, {}};
+        for (const Part& p : all) {
+            w.pids.push_back(p.pid);
+            w.addresses.push_back(p.address);
+            w.sizes.push_back(p.size);
+        }
+        *window = reserve_handle();
+        comm->windows[*window] = std::move(w);
+        return kSuccess;
+    });
+}
+
+EXPORT Result ncclCommWindowDeregister(CommHandle handle, WindowHandle window) {
+    Call call("ncclCommWindowDeregister");
+    if (!call.find(handle)) return failed(call.error);
+    std::lock_guard lock(call.comm->mutex);
+    if (!call.comm->windows.erase(window)) return call.done(kInvalidArgument);
+    return call.done();
+}
+
+namespace {
+
+bool find_window(Call& call, WindowHandle handle, Window* window) {
+    std::lock_guard lock(call.comm->mutex);
+    auto found = call.comm->windows.find(handle);
+    if (found == call.comm->windows.end()) return false;
+    *window = found->second;
+    return true;
+}
+
+bool only_zero(Call& call, int signal, int context, unsigned flags) {
+    if (signal == 0 && context == 0 && flags == 0) return true;
+    call.error = call.fail(kInvalidArgument, "signal index, context and flags must be 0");
+    return false;
+}
+
+}  // namespace
+
+EXPORT Result ncclWinGetUserPtr(CommHandle handle, WindowHandle window, void** memory) {
+    Call call("ncclWinGetUserPtr");
+    Window w;
+    if (!call.find(handle)) return call.error;
+    if (!memory || !find_window(call, window, &w)) return call.fail(kInvalidArgument, "no such window");
+    *memory = w.base;
+    return call.done();
+}
+
+EXPORT Result ncclPutSignal(const void* data, size_t count, int dtype, int peer, WindowHandle window,
+                            size_t offset, int signal, int context, unsigned flags, CommHandle handle,
+                            StreamHandle stream) {
+    Call call = begin("ncclPutSignal", data, nullptr, count, dtype, stream);
+    call.peer = peer;
+    call.extra += ",\"offset\":" + std::to_string(offset);
+    if (!usable(call, handle) || !known_rank(call, peer, "peer") || !known_type(call, dtype) ||
+        !only_zero(call, signal, context, flags))
+        return failed(call.error);
+    Window w;
+    if (!find_window(call, window, &w)) return failed(call.fail(kInvalidArgument, "no such window"));
+    size_t bytes = count * size_of(dtype);
+    if (offset > w.sizes[peer] || bytes > w.sizes[peer] - offset)
+        return failed(call.fail(kInvalidArgument, "the put does not fit into the peer's window"));
+    if (!data && count) return failed(call.fail(kInvalidArgument, "the local buffer is NULL"));
+    auto put = std::make_unique<Put>(call.comm, call.function, dtype, count, peer);
+    put->pid = w.pids[peer], put->from = data, put->to = w.addresses[peer] + offset, put->bytes = bytes;
+    return submit(call, std::move(put));
+}
+
+EXPORT Result ncclSignal(int peer, int signal, int context, unsigned flags, CommHandle handle,
+                         StreamHandle stream) {
+    Call call = begin("ncclSignal", nullptr, nullptr, 0, -1, stream);
+    call.peer = peer;
+    if (!usable(call, handle) || !known_rank(call, peer, "peer") || !only_zero(call, signal, context, flags))
+        return failed(call.error);
+    auto put = std::make_unique<Put>(call.comm, call.function, -1, 0, peer);
+    put->pid = getpid();
+    return submit(call, std::move(put));
+}
+
+EXPORT Result ncclWaitSignal(int n, WaitSignalDesc* wanted, CommHandle handle, StreamHandle stream) {
+    Call call = begin("ncclWaitSignal", nullptr, nullptr, n, -1, stream);
+    if (!usable(call, handle)) return failed(call.error);
+    if (n < 0 || (n && !wanted)) return failed(call.fail(kInvalidArgument, "no descriptors"));
+    auto wait = std::make_unique<SignalWait>(call.comm);
+    for (int i = 0; i < n; ++i) {
+        if (!known_rank(call, wanted[i].peer, "peer") || !only_zero(call, wanted[i].sigIdx, wanted[i].ctx, 0))
+            return failed(call.error);
+        if (wanted[i].opCnt < 1) return failed(call.fail(kInvalidArgument, "a count of signals below 1"));
+        wait->wanted.push_back(wanted[i]);
+    }
+    return submit(call, std::move(wait));
+}

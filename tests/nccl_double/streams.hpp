@@ -1,0 +1,54 @@
+// Streams and events over host threads: what stands for the CUDA runtime.
+#pragma once
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace nccl_double {
+
+// Starts a detached thread that no signal of the program reaches.
+void start_thread(std::function<void()> body);
+
+// A point in a stream that is reached once.
+class Mark {
+  public:
+    void set();
+    void wait();
+    bool reached();
+    std::chrono::steady_clock::time_point when();
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool reached_ = false;
+    std::chrono::steady_clock::time_point when_;
+};
+
+// Runs tasks one after the other in a thread of its own, which ends when it has long had nothing to do.
+class Stream : public std::enable_shared_from_this<Stream> {
+  public:
+    using Task = std::function<void()>;
+    void enqueue(Task task);
+    bool idle();
+    void synchronize();
+    // No more tasks will come: the thread ends after the last one.
+    void release();
+
+  private:
+    void work();
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Task> tasks_;
+    bool thread_ = false, busy_ = false, released_ = false;
+};
+
+// NULL is the calling thread's default stream; null for a handle that is no live stream.
+std::shared_ptr<Stream> find_stream(void* handle);
+
+// The device that the calling thread has set; a label only.
+int current_device();
+
+}  // namespace nccl_double
