@@ -113,7 +113,7 @@ def test_unsupported(raised):
     def program(comm: Communicator) -> None:
         refused = {
             "new_window": lambda: comm.new_window(torch.ones(1), hints={"a": "b"}),
-            "reconfigure": lambda: comm.reconfigure(["handles"], timeout=3),
+            "reconfigure": lambda: comm.reconfigure(1, ["handles"], timeout=3),
             "get_init_handle": comm.get_init_handle,
         }
         for op, ask in refused.items():

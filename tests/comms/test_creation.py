@@ -21,7 +21,6 @@ from unicomm import (
     InvalidArgumentError,
     MismatchError,
     PeerLostError,
-    UnsupportedError,
 )
 from unicomm.backends.shm import ShmBackend
 from unicomm.testing import run_ranks
@@ -109,7 +108,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "device type": ({"device": "cuda:0"}, InvalidArgumentError, "'shm' has no device type 'cuda'"),
     "name": ({"name": ""}, InvalidArgumentError, "name='' is no name"),
     "name type": ({"name": 5}, InvalidArgumentError, "name=5 is no name"),
-    "reconfigure": ({"enable_reconfigure": True}, UnsupportedError, "cannot change its ranks"),
     "timeout": ({"timeout": -1}, InvalidArgumentError, "timeout=-1 is no duration"),
     "hint": ({"hints": {"slot_byte": "1M"}}, InvalidArgumentError, "knows no hint 'slot_byte'"),
     "hint value": ({"hints": {"slot_bytes": "big"}}, InvalidArgumentError, "unreadable value 'big'"),

@@ -7,18 +7,23 @@ The kernel knows better: it is asked where it would send from, without anything 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
-import os
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from unicomm.comms.endpoint import network
+from unicomm.comms.errors import InvalidArgumentError
+
 from .mesh import notice_silence
 from .pairs import internet_sockets
 
+_SIOCGIFADDR = 0x8915
 # An address of no network (RFC 5737): where to is the question, and the answer is the default route.
 _ANYWHERE = "192.0.2.1"
 _STORE_SILENT = 3  # seconds between two questions to the store's host; it is gone after four of them
@@ -39,7 +44,21 @@ def here(store: Store | None) -> Place:
     address = route_to(target) if target else ""
     if not address and not target:
         address = route_to(_ANYWHERE)
-    return Place(address, f"{_boot()} {os.readlink('/proc/self/ns/net')}")
+    return Place(address, network())
+
+
+def of_interface(name: str) -> str:
+    """An interface's address, "" for no name; raises `InvalidArgumentError` when it has none."""
+    if not name:
+        return ""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", name.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the interface '{name}' has no address: {error}", hint="`ip address` lists those of this host"
+        ) from error
 
 
 def choose(places: Sequence[Place], rank: int) -> str:
@@ -122,8 +141,3 @@ def _host_of(store: Store | None) -> str:
 
 def _port_of(store: Store | None) -> int:
     return int(getattr(_base(store), "port", 0) or 0)
-
-
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()

@@ -56,8 +56,11 @@ class AutoBackend(Backend):
     name = "auto"
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
+        reconfigures=True,
         hints=(*ShmBackend.capabilities.hints, *GlooBackend.capabilities.hints, _HOSTS),
     )
+
+    reachable_at = GlooBackend.reachable_at
 
     @classmethod
     def connect(cls, setup: Setup) -> Backend:

@@ -23,6 +23,7 @@ class FakeBackend(Backend):
         reduce_dtypes=frozenset(DTYPES),
         reduce_ops=frozenset(RedOpType),
         moves_data=False,
+        reconfigures=True,
     )
 
     @classmethod

@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -40,8 +40,7 @@ from unicomm.comms.options import Hint, parse_bool
 from unicomm.comms.reduction import RedOpType
 from unicomm.comms.threads import Threads
 
-from . import mesh
-from .addresses import guard_store
+from . import addresses, mesh
 from .agree import Agreement
 from .gloo_connect import Connecting
 from .mesh import Sockets
@@ -105,6 +104,7 @@ class GlooBackend(Backend):
         bytes_only=True,
         checks_mismatch=True,
         any_source=True,
+        reconfigures=True,
         hints=_HINTS,
     )
 
@@ -122,7 +122,7 @@ class GlooBackend(Backend):
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
         each = 2 if _checks(setup) else 1
-        guard_store(setup.store)
+        addresses.guard_store(setup.store)
         gloo = Connecting(setup, each)
         if setup.size == 1:
             return cls(gloo.group, setup, None, [{}])
@@ -139,6 +139,10 @@ class GlooBackend(Backend):
         """Why it is broken, as far as this rank knows."""
         fault = self._watch.fault
         return None if fault is None else error_of(fault, self._watch.rank)
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return addresses.of_interface(hints["interface"]) or hints["hostname"] or addresses.here(None).address
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         with self._collective(call) as number:

@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Sequence
 
+from unicomm.comms.endpoint import notice_silence
 from unicomm.comms.errors import BackendError
 from unicomm.comms.rendezvous import Rendezvous
 
@@ -23,8 +24,6 @@ _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
 _PATIENCE = 2.0  # seconds in which a caller has to say who it is
 _LOOK = 0.2  # seconds between two looks at whether somebody has left
 _STRANGERS = 64  # callers that may wait besides the members
-# A host that is gone, or a cable that is cut, is noticed when this many probes, one a second, are unanswered.
-_PROBES = 3
 
 Sockets = dict[int, socket.socket]
 
@@ -148,23 +147,6 @@ def _tune(s: socket.socket) -> None:
     s.settimeout(None)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     notice_silence(s, 1)
-
-
-def notice_silence(s: socket.socket, seconds: int) -> None:
-    """Ends a connection when the other host has not answered for four times `seconds`.
-
-    Also while data are on their way, for which the system alone would take a quarter of an hour.
-    """
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": seconds,
-        "TCP_KEEPINTVL": seconds,
-        "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": 1000 * seconds * (_PROBES + 1),
-    }
-    for option, value in options.items():
-        if hasattr(socket, option):
-            s.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _unreachable(what: str, error: OSError, comm: str) -> BackendError:

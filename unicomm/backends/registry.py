@@ -104,7 +104,9 @@ def new_comm(
         store: a torch.distributed Store that all ranks share. Default: the one of the launcher
             (MASTER_ADDR and MASTER_PORT), or a file where one launcher runs all ranks on one host.
         name: tells communicators apart. One name may be used again and again.
-        enable_reconfigure: must be possible for the backend, else `UnsupportedError`.
+        enable_reconfigure: the ranks may change later, see docs/reconfigure.md. The communicator then waits
+            for nobody, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
+            size= it connects them at once. `UnsupportedError` where the backend cannot.
         hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
         rank, size: this rank and the number of ranks. Default: from the environment (torchrun, Open MPI,
             PMI, PMIx, PALS, Slurm, TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
@@ -119,19 +121,21 @@ def new_comm(
     device = lifecycle.check_device(device, found)
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"name={name!r} is no name", hint='pass a text such as "main"')
-    if enable_reconfigure:
+    if enable_reconfigure and not found.capabilities.reconfigures:
         raise UnsupportedError(
             f"backend '{backend}' cannot change its ranks", comm=name, hint="leave enable_reconfigure off"
         )
     options = CommOptions(
         timeout=seconds(timeout, default_timeout()),
         abort_process_on_timeout_or_error=bool(abort_process_on_timeout_or_error),
-        enable_reconfigure=False,
+        enable_reconfigure=bool(enable_reconfigure),
         hints=copy_hints(hints),
     )
     world = detect_environment()
     if (rank is None) != (size is None):
         raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")
+    if enable_reconfigure and rank is None:
+        return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
         if store is None and size > 1 and found.capabilities.moves_data:

@@ -52,6 +52,7 @@ class ShmBackend(Backend):
         one_host=True,
         any_source=True,
         allocates=True,
+        reconfigures=True,
         hints=_HINTS,
     )
 

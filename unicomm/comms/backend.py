@@ -37,6 +37,8 @@ class Capabilities:
         any_source: its exchanges take receives from whatever rank sends next.
         allocates: it has memory for tensors that it then moves without staging copies.
         moves_data: False for a backend that only pretends.
+        reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
+            `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
     """
 
     device_types: frozenset[str]
@@ -49,6 +51,7 @@ class Capabilities:
     any_source: bool = False
     allocates: bool = False
     moves_data: bool = True
+    reconfigures: bool = False
     hints: tuple[Hint, ...] = ()
 
 
@@ -126,6 +129,11 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def connect(cls, setup: Setup) -> Backend:
         """Called by all ranks at creation. Returns when all of them are connected; raises a `CommError`."""
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        """With `capabilities.reconfigures`: this host's address for ranks on other hosts, "" for none."""
+        return ""
 
     @abc.abstractmethod
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
-from .errors import AbortedError
+from .errors import AbortedError, CommError
 from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from .memory import MemAllocator
 from .opaque import OpaqueBase, methods, not_traced
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .batch import BatchSendRecv
     from .lifecycle import Member
     from .persistent import AllGatherHandle
+    from .reconfigure import Dynamic
 
 Tensor = torch.Tensor
 
@@ -35,7 +36,7 @@ CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
 
 
 class Communicator(OpaqueBase):  # type: ignore[misc]
-    """A fixed group of ranks that communicate on one device, over one underlying communicator.
+    """A group of ranks that communicate on one device, over one underlying communicator.
 
     Made by `unicomm.new_comm` or `split`, connected when that returns. All ranks must call the same
     collectives in the same order; each returns a `Work`. With `async_op=False` the operation has completed
@@ -50,10 +51,14 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     Methods may be called from any thread; operations happen in the order in which the calls came.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(
+        self, member: Member, dynamic: Dynamic | None = None, vacant: CommError | None = None
+    ) -> None:
         """Not for users: see `unicomm.new_comm`."""
+        # Of the epoch: reconfigure replaces both.
         self._member = member
-        self._engine = Engine(member)
+        self._engine = Engine(member, vacant=vacant)
+        self._dynamic = dynamic
 
     def __copy__(self) -> Communicator:
         return self
@@ -346,13 +351,48 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Opens a tensor to one-sided access. No backend of this version can: raises `UnsupportedError`."""
         self._engine.refuse("new_window", f"backend '{self.get_backend()}' has no one-sided access")
 
-    def reconfigure(self, *args: object, **kwargs: object) -> NoReturn:
-        """Rebuilds the communicator with other ranks. No backend of this version can: `UnsupportedError`."""
-        self._engine.refuse("reconfigure", f"backend '{self.get_backend()}' cannot change its ranks")
+    def get_init_handle(self) -> str:
+        """What other ranks need to reach this one in `reconfigure`: a text, the same for the whole life.
 
-    def get_init_handle(self) -> NoReturn:
-        """What other ranks need for `reconfigure`. No backend of this version has one: `UnsupportedError`."""
-        self._engine.refuse("reconfigure", f"backend '{self.get_backend()}' has no init handle")
+        It holds an address and a secret: give it to the ranks of the job only. `UnsupportedError` without
+        enable_reconfigure.
+        """
+        from .reconfigure import get_init_handle
+
+        return get_init_handle(self)
+
+    def reconfigure(
+        self,
+        uuid: int,
+        init_handles: list[str] | set[str],
+        timeout: Timeout = None,
+        hints: Hints = None,
+    ) -> Work:
+        """Connects this communicator with other ranks: fewer, more, renumbered. See docs/reconfigure.md.
+
+        Called by all ranks of the new list, with the same arguments, whatever state the communicator is in.
+        Blocks until all are connected; the Work that it returns has completed. Operations that are pending
+        end with `AbortedError`. The object, its name and its hooks stay; rank, size, uid and sequence numbers
+        are those of a new communicator. When it raises, save for `InvalidArgumentError`, the communicator has
+        no ranks until another call succeeds.
+
+        Args:
+            uuid: of this attempt, any int that was not used before on this communicator.
+            init_handles: what `get_init_handle` returned on each new rank, this one among them. The position
+                in a list is the rank; a set is put into some order, the same on all ranks.
+            timeout: of the attempt; by default the communicator's.
+            hints: the backend's, which from now on count over those given before.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError: before anything has happened.
+            CommTimeoutError: `culprits` are the new ranks that did not come.
+            PeerLostError: `culprits` are gone, or gave up.
+            MismatchError: the ranks were given different lists or options.
+            AbortedError: another thread called `abort`.
+        """
+        from .reconfigure import reconfigure
+
+        return reconfigure(self, uuid, init_handles, timeout, hints)
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -381,6 +421,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         Running and pending operations end with `AbortedError`, on this rank and on those that wait for it.
         Later ones raise the same. Only `finalize` is left to call.
         """
+        if self._dynamic is not None:
+            self._dynamic.cancel()
         if self._engine.finalized:
             return
         error = AbortedError(

@@ -103,7 +103,8 @@ class NoFastPath:
 class Engine:
     """The part of a `Communicator` that runs operations."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, hooks: Hooks | None = None, vacant: CommError | None = None) -> None:
+        """`hooks`: of the communicator's epoch before. `vacant`: without ranks, all operations raise that."""
         self.member = member
         self.rank = member.rank
         self.name = member.name
@@ -114,19 +115,25 @@ class Engine:
         self.check = Checker(member.name, member.rank, member.size, member.device, moves)
         fast = member.backend.fast_path(member.recorder, member.recorder_index, self.timeout)
         self.fast = fast or NoFastPath()
-        self.hooks = Hooks(self._hooks_changed)
+        if hooks is None:
+            hooks = Hooks(self._hooks_changed)
+        else:
+            hooks.move(self._hooks_changed)
+        self.hooks = hooks
         self.worker = Worker(f"unicomm-{member.name}")
         self.finalized = False
         self.closing = False
         self.finalizing = threading.RLock()
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
+        self.vacant = vacant
         self._recorder = member.recorder
         self._recorder_index = member.recorder_index
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
         self.lane: Lane | None = None
-        profiling.register(self)
+        if vacant is None:
+            profiling.register(self)
 
     @contextlib.contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -172,16 +179,32 @@ class Engine:
         self._execute(fail, name, seq, [], False, None)
         raise AssertionError("raise_fault returned")
 
-    def refuse(self, op: str, message: str) -> NoReturn:
-        raise UnsupportedError(
-            message,
-            op=op,
-            comm=self.name,
-            rank=self.rank,
-            hint="`unicomm doctor` shows what each backend can do",
-        )
+    def refuse(
+        self, op: str, message: str, hint: str = "`unicomm doctor` shows what each backend can do"
+    ) -> NoReturn:
+        raise UnsupportedError(message, op=op, comm=self.name, rank=self.rank, hint=hint)
+
+    def retire(self, reason: CommError) -> None:
+        """The communicator goes on with another engine: who comes here late gets `reason`."""
+        self.vacant = reason
+        self.finalized = self.closing = True
+        self.fast.block()
+
+    @contextlib.contextmanager
+    def quiet(self, seconds: float) -> Iterator[bool]:
+        """Whether no operation runs in any other thread's call; waits for that, and keeps new ones out."""
+        free = self._order.acquire(timeout=seconds)
+        try:
+            yield free
+        finally:
+            if free:
+                self._order.release()
 
     def check_open(self, op: str) -> None:
+        if self.vacant is not None:
+            error = self.vacant.again(self.vacant.message)
+            error.op = op
+            raise error
         if self.finalized:
             raise NotReadyError(
                 self.closed_because,
@@ -537,6 +560,9 @@ class Engine:
         end()
         self._recorder.set_comm_state(self._recorder_index, _BROKEN_STATE)
         self.hooks.broken(error)
-        if self.member.options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
+        options = self.member.options
+        if options.enable_reconfigure:  # other ranks go on with this one, as in torchcomms
+            return
+        if options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
             print(f"unicomm: ending the process, as asked for: {error}", file=sys.stderr, flush=True)
             os.abort()

@@ -85,6 +85,13 @@ class Hooks:
                 self._was_active = self.active
                 self._on_active(self.active)
 
+    def move(self, on_active: Callable[[bool], None]) -> None:
+        """The communicator has another engine from now on."""
+        with self._lock:
+            self._on_active = on_active
+            if self._was_active:
+                on_active(True)
+
     @property
     def active(self) -> bool:
         return bool(self.pre or self.post or self.over)
@@ -120,9 +127,10 @@ class NanCheckHook:
         self._handles: list[RemovableHandle] = []
 
     def register_with_comm(self, comm: Communicator) -> None:
-        name, rank = comm.get_name(), comm.get_rank()
+        name = comm.get_name()
 
         def check(op: OpName, op_id: int, args: OpArgs) -> None:
+            rank = comm.get_rank()  # reconfigure may have changed it
             sent = [*args.inputs, *(m.tensor for m in args.messages if m.send)]
             if args.name == "broadcast" and args.root != rank:
                 sent = []

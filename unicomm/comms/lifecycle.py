@@ -22,14 +22,23 @@ from unicomm.flight_recorder.ranks import format_ranks
 from .backend import Backend, Setup
 from .call import OpArgs
 from .dtypes import NAMES
+from .endpoint import LOOPBACK, Endpoint
 from .engine import NoFastPath
 from .environment import Environment
-from .errors import AbortedError, BackendError, CommError, CommTimeoutError, InvalidArgumentError
+from .errors import (
+    AbortedError,
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    NotReadyError,
+)
 from .hooks import next_op_id
 from .ops import BY_CODE
 from .options import CommOptions, copy_hints, read_hints
+from .reconfigure import Dynamic, no_ranks_yet, vacant_member
 from .reduction import RedOpType
-from .rendezvous import meet
+from .rendezvous import Rendezvous, meet
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -89,7 +98,7 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
     return checked
 
 
-def create(
+def connect(
     backend: type[Backend],
     device: torch.device,
     *,
@@ -99,15 +108,16 @@ def create(
     size: int,
     options: CommOptions,
     world: Environment,
+    timeout: float,
     labels: Sequence[int] | None = None,
     check_peers: Callable[[], None] | None = None,
-) -> Communicator:
-    """Connects a communicator. Called by all its ranks; returns when all are connected.
+    number: Callable[[Rendezvous], Sequence[int]] | None = None,
+) -> Member:
+    """Connects a backend and registers it with the recorder. Called by all ranks.
 
     `check_peers` is called while it waits for the others, and raises when they cannot come any more.
+    `number`, instead of `labels`, agrees on these with the others; then all are connected, or none.
     """
-    from .communicator import Communicator
-
     given, labels = labels, range(size) if labels is None else labels
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
     together = size > 1 and backend.capabilities.moves_data
@@ -118,7 +128,6 @@ def create(
             rank=rank,
             hint="pass store=, or start the program with torchrun",
         )
-    dump = dumps.prepare()
     recorder = recorder_of(world)
     began = time.monotonic()
     hello = {
@@ -126,6 +135,7 @@ def create(
         "device type": device.type,
         "hints": {k: str(v) for k, v in sorted(hints.items())},
     }
+    engine: Backend | None = None
     try:
         if together:
             rendezvous = meet(
@@ -133,34 +143,42 @@ def create(
                 name,
                 rank,
                 size,
-                timeout=options.timeout,
+                timeout=timeout,
                 hello=hello,
                 labels=given,
                 check_peers=check_peers,
             )
         else:
-            rendezvous = meet(None, name, 0, 1, timeout=options.timeout, hello=hello)
+            rendezvous = meet(None, name, 0, 1, timeout=timeout, hello=hello)
         with rendezvous:  # a member that cannot connect tells the others, which need not wait for it
-            left = max(0.1, options.timeout - (time.monotonic() - began))
+            if number is not None:
+                labels = number(rendezvous)
+            left = max(0.1, timeout - (time.monotonic() - began))
             setup = Setup(
                 rendezvous, store if together else None, rank, size, labels, device, name, left, hints
             )
             engine = backend.connect(setup)
-    except CommError as error:
-        error.comm = error.comm or name
-        error.rank = rank if error.rank is None else error.rank
+            if number is not None:
+                rendezvous.exchange("connected", b"")
+    except BaseException as error:
+        if engine is not None:  # the others are not connected
+            engine.abort()
+            engine.close()
+        if isinstance(error, CommError):
+            error.comm = error.comm or name
+            error.rank = rank if error.rank is None else error.rank
+        elif isinstance(error, OSError):
+            raise BackendError(
+                f"backend '{backend.name}' cannot connect: {error}",
+                comm=name,
+                rank=rank,
+                hint="is there memory left, and are there file descriptors (ulimit -n)?",
+            ) from error
         raise
-    except OSError as error:
-        raise BackendError(
-            f"backend '{backend.name}' cannot connect: {error}",
-            comm=name,
-            rank=rank,
-            hint="is there memory left, and are there file descriptors (ulimit -n)?",
-        ) from error
     index = recorder.add_comm(
         name=name, backend=engine.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
     )
-    member = Member(
+    return Member(
         engine,
         backend,
         name,
@@ -175,7 +193,81 @@ def create(
         index,
         world,
     )
-    comm = Communicator(member)
+
+
+def create(
+    backend: type[Backend],
+    device: torch.device,
+    *,
+    name: str,
+    store: Store | None,
+    rank: int,
+    size: int,
+    options: CommOptions,
+    world: Environment,
+    labels: Sequence[int] | None = None,
+    check_peers: Callable[[], None] | None = None,
+) -> Communicator:
+    """A connected communicator. Called by all its ranks; returns when all are connected."""
+    dump = dumps.prepare()
+    with contextlib.ExitStack() as on_error:
+        dynamic = None
+        if options.enable_reconfigure:
+            # A process alone has no number in a job yet: that would be another's later.
+            label, top = (rank, size - 1) if size > 1 else (None, -1)
+            dynamic = _open_endpoint(backend, name, options, label, top)
+            on_error.callback(dynamic.endpoint.close)
+        member = connect(
+            backend,
+            device,
+            name=name,
+            store=store,
+            rank=rank,
+            size=size,
+            options=options,
+            world=world,
+            timeout=options.timeout,
+            labels=labels,
+            check_peers=check_peers,
+        )
+        on_error.pop_all()
+    return _created(member, dynamic, None, dump)
+
+
+def create_vacant(
+    backend: type[Backend], device: torch.device, *, name: str, options: CommOptions, world: Environment
+) -> Communicator:
+    """A communicator that gets its ranks from `reconfigure`. Waits for nobody."""
+    dump = dumps.prepare()
+    read_hints(options.hints, backend.capabilities.hints, backend.name)
+    label, top = (world.rank, world.size - 1) if world.size > 1 else (None, -1)
+    dynamic = _open_endpoint(backend, name, options, label, top)
+    member = vacant_member(
+        Member(
+            *(backend, backend, name, "", 0, 1, [0 if label is None else label]),  # type: ignore[arg-type]
+            *(device, options, None, recorder_of(world), 0, world),
+        )
+    )
+    return _created(member, dynamic, no_ranks_yet(name), dump)
+
+
+def _open_endpoint(
+    backend: type[Backend], name: str, options: CommOptions, label: int | None, top: int
+) -> Dynamic:
+    hosts: list[str] = []
+    if backend.capabilities.moves_data:
+        hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
+        address = backend.reachable_at(hints)
+        hosts = [LOOPBACK] + [address] * (address not in ("", LOOPBACK))
+    return Dynamic(Endpoint(hosts, backend.name, name), label, top)
+
+
+def _created(
+    member: Member, dynamic: Dynamic | None, vacant: CommError | None, dump: Callable[..., None] | None
+) -> Communicator:
+    from .communicator import Communicator
+
+    comm = Communicator(member, dynamic, vacant)
     if dump is not None:
         comm.register_abort_hook(dump)
     _living.add(comm)
@@ -212,7 +304,7 @@ def split(
         options = CommOptions(
             timeout=engine.read_timeout("split", timeout),
             abort_process_on_timeout_or_error=member.options.abort_process_on_timeout_or_error,
-            enable_reconfigure=member.options.enable_reconfigure,
+            enable_reconfigure=False,  # it has its parent's store, which is its parent's epoch's
             hints=dict(member.options.hints) if hints is None else copy_hints(hints),
         )
         read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
@@ -256,6 +348,27 @@ def split(
 
 def finalize(comm: Communicator, timeout: float) -> None:
     """See `Communicator.finalize`."""
+    if (dynamic := comm._dynamic) is None:
+        _finalize_once(comm, timeout)
+        return
+    dynamic.cancel()
+    if not dynamic.busy.acquire(timeout=timeout):
+        raise NotReadyError(
+            "reconfigure is under way in another thread, or in the hook that called finalize",
+            op="finalize",
+            comm=comm.get_name(),
+            rank=comm.get_rank(),
+            hint="finalize when it has returned",
+        )
+    try:
+        dynamic.endpoint.close()
+        _finalize_once(comm, timeout)
+        comm._member.store = None  # the epoch's own
+    finally:
+        dynamic.busy.release()
+
+
+def _finalize_once(comm: Communicator, timeout: float) -> None:
     engine = comm._engine
     in_worker = engine.worker.is_current()  # in a callback or hook: it cannot wait for what comes after it
     if in_worker and engine.broken is None:
@@ -286,6 +399,7 @@ def _finalize(comm: Communicator, timeout: float) -> None:
         )
         comm._member.backend.abort()
     comm._engine.finalized = True
+    comm._engine.vacant = None
     comm._engine.fast.block()
     ended = comm._engine.worker.close(10.0 if late else timeout)
     if ended:
@@ -338,6 +452,8 @@ def forget_after_fork() -> None:
         if engine.lane is not None:
             engine.lane.forget()
         comm._member.backend.forget()
+        if comm._dynamic is not None:
+            comm._dynamic.forget()
     _living.clear()
 
 

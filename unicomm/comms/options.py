@@ -120,8 +120,9 @@ class CommOptions:
     Attributes:
         timeout: seconds that creation and, unless an operation brings its own, each operation may take.
         abort_process_on_timeout_or_error: end the process (SIGABRT) when the communicator breaks. Off by
-            default, unlike in torchcomms: an exception can be caught, and checkpoints written.
-        enable_reconfigure: the communicator may be rebuilt with other ranks later.
+            default, unlike in torchcomms: an exception can be caught, and checkpoints written. Without
+            effect beside enable_reconfigure, as there.
+        enable_reconfigure: the communicator may be connected with other ranks later.
         hints: the backend's hints as given.
     """
 
