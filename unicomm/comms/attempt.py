@@ -147,13 +147,18 @@ class Attempt:
                 culprits=[self._rank],
                 hint="give all ranks the same list, or set, and the communicators the same name",
             )
-        host, port = invitation["store"]
-        try:
-            limit = timedelta(seconds=self.remaining())
-            store = TCPStore(str(host), int(port), is_master=False, wait_for_workers=False, timeout=limit)
-        except RuntimeError as error:
-            raise self.explained(self._gone([0])) from error
-        return self._prefixed(store)
+        return self._prefixed(self._connect(*invitation["store"]))
+
+    def _connect(self, host: Any, port: Any) -> Store:
+        # A TCPStore that is not there is tried until its timeout, and cannot be interrupted.
+        while True:
+            self.check()
+            limit = timedelta(seconds=min(self.remaining(), _CALL))
+            try:
+                return TCPStore(str(host), int(port), is_master=False, wait_for_workers=False, timeout=limit)
+            except RuntimeError:
+                if time.monotonic() > self._deadline:
+                    raise self._gone([0]) from None
 
     def _late(self) -> CommError:
         """The first rank has not come: neither may others have."""
@@ -206,7 +211,10 @@ class Attempt:
         if lost:  # what the others have said is a consequence
             raise self._gone(lost)
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # this frame is in its traceback
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():

@@ -38,6 +38,7 @@ from .options import seconds
 from .work import Work, Worker
 
 if TYPE_CHECKING:
+    from .backend import Backend
     from .lifecycle import Member
 
 T = TypeVar("T")
@@ -189,6 +190,15 @@ class Engine:
         self.vacant = reason
         self.finalized = self.closing = True
         self.fast.block()
+
+    def let_go(self, nothing: Backend) -> None:
+        """Drops what it holds of the backend and its store.
+
+        An error that somebody keeps holds this engine by its traceback, and the engine holds the error.
+        """
+        self.backend = self.member.backend = nothing
+        self.group = completion.Group(nothing, self.rank, self.group.size)
+        self.member.store = None
 
     @contextlib.contextmanager
     def quiet(self, seconds: float) -> Iterator[bool]:

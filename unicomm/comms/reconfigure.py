@@ -232,7 +232,11 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
         attempt.fail(error)
         error.op, error.comm, error.rank = "reconfigure", before.name, plan.rank
         _vacate(comm, _failure(error, before.name))
-        raise error from (None if error is caught else caught)
+        caught.with_traceback(None)  # its frames hold the store of the attempt
+        try:
+            raise error.with_traceback(None) from None
+        finally:
+            del error
     except BaseException as caught:
         attempt.fail(AbortedError(f"rank {plan.rank} was interrupted", culprits=[plan.rank]))
         _vacate(comm, _failure(caught, before.name))
@@ -303,6 +307,7 @@ def end_epoch(comm: Communicator, uuid: int) -> None:
         if ended := ended and free:
             engine.fast = NoFastPath()  # the other one holds the backend's memory
             engine.backend.close()
+            engine.let_go(Vacant(member.asked_for))
     member.recorder.set_comm_state(member.recorder_index, 2 if engine.broken is None else 3)
     _vacate(comm, error)
     if not ended:
