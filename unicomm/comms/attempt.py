@@ -1,6 +1,6 @@
 """How the ranks of a reconfiguration find each other, without anything that an earlier epoch had.
 
-The first rank of the list opens a store and calls all others by their handles to invite them: over it they
+The first rank of the list keeps a store and calls all others by their handles to invite them: in it they
 meet, as at creation (rendezvous.py). The connections of these calls stay open until all are connected: who
 dies meanwhile is noticed by the end of one, and the first rank tells the others. Who has not been invited yet
 holds a connection to the first rank and notices its end in the same way.
@@ -13,13 +13,12 @@ import hashlib
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from . import errors
-from .endpoint import LOOPBACK, Endpoint, Guest, Handle, Lines, call, listen
+from .endpoint import Endpoint, Guest, Handle, Lines, call
 from .errors import (
     AbortedError,
     BackendError,
@@ -29,6 +28,7 @@ from .errors import (
     NotReadyError,
     PeerLostError,
 )
+from .remote_store import RemoteStore
 
 _LOOK = 0.2  # seconds between two looks at the connections
 _GRACE = 2.0  # seconds in which a connection ends, or the first rank says why, when something else has failed
@@ -82,44 +82,17 @@ class Attempt:
     # --- the first rank ------------------------------------------------------------------------------------
 
     def _invite(self) -> Store:
-        mine = self._handles[0]
-        near = all(handle.network == mine.network for handle in self._handles)
-        host = LOOPBACK if near else mine.at[-1][0]
-        try:
-            listener = listen(host)
-            port = int(listener.getsockname()[1])
-            store = TCPStore(
-                host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=self.remaining()),
-                master_listen_fd=listener.detach(),
-            )
-        except (OSError, RuntimeError) as error:
-            raise BackendError(
-                f"cannot open a store for the new ranks at {host}: {str(error).splitlines()[0]}",
-                hint="are there file descriptors left (ulimit -n)?",
-            ) from error
-        invitation = {
-            "invite": self._uuid,
-            "group": self._group,
-            "name": self._name,
-            "store": [host, port],
-        }
+        store = HashStore()
+        self._endpoint.serve(self._uuid, store)
+        invitation = {"invite": self._uuid, "group": self._group, "name": self._name}
         for rank in range(1, len(self._handles)):
             self._check_cancelled()
             with contextlib.suppress(OSError):
                 limit = min(self.remaining(), _CALL)
-                self._links[rank] = call(self._handles[rank], mine.network, invitation, limit)
+                self._links[rank] = call(self._handles[rank], self._endpoint.network, invitation, limit)
         if lost := [rank for rank in range(1, len(self._handles)) if rank not in self._links]:
             raise self._gone(lost)
-        return self._prefixed(store)
-
-    def _prefixed(self, store: Store) -> Store:
-        # The secret is in all handles of the list: a stranger who finds the port does not know the keys.
-        secret = hashlib.sha256("".join(handle.key for handle in self._handles).encode()).hexdigest()[:32]
-        return PrefixStore(f"unicomm-reconfigure/{secret}", store)
+        return store
 
     # --- the others ----------------------------------------------------------------------------------------
 
@@ -147,18 +120,14 @@ class Attempt:
                 culprits=[self._rank],
                 hint="give all ranks the same list, or set, and the communicators the same name",
             )
-        return self._prefixed(self._connect(*invitation["store"]))
-
-    def _connect(self, host: Any, port: Any) -> Store:
-        # A TCPStore that is not there is tried until its timeout, and cannot be interrupted.
-        while True:
-            self.check()
-            limit = timedelta(seconds=min(self.remaining(), _CALL))
-            try:
-                return TCPStore(str(host), int(port), is_master=False, wait_for_workers=False, timeout=limit)
-            except RuntimeError:
-                if time.monotonic() > self._deadline:
-                    raise self._gone([0]) from None
+        self.check()
+        try:
+            lines = call(
+                self._handles[0], self._endpoint.network, {"store": self._uuid}, min(self.remaining(), _CALL)
+            )
+        except OSError as error:
+            raise self.explained(BackendError(f"cannot reach rank 0: {error}", culprits=())) from None
+        return RemoteStore(lines.socket, self.remaining())
 
     def _late(self) -> CommError:
         """The first rank has not come: neither may others have."""

@@ -23,6 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch._C._distributed_c10d import HashStore
+
+from . import remote_store
 from .errors import BackendError, InvalidArgumentError
 
 LOOPBACK = "127.0.0.1"
@@ -188,6 +191,8 @@ class Guest:
         self.lines: list[dict[str, Any]] = []
         self.gone = False
         self.reader: Lines | None = None
+        self.store: HashStore | None = None  # what it uses, by frames instead of lines
+        self.unsent = bytearray()
 
     def tell(self, value: Mapping[str, Any]) -> None:
         if self.reader is not None:
@@ -209,6 +214,7 @@ class Endpoint:
         self._invited: list[Guest] = []  # who has invited this rank, the newest last
         self._guests: set[Guest] = set()
         self._current: tuple[int, str] | None = None
+        self._stores: dict[int, HashStore] = {}  # by attempt
         self._over: dict[int, dict[str, Any]] = {}  # attempts that this rank is done with, and what to say
         self._thread: threading.Thread | None = None
         self._listeners: list[socket.socket] = []
@@ -251,6 +257,18 @@ class Endpoint:
             for guest in self._guests:
                 if guest.hello is not None and uuid in (guest.hello.get("probe"), guest.hello.get("invite")):
                     guest.tell(farewell)
+
+    def serve(self, uuid: int, store: HashStore) -> None:
+        """Others who ask for the store of that attempt may use it, and those of earlier ones no longer."""
+        self.serve_nothing()
+        self._stores[uuid] = store
+
+    def serve_nothing(self) -> None:
+        with self._changed:
+            self._stores.clear()
+            for guest in self._guests:
+                if guest.store is not None:
+                    guest.leave()
 
     def invitation(self, uuid: int, seconds: float) -> Guest | None:
         """Who has invited this rank to the attempt; waits for that at most `seconds`."""
@@ -295,7 +313,9 @@ class Endpoint:
                 if key.fileobj is wake:
                     open_ = False
                 elif key.data is None:
-                    self._accept(key.fileobj, len(strangers))
+                    self._accept(key.fileobj)
+                elif key.events & selectors.EVENT_WRITE:
+                    self._send(key.data)
                 else:
                     self._read(key.data)
             now = time.monotonic()
@@ -308,14 +328,15 @@ class Endpoint:
             listener.close()
         self._selector.close()
 
-    def _accept(self, listener: Any, strangers: int) -> None:
+    def _accept(self, listener: Any) -> None:
         try:
             s = listener.accept()[0]
         except OSError:
             return
-        if strangers >= _STRANGERS:
-            s.close()
-            return
+        strangers = [guest for guest in self._guests if guest.hello is None]
+        if len(strangers) >= _STRANGERS:
+            # The one who has been silent for longest: who belongs here speaks at once.
+            self._end(min(strangers, key=lambda guest: guest.until))
         s.setblocking(False)
         notice_silence(s, 1)
         guest = Guest(s)
@@ -336,12 +357,49 @@ class Endpoint:
         if guest.reader is None and not self._greet(guest):
             return
         assert guest.reader is not None
+        if guest.store is not None:
+            self._answer(guest, guest.store)
+            return
         lines = guest.reader.read()
         with self._changed:
             guest.lines += lines
             self._changed.notify_all()
         if guest.reader.gone:
             self._end(guest)
+
+    def _answer(self, guest: Guest, store: HashStore) -> None:
+        try:
+            while True:
+                data = guest.socket.recv(_LONGEST)
+                if not data:
+                    raise ConnectionError
+                guest.said += data
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._end(guest)
+            return
+        try:
+            while (found := remote_store.take_frame(guest.said)) is not None:
+                guest.unsent += remote_store.answer(store, *found)
+        except (ValueError, RuntimeError):
+            self._end(guest)
+            return
+        self._send(guest)
+
+    def _send(self, guest: Guest) -> None:
+        """What fits; the rest when there is room, and no more is read before."""
+        try:
+            sent = guest.socket.send(guest.unsent) if guest.unsent else 0
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._end(guest)
+            return
+        del guest.unsent[:sent]
+        wanted = selectors.EVENT_WRITE if guest.unsent else selectors.EVENT_READ
+        if self._selector.get_key(guest.socket).events != wanted:
+            self._selector.modify(guest.socket, wanted, guest)
 
     def _greet(self, guest: Guest) -> bool:
         """Reads the hello; True when it is complete and right."""
@@ -370,7 +428,8 @@ class Endpoint:
         except (ValueError, RecursionError):
             self._end(guest)
             return False
-        guest.reader = Lines(guest.socket, bytes(guest.said[_HELLO.size + length :]))
+        del guest.said[: _HELLO.size + length]
+        guest.reader = Lines(guest.socket, bytes(guest.said) if "store" not in hello else b"")
         with self._changed:
             guest.hello = hello
             about = hello.get("invite", hello.get("probe"))
@@ -382,6 +441,11 @@ class Endpoint:
                     old.leave()
                 del self._invited[:-_KEPT]
                 self._changed.notify_all()
+            elif "store" in hello:
+                store = hello["store"]
+                guest.store = self._stores.get(store) if type(store) is int else None
+                if guest.store is None:
+                    guest.leave()
             elif "ask" in hello:
                 guest.tell({"in": self._current == (hello["ask"], hello.get("group"))})
         return True

@@ -22,6 +22,7 @@ from .engine import Engine, Hints, NoFastPath, Timeout
 from .errors import AbortedError, BackendError, CommError, InvalidArgumentError, NotReadyError
 from .hooks import next_op_id
 from .options import copy_hints, read_hints
+from .remote_store import RemoteStore
 from .rendezvous import Rendezvous
 from .work import Work
 
@@ -307,6 +308,8 @@ def end_epoch(comm: Communicator, uuid: int) -> None:
         if ended := ended and free:
             engine.fast = NoFastPath()  # the other one holds the backend's memory
             engine.backend.close()
+            if isinstance(member.store, RemoteStore):
+                member.store.close()
             engine.let_go(Vacant(member.asked_for))
     member.recorder.set_comm_state(member.recorder_index, 2 if engine.broken is None else 3)
     _vacate(comm, error)

@@ -14,9 +14,6 @@ import unicomm
 
 torch.set_num_threads(1)
 backend, timeout = sys.argv[1], float(sys.argv[2])
-with unicomm.new_comm(backend, "cpu", enable_reconfigure=True) as warm:
-    warm.reconfigure(1, [warm.get_init_handle()])
-    warm.barrier(True).wait()
 before = holdings()
 comm = unicomm.new_comm(backend, "cpu", name="elastic", enable_reconfigure=True, timeout=timeout)
 say("handle", handle=comm.get_init_handle())

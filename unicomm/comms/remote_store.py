@@ -1,0 +1,160 @@
+"""A store in the memory of one rank, for the others: what a TCPStore is, through that rank's endpoint.
+
+A TCPStore asks the name service for every connection, in the thread that serves all: where that does not
+answer, each reconfiguration would take seconds. And whoever finds its port may use it. An endpoint
+(endpoint.py) knows its callers. It serves what never waits: who waits for a key looks for it now and then.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import HashStore, Store
+
+from .rendezvous_parts import pack, unpack
+
+_FRAME = struct.Struct("<IBH")  # bytes that follow, operation, fields in them
+_LONGEST = 64 << 20
+_SECONDS = 30.0  # that an answer may take
+_LEAST, _MOST = 0.0005, 0.02  # seconds between two looks at a key
+_ABSENT = b"?"
+_OPERATIONS = ("set", "compare_set", "add", "check", "read", "delete_key", "append")
+
+
+def frame(operation: int, fields: Sequence[bytes]) -> bytes:
+    body = pack(list(fields))
+    return _FRAME.pack(len(body), operation, len(fields)) + body
+
+
+def take_frame(said: bytearray) -> tuple[int, list[bytes]] | None:
+    """The first frame of what has come, which is taken away; None when it is not complete.
+
+    Raises `ValueError` for what is none.
+    """
+    if len(said) < _FRAME.size:
+        return None
+    length, operation, count = _FRAME.unpack_from(said)
+    if length > _LONGEST:
+        raise ValueError(f"a frame of {length} bytes")
+    end = _FRAME.size + length
+    if len(said) < end:
+        return None
+    fields = unpack(bytes(said[_FRAME.size : end]), count)
+    del said[:end]
+    return operation, fields
+
+
+def answer(store: HashStore, operation: int, fields: list[bytes]) -> bytes:
+    """What a request gives, as a frame. Never waits. Raises `ValueError` for what is no request."""
+    base: Any = store
+    name = _OPERATIONS[operation] if operation < len(_OPERATIONS) else ""
+    keys = [field.decode() for field in fields[: None if name in ("check", "read") else 1]]
+    result: list[bytes] = []
+    if name == "set" and len(fields) == 2:
+        base.set(keys[0], fields[1])
+    elif name == "compare_set" and len(fields) == 3:
+        result = [bytes(base.compare_set(keys[0], fields[1], fields[2]))]
+    elif name == "add" and len(fields) == 2:
+        result = [b"%d" % base.add(keys[0], int(fields[1]))]
+    elif name == "check" and keys:
+        result = [b"%d" % all(base.check([key]) for key in keys)]
+    elif name == "read" and keys:
+        result = [bytes(base.compare_set(key, _ABSENT, _ABSENT)) for key in keys]
+    elif name == "delete_key" and len(fields) == 1:
+        result = [b"%d" % base.delete_key(keys[0])]
+    elif name == "append" and len(fields) == 2:
+        base.append(keys[0], fields[1])
+    else:
+        raise ValueError(f"operation {operation} with {len(fields)} fields")
+    return frame(operation, result)
+
+
+class RemoteStore(Store):
+    """The store that another rank's endpoint serves. Its methods raise `RuntimeError` when that is gone."""
+
+    def __init__(self, s: socket.socket, timeout: float) -> None:
+        super().__init__()
+        self._socket, self._timeout = s, timedelta(seconds=timeout)
+        self._lock = threading.Lock()
+        s.settimeout(_SECONDS)
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _ask(self, name: str, *fields: bytes) -> list[bytes]:
+        operation, said = _OPERATIONS.index(name), bytearray()
+        try:
+            with self._lock:
+                self._socket.sendall(frame(operation, fields))
+                while (found := take_frame(said)) is None:
+                    data = self._socket.recv(1 << 20)
+                    if not data:
+                        raise ConnectionError("its rank has ended it, or is gone")
+                    said += data
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the first rank's store: {error}") from error
+        return found[1]
+
+    # torch's names and arguments: C++ calls these, too.
+
+    def set(self, key: str, value: Any) -> None:
+        self._ask("set", key.encode(), _bytes(value))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        return self._ask("compare_set", key.encode(), _bytes(expected), _bytes(desired))[0]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key.encode(), b"%d" % amount)[0])
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask("check", *(key.encode() for key in keys)) == [b"1"]
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask("delete_key", key.encode()) == [b"1"]
+
+    deleteKey = delete_key  # noqa: N815
+
+    def append(self, key: str, value: Any) -> None:
+        self._ask("append", key.encode(), _bytes(value))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = timeout or self._timeout
+        began = now = time.monotonic()
+        end = began + limit.total_seconds()
+        while not self.check(keys):
+            now = time.monotonic()
+            if now > end:
+                raise RuntimeError(f"wait timeout after {limit.total_seconds():g} s for {keys}")
+            time.sleep(min(max((now - began) / 20, _LEAST), _MOST))
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.wait(keys)
+        return self._ask("read", *(key.encode() for key in keys))
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
