@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ from unicomm import (
 from unicomm.backends import registry
 from unicomm.backends.fake import FakeBackend
 from unicomm.comms.endpoint import Handle
+from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.flight_recorder import writer
 from unicomm.flight_recorder.analyze import analyze
 from unicomm.flight_recorder.readers import load
@@ -649,3 +651,66 @@ def test_strangers_are_hung_up_on(cast, eventually):
     ranks.become([0, 1])
     for s in crowd:
         s.close()
+
+
+# --- process groups --------------------------------------------------------------------------------------
+
+
+def test_a_group_follows(cast):
+    ranks = cast("shm", 3)
+    groups = [UnicommProcessGroup(comm) for comm in ranks.comms]
+
+    def act(order: list[int]) -> Callable[[Communicator, int], Any]:
+        handles = [groups[i].get_init_handle() for i in order]
+
+        def run(_: Communicator, i: int) -> Any:
+            groups[i].reconfigure(len(order), handles)
+            x = torch.ones(3)
+            groups[i].allreduce([x]).wait()
+            return groups[i].rank(), groups[i].size(), groups[i].getRank(), x[0].item()
+
+        return run
+
+    assert groups[0].supports_reconfigure
+    assert ranks.play([0, 1, 2], act([0, 1, 2])) == {i: (i, 3, i, 3.0) for i in range(3)}
+    assert ranks.play([0, 2], act([2, 0])) == {2: (0, 2, 0, 2.0), 0: (1, 2, 1, 2.0)}
+
+
+def test_the_default_group_follows(cast, raised):
+    store = torch.distributed.HashStore()
+    dist.init_process_group(
+        "unicomm", rank=0, world_size=1, store=store, pg_options={"enable_reconfigure": "true"}
+    )
+    try:
+        group: Any = dist.group.WORLD
+        part: Any = dist.new_group([0])
+        ranks = cast("auto", 1)
+        handles = [ranks.handles[0], group.get_init_handle()]
+
+        def newcomer() -> None:
+            ranks.comms[0].reconfigure(1, handles)
+            ranks.comms[0].all_reduce(torch.ones(4), SUM, False)
+            ranks.comms[0].broadcast(torch.full((2,), 7.0), 0, False)
+
+        other = threading.Thread(target=newcomer)
+        other.start()
+        group.reconfigure(1, handles)
+        x, y = torch.ones(4), torch.zeros(2)
+        dist.all_reduce(x)
+        dist.broadcast(y, src=0)
+        other.join(LONG)
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_process_group_ranks(group)) == (1, 2, [0, 1])
+        assert (x.tolist(), y.tolist()) == ([2.0] * 4, [7.0] * 2)
+        error = raised(part.reconfigure, 2, handles)
+        assert type(error) is UnsupportedError
+        assert "default group" in error.message
+    finally:
+        dist.destroy_process_group()
+
+
+def test_groups_that_cannot(raised):
+    with unicomm.new_comm("fake", "cpu") as cpu, unicomm.new_comm("fake", "meta") as meta:
+        both = UnicommProcessGroup(cpu, meta)
+        assert not both.supports_reconfigure
+        assert "several devices" in str(raised(both.reconfigure, 1, []))
+        assert not UnicommProcessGroup(cpu).supports_reconfigure

@@ -123,3 +123,23 @@ def test_the_verdict_is_about_the_last_epoch(start):
         assert "Rank 3 " in error["text"].partition("verdict")[2], error["text"]
     troupe.become([3, 1, 2])
     troupe.end([1, 2, 3])
+
+
+def test_example(tmp_path, rings):
+    """Training goes on while the first rank is killed and a new process comes."""
+    result = tmp_path / "result.json"
+    command = [sys.executable, str(ROOT / "examples/elastic.py"), "--ranks", "2", "--kills", "1"]
+    done = subprocess.run(
+        [*command, "--limit", "100", "--result", str(result)],
+        env=clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "success" in done.stdout
+    figures = json.loads(result.read_text())
+    assert figures["sizes"] == [2, 1, 2]
+    assert figures["losses"][0] > figures["losses"][1] > figures["losses"][2] or figures["losses"][2] < 0.1
+    assert figures["accuracy"] > 0.7

@@ -52,6 +52,7 @@ class HostsBackend(Backend):
         reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
         reduce_ops=ShmBackend.capabilities.reduce_ops,
         checks_mismatch=True,
+        reconfigures=True,
     )
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import selectors
 import threading
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from .remote_store import RemoteStore
 _LOOK = 0.2  # seconds between two looks at the connections
 _GRACE = 2.0  # seconds in which a connection ends, or the first rank says why, when something else has failed
 _CALL = 3.0  # seconds that a call may take; a process that is there is reached at once
+_LEAVING = 10.0  # seconds that the first rank waits for the others to read the outcome
 _ANSWER = 1.0  # seconds in which all have to say whether they are in an attempt
 _MOST_TEXT = 2000  # characters of a message that another rank sends
 
@@ -46,10 +48,10 @@ class Attempt:
     """One rank's part in one call of reconfigure. `close` it, also after an error."""
 
     def __init__(
-        self, endpoint: Endpoint, uuid: int, handles: Sequence[Handle], rank: int, name: str, timeout: float
+        self, endpoint: Endpoint, uuid: int, handles: Sequence[Handle], rank: int, timeout: float
     ) -> None:
         self._endpoint, self._uuid, self._handles = endpoint, uuid, handles
-        self._rank, self._name, self._timeout = rank, name, timeout
+        self._rank, self._timeout = rank, timeout
         self._deadline = time.monotonic() + timeout
         self._group = group_of(handles)
         self._links: dict[int, Lines] = {}  # the first rank's, to the others
@@ -84,7 +86,7 @@ class Attempt:
     def _invite(self) -> Store:
         store = HashStore()
         self._endpoint.serve(self._uuid, store)
-        invitation = {"invite": self._uuid, "group": self._group, "name": self._name}
+        invitation = {"invite": self._uuid, "group": self._group}
         for rank in range(1, len(self._handles)):
             self._check_cancelled()
             with contextlib.suppress(OSError):
@@ -113,12 +115,11 @@ class Attempt:
             probe.socket.close()
         self._first = guest
         invitation = guest.hello or {}
-        if invitation.get("group") != self._group or invitation.get("name") != self._name:
-            what = "init_handles" if invitation.get("name") == self._name else "names of communicators"
+        if invitation.get("group") != self._group:
             raise MismatchError(
-                f"ranks 0 and {self._rank} were given different {what} for the attempt {self._uuid}",
+                f"ranks 0 and {self._rank} were given different init_handles for the attempt {self._uuid}",
                 culprits=[self._rank],
-                hint="give all ranks the same list, or set, and the communicators the same name",
+                hint="give all ranks the same list, or set",
             )
         self.check()
         try:
@@ -208,6 +209,18 @@ class Attempt:
                 return cause
             time.sleep(0.005)
         return error
+
+    def settle(self) -> None:
+        """Waits until the others need this rank's store no longer; when that is, they end their calls."""
+        with selectors.DefaultSelector() as selector:
+            for link in self._links.values():
+                selector.register(link.socket, selectors.EVENT_READ, link)
+            end = time.monotonic() + min(self.remaining(), _LEAVING)
+            while selector.get_map() and time.monotonic() < end:
+                for key, _ in selector.select(end - time.monotonic()):
+                    key.data.read()
+                    if key.data.gone:
+                        selector.unregister(key.fileobj)
 
     def fail(self, error: CommError) -> None:
         """Tells those that this rank is connected to, now or later in this attempt."""

@@ -112,11 +112,13 @@ def connect(
     labels: Sequence[int] | None = None,
     check_peers: Callable[[], None] | None = None,
     number: Callable[[Rendezvous], Sequence[int]] | None = None,
+    meeting: str = "",
 ) -> Member:
     """Connects a backend and registers it with the recorder. Called by all ranks.
 
     `check_peers` is called while it waits for the others, and raises when they cannot come any more.
     `number`, instead of `labels`, agrees on these with the others; then all are connected, or none.
+    `meeting` is what the ranks call it, where they may have different names for the communicator.
     """
     given, labels = labels, range(size) if labels is None else labels
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
@@ -140,7 +142,7 @@ def connect(
         if together:
             rendezvous = meet(
                 store,
-                name,
+                meeting or name,
                 rank,
                 size,
                 timeout=timeout,

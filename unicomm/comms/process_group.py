@@ -13,7 +13,7 @@ torch's: lists of tensors and option objects.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -311,6 +311,55 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         for comm in self._comms.values():
             comm.abort()
+
+    # --- other ranks ---------------------------------------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether `reconfigure` can succeed: the communicator was made for it, and is the only one."""
+        return self._only is not None and self._only.get_options().enable_reconfigure
+
+    def get_init_handle(self) -> str:
+        """The communicator's; see `Communicator.get_init_handle`."""
+        return self._reconfigurable().get_init_handle()
+
+    def reconfigure(
+        self,
+        uuid: int,
+        init_handles: list[str] | set[str],
+        timeout: timedelta | float | None = None,
+        hints: Mapping[str, str] | None = None,
+    ) -> dist.Work:
+        """The communicator's, see `Communicator.reconfigure`; rank and size of the group follow.
+
+        For the default group, where ranks of the group are those of the job from then on, or one that
+        torch.distributed does not list. `UnsupportedError` for others, before any side effect.
+        """
+        comm = self._reconfigurable()
+        listed: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks
+        if self in listed and dist.GroupMember.WORLD is not self:
+            raise UnsupportedError(
+                "torch.distributed knows this group's members by ranks of the default group, which stay",
+                op="reconfigure",
+                comm=comm.get_name(),
+                rank=comm.get_rank(),
+                hint="reconfigure the default group, then make new groups",
+            )
+        work = comm.reconfigure(uuid, init_handles, timeout, hints)
+        if self in listed:
+            listed[self] = {r: r for r in range(comm.get_size())}
+        return ProcessGroupWork([work])
+
+    def _reconfigurable(self) -> Communicator:
+        if self._only is None:
+            raise UnsupportedError(
+                "a group with communicators for several devices cannot change its ranks",
+                op="reconfigure",
+                comm=self._first.get_name(),
+                rank=self._first.get_rank(),
+                hint="make a group for one device; get_comm(device) gives each communicator",
+            )
+        return self._only
 
     def splitGroup(
         self,

@@ -210,7 +210,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
     size = len(plan.handles)
     meets = size > 1 and before.asked_for.capabilities.moves_data
     # From here on who asks hears that this rank is in the attempt, and abort() ends it.
-    attempt = Attempt(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, before.name, plan.timeout)
+    attempt = Attempt(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, plan.timeout)
     dynamic.attempt = attempt
     try:
         end_epoch(comm, plan.uuid)
@@ -225,6 +225,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
             world=before.world,
             timeout=attempt.remaining(),
             check_peers=attempt.check if meets else None,
+            meeting=f"reconfigure {plan.uuid}",
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
         )
         comm._engine, comm._member = Engine(after, comm._engine.hooks), after
@@ -242,6 +243,8 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
         attempt.fail(AbortedError(f"rank {plan.rank} was interrupted", culprits=[plan.rank]))
         _vacate(comm, _failure(caught, before.name))
         raise
+    else:
+        attempt.settle()
     finally:
         attempt.close()
         dynamic.attempt = None

@@ -4,7 +4,7 @@
     dist.init_process_group("cpu:unicomm,cuda:nccl")     # torch's NCCL for CUDA tensors
 
 `UNICOMM_BACKEND` chooses what stands behind the name; without it that is "auto". `pg_options` may be a dict
-of the backend's hints.
+of the backend's hints, with `"enable_reconfigure": "true"` for a group whose ranks may change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from unicomm.backends.registry import new_comm
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.options import Hint, parse_bool, read_hints
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.flight_recorder.ranks import format_ranks
 
 from .switch import NAME, chosen_backend
+
+_OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
 
 def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, Any]) -> UnicommProcessGroup:
@@ -42,6 +45,8 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
             hint="name the devices: init_process_group('cpu:unicomm,cuda:nccl')",
         )
     name, store = _meeting_place(options)
+    own = dict(hints or {})
+    asked = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
     comms = [
         new_comm(
             chosen_backend(NAME, kind),
@@ -51,7 +56,8 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
             timeout=options.timeout,
             rank=options.group_rank,
             size=options.group_size,
-            hints=hints,
+            enable_reconfigure=asked[_OPTION.name],
+            hints=own,
         )
         for kind in ours
     ]

@@ -86,6 +86,8 @@ def table() -> str:
     hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
     lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
     lines.append(f"| hosts | {' | '.join(hosts)} |")
+    changing = ["yes" if _capabilities(c).reconfigures else "no" for c in COLUMNS]
+    lines.append(f"| ranks may be lost and join ([how](docs/reconfigure.md)) | {' | '.join(changing)} |")
     types = ", ".join(info.name for info in DTYPES.values())
     return "\n".join([*lines, "", f"Element types, on every backend: {types}."])
 
