@@ -2,9 +2,12 @@
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rank_processes import clean_environment
 
 pytestmark = pytest.mark.processes
 

@@ -17,10 +17,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.comms.endpoint import network
+from unicomm.comms.endpoint import network, notice_silence
 from unicomm.comms.errors import InvalidArgumentError
 
-from .mesh import notice_silence
 from .pairs import internet_sockets
 
 _SIOCGIFADDR = 0x8915
