@@ -5,16 +5,27 @@ Says its init handle, then takes JSON lines: {"do": "reconfigure", "uuid": ..., 
 """
 
 import json
+import os
 import sys
 
 import torch
-from common import hear, holdings, reporting, say, settled
+from common import hear, holdings, reporting, say
 
 import unicomm
+from unicomm.testing import run_ranks
+
+
+def held() -> dict[str, object]:
+    """What a communicator could have left behind: threads by name, memory, sockets."""
+    found = {key: value for key, value in holdings().items() if key != "tasks"}
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return found | {"sockets": sum(os.path.islink(x) and "socket:" in os.readlink(x) for x in links)}
+
 
 torch.set_num_threads(1)
 backend, timeout = sys.argv[1], float(sys.argv[2])
-before = holdings()
+run_ranks(lambda comm: comm.barrier(True).wait(), 2, backend=backend)  # what a process starts once, for good
+before = held()
 comm = unicomm.new_comm(backend, "cpu", name="elastic", enable_reconfigure=True, timeout=timeout)
 say("handle", handle=comm.get_init_handle())
 while (order := json.loads(hear()))["do"] != "finalize":
@@ -28,4 +39,4 @@ while (order := json.loads(hear()))["do"] != "finalize":
             comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
             say("sum", value=x[-1].item(), same=bool((x == x[0]).all()))
 comm.finalize()
-say("finalized", before=before, after=settled(before))
+say("finalized", before=before, after=held())
