@@ -213,7 +213,7 @@ class Endpoint:
         self._changed = threading.Condition()
         self._invited: list[Guest] = []  # who has invited this rank, the newest last
         self._guests: set[Guest] = set()
-        self._current: tuple[int, str] | None = None
+        self._entered: dict[int, str] = {}  # attempts that this rank has come to, and with whom
         self._stores: dict[int, HashStore] = {}  # by attempt
         self._over: dict[int, dict[str, Any]] = {}  # attempts that this rank is done with, and what to say
         self._thread: threading.Thread | None = None
@@ -244,13 +244,15 @@ class Endpoint:
             self._thread.start()
 
     def enter(self, uuid: int, group: str) -> None:
-        """This rank is in that attempt from now on, for those who ask."""
-        self._current = (uuid, group)
+        """This rank has come to that attempt, for those who ask."""
+        with self._changed:
+            self._entered[uuid] = group
+            if len(self._entered) > _KEPT:
+                del self._entered[next(iter(self._entered))]
 
     def leave(self, uuid: int, farewell: dict[str, Any]) -> None:
         """This rank is done with that attempt: who calls about it hears `farewell`."""
         with self._changed:
-            self._current = None
             self._over[uuid] = farewell
             if len(self._over) > _KEPT:
                 del self._over[next(iter(self._over))]
@@ -447,5 +449,7 @@ class Endpoint:
                 if guest.store is None:
                     guest.leave()
             elif "ask" in hello:
-                guest.tell({"in": self._current == (hello["ask"], hello.get("group"))})
+                asked = hello["ask"]
+                came = type(asked) is int and self._entered.get(asked, "") == hello.get("group")
+                guest.tell({"in": came})
         return True
