@@ -23,7 +23,17 @@ ALLOWED = {
 READERS = {
     *("folder", "ring", "ranks", "formats", "show", "words", "live", "top", "table", "verdict", "columns"),
     *("names", "store", "build_rings", "build", "readers", "matching", "judge", "parts", "waits", "evidence"),
-    *("cycles", "blame", "clocks", "stragglers", "analyze", "report_text", "report_data", "simulate"),
+    *(
+        "cycles",
+        "copies",
+        "blame",
+        "clocks",
+        "stragglers",
+        "analyze",
+        "report_text",
+        "report_data",
+        "simulate",
+    ),
     *("selftest", "lookup", "wording", "corpus", "timeline", "wait_graph", "html", "diff", "diff_text"),
 }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import json
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -19,9 +21,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from unicomm.comms.endpoint import network, notice_silence
 from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.rendezvous import Rendezvous
 
 from .pairs import internet_sockets
 
+INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, and goes before routing
 _SIOCGIFADDR = 0x8915
 # An address of no network (RFC 5737): where to is the question, and the answer is the default route.
 _ANYWHERE = "192.0.2.1"
@@ -42,12 +46,12 @@ def here(store: Store | None) -> Place:
     target = _host_of(store)
     address = route_to(target) if target else ""
     if not address and not target:
-        address = route_to(_ANYWHERE)
+        address = route_anywhere()
     return Place(address, network())
 
 
 def of_interface(name: str) -> str:
-    """An interface's address, "" for no name; raises `InvalidArgumentError` when it has none."""
+    """An interface's address, IPv4 before IPv6, "" for no name; `InvalidArgumentError` when it has none."""
     if not name:
         return ""
     try:
@@ -55,9 +59,37 @@ def of_interface(name: str) -> str:
             request = struct.pack("256s", name.encode()[:15])
             return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
     except OSError as error:
+        if address := _ipv6_of(name):
+            return address
         raise InvalidArgumentError(
             f"the interface '{name}' has no address: {error}", hint="`ip address` lists those of this host"
         ) from error
+
+
+def _ipv6_of(interface: str) -> str:
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+        for fields in map(str.split, file):
+            if fields[5] == interface:
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+                return f"{address}%{interface}" if address.startswith("fe80") else address
+    return ""
+
+
+def chosen_interface() -> str:
+    """The interface that this host's environment names, "" for none.
+
+    Which one leads to the others is a fact about a host, and hosts may differ: so it is no hint, which all
+    ranks pass alike, and no setting of a backend. GLOO_SOCKET_IFNAME is what programs bring from torch.
+    """
+    named = os.environ.get(INTERFACE) or os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return named.partition(",")[0].strip()
+
+
+def agree(rendezvous: Rendezvous, store: Store | None) -> str:
+    """The address for this rank to listen on, as `choose` has it. Called by all ranks of a communicator."""
+    place = here(store)
+    told = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())
+    return choose([Place(*json.loads(blob)) for blob in told], rendezvous.rank)
 
 
 def choose(places: Sequence[Place], rank: int) -> str:
@@ -65,6 +97,8 @@ def choose(places: Sequence[Place], rank: int) -> str:
 
     Ranks that see only loopback, for the store is on their own host, ask for the way to the others.
     """
+    if address := of_interface(chosen_interface()):
+        return address
     if len({place.network for place in places}) == 1:
         return ""
     mine = places[rank]
@@ -73,9 +107,14 @@ def choose(places: Sequence[Place], rank: int) -> str:
     for other in places:
         if other.network != mine.network and other.address and (address := route_to(other.address)):
             return address
-    if address := route_to(_ANYWHERE):
+    if address := route_anywhere():
         return address
     raise OSError("this host has no network address but loopback")
+
+
+def route_anywhere() -> str:
+    """The address on the default route; "" where there is none."""
+    return route_to(_ANYWHERE)
 
 
 def route_to(host: str) -> str:

@@ -57,10 +57,13 @@ def _parse_check(text: str) -> bool | None:
 
 
 _HINTS = (
-    Hint("hostname", str, "", "Name or address of the interface to listen on. Default: that of the host."),
     Hint(
-        "interface", str, "", "Network interface to use, such as eth0. Default: that of the host's address."
+        "hostname",
+        str,
+        "",
+        "Name or address to listen on. Default: of UNICOMM_INTERFACE, or of the way to the store's host.",
     ),
+    Hint("interface", str, "", "Network interface to use, such as eth0. Default: as for hostname."),
     Hint(
         "check_mismatch",
         _parse_check,

@@ -23,6 +23,7 @@ from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError
 from unicomm.comms.threads import Threads
 
+from . import addresses
 from .mesh import patience
 from .pairs import Pairs, listening_address
 from .watch_errors import first_line
@@ -56,7 +57,7 @@ class Connecting:
             _need_descriptors(setup, (sockets + 1) * setup.size + _DESCRIPTORS)
         try:
             self._options = _options(setup)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self._failed(first_line(error)) from error
         self._store.set_timeout(self._options._timeout)  # its own, beside Gloo's, is minutes
         if setup.size == 1:
@@ -123,6 +124,8 @@ def _options(setup: Setup) -> Any:
     seconds = min(patience(setup.rendezvous), least + for_each * setup.size)
     options._timeout = timedelta(seconds=max(0.1, seconds))
     host, interface = setup.hints["hostname"], setup.hints["interface"]
+    if not host and not interface and setup.size > 1:
+        host = addresses.agree(setup.rendezvous, setup.store)
     if host or interface:
         device = dist.ProcessGroupGloo.create_device(hostname=host, interface=interface, lazy_init=False)
     else:

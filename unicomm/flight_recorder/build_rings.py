@@ -57,7 +57,7 @@ class RingStore(Store):
         """
         process = process or _PROCESS.get(ring.process_state, UNKNOWN)
         if process in (RUNNING, STOPPED) and not as_of_ns:
-            as_of_ns = time.time_ns()
+            as_of_ns = ring.real_ns(ring.now_ns) if ring.copied_as else time.time_ns()
         records = ring.records
         groups = np.fromiter((self._ring_group(c) for c in ring.comms), np.int32, len(ring.comms))
         own = [self._ring_rank(ring, c, int(g)) for c, g in zip(ring.comms, groups, strict=True)]

@@ -61,6 +61,11 @@ def rings_folder() -> Path:
         except OSError as error:
             raise FolderError(f"UNICOMM_TRACE_DIR={given}: {error}; name a folder that can be made") from None
         return path
+    return private_folder()
+
+
+def private_folder() -> Path:
+    """This user's private folder, on tmpfs where there is one. Raises `FolderError`."""
     reasons = []
     for path in _candidates():
         reason = _private(path)

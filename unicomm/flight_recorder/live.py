@@ -1,4 +1,6 @@
-"""What the ranks on this host are doing now, from their rings alone: no code of theirs has to run.
+"""What the ranks are doing now, from their rings alone: no code of theirs has to run.
+
+The rings are those of this host, or fresh copies of those of all hosts of a job (unicomm/launch/hub.py).
 
 The model behind `unicomm trace top`; top.py draws it.
 """
@@ -6,7 +8,6 @@ The model behind `unicomm trace top`; top.py draws it.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class Rank:
     process: str
     pid: int = 0
     world: int = 0
+    host: str = ""
     operations: int = 0
     operation: Operation | None = None
     waits_for: list[int] = field(default_factory=list)
@@ -155,8 +157,11 @@ def _jobs(rings: list[Ring]) -> list[list[Ring]]:
     return list(jobs.values())
 
 
-def _process(ring: Ring) -> str:
+def process_of(ring: Ring) -> str:
+    """running, sleeping, stopped, dead or ended; of a copy: when it was made."""
     state = ring.process_state
+    if ring.copied_as:
+        return DEAD if state == "killed" else ring.copied_as
     if state == "running":
         try:
             stat = Path(f"/proc/{ring.pid}/stat").read_text()
@@ -182,11 +187,10 @@ def _job(rings: list[Ring]) -> Job:
     ranks: dict[int, Rank] = {}
     groups: dict[str, _Group] = {}
     ours: list[tuple[Rank, Ring, list[Comm]]] = []
-    now = time.monotonic_ns()
     for ring in sorted(rings, key=lambda r: int(r.header["start_real_ns"])):
-        process = _process(ring)
+        process = process_of(ring)
         for number, comms in owners(ring):
-            rank = Rank(number, process, ring.pid, int(ring.header["world"]))
+            rank = Rank(number, process, ring.pid, int(ring.header["world"]), ring.host)
             ranks[number] = rank  # a later process of the same rank replaces an earlier one
             ours.append((rank, ring, comms))
             for comm in comms:
@@ -199,7 +203,7 @@ def _job(rings: list[Ring]) -> Job:
         if record is None:
             continue
         pending = int(np.count_nonzero(records["state"] < _COMPLETED))
-        rank.operation = _operation(ring, record, now if _alive(ring) else None)
+        rank.operation = _operation(ring, record, ring.now_ns if _alive(ring) else None)
         rank.operation.pending = max(0, pending - (not rank.operation.over))
         if int(record["state"]) != _COMPLETED:
             comm = ring.comms[int(record["comm"])]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,6 +121,9 @@ RECORD = np.dtype(
     ]
 )
 _CLEAN_CLOSE = 1
+# A copy says in its flags how the process was when it was made (copies.py): its number here, from bit 8 on.
+COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
+COPY_SHIFT, COPY_MASK = 8, 0x700
 _MAX_META = 1 << 20
 _MOST_RECORDS = 1 << 24
 
@@ -183,7 +187,7 @@ class Ring:
         meta: what the process said of itself: host, argv, names of operations and types, ...
         comms, frames: by the numbers that records use (a record's frame is 1 + its index, 0 unknown).
         records: numpy array of `RECORD`, by id; torn ones are left out.
-        path: where it came from, "" for bytes.
+        path: where it came from, "" for bytes. data: the bytes.
     """
 
     def __init__(self, data: bytes | memoryview, path: str = "") -> None:
@@ -195,7 +199,7 @@ class Ring:
             raise RingError("no ring: the first bytes are not UCRING01")
         if int(head["version"]) != VERSION:
             raise RingError(f"version {head['version']} of the ring format is not known here ({VERSION} is)")
-        self._data = data
+        self.data = data
         self.meta = self._read_meta()
         self._heap = self._span("heap_off", "heap_cap", 1)
         self.comms = self._read_comms()
@@ -204,9 +208,9 @@ class Ring:
 
     def _span(self, off: str, count: str, size: int) -> memoryview:
         begin, length = int(self.header[off]), int(self.header[count]) * size
-        if begin + length > len(self._data):
-            raise RingError(f"{off} {begin} and {count} {length} do not fit into {len(self._data)} bytes")
-        return memoryview(self._data)[begin : begin + length]
+        if begin + length > len(self.data):
+            raise RingError(f"{off} {begin} and {count} {length} do not fit into {len(self.data)} bytes")
+        return memoryview(self.data)[begin : begin + length]
 
     def _table(self, kind: str, dtype: np.dtype[Any], used: int) -> npt.NDArray[Any]:
         if int(self.header[f"{kind}_size"]) != dtype.itemsize:
@@ -332,9 +336,25 @@ class Ring:
         """A time of this ring on the clock of the day, in nanoseconds since 1970."""
         return int(mono_ns) + int(self.header["start_real_ns"]) - int(self.header["start_mono_ns"])
 
+    @property
+    def copied_as(self) -> str:
+        """How the process was when this copy of its ring was made; "" for a ring that is no copy."""
+        code = (int(self.header["flags"]) & COPY_MASK) >> COPY_SHIFT
+        return COPY_STATES[code] if code < len(COPY_STATES) else ""
+
+    @property
+    def now_ns(self) -> int:
+        """The time on the clock of the ring's host: now, or when the copy was made."""
+        return int(self.header["last_mono_ns"]) if self.copied_as else time.monotonic_ns()
+
     @cached_property
     def process_state(self) -> str:
-        """running, stopped, ended, or elsewhere (on another host, or before this host's last start)."""
+        """running, stopped, killed, ended, or elsewhere (on another host, or before this host's last start).
+
+        Of a copy: as it was when the copy was made.
+        """
+        if copied := self.copied_as:
+            return "running" if copied == "sleeping" else copied
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:

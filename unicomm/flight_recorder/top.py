@@ -54,13 +54,17 @@ def _place(op: Operation) -> str:
     return f"{file}:{op.line} {op.function}" if op.file else "?"
 
 
-def _row(ranks: list[Rank]) -> list[RenderableType]:
+def _who(rank: Rank, hosts: bool) -> str:
+    return f"{rank.host}:{rank.pid}" if hosts and rank.pid else str(rank.pid or "")
+
+
+def _row(ranks: list[Rank], hosts: bool) -> list[RenderableType]:
     """The cells of ranks that are in the same place; the one that has been there longest speaks for them."""
     rank = max(ranks, key=lambda r: (r.operation.seconds or 0.0) if r.operation else 0.0)
     op = rank.operation
     cells: list[RenderableType] = [
         format_ranks([r.rank for r in ranks]),
-        str(rank.pid or "") if len(ranks) == 1 else f"{len(ranks)} processes",
+        _who(rank, hosts) if len(ranks) == 1 else f"{len(ranks)} processes",
         Text(rank.process, _STYLE.get(rank.process, "")),
     ]
     if op is None:
@@ -124,9 +128,9 @@ def _table(job: Job, most: int | None) -> list[RenderableType]:
         table.add_column(heading, justify="right" if heading in ("rank", "pid", "#", "size") else "left")
     table.add_column("called from", overflow="fold")
     table.add_column("waits for", overflow="fold")
-    lines = _lines(job.ranks)
+    lines, hosts = _lines(job.ranks), len({rank.host for rank in job.ranks if rank.host}) > 1
     for ranks in lines[:most]:
-        table.add_row(*_row(ranks))
+        table.add_row(*_row(ranks, hosts))
     hidden = [rank for line in lines[most:] for rank in line] if most is not None else []
     more = [Text(f"{len(hidden)} more ranks do not fit; --once prints all", "dim")] if hidden else []
     return [table, *more]

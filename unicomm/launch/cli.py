@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import build_cli, profile_cli, trace_cli
+from . import build_cli, profile_cli, run_cli, trace_cli
 
 app = typer.Typer(
     help="unicomm: one communicator for PyTorch, and a flight recorder that is always on.",
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.add_typer(trace_cli.app, name="trace", help="Look at what the flight recorder holds.")
 app.add_typer(profile_cli.app, name="profile", help="Look at profiles of all ranks together.")
 app.add_typer(build_cli.app, name="build", help="Build optional parts with this machine's compiler.")
+app.command(context_settings=run_cli.SETTINGS)(run_cli.run)
 
 
 @app.callback()

@@ -18,6 +18,10 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="one frame as JSON")] = False,
     interval: Annotated[float, typer.Option(min=0.05, help="seconds between frames")] = 0.5,
     everything: Annotated[bool, typer.Option("--all", help="also jobs that are over")] = False,
+    connect: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="all hosts of a job of `unicomm run`, by the hub of one"),
+    ] = None,
 ) -> None:
     """Watches the ranks on this host: what each does, for how long, and who waits for whom.
 
@@ -25,9 +29,13 @@ def top(
 
         unicomm trace top
         unicomm trace top --once
+        unicomm trace top --connect localhost      # the job of `unicomm run` that runs here, on all its hosts
 
     Exit code 2 when there is nothing to show.
     """
+    if connect is not None:
+        _connected(connect, folder, once, json, interval, everything)
+        return
     import json as json_module
 
     from rich.console import Console
@@ -65,3 +73,38 @@ def top(
         console.print(view.draw(snapshot, where))
     else:
         view.run(console, take, where, interval)
+
+
+def _connected(
+    where: str, folder: Path | None, once: bool, json: bool, interval: float, everything: bool
+) -> None:
+    """The same by a hub."""
+    import json as json_module
+
+    from rich.console import Console
+
+    from unicomm.flight_recorder import top as view
+
+    errors = Console(stderr=True)
+    try:
+        if folder is not None:
+            raise ValueError("a folder or --connect, not both")
+        from .hub_view import RemoteView
+        from .hub_wire import HubError
+    except (ValueError, ImportError) as error:
+        cure = ": pip install 'unicomm[hub]'" if isinstance(error, ImportError) else ""
+        errors.print(f"{error}{cure}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(UNUSABLE) from None
+    console = Console()
+    try:
+        with RemoteView(where) as remote:
+            snapshot = remote.take(everything)
+            if json:
+                print(json_module.dumps(snapshot.as_data()))
+            elif once:
+                console.print(view.draw(snapshot, remote.address))
+            else:
+                view.run(console, lambda: remote.follow(everything), remote.address, interval)
+    except HubError as error:
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(UNUSABLE) from None

@@ -1,0 +1,408 @@
+"""The hub: what it answers, to whom, and that nobody comes to harm by it, whatever is on its socket."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import zlib
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("zmq", reason="the hub needs pyzmq")
+
+import msgspec
+import zmq
+from typer.testing import CliRunner
+
+from unicomm import _core
+from unicomm.flight_recorder.ring import read_folder
+from unicomm.launch import hub_view, hub_wire, run_folder
+from unicomm.launch.cli import app
+from unicomm.launch.hub_process import HubProcess
+from unicomm.launch.hub_wire import Announce, Asker, Files, Gather, HubError, Look, Ping, Read, zmq_address
+
+TOKEN = "a token that nobody else has"
+WITHIN = 60.0  # a hang, not a slow machine
+META = json.dumps(
+    {
+        "ops": {"4": "all_reduce"},
+        "host": "here",
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    }
+)
+
+
+class Hub:
+    """A hub as the launcher has it, with a folder of rings."""
+
+    def __init__(self, folder, name, token=TOKEN):
+        self.folder = folder / name
+        (self.folder / "rings").mkdir(parents=True)
+        self.process = HubProcess(self.folder / "log")
+        self.process.tell("open", token=token, address="127.0.0.1", port=0, others=True)
+        said = self.process.wait("open", "closed", seconds=WITHIN)
+        assert said is not None, self.log()
+        self.port = said["port"]
+        self.address = zmq_address("127.0.0.1", self.port)
+        places = {name: str(self.folder / name) for name in ("rings", "frozen", "job")}
+        self.process.tell("attempt", **places)
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def ring(self, rank, world):
+        """This test's process plays a rank that waits in its first all-reduce."""
+        recorder = _core.Recorder(str(self.folder / f"rings/{rank}.ucring"), META, rank, world, 64)
+        recorder.add_comm("main", "shm", "u1", f"0-{world - 1}", rank, world)
+        recorder.begin(0, 4, 1, 1, [], [], 1)
+        return recorder
+
+
+@pytest.fixture
+def hubs(tmp_path):
+    """`hubs(n)`: so many that know each other."""
+    made = []
+
+    def make(n, token=TOKEN):
+        several = [Hub(tmp_path, f"host{len(made) + i}", token) for i in range(n)]
+        made.extend(several)
+        known = [(i, hub.address, f"round{i}") for i, hub in enumerate(several[:3])]
+        for i, hub in enumerate(several):
+            hub.process.tell("join", host=i, hosts=n, round=f"round{i}", directories=known)
+        return several
+
+    yield make
+    for hub in made:
+        hub.process.close()
+        assert hub.log() == "", hub.log()
+
+
+@pytest.fixture
+def ask():
+    """`ask(hub, request)`: its answer, on a connection of its own."""
+    context = zmq.Context()
+
+    def ask(hub, request, token=TOKEN, seconds=WITHIN):
+        with Asker(context, hub.address, token) as asker:
+            return asker.ask(request, seconds)
+
+    yield ask
+    context.destroy(0)
+
+
+def test_the_rings_of_this_host_now(hubs, ask):
+    [hub] = hubs(1)
+    kept = [hub.ring(rank, 2) for rank in range(2)]
+    answer = ask(hub, Look())
+    assert answer.missing == []
+    rings = hub_view.unpacked(answer.rings)
+    assert [where.rpartition(":")[2] for where, _ in rings] == ["0.ucring", "1.ucring"]
+    assert len(kept) == len(rings)
+
+
+def test_all_hosts_by_any_of_them(hubs, ask, eventually):
+    """The fourth does not know the others itself; the first three do."""
+    several = hubs(4)
+    kept = [hub.ring(rank, 4) for rank, hub in enumerate(several)]
+    eventually(lambda: len(ask(several[0], Look()).rings) == 4, WITHIN)
+    for hub in several:
+        eventually(lambda hub=hub: len(ask(hub, Look()).rings) == len(kept), WITHIN)
+        assert ask(hub, Look()).missing == []
+
+
+def test_gathering(hubs, ask, eventually):
+    several = hubs(3)
+    kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
+    eventually(lambda: len(ask(several[0], Look()).rings) == len(kept), WITHIN)
+    several[2].process.tell("failed")
+    assert several[2].process.wait("gathering", seconds=WITHIN)
+    said = several[2].process.wait("gathered", "not gathered", seconds=WITHIN)
+    assert said["say"] == "gathered", said
+    assert (said["here"], said["hosts"], said["missing"]) == (False, 3, [])
+    assert said["folder"] == str(several[0].folder / "job")
+    rings, findings = read_folder(several[0].folder / "job")
+    assert [ring.rank for ring in rings] == [0, 1, 2]
+    assert all(ring.copied_as in ("running", "sleeping") for ring in rings)
+    assert findings == []
+    assert not list(several[0].folder.glob(".part*"))
+    # Everybody has been told: the one that gathered may go before the others ask.
+    several[0].process.close()
+    several[1].process.tell("failed")
+    assert several[1].process.wait("gathered", seconds=WITHIN)["folder"] == said["folder"]
+
+
+def test_hosts_that_do_not_answer(hubs, ask, eventually):
+    """The first is the one that would gather; the next one does, and says whose rings it has not."""
+    several = hubs(3)
+    kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
+    eventually(lambda: len(ask(several[1], Look()).rings) == len(kept), WITHIN)
+    os.kill(several[0].process.pid, signal.SIGSTOP)
+    several[2].process.tell("failed")
+    said = several[2].process.wait("gathered", "not gathered", seconds=WITHIN)
+    assert said["say"] == "gathered", said
+    assert said["folder"] == str(several[1].folder / "job")
+    assert said["hosts"] == 2
+    assert [ring.rank for ring in read_folder(said["folder"])[0]] == [1, 2]
+    [missing] = said["missing"]
+    assert "did not answer" in missing
+
+
+def test_a_hub_that_is_gone_or_stopped_delays_nobody(hubs, eventually):
+    first, second = hubs(2)
+    os.kill(first.process.pid, signal.SIGKILL)
+    eventually(lambda: first.process.wait("gathering", seconds=0) is None and first.process._gone, WITHIN)
+    os.kill(second.process.pid, signal.SIGSTOP)
+    for hub in (first, second):
+        for _ in range(3000):  # more than a pipe takes
+            hub.process.tell("note", what="x" * 100)
+        assert hub.process.wait("gathering", seconds=0.01) is None
+
+
+def test_who_does_not_know_the_token(hubs, ask):
+    [hub] = hubs(1)
+    for token in ("another token than the right one", "x" * 16):
+        with pytest.raises(HubError, match="another token"):
+            ask(hub, Ping(), token=token, seconds=1.0)
+    # The right server's key, but a guest's that anybody could have made.
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    stranger.curve_serverkey = hub_wire.keys(TOKEN, "hub")[0]
+    stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+    stranger.connect(hub.address)
+    stranger.send(hub_wire.encode(Ping()))
+    assert not stranger.poll(500)
+    plain = context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.connect(hub.address)
+    plain.send(hub_wire.encode(Ping()))
+    assert not plain.poll(500)
+    context.destroy(0)
+    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+
+
+# ZeroMQ's greeting: signature, version 3.0, mechanism, as server or not, filler.
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+_NULL = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_GARBAGE = {
+    "nothing": b"",
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 4096,
+    "random": os.urandom(1 << 16),
+    "no mechanism": _NULL + b"\x04\x05READY",
+    "a command without end": _GREETING + b"\x06" + struct.pack(">Q", 1 << 62),
+    "a message of 2 GiB": _GREETING + b"\x02" + struct.pack(">Q", 2 << 30) + bytes(4096),
+    "half a hello": _GREETING + b"\x04\xc8\x05HELLO\x01\x00" + bytes(20),
+    "a wrong hello": _GREETING + b"\x04\xc8\x05HELLO\x01\x00" + bytes(192),
+}
+
+
+def test_garbage(hubs, ask):
+    [hub] = hubs(1)
+    before = psutil.Process(hub.process.pid).memory_info().rss
+    open_ones = []
+    for data in _GARBAGE.values():
+        for _ in range(5):
+            stranger = socket.create_connection(("127.0.0.1", hub.port), WITHIN)
+            open_ones.append(stranger)
+            with contextlib.suppress(OSError):  # it hangs up early
+                stranger.sendall(data)
+        assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    for stranger in open_ones:
+        stranger.close()
+    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    assert psutil.Process(hub.process.pid).memory_info().rss - before < 64 << 20
+
+
+def test_garbage_from_one_who_knows_the_token(hubs, ask):
+    [hub] = hubs(1)
+    context = zmq.Context()
+    guest = context.socket(zmq.DEALER)
+    guest.linger = 0
+    guest.curve_serverkey = hub_wire.keys(TOKEN, "hub")[0]
+    guest.curve_publickey, guest.curve_secretkey = hub_wire.keys(TOKEN, "guest")
+    guest.connect(hub.address)
+    refused = [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Open"}), b"\x91" * 1000, bytes(60000)]
+    refused += [msgspec.msgpack.encode({"type": "Read", "name": 3, "offset": "x"})]
+    for data in refused:
+        guest.send(data)
+        assert guest.poll(WITHIN * 1000)
+        answer = msgspec.msgpack.decode(guest.recv())
+        assert answer["type"] == "Refused", (data, answer)
+    guest.send_multipart([b"several", b"frames"])
+    guest.send(bytes(1 << 20))  # more than a request may have: the connection ends
+    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    context.destroy(0)
+
+
+def test_names_that_lead_elsewhere(hubs, ask):
+    [hub] = hubs(1)
+    ask(hub, Files())
+    for name in ("../../secret", "/etc/passwd", ".ucring", "a/b.ucring", "x.ucring\0", "x.txt", ""):
+        with pytest.raises(HubError, match="no name of a ring"):
+            hub_wire.file_name(name)
+        with pytest.raises(HubError, match="no name of a ring"):
+            ask(hub, Read(name, 0))
+
+
+def test_requests_that_make_no_sense(hubs, ask):
+    [hub] = hubs(1)
+    kept = hub.ring(0, 1)
+    [(name, size)] = ask(hub, Files()).files
+    assert ask(hub, Read(name, size + 5)).size == 0
+    assert ask(hub, Read(name, -5)).size == size
+    with pytest.raises(HubError, match="refused"):
+        ask(hub, Read("another.ucring", 0))
+    for host in (-1, 1 << 40):
+        with pytest.raises(HubError, match="there is no host"):
+            ask(hub, Announce(host, "tcp://127.0.0.1:1", "x", "round0"))
+    assert ask(hub, Gather()).hosts == 1
+    # Peers that are none cost patience, and are named.
+    ask(hub, Announce(5, "tcp://127.0.0.1:1", "liar", "round0"))
+    ask(hub, Announce(6, "no address", "fool", "round0"))
+    answer = ask(hub, Look())
+    assert len(answer.rings) == 1
+    assert sorted(text.partition(":")[0] for text in answer.missing) == ["fool", "liar"]
+    del kept
+
+
+def test_before_ranks_are_there(tmp_path, ask):
+    process = HubProcess(tmp_path / "log")
+    process.tell("open", token=TOKEN, address="127.0.0.1", port=0, others=True)
+    port = process.wait("open", "closed", seconds=WITHIN)["port"]
+    hub = type("Hub", (), {"address": zmq_address("127.0.0.1", port)})
+    with pytest.raises(HubError, match="no ranks were started yet"):
+        ask(hub, Look())
+    process.close()
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for others, say in ((False, "closed"), (True, "open")):
+            process = HubProcess(tmp_path / say)
+            process.tell("open", token=TOKEN, address="127.0.0.1", port=port, others=others)
+            said = process.wait("open", "closed", seconds=WITHIN)
+            assert said["say"] == say
+            assert str(port) in said.get("why", str(port))
+            process.close()
+
+
+def test_unpacking_is_bounded():
+    bomb = zlib.compress(bytes(64 << 20))
+    with pytest.raises(HubError, match="more than"):
+        hub_wire.unpack(bomb, 64 << 20, 1 << 20)
+    with pytest.raises(HubError, match="not the 1000 bytes"):
+        hub_wire.unpack(bomb, 1000, 1 << 20)
+    with pytest.raises(HubError, match="not the 1000 bytes"):
+        hub_wire.unpack(zlib.compress(b"x"), 1000, 1 << 20)
+    with pytest.raises(HubError, match="broken"):
+        hub_wire.unpack(b"nonsense", 10, 1 << 20)
+    with pytest.raises(HubError, match="more than"):
+        hub_wire.unpack(b"", -1, 1 << 20)
+
+
+def test_tokens():
+    assert hub_wire.keys(TOKEN, "hub") == hub_wire.keys(TOKEN, "hub")
+    assert len({hub_wire.keys(t, side) for t in (TOKEN, TOKEN + "x") for side in ("hub", "guest")}) == 4
+    for weak in ("", "short", "ü" * 20):
+        with pytest.raises(HubError, match="openssl"):
+            hub_wire.check_token(weak)
+    assert hub_wire.check_token(hub_wire.new_token())
+
+
+# --- unicomm trace top --connect ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("localhost", ("localhost", None)),
+        ("node0:29401", ("node0", 29401)),
+        ("10.0.0.1:5", ("10.0.0.1", 5)),
+        ("[::1]:77", ("::1", 77)),
+        ("[::1]", ("::1", None)),
+        ("fe80::1", ("fe80::1", None)),
+    ],
+)
+def test_hosts_and_ports(text, meant):
+    assert hub_view.parse(text) == meant
+
+
+@pytest.mark.parametrize("text", ["", ":5", "a:b", "a:0", "a:70000", "a:-1", "a:1e3"])
+def test_no_hosts_and_ports(text):
+    with pytest.raises(HubError, match="HOST"):
+        hub_view.parse(text)
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    """Where this user's hubs are noted, for this test only."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(run_folder, "private_folder", lambda: tmp_path)
+    monkeypatch.delenv(hub_wire.TOKEN_VARIABLE, raising=False)
+    return tmp_path
+
+
+def test_the_view_by_a_hub(hubs, notes, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(hub_view, "_PATIENCE", WITHIN)
+    [hub] = hubs(1)
+    kept = [hub.ring(rank, 3) for rank in range(2)]
+    note = run_folder.note_hub("127.0.0.1", hub.port, TOKEN, hub.process.pid, hub.folder)
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    with hub_view.RemoteView("localhost") as view:
+        [job] = view.take().jobs
+        assert [(r.rank, r.waits_for) for r in job.ranks] == [(0, [2]), (1, [2]), (2, [])]
+        assert all(r.host == "here" and r.pid == os.getpid() for r in job.ranks[:2])
+        shown = CliRunner().invoke(app, ["trace", "top", "--connect", f"localhost:{hub.port}", "--once"])
+        assert shown.exit_code == 0
+        assert "all_reduce" in shown.stdout
+        assert "held up: 0-1" in shown.stdout
+        os.kill(hub.process.pid, signal.SIGKILL)
+        hub.process.close()
+        monkeypatch.setattr(hub_view, "_PATIENCE", 0.5)
+        last = view.follow()
+        assert last.jobs == [job]
+        assert "did not answer" in last.findings[0].message
+    del kept
+
+
+def test_which_hub_is_meant(notes, monkeypatch):
+    with pytest.raises(HubError, match="no job of"):
+        hub_view.find("localhost", None)
+    with pytest.raises(HubError, match=f"set {hub_wire.TOKEN_VARIABLE}"):
+        hub_view.find("node7", None)
+    here = os.getpid()
+    run_folder.note_hub("10.0.0.1", 5001, "first token of two", here, notes)
+    assert hub_view.find("localhost", None) == ("tcp://10.0.0.1:5001", "first token of two")
+    assert hub_view.find("node7", 8) == ("tcp://node7:8", "first token of two")
+    with pytest.raises(HubError, match="at port 9"):
+        hub_view.find("localhost", 9)
+    run_folder.note_hub("10.0.0.1", 5002, "second token of two", os.getppid(), notes)
+    with pytest.raises(HubError, match=r"5001, 5002|5002, 5001"):
+        hub_view.find("localhost", None)
+    assert hub_view.find("localhost", 5002)[1] == "second token of two"
+    with pytest.raises(HubError, match="several jobs"):
+        hub_view.find("node7", None)
+    monkeypatch.setenv(hub_wire.TOKEN_VARIABLE, "a token of the user")
+    assert hub_view.find("::2", None) == (f"tcp://[::2]:{run_folder.DEFAULT_PORT}", "a token of the user")
+
+
+def test_notes_of_hubs_that_are_gone_are_removed(notes):
+    path = run_folder.note_hub("127.0.0.1", 1, TOKEN, os.getpid(), notes)
+    path.write_text(path.read_text().replace('"ticks": ', '"ticks": 1'))
+    (notes / "hub-7.json").write_text("{")
+    assert list(run_folder.running_hubs()) == []
+    assert not path.exists()
+
+
+def test_a_folder_or_a_hub(tmp_path):
+    shown = CliRunner().invoke(app, ["trace", "top", str(tmp_path), "--connect", "localhost"])
+    assert shown.exit_code == 2
