@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import config
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous import utils as rendezvous
@@ -27,10 +28,9 @@ from unicomm.backends.registry import find_backend
 from unicomm.comms.errors import CommError
 from unicomm.flight_recorder.folder import FolderError, private_folder
 
-from . import run_folder, run_verdict
+from . import run_folder, run_verdict, switch
 from .hub_process import HubProcess
 from .run_job import HubSettings, Job, agent_class
-from .switch import CHOICE, VARIABLE
 
 UNUSABLE = 2
 _LOOPBACK = "127.0.0.1"
@@ -180,10 +180,14 @@ def _missing() -> str:
 
 
 def _set_environment(options: argparse.Namespace) -> None:
-    """Of the ranks. The launcher itself has loaded torch without the switch."""
-    os.environ[VARIABLE] = "1"
+    """Of the ranks, which inherit it."""
+    os.environ[switch.VARIABLE] = "1"
     if options.backend is not None:
-        os.environ[CHOICE] = options.backend
+        os.environ[switch.CHOICE] = options.backend
+    if options.run_path and options.start_method == "fork":
+        # Ranks are copies of this process, which loaded torch without the switch.
+        config.use_torchcomms = True
+        switch.install()
     # Also what a rank leaves that ends well tells about those that do not; the launcher removes the rings.
     os.environ["UNICOMM_TRACE_KEEP"] = "always"
 

@@ -91,22 +91,24 @@ def clean(base: Path) -> None:
 
 @dataclass(frozen=True)
 class HubNote:
-    """Where the hub of a job of this user is. Only this user can read it, for it has the token."""
+    """Where the hub of a job of this user is. Only this user can read it, for it has the token.
+
+    `numbers` tells whose process numbers `pid` is one of: containers may share the folder, but not these.
+    """
 
     address: str
     port: int
     token: str
     pid: int
+    numbers: str
     ticks: int  # when the process started: another one with its number is no hub
     folder: str
 
 
 def note_hub(address: str, port: int, token: str, pid: int, folder: Path) -> Path:
     """Writes the note; its file. Raises `OSError`."""
-    path = private_folder() / f"hub-{pid}.json"
-    note = HubNote(address, port, token, pid, process_start_ticks(pid) or 0, str(folder))
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    path = private_folder() / f"hub-{pid}-{secrets.token_hex(3)}.json"
+    note = HubNote(address, port, token, pid, _numbers(), process_start_ticks(pid) or 0, str(folder))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(asdict(note), file)
     return path
@@ -117,7 +119,13 @@ def running_hubs() -> Iterator[HubNote]:
     for file in sorted(private_folder().glob("hub-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             note = HubNote(**json.loads(file.read_text()))
+            if note.numbers != _numbers():
+                continue
             if process_start_ticks(note.pid) == note.ticks:
                 yield note
             else:
                 file.unlink()
+
+
+def _numbers() -> str:
+    return os.readlink("/proc/self/ns/pid")
