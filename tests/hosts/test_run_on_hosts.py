@@ -81,10 +81,11 @@ def test_three_hosts_by_gloo_and_interfaces_by_name(job, tmp_path):
 def test_a_killed_rank_is_named_on_all_hosts(job, tmp_path, eventually):
     """While it runs the hub of either host shows the ranks of both; then one is killed from outside."""
     pytest.importorskip("zmq")
-    two = job(2)
+    two, began = job(2), time.monotonic()
     for host in (0, 1):
         start(two, host, "--nproc-per-node=2", FAULTS, "waits", 2, tmp_path / "pid", host)
     eventually((tmp_path / "pid").exists, WITHIN)
+    starting = time.monotonic() - began
     pid, host = (tmp_path / "pid").read_text().split()
 
     def look(viewer):
@@ -124,4 +125,6 @@ def test_a_killed_rank_is_named_on_all_hosts(job, tmp_path, eventually):
     [folder] = re.findall(r"^rings of 2 hosts: (/.*)$", log(two, 0) + log(two, 1), re.MULTILINE)
     table = load([folder])
     assert sorted(source.rank for source in table.sources) == [0, 1, 2, 3]
-    assert max(seconds for _, seconds in said.values()) < 10.0, said
+    # Ten seconds, or on a machine that is too busy less than it took the job to start: one takes a second or
+    # two, the other imports torch six times.
+    assert max(seconds for _, seconds in said.values()) < max(10.0, starting), said
