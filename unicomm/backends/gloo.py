@@ -145,7 +145,8 @@ class GlooBackend(Backend):
 
     @classmethod
     def reachable_at(cls, hints: Mapping[str, Any]) -> str:
-        return addresses.of_interface(hints["interface"]) or hints["hostname"] or addresses.here(None).address
+        hinted = addresses.of_interface(hints["interface"]) or hints["hostname"]
+        return hinted or addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         with self._collective(call) as number:
