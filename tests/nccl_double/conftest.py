@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import build_double
 import pytest
-from double_api import Double
+from double_api import Double, in_threads
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,24 @@ def played() -> Callable[..., Double]:
 @pytest.fixture(scope="session")
 def double(played) -> Double:
     return played()
+
+
+@pytest.fixture
+def group(double):
+    """`group(n, body)`: `body(rank, comm, stream)` in n ranks of a new communicator; their results."""
+
+    def start(n, body, config=None, destroy=True):
+        uid = double.unique_id()
+
+        def run(rank):
+            comm, stream = double.init(n, uid, rank, config), double.stream()
+            result = body(rank, comm, stream)
+            if destroy:
+                double.synchronize(stream)
+                double.call("ncclCommDestroy", comm)
+            double.call("double_stream_destroy", stream)
+            return result
+
+        return in_threads(n, run)
+
+    return start

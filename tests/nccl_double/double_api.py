@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,9 @@ class Double:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.kept: deque[Any] = deque(
+            maxlen=1000
+        )  # arrays: streams use them when their caller has long gone on
         self.lib = ctypes.CDLL(str(path))
         self.lib.double_last_config.restype = ctypes.c_longlong
         for name in (
@@ -133,6 +137,7 @@ class Double:
                 getattr(self.lib, name).argtypes = types
 
     def code(self, name: str, *arguments: Any) -> int:
+        self.kept.extend(a for a in arguments if isinstance(a, np.ndarray))
         values = [ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in arguments]
         function = getattr(self.lib, name)
         if function.argtypes is None:  # handles only
