@@ -176,7 +176,7 @@ sys.stdin.readline()
 
 
 INTERRUPTED = """
-import os, time
+import os, sys, time, unicomm
 from unicomm.launch.notebook import launch
 def show(rank, stream, line):
     print(line, flush=True)
@@ -189,14 +189,22 @@ with launch(2, modules=(), grace=60, output=show) as ranks:
         ranks.run(wait)
     except KeyboardInterrupt:
         print("same", tuple(ranks.run(os.getpid)) == before, flush=True)
+    if not (child := os.fork()):
+        try:
+            ranks.run(os.getpid)
+        except unicomm.NotReadyError:
+            sys.exit(7)  # in order: what runs at exit must leave the parent's ranks alone
+        os._exit(1)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print("same", tuple(ranks.run(os.getpid)) == before, flush=True)
 """
 
 
-def test_ctrl_c_ends_the_call_and_keeps_the_ranks() -> None:
+def test_ranks_live_through_ctrl_c_and_a_fork() -> None:
     with start("-c", INTERRUPTED) as parent:
         assert parent.stdout is not None
         for _ in range(2):
             assert parent.stdout.readline() == "waiting\n"
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
-        assert parent.stdout.read() == "same True\n"
+        assert parent.stdout.read() == "same True\nchild 7\nsame True\n"
     assert parent.returncode == 0

@@ -113,7 +113,7 @@ def test_lines_on_the_screen_have_the_rank(capsys: pytest.CaptureFixture[str]) -
         one.run(lambda: print("[bold]as it is", file=sys.stderr))
     said = capsys.readouterr()
     assert said.out == f"[0] {'x' * 300}\n"
-    assert said.err.endswith("[0] [bold]as it is\n")  # a slow start says something before
+    assert "[0] [bold]as it is\n" in said.err  # a slow start or end says something besides
 
 
 def test_all_failed_ranks_are_named_with_their_tracebacks(ranks: Any) -> None:
@@ -188,7 +188,7 @@ def test_timeout_ends_waits_that_hear_no_signal(ranks: Any) -> None:
                 time.sleep(1000)
 
     with pytest.raises(RankError, match="not done after"):
-        ranks.run(stuck, timeout=3)
+        ranks.run(stuck, timeout=1.5)
     assert ranks.run(os.getpid) == list(ranks.pids)
 
 

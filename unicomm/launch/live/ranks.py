@@ -123,6 +123,10 @@ class Ranks:
         limit = self._timeout if timeout is None else timeout
         if limit is not None and not limit > 0:
             raise InvalidArgumentError(f"timeout={timeout!r} is not positive", hint="pass seconds")
+        if os.getpid() != self._owner:
+            raise NotReadyError(
+                "these ranks are those of the process that forked this one", hint="launch own ones"
+            )
         if not self._workers:
             raise NotReadyError("these ranks are closed", hint="launch new ones, or restart()")
         call = dump_call(fn, args, kwargs)
@@ -181,10 +185,11 @@ class Ranks:
         self._known: set[str] = set()  # the names of code that the workers have
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._workers = []
+        self._owner = os.getpid()
         store = _host_store()
         environment = self._environment(store.port)
         # At the end of the interpreter, too, and when nobody holds these ranks any more.
-        self._end = weakref.finalize(self, _end, self._workers, store)
+        self._end = weakref.finalize(self, _end, self._owner, self._workers, store)
         try:
             for rank in range(self.size):
                 places = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -259,7 +264,9 @@ def _host_store() -> Any:
     )
 
 
-def _end(workers: Sequence[Worker], store: Any) -> None:
+def _end(owner: int, workers: Sequence[Worker], store: Any) -> None:
+    if os.getpid() != owner:
+        return  # a child that was forked, and that ends
     for worker in workers:
         if worker.ended is None:
             worker.send("close")

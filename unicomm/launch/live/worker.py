@@ -26,6 +26,7 @@ from .channel import Channel, dump, learn, load
 
 _F_SETSIG = 10  # of Linux' <fcntl.h>; the fcntl module has no name for it
 _PATIENCE = 1.0  # seconds after Ctrl-C, before operations that do not hear it are aborted
+_AGAIN = 5  # so many of these until it is said once more
 _here = False  # whether this process is a worker
 
 
@@ -94,6 +95,8 @@ class _Worker:
         self.channel = channel
         self._calls: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._running = 0  # the number of the run; 0 for none
+        self._ended = threading.Event()  # the run
+        self._interrupted = 0  # the number of the run that is to end
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="unicomm-worker", daemon=True).start()
@@ -101,7 +104,7 @@ class _Worker:
             self.channel.send(*self._run(*call))
 
     def on_interrupt(self, number: int, frame: Any) -> None:
-        if self._running:
+        if self._running and self._running == self._interrupted:
             raise KeyboardInterrupt
 
     def _listen(self) -> None:
@@ -123,18 +126,22 @@ class _Worker:
         thread = threading.main_thread().ident
         if self._running != number or thread is None:
             return
+        self._interrupted = number
         frame = sys._current_frames().get(thread)
         self.channel.send("where", number, "".join(traceback.format_stack(frame)[-8:]))
-        signal.pthread_kill(thread, signal.SIGINT)
-        # Native waits do not hear it. They end when their communicator does.
-        later = threading.Timer(_PATIENCE, self._abort, [number])
-        later.daemon = True
-        later.start()
+        threading.Thread(target=self._press, args=[number, thread], daemon=True).start()
 
-    def _abort(self, number: int) -> None:
-        lifecycle = sys.modules.get("unicomm.comms.lifecycle")
-        if self._running == number and lifecycle is not None:
-            lifecycle.abort_all()
+    def _press(self, number: int, thread: int) -> None:
+        """Interrupts a run until it ends: once is not enough where code swallows it, as some imports do."""
+        signal.pthread_kill(thread, signal.SIGINT)
+        seconds = 0
+        while not self._ended.wait(_PATIENCE) and self._running == number:
+            seconds += 1
+            # Native waits do not hear it. They end when their communicator does.
+            if (lifecycle := sys.modules.get("unicomm.comms.lifecycle")) is not None:
+                lifecycle.abort_all()
+            if seconds % _AGAIN == 0:
+                signal.pthread_kill(thread, signal.SIGINT)
 
     def _run(self, number: int, call: bytes) -> tuple[Any, ...]:
         """The answer to a call: its result, or how it failed."""
@@ -142,6 +149,7 @@ class _Worker:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
         try:
             try:
+                self._ended.clear()
                 self._running = number
                 fn, args, kwargs = load(call)
                 result = fn(*args, **kwargs)
@@ -152,6 +160,7 @@ class _Worker:
             self._running = 0
             trace = error.__traceback__
             answer = ("failed", number, *_describe(error, trace and trace.tb_next))
+        self._ended.set()
         _flush()
         return answer
 
