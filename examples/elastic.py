@@ -215,19 +215,20 @@ class Conductor:
         for process in self.alive:
             process.tell(stop=False, uuid=self.uuid, handles=[p.handle for p in self.alive])
         steps = self.stages[-1]["steps"]
+        ranks = f"{len(self.alive)} rank{'s' * (len(self.alive) > 1)}"
         while not steps:
             self.note(*self.next())
         step, loss, at = steps[0]
         if what:
             self.times[what].append(at - since)
         print(
-            f"step {step:5}: {why}; {len(self.alive)} ranks, loss {loss:.4f}, after {at - since:.3f} s",
+            f"step {step:5}: {why}; {ranks}, loss {loss:.4f}, after {at - since:.3f} s",
             flush=True,
         )
         while steps[-1][0] < step + STAGE:
             self.note(*self.next())
         step, loss, _ = steps[-1]
-        print(f"step {step:5}: {len(self.alive)} ranks, loss {loss:.4f}", flush=True)
+        print(f"step {step:5}: {ranks}, loss {loss:.4f}", flush=True)
 
     def run(self) -> list[str]:
         """The whole play; what went wrong."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import json
 import os
@@ -10,13 +11,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unicomm
@@ -34,8 +36,9 @@ from unicomm import (
 )
 from unicomm.backends import registry
 from unicomm.backends.fake import FakeBackend
-from unicomm.comms.endpoint import Handle
+from unicomm.comms.handles import Handle
 from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.comms.remote_store import RemoteStore, answer, frame, take_frame
 from unicomm.flight_recorder import writer
 from unicomm.flight_recorder.analyze import analyze
 from unicomm.flight_recorder.readers import load
@@ -44,6 +47,7 @@ SUM = ReduceOp.SUM
 BACKENDS = ["shm", "gloo", "fake", "auto"]
 REAL = ["shm", "gloo"]
 LONG = 30.0
+patiently = settings(deadline=None, max_examples=50)
 
 
 class Cast:
@@ -305,12 +309,14 @@ def test_bad_input_changes_nothing(cast, raised):
     ranks.comms[1].barrier(False)
 
 
+@patiently
 @given(st.one_of(st.text(), st.binary().map(lambda b: "unicomm:" + base64.urlsafe_b64encode(b).decode())))
 def test_any_text_as_a_handle(text):
     with pytest.raises(InvalidArgumentError):
         Handle.read(text)
 
 
+@patiently
 @given(
     st.dictionaries(
         st.sampled_from(["id", "of", "key", "net", "at"]),
@@ -321,6 +327,87 @@ def test_any_fields_as_a_handle(fields):
     text = "unicomm:" + base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
     with pytest.raises(InvalidArgumentError):
         Handle.read(text)
+
+
+@patiently
+@given(st.binary())
+def test_any_bytes_as_a_request(said):
+    """The store of an attempt takes what it can read, and raises nothing but `ValueError`."""
+    store = dist.HashStore()
+    buffer = bytearray(said)
+    for _ in range(len(said) + 1):
+        before = len(buffer)
+        try:
+            found = take_frame(buffer)
+            if found is None:
+                break
+            answer(store, *found)
+        except ValueError:
+            break
+        assert len(buffer) < before
+
+
+@patiently
+@given(st.integers(0, 255), st.lists(st.binary(), max_size=4))
+def test_any_request(operation, fields):
+    buffer = bytearray(frame(operation, fields))
+    found = take_frame(buffer)
+    assert found == (operation, fields)
+    assert not buffer
+    with contextlib.suppress(ValueError, RuntimeError):  # no such request, or not for this key
+        assert take_frame(bytearray(answer(dist.HashStore(), operation, fields)))[0] == operation
+
+
+def test_the_store_of_an_attempt(cast):
+    """What the others have is the first rank's, also when an answer does not fit into a socket's buffer."""
+    ranks = cast("shm", 2)
+    ranks.become([0, 1])
+    near, far = (comm._member.store for comm in ranks.comms)
+    assert type(far) is RemoteStore
+    big = bytes(range(256)) * 4096 * 16
+    near.set("a", big)
+    assert far.get("a") == big
+    far.set("b", big)
+    assert near.get("b") == big
+    assert far.compare_set("c", "", "1") == b"1"
+    assert near.compare_set("c", "1", "2") == b"2"
+    assert (far.add("n", 3), near.add("n", 4), far.check(["a", "n"]), far.check(["a", "z"])) == (
+        3,
+        7,
+        True,
+        False,
+    )
+    far.append("c", "3")
+    far.multi_set(["d", "e"], ["4", "5"])
+    assert far.multi_get(["c", "d", "e"]) == [b"23", b"4", b"5"]
+    assert (far.delete_key("c"), near.check(["c"]), far.delete_key("c")) == (True, False, False)
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        far.wait(["z"], timedelta(seconds=0.01))
+    ranks.become([1, 0])
+    with pytest.raises(RuntimeError, match="the first rank's store"):
+        far.check(["a"])
+
+
+def test_a_fork_is_no_member(cast):
+    """What a forked process inherits neither answers for the communicator nor keeps its port."""
+    ranks = cast("gloo", 2)
+    ranks.become([0, 1])
+    there, here = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        there.send(b"1")
+        there.recv(1)
+        os._exit(0)
+    try:
+        assert here.recv(1) == b"1"
+        ranks.become([1, 0])
+        address = Handle.read(ranks.handles[0]).at[0]
+        ranks.comms[0].finalize()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+    finally:
+        here.send(b"1")
+        os.waitpid(child, 0)
 
 
 def test_a_handle_is_read_as_it_was_written(cast):

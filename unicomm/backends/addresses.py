@@ -19,8 +19,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.comms.endpoint import network, notice_silence
 from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.handles import network, notice_silence
 from unicomm.comms.rendezvous import Rendezvous
 
 from .pairs import internet_sockets

@@ -15,8 +15,8 @@ import struct
 import time
 from collections.abc import Sequence
 
-from unicomm.comms.endpoint import notice_silence
 from unicomm.comms.errors import BackendError
+from unicomm.comms.handles import notice_silence
 from unicomm.comms.rendezvous import Rendezvous
 
 _SECRET = 16  # bytes

@@ -17,7 +17,8 @@
     torch_bridge.py torch's own record of a communication, where it has been built
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     reconfigure.py  the same communicator with other ranks     attempt.py    how these find each other
-    endpoint.py     init handles, and who calls        remote_store.py a store in one rank's memory
+    handles.py      init handles, and calling one      endpoint.py    who is called
+    remote_store.py a store in one rank's memory
     batch.py        send/recv batches            persistent.py  persistent all-gather
     slow.py         expect_slow: time that a rank asks the others for
     whereabouts.py  where the ranks are that did not come, by their rings

@@ -19,7 +19,7 @@ from typing import Any
 from torch._C._distributed_c10d import HashStore, Store
 
 from . import errors
-from .endpoint import Endpoint, Guest, Handle, Lines, call
+from .endpoint import Endpoint, Guest
 from .errors import (
     AbortedError,
     BackendError,
@@ -29,6 +29,7 @@ from .errors import (
     NotReadyError,
     PeerLostError,
 )
+from .handles import Handle, Lines, call
 from .remote_store import RemoteStore
 
 _LOOK = 0.2  # seconds between two looks at the connections

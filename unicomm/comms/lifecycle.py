@@ -22,7 +22,7 @@ from unicomm.flight_recorder.ranks import format_ranks
 from .backend import Backend, Setup
 from .call import OpArgs
 from .dtypes import NAMES
-from .endpoint import LOOPBACK, Endpoint
+from .endpoint import Endpoint
 from .engine import NoFastPath
 from .environment import Environment
 from .errors import (
@@ -33,6 +33,7 @@ from .errors import (
     InvalidArgumentError,
     NotReadyError,
 )
+from .handles import LOOPBACK
 from .hooks import next_op_id
 from .ops import BY_CODE
 from .options import CommOptions, copy_hints, read_hints

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .attempt import Attempt
 from .backend import Backend
 from .call import Message, OpArgs
-from .endpoint import Endpoint, Handle
+from .endpoint import Endpoint
 from .engine import Engine, Hints, NoFastPath, Timeout
 from .errors import AbortedError, BackendError, CommError, InvalidArgumentError, NotReadyError
+from .handles import Handle
 from .hooks import next_op_id
 from .options import copy_hints, read_hints
 from .remote_store import RemoteStore
