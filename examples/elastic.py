@@ -258,7 +258,7 @@ class Conductor:
             process, said = self.next()
             if said["event"] == "done":
                 done[process.number] = said
-        codes = [process.popen.wait(30) for process in self.alive]
+        codes = [process.popen.wait(max(1.0, self.deadline - time.monotonic())) for process in self.alive]
         self.alive = []
         means = [sum(loss for _, loss, _ in s["steps"]) / len(s["steps"]) for s in self.stages]
         accuracy = min(said["accuracy"] for said in done.values())
