@@ -406,3 +406,10 @@ def test_notes_of_hubs_that_are_gone_are_removed(notes):
 def test_a_folder_or_a_hub(tmp_path):
     shown = CliRunner().invoke(app, ["trace", "top", str(tmp_path), "--connect", "localhost"])
     assert shown.exit_code == 2
+
+
+def test_a_hub_loads_no_torch(hubs):
+    [hub] = hubs(1)
+    mapped = Path(f"/proc/{hub.process.pid}/maps").read_text()
+    assert "zmq" in mapped
+    assert "libtorch" not in mapped
