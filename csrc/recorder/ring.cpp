@@ -273,6 +273,23 @@ void Writer::finish(uint64_t id, State state, uint32_t error) {
     }
 }
 
+bool Writer::pending(uint16_t comm, Pending& found) const {
+    uint64_t newest = head_->rec_next.load(std::memory_order_acquire);
+    for (uint64_t id = newest; id > 0 && newest - id <= mask_; --id) {
+        const Record& r = recs_[(id - 1) & mask_];
+        if (r.id.load(std::memory_order_acquire) != id || r.comm != comm) continue;
+        if (r.state.load(std::memory_order_acquire) != static_cast<uint8_t>(State::kStarted)) continue;
+        found = {r.seq, "", 0};
+        if (r.frame > 0 && r.frame <= head_->frame_count.load(std::memory_order_acquire)) {
+            const Frame& f = frames_[r.frame - 1];
+            found.file.assign(heap_ + f.file.off, f.file.len);
+            found.line = f.line;
+        }
+        return true;
+    }
+    return false;
+}
+
 void Writer::close(bool remove) {
     if (!writable_.exchange(false)) return;
     renew_clock();

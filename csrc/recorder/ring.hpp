@@ -119,6 +119,13 @@ struct NewRecord {
 
 uint64_t now_ns();
 
+// An operation under way, and where it was called.
+struct Pending {
+    uint64_t seq = 0;
+    std::string file;
+    uint32_t line = 0;
+};
+
 // The writer. Any thread may call any method; begin/start/finish take no lock.
 class Writer {
   public:
@@ -137,6 +144,10 @@ class Writer {
     uint64_t begin(const NewRecord& r);  // returns the record's id
     void start(uint64_t id);             // no effect once the record was overwritten
     void finish(uint64_t id, State state, uint32_t error);
+
+    // The latest operation of a communicator that has started and is not over. Reads the records from the
+    // newest on: for the slow path.
+    bool pending(uint16_t comm, Pending& found) const;
 
     const std::string& path() const { return path_; }
     std::pair<const char*, uint64_t> memory() const { return {base_, bytes_}; }

@@ -96,6 +96,29 @@ std::vector<Message> read_messages(nb::list messages) {
     return list;
 }
 
+// `look(comm, rank, threads)` returns the threads that matter, or None where another one may enter (see
+// shm/deadlock.hpp). It is called by whatever thread waits, while the interpreter lives.
+void set_census(nb::object look) {
+    static nb::object* kept = nullptr;  // never destroyed: threads may wait until the process has ended
+    if (!kept) kept = new nb::object();
+    *kept = std::move(look);
+    shm::set_census(
+        [](uint64_t comm, int rank, const std::vector<uint64_t>& threads, std::vector<uint64_t>& matter) {
+            if (!Py_IsInitialized() || _Py_IsFinalizing()) return false;
+            nb::gil_scoped_acquire gil;
+            try {
+                nb::object answer = (*kept)(comm, rank, threads);
+                if (answer.is_none()) return false;
+                matter = nb::cast<std::vector<uint64_t>>(answer);
+                return true;
+            } catch (nb::python_error& error) {
+                error.discard_as_unraisable("unicomm's look at the threads");
+            } catch (const std::exception&) {
+            }
+            return false;
+        });
+}
+
 nb::object exchange(Group& g, nb::list messages, double timeout) {
     std::vector<Message> list = read_messages(messages);
     uint64_t deadline = deadline_after(timeout);
@@ -146,10 +169,9 @@ void bind_shm(nb::module_& m) {
     nb::class_<Group>(m, "ShmGroup")
         .def(
             "__init__",
-            [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids) {
-                new (self) Group(std::move(segment), rank, pids);
-            },
-            nb::arg("segment"), nb::arg("rank"), nb::arg("pids"))
+            [](Group* self, std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
+               const std::string& name) { new (self) Group(std::move(segment), rank, pids, name); },
+            nb::arg("segment"), nb::arg("rank"), nb::arg("pids"), nb::arg("name") = "")
         .def("run", &run, nb::arg("code"), nb::arg("dtype"), nb::arg("red"), nb::arg("factor"),
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
@@ -161,6 +183,7 @@ void bind_shm(nb::module_& m) {
         .def("dead_ranks", &Group::dead_ranks)
         .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })
         .def_prop_ro("direct_operations", &Group::direct_operations)
+        .def_prop_ro("id", [](Group& g) { return g.segment().id(); })
         .def_prop_ro("bytes", [](Group& g) { return g.segment().layout().bytes; });
     nb::class_<Exchange>(m, "ShmExchange")
         .def(nb::init<Group&>(), nb::arg("group"), nb::keep_alive<1, 2>())
@@ -185,6 +208,7 @@ void bind_shm(nb::module_& m) {
         return Heap::holds(reinterpret_cast<const void*>(data), bytes);
     });
     m.def("heap_allocated", [] { return Heap::mine().allocated(); });
+    m.def("set_census", &set_census, nb::arg("look"));
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
 }

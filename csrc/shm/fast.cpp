@@ -33,10 +33,15 @@ class FastPath {
           pairs_(2 * size_t(g_.world())),
           timeout(timeout) {
         nb::module_ torch = nb::module_::import_("torch");
+        g_.deadlock().recorded_in(&r_.writer, comm_);
         work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
         parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
     }
+
+    ~FastPath() { g_.deadlock().recorded_in(nullptr, 0); }
+    FastPath(const FastPath&) = delete;
+    FastPath& operator=(const FastPath&) = delete;
 
     // The general path holds it blocked while it issues, while operations are pending or hooks are there,
     // and for good once the communicator is broken or finalized.

@@ -37,13 +37,15 @@ uint64_t Op::signature() const {
     return mix(h, extra);
 }
 
-Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids)
+Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
+             const std::string& name)
     : segment_(std::move(segment)),
       rank_(rank),
       world_(segment_->layout().world),
       watch_(pids),
       waiter_(*segment_, rank),
       waits_(*segment_, rank),
+      deadlock_(*segment_, rank, name),
       pids_(pids),
       heaps_(static_cast<size_t>(world_)),
       factors_(static_cast<size_t>(world_)),
@@ -51,6 +53,9 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
     RankControl& me = segment_->control(rank_);
     me.pid = static_cast<uint32_t>(pids[static_cast<size_t>(rank)]);
     me.fault_rank = -1;
+    me.board = deadlock_.board().id;
+    me.board_fd = deadlock_.board().fd;
+    waiter_.at_end([this] { deadlock_.ended(); });
     me.state.store(static_cast<uint32_t>(RankState::kHere));
 }
 
@@ -177,21 +182,24 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
     return false;
 }
 
-bool Group::must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns,
+bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& kind, uint64_t deadline_ns,
                               bool deep, Fault& fault) {
     if (must_stop(awaited, deadline_ns, deep, fault)) {
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
             fault.culprits = waits_.responsible(awaited);
         }
+        // Others of the circle may have left it, and the communicator: that is not the cause.
+        if (deadlock_.found() && !aborted_) fault = deadlock_.found();
         return true;
     }
     if (!deep) return false;
-    waits_.looked(awaited, operation);
-    std::vector<int> circle = waits_.circle();
-    if (circle.empty()) return false;
-    fault = {FaultCode::kDeadlock, circle, {}, ""};
-    for (int r : circle) fault.claims.push_back(waits_.claim(r));
-    return true;
+    waits_.looked(awaited);
+    if (!kind.anybody) return deadlock_.looked(awaited, kind, fault);
+    std::vector<int> others;
+    for (int r = 0; r < world_; ++r) {
+        if (r != rank_) others.push_back(r);
+    }
+    return deadlock_.looked(others, kind, fault);
 }
 
 Fault Group::given_up() {
@@ -212,7 +220,7 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
             for (int p = first; p < last; ++p) {
                 if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
             }
-            return must_stop_waiting(awaited, op.code, op.deadline_ns, deep, fault);
+            return must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault);
         };
         if (!waiter_.until(ready, stop)) return break_off(fault);
     }

@@ -20,6 +20,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 #include "reduce/reduce.hpp"
+#include "shm/deadlock.hpp"
 #include "shm/heap.hpp"
 #include "shm/segment.hpp"
 #include "shm/staging.hpp"
@@ -56,7 +57,9 @@ struct Message {
 
 class Group {
   public:
-    Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids);
+    // `name` is for what others read.
+    Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
+          const std::string& name = "");
 
     Fault barrier(const Op& op);
     Fault broadcast(const Op& op, Piece buffer);
@@ -83,6 +86,7 @@ class Group {
     // wait.
     Fault lost(const std::vector<int>& ranks);
     std::mutex& running() { return running_; }  // held while an operation runs
+    Deadlock& deadlock() { return deadlock_; }
     int rank() const { return rank_; }
     int world() const { return world_; }
     Segment& segment() { return *segment_; }
@@ -147,8 +151,8 @@ class Group {
     // deadline. A communicator that is broken for one rank is broken for all, also for those that wait for
     // others.
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
-    // The same for a rank that waits in `operation`, also when all of a circle do.
-    bool must_stop_waiting(const std::vector<int>& awaited, uint32_t operation, uint64_t deadline_ns,
+    // The same for a rank that has to go on waiting, also when it would for ever.
+    bool must_stop_waiting(const std::vector<int>& awaited, const WaitKind& kind, uint64_t deadline_ns,
                            bool deep, Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();
@@ -161,6 +165,7 @@ class Group {
     Watch watch_;
     Waiter waiter_;
     Waits waits_;
+    Deadlock deadlock_;
     Stager stager_;
     std::vector<int> pids_;
     std::vector<std::unique_ptr<PeerHeap>> heaps_;  // of the other ranks, opened when first offered

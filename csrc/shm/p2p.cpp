@@ -194,14 +194,18 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
             if (r != group_.rank_) lost += group_.must_stop({r}, ~uint64_t{0}, deep, last);
         }
         if (lost > 0 && lost == group_.world_ - 1) {
-            fault = last;
+            fault = group_.deadlock_.found() ? group_.deadlock_.found() : last;
             return true;
         }
     }
+    // One message more is something to go on with, for those that join; else all have to be over. Of those
+    // that any rank may send, nobody in particular is needed.
+    WaitKind kind{static_cast<uint32_t>(operation), joinable_, joinable_ || awaited.empty()};
+    kind.anybody = from_any && kind.any;
+    if (kind.anybody) kind.op = static_cast<uint32_t>(OpCode::kRecv);
     std::sort(awaited.begin(), awaited.end());
     awaited.erase(std::unique(awaited.begin(), awaited.end()), awaited.end());
-    uint32_t in = joinable_ ? 0 : static_cast<uint32_t>(operation);
-    return group_.must_stop_waiting(awaited, in, deadline_ns, deep, fault);
+    return group_.must_stop_waiting(awaited, kind, deadline_ns, deep, fault);
 }
 
 // A peer that left would never read what still fits into the ring: say so instead.

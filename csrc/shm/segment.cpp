@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "shm/board.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -65,6 +66,7 @@ Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
     h.slot_bytes = layout_.slot_bytes;
     h.p2p_chunk = layout_.p2p_chunk;
     h.p2p_depth = layout_.p2p_depth;
+    h.id = id_ = random_id();
     h.magic = kMagic;
 }
 
@@ -92,6 +94,7 @@ Segment::Segment(int pid, int fd) {
         throw SystemFailure("process " + std::to_string(pid) +
                             " offered something that is no unicomm segment");
     }
+    id_ = head.id;
     map();
 }
 

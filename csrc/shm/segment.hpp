@@ -9,7 +9,7 @@
 
 namespace unicomm::shm {
 
-constexpr uint64_t kMagic = 0x314d485343494e55ull;  // "UNICSHM1"
+constexpr uint64_t kMagic = 0x324d485343494e55ull;  // "UNICSHM2"
 constexpr int kLine = 64;
 
 // What each rank publishes at the start of a round; two of them per rank, used in turn.
@@ -47,11 +47,12 @@ struct alignas(128) RankControl {
     uint32_t pid;
     // While it waits in the kernel, so that the others see who waits for whom (waits.hpp):
     std::atomic<uint32_t> waits_for;    // 1 + a rank; 0: for none
-    std::atomic<uint32_t> waits_in;     // the operation's number; 0: in one that more messages may join
     std::atomic<uint32_t> wait;         // counts the waits
     std::atomic<uint32_t> looks;        // counts how often it found that it has to go on waiting
     std::atomic<uint64_t> patience_ns;  // until when this rank asks the others to wait, CLOCK_MONOTONIC
     std::atomic<uint64_t> culprits[8];  // behind kFailed: a bit for each, of the first ranks there are
+    std::atomic<uint64_t> board;        // the id of its process's board (board.hpp); 0: it has none
+    std::atomic<int32_t> board_fd;
 };
 static_assert(sizeof(RankControl) == 128);
 
@@ -62,6 +63,7 @@ struct alignas(128) SegmentHeader {
     uint32_t slot_bytes;
     uint32_t p2p_chunk;
     uint32_t p2p_depth;
+    uint64_t id;                                  // random
     alignas(128) std::atomic<uint32_t> sleepers;  // how many ranks sleep: usually 0, so no scan
     std::atomic<uint32_t> failures;               // how many ranks gave up
 };
@@ -105,6 +107,7 @@ class Segment {
     void close_fd();  // once all ranks have mapped it
     int fd() const { return fd_; }
     const Layout& layout() const { return layout_; }
+    uint64_t id() const { return id_; }
 
     SegmentHeader& header() { return *reinterpret_cast<SegmentHeader*>(base_); }
     RankControl& control(int rank) { return at<RankControl>(layout_.controls)[rank]; }
@@ -131,6 +134,7 @@ class Segment {
     void map();
 
     Layout layout_{};
+    uint64_t id_ = 0;
     int fd_ = -1;
     char* base_ = nullptr;
 };

@@ -167,8 +167,12 @@ bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(b
     me.wait.fetch_add(1);
     struct NoLonger {
         std::atomic<uint32_t>& waits_for;
-        ~NoLonger() { waits_for.store(0); }
-    } at_the_end{me.waits_for};
+        const std::function<void()>& then;
+        ~NoLonger() {
+            waits_for.store(0);
+            if (then) then();
+        }
+    } at_the_end{me.waits_for, at_end_};
     for (;;) {
         uint32_t bell = me.doorbell.load();
         me.sleeping.fetch_add(1);

@@ -58,6 +58,8 @@ class Waiter {
     }
     // From another thread: whatever this rank waits for in `until` is looked at again.
     void wake_me();
+    // Called when a wait is over for which `stop` was called.
+    void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
   private:
     // As `slow`; nothing when it is better to sleep.
@@ -70,6 +72,7 @@ class Waiter {
     int spins_;
     int sleep_at_once_ = 0;  // so many waits do without yields
     int no_yields_ = 50;     // as many the next time that yields do harm
+    std::function<void()> at_end_;
 };
 
 }  // namespace unicomm::shm

@@ -8,31 +8,25 @@ namespace unicomm::shm {
 
 Waits::Waits(Segment& segment, int rank) : segment_(segment), rank_(rank) {}
 
-std::vector<Waits::Seen> Waits::look() const {
-    std::vector<Seen> all;
-    for (int r = 0; r < segment_.layout().world; ++r) {
-        const RankControl& c = segment_.control(r);
-        all.push_back({c.waits_for.load(), c.wait.load(), c.looks.load()});
-    }
+std::vector<uint32_t> Waits::look() const {
+    std::vector<uint32_t> all;
+    for (int r = 0; r < segment_.layout().world; ++r) all.push_back(segment_.control(r).looks.load());
     return all;
 }
 
-void Waits::looked(const std::vector<int>& awaited, uint32_t operation) {
+void Waits::looked(const std::vector<int>& awaited) {
     RankControl& me = segment_.control(rank_);
     me.waits_for.store(awaited.empty() ? 0 : 1 + uint32_t(awaited.front()));
-    me.waits_in.store(operation);
     me.looks.fetch_add(1);
     uint64_t now = ring::now_ns();
     if (wait_ != me.wait.load() || older_.empty()) {
         wait_ = me.wait.load();
         older_ = newer_ = look();
         newer_at_ns_ = now;
-        full_ = false;
     } else if (now - newer_at_ns_ > kWindowNs) {
         older_ = std::move(newer_);
         newer_ = look();
         newer_at_ns_ = now;
-        full_ = true;
     }
 }
 
@@ -40,7 +34,7 @@ bool Waits::waiting(int rank) const {
     const RankControl& c = segment_.control(rank);
     bool here = c.state.load() == static_cast<uint32_t>(RankState::kHere);
     return here && !older_.empty() && c.waits_for.load() != 0 &&
-           (rank == rank_ || c.looks.load() != older_[size_t(rank)].looks);
+           (rank == rank_ || c.looks.load() != older_[size_t(rank)]);
 }
 
 int Waits::next(int rank) const {
@@ -66,27 +60,6 @@ std::vector<int> Waits::responsible(const std::vector<int>& awaited) const {
     std::sort(out.begin(), out.end());
     out.erase(std::unique(out.begin(), out.end()), out.end());
     return out.empty() ? awaited : out;
-}
-
-std::vector<int> Waits::circle() const {
-    if (!full_) return {};
-    std::vector<int> members;
-    int at = rank_;
-    do {
-        const RankControl& c = segment_.control(at);
-        const Seen& before = older_[size_t(at)];
-        bool same = c.waits_for.load() == before.waits_for && c.wait.load() == before.wait;
-        if (!same || c.waits_in.load() == 0 || c.looks.load() - before.looks < 2) return {};
-        members.push_back(at);
-        at = next(at);
-        if (at < 0 || members.size() > size_t(segment_.layout().world)) return {};
-    } while (at != rank_);
-    return members;
-}
-
-Claim Waits::claim(int rank) const {
-    const RankControl& c = segment_.control(rank);
-    return {rank, c.waits_in.load(), 0, 0, static_cast<int>(c.waits_for.load()) - 1, 0, 0};
 }
 
 }  // namespace unicomm::shm

@@ -49,7 +49,7 @@ def test_a_deadlock_is_said_at_once(program, ranks, raised):
     assert named
     if program is circle:
         for r in range(ranks):
-            assert f"rank {r} in send to rank {(r + 1) % ranks}" in named[0]
+            assert f"rank {r} in send #1 to rank {(r + 1) % ranks} ({__file__}:" in named[0]
 
 
 @pytest.mark.timeout(60)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from unicomm import _core
+from unicomm.comms import census
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.dtypes import DTYPES, NAMES
@@ -56,8 +59,11 @@ class ShmBackend(Backend):
         hints=_HINTS,
     )
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, rank: int) -> None:
         self._group = group
+        self.member = (int(group.id), rank)  # of which communicator, as which rank
+        self.creator = threading.current_thread()
+        _open.add(self)
         self._bytes = int(group.bytes)
 
     @classmethod
@@ -87,7 +93,9 @@ class ShmBackend(Backend):
             if not leader["trouble"]:
                 try:
                     segment = segment or _core.ShmSegment.open(leader["pid"], leader["fd"])
-                    group = _core.ShmGroup(segment, setup.rank, [info["pid"] for info in everyone])
+                    group = _core.ShmGroup(
+                        segment, setup.rank, [info["pid"] for info in everyone], setup.name
+                    )
                 except OSError as error:
                     trouble = str(error)
             # Nobody goes on before all have mapped it, and only then may the creator close its descriptor.
@@ -107,7 +115,7 @@ class ShmBackend(Backend):
         except BaseException:
             segment = group = None  # else the error's traceback would keep the memory
             raise
-        return cls(group)
+        return cls(group, setup.rank)
 
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         return _core.FastPath(self._group, recorder, index, timeout)
@@ -153,6 +161,7 @@ class ShmBackend(Backend):
         self._group.expect_slow(seconds)
 
     def close(self) -> None:
+        _open.discard(self)
         self._group.finalize()
         self._group = None  # unmaps; the peers' own mappings keep what they have yet to read
 
@@ -177,6 +186,21 @@ class ShmBackend(Backend):
 
     def bytes_allocated(self) -> int:
         return _core.heap_allocated()
+
+
+_open: weakref.WeakSet[ShmBackend] = weakref.WeakSet()
+
+
+def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] | None:
+    """Called by the native core: see `census.bound` and csrc/shm/deadlock.hpp."""
+    creators: dict[int, dict[int, threading.Thread]] = {}
+    for backend in list(_open):
+        of, as_rank = backend.member
+        creators.setdefault(of, {})[as_rank] = backend.creator
+    return census.bound(waiting, creators, comm, rank)
+
+
+_core.set_census(_threads_that_matter)
 
 
 class _ShmExchange(Exchange):
@@ -241,12 +265,15 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
             hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
         )
     if code == _DEADLOCK:
-        return CommTimeoutError(
-            _circle(claims) if claims else f"{who} wait for each other, and would for ever",
+        deadlock = CommTimeoutError(
+            _circle(claims, detail) if claims else f"{who} wait for each other, and would for ever",
             culprits=culprits,
+            late=culprits,
             hint="bring the calls of these ranks into one order; messages both ways go together in"
             " batch_op_create",
         )
+        deadlock.explained = bool(claims)
+        return deadlock
     if code == _PEER_LOST:
         what = "has finalized this communicator" if detail == "finalized" else "is gone (its process ended)"
         return PeerLostError(
@@ -266,17 +293,18 @@ def _error(fault: _core.Fault, timeout: float) -> CommError:
     return BackendError(f"shm: {detail}", culprits=culprits, hint=hint)
 
 
-def _circle(claims: list[tuple[int, ...]]) -> str:
-    """Who waits in what for whom."""
+def _circle(claims: list[tuple[int, ...]], detail: str) -> str:
+    """Who waits in what for whom; `detail` has a line for each: the communicator's name, tab, file:line."""
+    places = [line.split("\t", 1) for line in detail.splitlines()]
+    several = len({name for name, _ in places}) > 1
     parts = []
-    for rank, op, _, _, peer, *_ in claims:
+    for (rank, op, _, _, peer, seq, _), (name, where) in zip(claims, places, strict=True):
         row = BY_CODE.get(op)
-        what = row.name if row else f"operation {op}"
-        if row and row.kind is Kind.P2P:
-            what += f" {'to' if row.name == 'send' else 'from'} rank {peer}"
-        else:
-            what += f" for rank {peer}"
-        parts.append(f"rank {rank} in {what}")
+        what = f"rank {rank}{f' of {name!r}' if several else ''} in {row.name if row else f'operation {op}'}"
+        if seq:
+            what += f" #{seq}"
+        to = {"send": "to", "recv": "from"}.get(row.name if row else "", "for")
+        parts.append(f"{what} {to} rank {peer}{f' ({where})' if where else ''}")
     return f"these ranks wait for each other, and would for ever: {', '.join(parts)}"
 
 

@@ -105,7 +105,9 @@ class MismatchError(CommError):
 
 
 class CommTimeoutError(CommError):
-    """The deadline passed; `culprits` are the ranks that had not arrived by then."""
+    """The deadline passed, or never will anybody come; `culprits` are the ranks that were awaited."""
+
+    explained = False  # the message says already where the ranks are
 
 
 class PeerLostError(CommError):

@@ -30,6 +30,8 @@ def explain(error: CommTimeoutError, uid: str) -> None:
     Sorts the culprits and says where they are, if the backend has not; those of whom nothing is known are
     absent. Then the analyzer's verdict, in its numbers: those of the whole job. Never raises.
     """
+    if error.explained:
+        return
     found: dict[int, tuple[str, str]] = {}
     verdict = ""
     try:

@@ -1,0 +1,292 @@
+"""Ranks that wait for each other through several communicators, and ranks that only seem to.
+
+As a program: circles.py NAME..., three ranks. The functions also run with ranks as threads. Each takes the
+communicator of three ranks, and one for each pair (`pairs[k]` of the ranks k and k+1).
+"""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from unicomm import Communicator, ReduceOp
+from unicomm.comms.process_group import UnicommProcessGroup
+
+FOR_EVER = 100.0  # seconds, beyond the tests' own limits
+LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
+A_WHILE = 0.7  # seconds: longer than it takes to find a circle
+
+Pairs = Sequence[Communicator | None]
+
+
+def make_pairs(comm: Communicator) -> Pairs:
+    me = comm.get_rank()
+    members = [sorted((k, (k + 1) % 3)) for k in range(3)]
+    return [comm.split(ranks, f"pair {k}") if me in ranks else None for k, ranks in enumerate(members)]
+
+
+def other(pair: Communicator) -> int:
+    return 1 - pair.get_rank()
+
+
+def around(pairs: Pairs, me: int) -> tuple[Communicator, Communicator]:
+    """This rank's communicators with the next one and with the one before."""
+    after, before = pairs[me], pairs[me - 1]
+    assert after is not None
+    assert before is not None
+    return after, before
+
+
+# --- circles ----------------------------------------------------------------------------------------------
+
+
+def receive_all_around(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    after.recv(torch.ones(1), other(after), False, timeout=FOR_EVER)
+    before.send(torch.ones(1), other(before), False)
+
+
+def send_all_around(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    after.send(torch.ones(LARGE), other(after), False, timeout=FOR_EVER)
+    before.recv(torch.ones(LARGE), other(before), False)
+
+
+def wait_for_works(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    after.recv(torch.ones(1), other(after), True, timeout=FOR_EVER).wait()
+    before.send(torch.ones(1), other(before), True).wait()
+
+
+def messages_of_groups(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    UnicommProcessGroup(after).recv([torch.ones(1)], other(after), 0).wait()
+    UnicommProcessGroup(before).send([torch.ones(1)], other(before), 0).wait()
+
+
+def receive_from_any(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    UnicommProcessGroup(after).recv_anysource([torch.ones(1)], 0).wait()
+    before.send(torch.ones(1), other(before), False)
+
+
+def batches(comm: Communicator, pairs: Pairs, me: int) -> None:
+    after, before = around(pairs, me)
+    batch = after.batch_op_create()
+    batch.send(torch.ones(1), other(after))
+    batch.recv(torch.ones(1), other(after))
+    batch.issue(False, timeout=FOR_EVER)
+    before.barrier(False)
+
+
+def two_groups_in_two_orders(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """Rank 0 has one order, the others the other one."""
+    first, second = (comm, twins[me]) if me == 0 else (twins[me], comm)
+    first.barrier(False, timeout=FOR_EVER)
+    second.barrier(False, timeout=FOR_EVER)
+
+
+def a_message_and_a_collective(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """Rank 2 has gone on to the collective, for which rank 0 waits in a receive, and so has rank 1."""
+    if me == 0:
+        after, _ = around(pairs, 0)
+        after.recv(torch.ones(1), other(after), False, timeout=FOR_EVER)
+    comm.all_reduce(torch.ones(9), ReduceOp.SUM, False, timeout=FOR_EVER)
+
+
+CIRCLES: dict[str, Callable[[Communicator, Pairs, int], None]] = {
+    f.__name__: f
+    for f in (
+        receive_all_around,
+        send_all_around,
+        wait_for_works,
+        messages_of_groups,
+        receive_from_any,
+        batches,
+        two_groups_in_two_orders,
+        a_message_and_a_collective,
+    )
+}
+INVOLVED = {"a_message_and_a_collective": (0, 1), "two_groups_in_two_orders": (0, 1)}  # else all
+
+twins: dict[int, Communicator] = {}  # a second communicator of all three
+
+
+def run_circle(name: str, comm: Communicator) -> None:
+    """Raises what the circle raises."""
+    pairs = make_pairs(comm)
+    twin = comm.split([0, 1, 2], "twin")
+    assert twin is not None
+    twins[comm.get_rank()] = twin
+    CIRCLES[name](comm, pairs, comm.get_rank())
+
+
+# --- no circles -------------------------------------------------------------------------------------------
+# Rank 0 waits in one communicator for rank 1, and that one in another one for another thread of rank 0.
+
+
+def a_while() -> None:
+    threading.Event().wait(A_WHILE)
+
+
+def cross(comm: Communicator, pairs: Pairs, me: int, help_out: Callable[[Callable[[], None]], None]) -> None:
+    pair = pairs[0]
+    if pair is None:
+        return
+    if me == 0:
+        help_out(lambda: pair.send(torch.ones(1), other(pair), False) and None)
+        comm.recv(torch.ones(1), 1, False, timeout=FOR_EVER)
+    else:
+        pair.recv(torch.ones(1), other(pair), False, timeout=FOR_EVER)
+        comm.send(torch.ones(1), 0, False)
+
+
+def a_new_thread(comm: Communicator, pairs: Pairs, me: int) -> None:
+    def help_out(act: Callable[[], None]) -> None:
+        threading.Thread(target=lambda: (a_while(), act())).start()
+
+    cross(comm, pairs, me, help_out)
+
+
+def a_timer(comm: Communicator, pairs: Pairs, me: int) -> None:
+    cross(comm, pairs, me, lambda act: threading.Timer(A_WHILE, act).start())
+
+
+def an_idle_executor(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """Its thread is there, and has never called a communicator; another one gives it something to do."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        cross(comm, pairs, me, lambda act: threading.Timer(A_WHILE, lambda: pool.submit(act)).start())
+
+
+def an_event(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """A thread waits for an event without a limit; rank 2 sets it, if it is a thread here, else a timer."""
+    event = events.setdefault(comm._member.uid, threading.Event())
+
+    def help_out(act: Callable[[], None]) -> None:
+        threading.Thread(target=lambda: (event.wait(), act())).start()
+        if not ranks_are_threads:
+            threading.Timer(A_WHILE, event.set).start()
+
+    cross(comm, pairs, me, help_out)
+    if me == 2 and ranks_are_threads:
+        a_while()
+        event.set()
+
+
+def a_callback(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """An asynchronous message of rank 2 comes late; what is called then helps."""
+    from_2 = pairs[2]
+
+    def help_out(act: Callable[[], None]) -> None:
+        assert from_2 is not None
+        work = from_2.recv(torch.ones(1), other(from_2), True, timeout=FOR_EVER)
+        work.add_done_callback(lambda _: act())
+
+    cross(comm, pairs, me, help_out)
+    if me == 2:
+        a_while()
+        assert from_2 is not None
+        from_2.send(torch.ones(1), other(from_2), False)
+
+
+def whoever_joins_for_some_time(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """The thread that waits is another one than the one that helps."""
+    pair = pairs[0]
+    if pair is None:
+        return
+    if me == 1:
+        pair.recv(torch.ones(1), other(pair), False, timeout=FOR_EVER)
+        comm.send(torch.ones(1), 0, False)
+        return
+    waits = threading.Thread(target=lambda: comm.recv(torch.ones(1), 1, False, timeout=FOR_EVER))
+    waits.start()
+    waits.join(A_WHILE)
+    pair.send(torch.ones(1), other(pair), False)
+    waits.join()
+
+
+def a_late_rank(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """All wait in a chain at whose end one is only late."""
+    after, before = around(pairs, me)
+    if me == 2:
+        a_while()
+    else:
+        after.recv(torch.ones(1), other(after), False, timeout=FOR_EVER)
+    if me > 0:
+        before.send(torch.ones(1), other(before), False)
+
+
+def a_message_that_joins(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """All have asked for a message; what sends them is called while these are under way."""
+    after, before = around(pairs, me)
+    works = [UnicommProcessGroup(after).recv([torch.ones(1)], other(after), 0)]
+    a_while()
+    works.append(UnicommProcessGroup(before).send([torch.ones(1)], other(before), 0))
+    for work in works:
+        work.wait()
+
+
+def a_legal_program(comm: Communicator, pairs: Pairs, me: int) -> None:
+    """Everybody runs its part of one sequence, and stops now and then before some of it."""
+    rng = random.Random(5)
+    for _ in range(25):
+        kind, who, slow = rng.randrange(4), rng.randrange(3), rng.randrange(3)
+        delay = rng.choice([0.0, 0.05, 0.1, 0.15, 0.2, 0.3])
+        if me == slow:
+            threading.Event().wait(delay)
+        if kind == 0:
+            comm.all_reduce(torch.ones(5), ReduceOp.SUM, False, timeout=FOR_EVER)
+        elif (pair := pairs[who]) is not None:
+            if kind == 1:
+                pair.barrier(False, timeout=FOR_EVER)
+            elif pair.get_rank() == kind - 2:
+                pair.send(torch.ones(LARGE), other(pair), False, timeout=FOR_EVER)
+            else:
+                pair.recv(torch.ones(LARGE), other(pair), False, timeout=FOR_EVER)
+
+
+NO_CIRCLES: dict[str, Callable[[Communicator, Pairs, int], None]] = {
+    f.__name__: f
+    for f in (
+        a_new_thread,
+        a_timer,
+        an_idle_executor,
+        an_event,
+        a_callback,
+        whoever_joins_for_some_time,
+        a_late_rank,
+        a_message_that_joins,
+        a_legal_program,
+    )
+}
+
+ranks_are_threads = True
+events: dict[str, threading.Event] = {}
+
+
+def run_no_circle(name: str, comm: Communicator) -> None:
+    pairs = make_pairs(comm)
+    NO_CIRCLES[name](comm, pairs, comm.get_rank())
+    comm.barrier(False, timeout=FOR_EVER)
+
+
+def main() -> None:
+    global ranks_are_threads
+    import sys
+
+    from common import reporting
+
+    import unicomm
+
+    ranks_are_threads = False
+    for name in sys.argv[1:]:
+        comm = unicomm.new_comm("shm", torch.device("cpu"), name=name, timeout=FOR_EVER)
+        with reporting():
+            (run_circle if name in CIRCLES else run_no_circle)(name, comm)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Ranks that wait for each other through several communicators, as processes and as threads of one."""
+
+import importlib.util
+import re
+
+import pytest
+from rank_processes import PROGRAMS
+
+from unicomm import CommError
+from unicomm.testing import run_ranks
+
+specification = importlib.util.spec_from_file_location("circles", PROGRAMS / "circles.py")
+circles = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(circles)
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+
+
+def check(name, errors):
+    """Every involved rank has said the whole circle, with communicators, numbers and lines."""
+    involved = circles.INVOLVED.get(name, (0, 1, 2))
+    for rank in involved:
+        kind, culprits, text = errors[rank]
+        assert kind == "CommTimeoutError", errors
+        assert culprits, errors
+        assert "these ranks wait for each other, and would for ever: " in text, errors
+        circle = text.split("for ever: ")[1].splitlines()[0]
+        waits = circle.removeprefix("rank ").split(", rank ")
+        assert len(waits) == len(involved), errors
+        for wait in waits:
+            assert re.search(r" in \w+ (#1 )?(to|from|for) rank \d \(.*circles\.py:\d+\)$", wait), wait
+        communicators = {wait.split("'")[1] for wait in waits}
+        assert len(communicators) == len(involved), errors
+
+
+@pytest.mark.parametrize("name", circles.CIRCLES)
+def test_a_circle_of_threads_is_said_at_once(name, raised):
+    def rank(comm):
+        error = raised(circles.run_circle, name, comm)
+        assert isinstance(error, CommError), repr(error)
+        return error
+
+    errors = run_ranks(rank, 3, timeout=40)
+    check(name, [(type(error).__name__, error.culprits, str(error)) for error in errors])
+
+
+def test_circles_of_processes_are_said_at_once(start):
+    job = start("circles.py", 3, *circles.CIRCLES)
+    for name in circles.CIRCLES:
+        errors = job.next("error")
+        check(name, [(error["type"], error["culprits"], error["text"]) for error in errors])
+    assert job.end() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", circles.NO_CIRCLES)
+def test_what_is_no_circle_of_threads_is_left_alone(name):
+    run_ranks(lambda comm: circles.run_no_circle(name, comm), 3, timeout=40)
+
+
+def test_what_is_no_circle_of_processes_is_left_alone(start):
+    job = start("circles.py", 3, *circles.NO_CIRCLES)
+    for _ in circles.NO_CIRCLES:
+        job.next("done")
+    assert job.end() == [0, 0, 0]
