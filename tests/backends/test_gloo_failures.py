@@ -143,7 +143,7 @@ def test_strangers_do_not_come_in():
         with meet(store, "mesh", rank, 2, timeout=60, hello={}) as rendezvous:
             if rank == 1:
                 assert called.wait(60)
-            made[rank] = mesh.connect(rendezvous, "127.0.0.1", 1, "test")
+            made[rank] = mesh.connect(rendezvous, "127.0.0.1", 1, "test", "gloo")
 
     called = threading.Event()
     mesh._listen = listen  # type: ignore[assignment]

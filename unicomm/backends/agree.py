@@ -1,4 +1,4 @@
-"""Signatures of collectives, compared before anything is sent: what shm does in its memory, over sockets.
+"""Signatures of collectives, compared before anything is sent: what shm does in its memory, by messages.
 
 Each rank tells each other one what it is about to run, in a frame of fixed size, and waits for everybody's.
 All see the same frames, so all come to the same conclusion, and stay in step whatever it is.
@@ -6,6 +6,7 @@ All see the same frames, so all come to the same conclusion, and stay in step wh
 
 from __future__ import annotations
 
+import abc
 import socket
 import struct
 from collections import Counter
@@ -23,13 +24,16 @@ _MASK = (1 << 64) - 1
 _Claim = tuple[int, ...]
 
 
-class Agreement:
-    """One rank's end. One thread at a time calls `check`; when a socket ends it raises `OSError`."""
+class Agreement(abc.ABC):
+    """One rank's end. One thread at a time calls `check`."""
 
-    def __init__(self, sockets: Sockets, rank: int) -> None:
-        self._sockets = sockets
+    def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
-        self._size = len(sockets) + 1
+        self._size = size
+
+    @abc.abstractmethod
+    def swap(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, of one length, which is some kilobytes at most. A collective."""
 
     def check(self, call: Call, number: int) -> None:
         """Returns when all ranks are about to run this; raises `MismatchError`, on all, when they are not.
@@ -84,8 +88,15 @@ class Agreement:
             culprits = [r for r in range(n) if blame[r] == max(blame)]
             raise MismatchError(_mismatch(claims, "sizes"), culprits=culprits, hint=_mismatch_hint(culprits))
 
+
+class AgreementBySockets(Agreement):
+    """To each other rank there is a socket; when one ends, `OSError` is raised."""
+
+    def __init__(self, sockets: Sockets, rank: int) -> None:
+        super().__init__(rank, len(sockets) + 1)
+        self._sockets = sockets
+
     def swap(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes, of one length that fits into a socket's buffer. A collective."""
         for s in self._sockets.values():
             s.sendall(mine)
         return [mine if r == self._rank else receive(self._sockets[r], len(mine)) for r in range(self._size)]

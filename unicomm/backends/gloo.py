@@ -15,8 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -33,28 +32,20 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
+from unicomm.comms.backend import Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import CommError
-from unicomm.comms.options import Hint, parse_bool
+from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
 from unicomm.comms.threads import Threads
 
 from . import addresses, mesh
-from .agree import Agreement
+from .agree import AgreementBySockets
 from .gloo_connect import Connecting
 from .mesh import Sockets
 from .pairs import Pairs
-from .watch import Operation, Watch
-from .watch_errors import error_of, first_line, guess
-from .watch_messages import Fault
-
-_MOST_CHECKED = 16  # ranks of a world that is small
-
-
-def _parse_check(text: str) -> bool | None:
-    return None if text.lower() == "auto" else parse_bool(text)
-
+from .watch import Operation
+from .watched import CHECK_HINT, WatchedBackend, checks
 
 _HINTS = (
     Hint(
@@ -63,6 +54,7 @@ _HINTS = (
         "",
         "Name or address to listen on. Default: of UNICOMM_INTERFACE, or of the way to the store's host.",
     ),
+<<<<<<< HEAD
     Hint("interface", str, "", "Network interface to use, such as eth0. Default: as for hostname."),
     Hint(
         "check_mismatch",
@@ -71,6 +63,9 @@ _HINTS = (
         "Ranks compare what they call before a collective: true, false, or auto, which is for up to"
         f" {_MOST_CHECKED} ranks.",
     ),
+=======
+    CHECK_HINT,
+>>>>>>> a0b7445 (MPI as a backend: non-blocking calls that are polled, failures over connections of our own)
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _TAG = 0
@@ -78,13 +73,8 @@ _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
 _NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
 
 
-def _checks(setup: Setup) -> bool:
-    wanted = setup.hints.get("check_mismatch")
-    return setup.size <= _MOST_CHECKED if wanted is None else bool(wanted)
-
-
-class GlooBackend(Backend):
-    name = "gloo"
+class GlooBackend(WatchedBackend):
+    name = library = "gloo"
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(
@@ -115,44 +105,27 @@ class GlooBackend(Backend):
         self._group = group
         self._pairs = pairs
         self._lock = threading.Lock()
-        self._current: Operation | None = None
         self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
-        self._agreement = Agreement(self._said, setup.rank) if self._said else None
-        self.capabilities = replace(type(self).capabilities, checks_mismatch=_checks(setup))
         self._limit = _NEVER if pairs else timedelta(seconds=setup.timeout)
-        self._watch = Watch(sockets[0], setup.rank, self._interrupt)
+        super().__init__(
+            setup, sockets[0], AgreementBySockets(self._said, setup.rank) if self._said else None
+        )
 
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
-        each = 2 if _checks(setup) else 1
+        each = 2 if checks(setup) else 1
         addresses.guard_store(setup.store)
         gloo = Connecting(setup, each)
         if setup.size == 1:
             return cls(gloo.group, setup, None, [{}])
         address = gloo.pairs.own[0] if gloo.pairs else setup.hints["hostname"] or socket.gethostname()
-        sockets = mesh.connect(setup.rendezvous, address, each, setup.name, gloo.trouble)
+        sockets = mesh.connect(setup.rendezvous, address, each, setup.name, "gloo", gloo.trouble)
         return cls(gloo.group, setup, gloo.pairs, sockets)
-
-    def check_peers(self, ranks: Sequence[int]) -> None:
-        self._watch.check_left(ranks)
-        if (error := self.fault()) is not None:
-            raise error
-
-    def fault(self) -> CommError | None:
-        """Why it is broken, as far as this rank knows."""
-        fault = self._watch.fault
-        return None if fault is None else error_of(fault, self._watch.rank)
 
     @classmethod
     def reachable_at(cls, hints: Mapping[str, Any]) -> str:
         hinted = addresses.of_interface(hints["interface"]) or hints["hostname"]
         return hinted or addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
-
-    def collective(self, call: Call, run: Callable[[], None]) -> None:
-        with self._collective(call) as number:
-            if self._agreement is not None:
-                self._agreement.check(call, number)
-            run()
 
     def swap(self, call: Call, mine: bytes) -> list[bytes]:
         """What all ranks give, some kilobytes of one length, with the least latency; counts as `call`."""
@@ -163,13 +136,6 @@ class GlooBackend(Backend):
     def run(self, call: Call) -> None:
         with self._collective(call):
             getattr(self, f"_{call.name}")(call).wait(self._limit)
-
-    @contextlib.contextmanager
-    def _collective(self, call: Call) -> Iterator[int]:
-        number = self._watch.entered + 1
-        deadline = call.deadline or time.monotonic() + call.timeout
-        with self._watched(Operation(call.name, number, call.timeout, deadline)):
-            yield number
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         # Receives first: gloo then has a place for whatever arrives.
@@ -191,56 +157,7 @@ class GlooBackend(Backend):
     def open_exchange(self) -> Exchange:
         return _GlooExchange(self)
 
-    def _count(self, peer: int, send: bool) -> int:
-        """Numbers a message of a pair."""
-        counts = self._watch.sent if send else self._watch.taken
-        counts[peer] = number = counts.get(peer, 0) + 1
-        return number
-
-    # --- failures ------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _watched(self, operation: Operation) -> Iterator[None]:
-        # Works hold the group open, and an error's traceback holds names: none in these frames means a work.
-        if self._current is not None:  # this is a part of it
-            yield
-            return
-        self._check()
-        self._current = operation
-        try:
-            self._watch.begin(operation)
-            self._check()
-            yield
-        except CommError:
-            raise
-        except (RuntimeError, OSError) as error:
-            raise self._failure(error, operation.awaits) from error
-        finally:
-            self._watch.end()
-            self._current = None
-
-    def _check(self) -> None:
-        if (fault := self._watch.fault) is not None:
-            self._drop()
-            raise error_of(fault, self._watch.rank)
-
-    def _failure(self, error: Exception, awaits: Sequence[tuple[int, bool, int]]) -> CommError:
-        """What Gloo's own error means: it knows that a connection has ended, the watch knows why."""
-        fault = self._watch.fault or self._watch.explain([peer for peer, _, _ in awaits])
-        if fault is None:
-            fault = self._watch.give_up(guess(first_line(error), self._watch.rank))
-        self._drop()
-        return error_of(fault, self._watch.rank)
-
-    def _overdue(self, operation: Operation) -> CommError:
-        self._watch.overdue(operation)
-        self._watch.end()
-        self._drop()
-        assert self._watch.fault is not None
-        return error_of(self._watch.fault, self._watch.rank)
-
     def _interrupt(self) -> None:
-        """Whatever waits for another rank ends with an error. Called by the watch, from any thread."""
         with self._lock:
             if self._group is not None and self._pairs is not None:
                 self._pairs.end()
@@ -249,7 +166,6 @@ class GlooBackend(Backend):
                 s.shutdown(socket.SHUT_RDWR)
 
     def _drop(self) -> None:
-        """Of no more use."""
         with self._lock:
             if self._group is not None and self._pairs is not None:
                 self._pairs.end()
@@ -263,12 +179,6 @@ class GlooBackend(Backend):
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Those of `ranks` that are in no operation, or do not answer. Waits for their answers."""
         return self._watch.elsewhere(ranks)
-
-    def expect_slow(self, name: str, seconds: float) -> None:
-        self._watch.expect_slow(name, seconds)
-
-    def abort(self) -> None:
-        self._watch.give_up(Fault("aborted", self._watch.rank))
 
     def close(self) -> None:
         self._watch.close()

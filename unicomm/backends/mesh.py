@@ -28,10 +28,13 @@ _STRANGERS = 64  # callers that may wait besides the members
 Sockets = dict[int, socket.socket]
 
 
-def connect(rendezvous: Rendezvous, host: str, each: int, comm: str, trouble: str = "") -> list[Sockets]:
+def connect(
+    rendezvous: Rendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
+) -> list[Sockets]:
     """`each` sockets to every other rank, as one dict by rank for each. Called by all members.
 
-    `host`: the address to listen at. `trouble`: what this member had on its way here, if anything.
+    `host`: the address to listen at. `library`: whose ranks they are, for errors. `trouble`: what this
+    member had on its way here, if anything.
     Returns when all are connected. Raises `CommTimeoutError` naming who did not come or stands still,
     `BackendError` on all when one had trouble, within the rendezvous' time.
     """
@@ -43,12 +46,12 @@ def connect(rendezvous: Rendezvous, host: str, each: int, comm: str, trouble: st
         try:
             listener = _listen(host, each * size + _STRANGERS)
         except OSError as error:
-            raise _unreachable(f"cannot listen at {host}", error, comm) from error
+            raise _unreachable(f"cannot listen at {host}", error, comm, library) from error
         with listener:
             mine = {"address": listener.getsockname()[:2], "secret": secret.hex(), "trouble": trouble}
-            posts = rendezvous.exchange("gloo mesh", json.dumps(mine).encode())
+            posts = rendezvous.exchange(f"{library} mesh", json.dumps(mine).encode())
             there = [json.loads(post) for post in posts]
-            _refuse([post["trouble"] for post in there], rendezvous, comm)
+            _refuse([post["trouble"] for post in there], rendezvous, comm, library)
             for peer in range(rank):
                 address, key = there[peer]["address"], bytes.fromhex(there[peer]["secret"])
                 for number in range(each):
@@ -59,25 +62,25 @@ def connect(rendezvous: Rendezvous, host: str, each: int, comm: str, trouble: st
                         s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
                         raise _unreachable(
-                            f"cannot reach rank {peer} at {address[0]}", error, comm
+                            f"cannot reach rank {peer} at {address[0]}", error, comm, library
                         ) from error
             trouble = _accept(listener, secret, made, rank, rendezvous)
         for sockets in made:
             for s in sockets.values():
                 _tune(s)
-        troubles = rendezvous.exchange("gloo connected", trouble.encode())
-        _refuse([text.decode() for text in troubles], rendezvous, comm)
+        troubles = rendezvous.exchange(f"{library} connected", trouble.encode())
+        _refuse([text.decode() for text in troubles], rendezvous, comm, library)
         on_error.pop_all()
     return made
 
 
-def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str) -> None:
+def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str, library: str) -> None:
     if bad := [r for r, trouble in enumerate(troubles) if trouble]:
         raise BackendError(
-            f"gloo could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",
+            f"{library} could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",
             comm=comm,
             culprits=[rendezvous.labels[r] for r in bad],
-            hint="check that the ranks reach each other; choose the interface by the hint 'interface'",
+            hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
         )
 
 
@@ -149,9 +152,9 @@ def _tune(s: socket.socket) -> None:
     notice_silence(s, 1)
 
 
-def _unreachable(what: str, error: OSError, comm: str) -> BackendError:
+def _unreachable(what: str, error: OSError, comm: str, library: str) -> BackendError:
     return BackendError(
-        f"gloo: {what}: {error.strerror or error}",
+        f"{library}: {what}: {error.strerror or error}",
         comm=comm,
-        hint="check that the ranks reach each other; choose the interface by the hint 'interface'",
+        hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
     )

@@ -24,6 +24,7 @@ from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seco
 _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo:GlooBackend",
+    "mpi": "unicomm.backends.mpi:MpiBackend",
     "fake": "unicomm.backends.fake:FakeBackend",
     "auto": "unicomm.backends.auto:AutoBackend",
 }
@@ -96,7 +97,7 @@ def new_comm(
 
     Args:
         backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
-            "fake" (one process plays any rank), or a registered one.
+            "mpi" (ranks that mpiexec started), "fake" (one process plays any rank), or a registered one.
         device: on which tensors will be; required.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
         timeout: of the creation, and of each operation that brings no other; seconds or timedelta.
@@ -138,6 +139,7 @@ def new_comm(
         return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
+        found.check_usable(size)
         if store is None and size > 1 and found.capabilities.moves_data:
             store = open_store(world, options.timeout)
     else:
@@ -147,8 +149,9 @@ def new_comm(
             raise InvalidArgumentError(
                 f"rank={rank!r} and size={size!r} are no whole numbers", hint="pass ints, or neither"
             ) from None
-    if not 0 <= rank < size:
-        raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
+        if not 0 <= rank < size:
+            raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
+        found.check_usable(size)
     return lifecycle.create(
         found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
     )

@@ -1,4 +1,4 @@
-"""Faults as errors, and what Gloo's own errors mean."""
+"""Faults as errors, and what a library's own errors mean."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .watch_messages import Fault
 _SEE = "`unicomm trace show` shows what they did last; a longer timeout= if they are only slow"
 
 
-def error_of(fault: Fault, rank: int) -> CommError:
+def error_of(fault: Fault, rank: int, library: str) -> CommError:
     """The error that rank `rank` raises for it; a new one each time."""
-    error = _error(fault, rank)
+    error = _error(fault, rank, library)
     error.sort_culprits(fault.dead, fault.absent, fault.late)
     return error
 
 
-def _error(fault: Fault, rank: int) -> CommError:
+def _error(fault: Fault, rank: int, library: str) -> CommError:
     named = sorted({*fault.dead, *fault.absent, *fault.late})
     mine = fault.by == rank
     if fault.kind == "timeout":
@@ -52,14 +52,14 @@ def _error(fault: Fault, rank: int) -> CommError:
         )
     where = "" if mine else f"on rank {fault.by}: "
     return BackendError(
-        f"gloo: {where}{fault.detail}",
+        f"{library}: {where}{fault.detail}",
         culprits=() if mine else (fault.by,),
-        hint="the rest of gloo's message is in that rank's error's __cause__",
+        hint=f"the rest of {library}'s message is in that rank's error's __cause__",
     )
 
 
 def guess(text: str, rank: int) -> Fault:
-    """A fault that nobody could explain, by Gloo's words."""
+    """A fault that nobody could explain, by the library's words."""
     signs = ("closed", "reset by peer", "Broken pipe", "refused")
     return Fault("lost" if any(sign in text for sign in signs) else "error", rank, detail=text)
 

@@ -30,12 +30,14 @@ class Capabilities:
     Attributes:
         device_types: of the tensors that it takes.
         operations: names of the collectives that `run` does; the rest is composed from `exchange`.
-        reduce_dtypes, reduce_ops: what its reducing collectives do; other combinations are composed.
+        reduce_dtypes, reduce_ops: what its reducing collectives do, and `reductions`: single combinations
+            besides; all others are composed.
         bytes_only: give it data to move as uint8, whatever the element type.
         checks_mismatch: every collective compares signatures before it writes.
         one_host: all ranks must be on one host.
         any_source: its exchanges take receives from whatever rank sends next.
         allocates: it has memory for tensors that it then moves without staging copies.
+        prepares: it does persistent all-gathers by itself: `Call.prepared`, and `unprepare`.
         moves_data: False for a backend that only pretends.
         reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
             `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
@@ -45,11 +47,13 @@ class Capabilities:
     operations: frozenset[str] = frozenset()
     reduce_dtypes: frozenset[torch.dtype] = frozenset()
     reduce_ops: frozenset[RedOpType] = frozenset()
+    reductions: frozenset[tuple[torch.dtype, RedOpType]] = frozenset()
     bytes_only: bool = False
     checks_mismatch: bool = False
     one_host: bool = False
     any_source: bool = False
     allocates: bool = False
+    prepares: bool = False
     moves_data: bool = True
     reconfigures: bool = False
     hints: tuple[Hint, ...] = ()
@@ -124,6 +128,10 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     capabilities: Capabilities  # of the class; an instance may have others, which its hints chose
+
+    @classmethod  # noqa: B027
+    def check_usable(cls, size: int) -> None:
+        """Raises `UnsupportedError` where this process cannot be one of `size` ranks; before all else."""
 
     @classmethod
     @abc.abstractmethod
@@ -210,6 +218,10 @@ class Backend(abc.ABC):
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds for the communicator, by purpose."""
         return {}
+
+    def unprepare(self, handle: object) -> None:
+        """With `capabilities.prepares`: a handle that calls had as `prepared` is not used any more."""
+        raise AssertionError(f"{type(self).__name__} declares that it prepares but does not")
 
     # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
 

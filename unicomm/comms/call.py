@@ -28,6 +28,7 @@ class Call:
         op: the reduction, or None.
         in_splits, out_splits: rows for each rank, or None for equal parts.
         extra: anything else that all ranks must agree on, as 64 bits.
+        prepared: the handle of a persistent operation, for a backend that prepares them.
         timeout: seconds from the start of the operation.
     """
 
@@ -42,6 +43,7 @@ class Call:
     in_splits: list[int] | None = None
     out_splits: list[int] | None = None
     extra: int = 0
+    prepared: object = None
     timeout: float = 0.0
     async_op: bool = False
     seq: int = 0

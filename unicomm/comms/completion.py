@@ -47,7 +47,9 @@ def is_native(capabilities: Capabilities, call: Call) -> bool:
         return False
     if call.op is None:
         return True
-    return call.dtype in capabilities.reduce_dtypes and call.op.type in capabilities.reduce_ops
+    if call.dtype in capabilities.reduce_dtypes and call.op.type in capabilities.reduce_ops:
+        return True
+    return (call.dtype, call.op.type) in capabilities.reductions
 
 
 def run(group: Group, call: Call) -> None:
@@ -59,7 +61,12 @@ def run(group: Group, call: Call) -> None:
     elif group.size == 1:
         _alone(call)
     else:
-        _COMPOSED[call.name](group, call)
+        compose(group, call)
+
+
+def compose(group: Group, call: Call) -> None:
+    """Runs a collective of several ranks by smaller ones, also where the backend could."""
+    _COMPOSED[call.name](group, call)
 
 
 def exchange(group: Group, messages: list[Message], timeout: float) -> None:

@@ -270,13 +270,24 @@ class Engine:
         async_op: bool,
         hints: Hints,
         timeout: Timeout,
+        prepared: object = None,
         **arguments: Any,
     ) -> Work:
         self.check_open(name)
         call = self.check.call(name, tensors, **arguments)
+        if prepared is not None:
+            call.prepared, call.extra = prepared, 1  # all ranks have to
         call.timeout = self.per_op(name, hints, timeout)
         call.async_op = bool(async_op)
         return self._issue(call)
+
+    def release(self, handle: object) -> None:
+        """Has the backend forget a persistent operation, after the operations that were issued before."""
+        with self._in_order():
+            if self.worker.busy:
+                self.submit(Work("free", 0, True), lambda: self.backend.unprepare(handle))
+            elif not self.finalized:
+                self.backend.unprepare(handle)
 
     def _issue(self, call: Call) -> Work:
         with self._in_order():

@@ -462,6 +462,13 @@ def forget_after_fork() -> None:
 
 os.register_at_fork(after_in_child=forget_after_fork)
 
+_when_closed: list[Callable[[], None]] = []
+
+
+def when_closed(action: Callable[[], None]) -> None:
+    """Has `action` called when the process ends and its communicators are closed."""
+    _when_closed.append(action)
+
 
 @atexit.register
 def _at_exit() -> None:
@@ -475,3 +482,5 @@ def _at_exit() -> None:
         except Exception:
             with contextlib.suppress(Exception):
                 _log.exception("at exit: communicator '%s'", comm.get_name())
+    for action in _when_closed:
+        action()

@@ -43,10 +43,16 @@ class AllGatherHandle:
     ) -> Work:
         assert self._comm is not None
         limit = self.timeout if timeout is None else timeout
+        engine = self._comm._engine
+        if engine.backend.capabilities.prepares:
+            tensors = (self.output, input)
+            return engine.collective("all_gather_single", tensors, async_op, hints, limit, prepared=self)
         return self._comm.all_gather_single(self.output, input, async_op, hints, limit)
 
     def free(self) -> None:
-        self._comm = None
+        comm, self._comm = self._comm, None
+        if comm is not None and comm._engine.backend.capabilities.prepares:
+            comm._engine.release(self)
 
 
 def check_handle(comm: Communicator, handle: object, op: str) -> AllGatherHandle:

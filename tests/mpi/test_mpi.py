@@ -1,0 +1,137 @@
+"""The backend `mpi` under the mpiexec of each MPI wheel, many cases for each start."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from mpi_jobs import NAMES, ROOT, Ended, alone, library, mpiexec
+from torch.distributed import TCPStore
+
+pytestmark = pytest.mark.processes
+
+
+def passed(ended: Ended, ranks: int) -> None:
+    """All cases passed on all ranks, and mpiexec had nothing to say about the end."""
+    failed = [line for line in ended.said if line["event"] == "failed"]
+    assert not failed, "\n".join(f"rank {f['rank']}, {f['case']}:\n{f['traceback']}" for f in failed)
+    assert ended.code == 0, ended.text
+    cases = [line["case"] for line in ended.by_rank("passed")]
+    assert len(cases) == ranks * len(set(cases)), cases
+    assert len(set(cases)) > 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_works(name):
+    ended = mpiexec(name, 4, "healthy.py")
+    passed(ended, 4)
+    conforms = ended.by_rank("conforms")
+    assert sorted(line["size"] for line in conforms) == [2] * 2 + [3] * 3 + [4] * 4
+    assert min(line["cases"] for line in conforms) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_fails(name):
+    ended = mpiexec(name, 3, "mpi_faults.py")
+    passed(ended, 3)
+    for line in ended.by_rank("timeout"):
+        assert "rank 2 had not arrived" in line["text"]
+        assert "mpi_faults.py" in line["text"]
+
+
+def test_a_killed_rank():
+    """The others are told who is gone, and end, though MPI_Finalize would wait for it."""
+    ended = mpiexec("MPICH", 3, "mpi_killed.py", options=["-disable-auto-cleanup"])
+    errors = ended.by_rank("error")
+    assert [(e["rank"], e["type"], e["culprits"]) for e in errors] == [
+        (0, "PeerLostError", [2]),
+        (1, "PeerLostError", [2]),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unchanged_program(name, tmp_path):
+    pytest.importorskip("sklearn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
+    env = {
+        "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
+        "UNICOMM_BACKEND": "mpi",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    result = tmp_path / "result.json"
+    script = str(ROOT / "examples" / "ddp.py")
+    options = ("--epochs", "1", "--batch", "64", "--width", "64", "--result", str(result))
+    ended = mpiexec(name, 2, "mpi_ddp.py", script, *options, env=env)
+    assert ended.code == 0, ended.text
+    assert "unicomm 'mpi' (mpi), 2 ranks" in ended.text
+    figures = json.loads(result.read_text())
+    assert figures["group"] == "UnicommProcessGroup"
+    assert figures["identical"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_process_without_mpiexec(name):
+    """One rank works; several cannot, which is said before anything is looked for."""
+    code = """
+import os, torch, unicomm
+with unicomm.new_comm("mpi", "cpu") as comm:
+    x = torch.ones(3)
+    comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+    comm.all_gather_single(torch.empty(3), x, False)
+os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
+try:
+    unicomm.new_comm("mpi", "cpu")
+except unicomm.UnsupportedError as error:
+    print(error)
+"""
+    ended = alone(code, library(name).environment)
+    assert ended.code == 0, ended.text
+    assert "knows this process alone, but there are 2 ranks (by RANK/WORLD_SIZE)" in ended.text
+    assert "mpiexec of that library" in ended.text
+
+
+def test_threads_that_mpi_does_not_allow():
+    code = """
+import mpi4py
+mpi4py.rc.thread_level = "serialized"
+from mpi4py import MPI
+import unicomm
+try:
+    unicomm.new_comm("mpi", "cpu")
+except unicomm.UnsupportedError as error:
+    print(error)
+MPI.Finalize()
+try:
+    unicomm.new_comm("mpi", "cpu")
+except unicomm.UnsupportedError as error:
+    print(error)
+"""
+    ended = alone(code, library("MPICH").environment)
+    assert ended.code == 0, ended.text
+    assert "MPI runs at MPI_THREAD_SERIALIZED" in ended.text
+    assert "MPI.Init_thread(MPI.THREAD_MULTIPLE)" in ended.text
+    assert "has finalized MPI" in ended.text
+
+
+def test_what_is_not_installed():
+    code = """
+import sys, unicomm
+def refused():
+    try:
+        unicomm.new_comm("mpi", "cpu")
+    except unicomm.UnsupportedError as error:
+        print(error)
+refused()
+for name in [name for name in sys.modules if name.startswith("mpi4py")]:
+    del sys.modules[name]
+sys.modules["mpi4py"] = None
+refused()
+"""
+    library("MPICH")
+    ended = alone(code, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so.12"})
+    assert ended.code == 0, ended.text
+    assert "MPI4PY_LIBMPI=/nowhere/libmpi.so.12 names it" in ended.text
+    assert "pip install 'unicomm[mpi-mpich]'" in ended.text
