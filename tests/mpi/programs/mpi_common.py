@@ -12,6 +12,8 @@ import torch
 import unicomm
 
 torch.set_num_threads(1)
+comm = unicomm.new_comm("mpi", "cpu", timeout=60)  # without a store: mpiexec is enough
+me, size = comm.get_rank(), comm.get_size()
 
 
 def say(event: str, rank: int, **data: object) -> None:

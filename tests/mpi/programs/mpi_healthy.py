@@ -1,4 +1,4 @@
-"""All that has to work, on 4 ranks that mpiexec has started, without a store: one start for many cases."""
+"""All that has to work, on 4 ranks."""
 
 import contextlib
 import functools
@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import torch
-from mpi_common import raised, run, say
+from mpi_common import comm, me, raised, say, size
 
 import unicomm
 from unicomm.backends import mpi
@@ -15,8 +15,6 @@ from unicomm.comms.completion import is_native
 from unicomm.comms.ops import OPERATIONS
 from unicomm.testing import conformance
 
-comm = unicomm.new_comm("mpi", "cpu", timeout=60)
-me, size = comm.get_rank(), comm.get_size()
 SUM = unicomm.ReduceOp.SUM
 
 
@@ -192,18 +190,15 @@ def expects_somebody_slow() -> None:
     assert bool((x == size).all())
 
 
-run(
-    me,
-    [
-        conforms,
-        conforms_in_splits,
-        conforms_in_large_pieces,
-        reduces_natively,
-        gathers_persistently,
-        tells_mismatches,
-        runs_in_the_background,
-        exchanges_side_by_side,
-        leaves_the_program_its_own_mpi,
-        expects_somebody_slow,
-    ],
-)
+CASES = [
+    conforms,
+    conforms_in_splits,
+    conforms_in_large_pieces,
+    reduces_natively,
+    gathers_persistently,
+    tells_mismatches,
+    runs_in_the_background,
+    exchanges_side_by_side,
+    leaves_the_program_its_own_mpi,
+    expects_somebody_slow,
+]
