@@ -36,7 +36,8 @@ from .watch_messages import Fault
 from .watched import CHECK_HINT, WatchedBackend, checks
 
 _TAG = 1
-_HOT = 0.001  # seconds that a wait polls without a nap, besides
+# Seconds that a wait polls without a nap, where each rank has a core and where it has not, besides
+_HOT, _CROWDED = 0.001, 0.0001
 _RATE = 5e8  # the time that the data takes at this many bytes a second
 _NAP = 0.001  # seconds, the longest between two looks
 _BLOCK = 1 << 20  # bytes
@@ -111,11 +112,12 @@ class MpiBackend(WatchedBackend):
         ),
     )
 
-    def __init__(self, setup: Setup, MPI: Any, comm: Any, sockets: Sockets) -> None:  # noqa: N803
+    def __init__(self, setup: Setup, MPI: Any, comm: Any, sockets: Sockets, here: int = 1) -> None:  # noqa: N803
         self._MPI = MPI
         self._comm = comm
         self._size = setup.size
         self._group = completion.Group(self, setup.rank, setup.size)
+        self._hot = _HOT if here <= len(os.sched_getaffinity(0)) else _CROWDED
         self._wake = threading.Event()
         self._prepared: dict[object, tuple[Any, Any]] = {}
         compares = checks(setup) and setup.size > 1
@@ -167,7 +169,8 @@ class MpiBackend(WatchedBackend):
             ) from error
         sockets = mesh.connect(setup.rendezvous, host, 1, setup.name, cls.library)[0]
         try:
-            return cls(setup, MPI, _create(MPI, setup, ranks), sockets)
+            here = sum(info["network"] == place.network for info in told)
+            return cls(setup, MPI, _create(MPI, setup, ranks), sockets, here)
         except BaseException:
             for s in sockets.values():
                 s.close()
@@ -278,7 +281,7 @@ class MpiBackend(WatchedBackend):
     def _finish(self, over: Callable[[], Any], requests: list[Any], memory: Any, size: int) -> None:
         """Returns when `over()` is true; `size` in bytes says how long it may take when all goes well."""
         began = time.monotonic()
-        hot = began + _HOT + size / _RATE
+        hot = began + self._hot + size / _RATE
         while not over():
             if self._watch.fault is not None:
                 mpi_library.abandon(requests, memory)
