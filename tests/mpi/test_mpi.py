@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(WITHIN + 30)]
 def test_what_works_and_what_fails(name):
     ended = mpiexec(name, 4, "mpi_cases.py")
     failed = [line for line in ended.said if line["event"] == "failed"]
-    assert not failed, "\n".join(f"rank {f['rank']}, {f['case']}:\n{f['traceback']}" for f in failed)
+    assert not failed, ended.text + "\n".join(
+        f"rank {f['rank']}, {f['case']}:\n{f['traceback']}" for f in failed
+    )
     assert ended.code == 0, ended.text
     cases = [line["case"] for line in ended.by_rank("passed")]
     assert len(set(cases)) > 15

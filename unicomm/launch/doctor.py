@@ -22,7 +22,7 @@ from rich.table import Table
 
 import unicomm
 
-from .backend_checks import ABSENT, BROKEN, WORKS, Finding, backend_reports, line_of, version_of
+from .backend_checks import ABSENT, BROKEN, MISSING, WORKS, Finding, backend_reports, line_of, version_of
 
 # Instruction sets that the core's reductions are built for, or that tell machines apart.
 _FEATURES = """
@@ -241,7 +241,7 @@ def _size(count: int) -> str:
 
 
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
-_COLOURS = {WORKS: "green", BROKEN: "red", ABSENT: "dim"}
+_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", ABSENT: "dim"}
 
 
 def _show(report: dict[str, Any], console: Console) -> None:
