@@ -54,18 +54,8 @@ _HINTS = (
         "",
         "Name or address to listen on. Default: of UNICOMM_INTERFACE, or of the way to the store's host.",
     ),
-<<<<<<< HEAD
     Hint("interface", str, "", "Network interface to use, such as eth0. Default: as for hostname."),
-    Hint(
-        "check_mismatch",
-        _parse_check,
-        None,
-        "Ranks compare what they call before a collective: true, false, or auto, which is for up to"
-        f" {_MOST_CHECKED} ranks.",
-    ),
-=======
     CHECK_HINT,
->>>>>>> a0b7445 (MPI as a backend: non-blocking calls that are polled, failures over connections of our own)
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _TAG = 0

@@ -143,6 +143,7 @@ class MpiBackend(WatchedBackend):
         if setup.size == 1:
             return cls(setup, MPI, MPI.COMM_SELF.Dup(), {})
         cls.check_usable(setup.size)
+        addresses.guard_store(setup.store)
         place = addresses.here(setup.store)
         mine = {
             "address": place.address,
