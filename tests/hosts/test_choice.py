@@ -130,3 +130,16 @@ class TestAddresses:
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "no-such-host.invalid"])
     def test_loopback_is_no_way(self, host):
         assert addresses.route_to(host) == ""
+
+
+def test_an_interface_that_is_named_goes_before_the_way(monkeypatch):
+    places = [Place("10.0.0.1", "a"), Place("10.0.0.2", "b")]
+    monkeypatch.delenv(addresses.INTERFACE, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    assert choose(places, 0) == "127.0.0.1"
+    monkeypatch.setenv(addresses.INTERFACE, "nonesuch0")
+    with pytest.raises(unicomm.InvalidArgumentError, match="'nonesuch0' has no address"):
+        choose(places, 0)
+    monkeypatch.delenv(addresses.INTERFACE)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert choose(places, 0) == "10.0.0.1"
