@@ -343,10 +343,11 @@ Fault Group::check_pairs(const Op& op, const std::vector<Piece>& ins, const std:
     std::vector<int> blame(static_cast<size_t>(world_));
     for (int r = 0; r < world_; ++r) {
         const Announcement& a = segment_->announcement(r, round_);
-        if (a.disagrees_with < 0) continue;
-        ++blame[size_t(r)], ++blame[size_t(a.disagrees_with)];
+        int with = a.disagrees_with;  // once; never trust a number that another process wrote
+        if (with < 0 || with >= world_) continue;
+        ++blame[size_t(r)], ++blame[size_t(with)];
         // root carries the sender, count what the rank expects and extra what it would get, in bytes
-        fault.claims.push_back({r, op.code, uint32_t(op.dtype), 0, a.disagrees_with, a.count, a.extra});
+        fault.claims.push_back({r, op.code, uint32_t(op.dtype), 0, with, a.count, a.extra});
     }
     if (fault.claims.empty()) return {};
     int most = *std::max_element(blame.begin(), blame.end());

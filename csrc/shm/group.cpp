@@ -126,6 +126,7 @@ bool Group::relay_failure(Fault& fault) {
         RankControl& c = segment_->control(r);
         if (r == rank_ || static_cast<RankState>(c.state.load()) != RankState::kFailed) continue;
         auto code = static_cast<FaultCode>(c.fault.load());
+        if (code <= FaultCode::kNone || code > FaultCode::kDeadlock) code = FaultCode::kInternal;
         std::vector<int> culprits;
         for (int other = 0; other < std::min(world_, int(kTold)); ++other) {
             if (c.culprits[other / 64].load() >> other % 64 & 1) culprits.push_back(other);

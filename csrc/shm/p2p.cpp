@@ -148,13 +148,14 @@ Fault Exchange::step_recv(Transfer& t) {
         // What the peer wrote there is not trusted: no more than a chunk holds, nor than the tensor takes.
         uint64_t most = std::min<uint64_t>(group_.segment_->layout().p2p_chunk, m.piece.bytes - t.done);
         uint64_t now = std::min<uint64_t>(header->bytes, most);
-        if (header->offer.heap_size) {
+        const Offer offer = header->offer;  // once: what is checked is what is used
+        if (offer.heap_size) {
             now = m.piece.bytes - t.done;
             ++group_.direct_ops_;
-            if (Fault f = group_.reach(m.peer, header->offer, t.done, now, data)) return f;
+            if (Fault f = group_.reach(m.peer, offer, t.done, now, data)) return f;
         }
         if (now) std::memcpy(m.piece.data + t.done, data, now);
-        if (header->offer.heap_size) {
+        if (offer.heap_size) {
             // If the sender gave up meanwhile, it may have used its tensor again.
             if (Fault f = group_.given_up()) return f;
         }
