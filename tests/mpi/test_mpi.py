@@ -41,6 +41,16 @@ def test_a_killed_rank():
     ]
 
 
+def test_several_hosts_without_an_address():
+    """As if: on one, which the ranks are not told. The key-value space is that of the real Hydra."""
+    ended = mpiexec("MPICH", 3, "mpi_bootstrap.py")
+    assert ended.code == 0, ended.text
+    met = ended.by_rank("met")
+    assert [line["backend"] for line in met if line["rank"] == 2] == ["gloo", "shm", "auto", "mpi", "gloo"]
+    assert len(met) == 15
+    assert len({line["host"] for line in met}) == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unchanged_program(name, tmp_path):
     pytest.importorskip("sklearn")

@@ -17,8 +17,9 @@ from unicomm.comms.backend import Backend
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.environment import detect_environment
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.job_store import open_store
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
+
+from .bootstrap import store_of_job
 
 # Imported when first asked for, so that `import unicomm` loads no backend.
 _BUILT_IN = {
@@ -141,7 +142,7 @@ def new_comm(
         rank, size = world.rank, world.size
         found.check_usable(size)
         if store is None and size > 1 and found.capabilities.moves_data:
-            store = open_store(world, options.timeout)
+            store = store_of_job(world, options.timeout)
     else:
         try:
             rank, size = operator.index(rank), operator.index(size)
