@@ -1,4 +1,4 @@
-// The extension module unicomm._core: recorder, reductions, shared-memory transport.
+// The extension module unicomm._core: recorder, reductions, shared-memory transport, vendor tables.
 #include "core/bind.hpp"
 #include "core/error.hpp"
 
@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);
     unicomm::bind_shm(m);
+    unicomm::bind_nccl(m);
     unicomm::bind_torch_options(m);
 }

@@ -1,0 +1,47 @@
+#include "nccl/library.hpp"
+
+#include <dlfcn.h>
+
+#include "core/error.hpp"
+
+namespace unicomm::nccl {
+namespace {
+
+// The one function whose name is spelled in two ways.
+void* find(void* handle, const std::string& name) {
+    if (void* found = dlsym(handle, ("nccl" + name).c_str())) return found;
+    return name == "AlltoAll" ? dlsym(handle, "ncclAllToAll") : nullptr;
+}
+
+}  // namespace
+
+Library::Library(const std::string& path, bool loaded_only) {
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | (loaded_only ? RTLD_NOLOAD : 0));
+    if (handle == nullptr) {
+        const char* why = dlerror();
+        throw SystemFailure(why != nullptr ? why : path + " is not loaded");
+    }
+#define UNICOMM_NCCL_FIND(name, since, ...) \
+    functions_.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(find(handle, #name));
+    UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_FIND)
+#undef UNICOMM_NCCL_FIND
+    if (functions_.GetVersion == nullptr || functions_.GetVersion(&version_) != kSuccess) {
+        throw SystemFailure(path + " is neither NCCL nor RCCL: it has no ncclGetVersion");
+    }
+    // Before 2.9 a version was written with one digit less: 2804 is 2.8.4.
+    if (version_ < 10000) version_ = version_code(version_ / 1000, version_ / 100 % 10, version_ % 100);
+    Dl_info info;
+    file_ = dladdr(reinterpret_cast<void*>(functions_.GetVersion), &info) != 0 && info.dli_fname != nullptr
+                ? info.dli_fname
+                : path;
+}
+
+std::vector<Known> Library::known() const {
+    return {
+#define UNICOMM_NCCL_KNOWN(name, since, ...) {#name, since, functions_.name != nullptr},
+        UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_KNOWN)
+#undef UNICOMM_NCCL_KNOWN
+    };
+}
+
+}  // namespace unicomm::nccl

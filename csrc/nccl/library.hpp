@@ -1,0 +1,45 @@
+// An opened NCCL or RCCL: its functions, as far as it has them.
+#pragma once
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "nccl/abi.hpp"
+
+namespace unicomm::nccl {
+
+struct Functions {
+#define UNICOMM_NCCL_MEMBER(name, since, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
+    UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_MEMBER)
+#undef UNICOMM_NCCL_MEMBER
+};
+
+// A function of the list, and whether the library at hand has it.
+struct Known {
+    const char* name;
+    int since;
+    bool there;
+};
+
+class Library {
+  public:
+    // Opens `path` as dlopen does. With `loaded_only` it must be in the process already. Throws SystemFailure
+    // with the loader's words, or when what it opened is no such library.
+    Library(const std::string& path, bool loaded_only);
+    Library(const Library&) = delete;
+    Library& operator=(const Library&) = delete;
+    // Never closed: threads of the library may outlive every communicator.
+
+    const Functions& operator()() const { return functions_; }
+    int version() const { return version_; }
+    // The file that it was loaded from.
+    const std::string& file() const { return file_; }
+    std::vector<Known> known() const;
+
+  private:
+    Functions functions_;
+    int version_ = 0;
+    std::string file_;
+};
+
+}  // namespace unicomm::nccl
