@@ -78,14 +78,16 @@ void bind_recorder(nb::module_& m) {
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
              nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout_ms") = 0, nb::arg("batch") = 0,
              nb::arg("start_now") = true)
-        .def("start", [](Recorder& r, uint64_t id) { r.writer.start(id); })
+        .def(
+            "start", [](Recorder& r, uint64_t id, uint64_t ago_ns) { r.writer.start(id, ago_ns); },
+            nb::arg("id"), nb::arg("ago_ns") = 0)
         .def(
             "finish",
-            [](Recorder& r, uint64_t id, uint8_t state, uint32_t error) {
-                r.writer.finish(id, static_cast<ring::State>(state), error);
+            [](Recorder& r, uint64_t id, uint8_t state, uint32_t error, uint64_t ago_ns) {
+                r.writer.finish(id, static_cast<ring::State>(state), error, ago_ns);
             },
             nb::arg("id"), nb::arg("state") = static_cast<uint8_t>(ring::State::kCompleted),
-            nb::arg("error") = 0)
+            nb::arg("error") = 0, nb::arg("ago_ns") = 0)
         .def(
             "close", [](Recorder& r, bool remove) { r.writer.close(remove); }, nb::arg("remove"))
         .def("snapshot",

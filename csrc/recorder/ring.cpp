@@ -251,18 +251,18 @@ Record* Writer::find(uint64_t id) {
     return r.id.load(std::memory_order_relaxed) == id ? &r : nullptr;
 }
 
-void Writer::start(uint64_t id) {
+void Writer::start(uint64_t id, uint64_t ago_ns) {
     Record* r = find(id);
     if (!r) return;
-    r->started_ns = now_ns();
+    r->started_ns = now_ns() - ago_ns;
     r->state.store(static_cast<uint8_t>(State::kStarted), std::memory_order_release);
     if (!(r->flags & kP2P)) raise_to(comms_[r->comm].coll_started, r->seq);
 }
 
-void Writer::finish(uint64_t id, State state, uint32_t error) {
+void Writer::finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns) {
     Record* r = find(id);
     if (!r) return;
-    r->completed_ns = now_ns();
+    r->completed_ns = now_ns() - ago_ns;
     r->error = error;
     r->state.store(static_cast<uint8_t>(state), std::memory_order_release);
     if (state != State::kCompleted) return;

@@ -142,8 +142,9 @@ class Writer {
     uint32_t add_frame(std::string_view file, std::string_view function, uint32_t line);
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
-    void start(uint64_t id);             // no effect once the record was overwritten
-    void finish(uint64_t id, State state, uint32_t error);
+    // No effect once the record was overwritten. `ago_ns`: it was that long ago, as a device's events say.
+    void start(uint64_t id, uint64_t ago_ns = 0);
+    void finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns = 0);
 
     // The latest operation of a communicator that has started and is not over. Reads the records from the
     // newest on: for the slow path.

@@ -21,6 +21,7 @@ from .errors import CommError, UnsupportedError
 from .options import Hint
 from .reduction import RedOpType
 from .rendezvous import Rendezvous
+from .streams import Streams
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Setup:
         rank, size: of this communicator. labels: the members' global ranks.
         device: of the tensors. timeout: seconds that connecting may take.
         hints: values of all hints that the backend declares, read and defaulted.
+        parent, color: of a split: the backend that it is split from, and a number that its members share.
     """
 
     rendezvous: Rendezvous
@@ -81,6 +83,8 @@ class Setup:
     name: str
     timeout: float
     hints: Mapping[str, Any] = field(default_factory=dict)
+    parent: Backend | None = None
+    color: int = 0
 
 
 class Exchange(abc.ABC):
@@ -192,6 +196,18 @@ class Backend(abc.ABC):
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         """Raises the error behind what the fast path returned."""
         raise AssertionError(f"{type(self).__name__} has no fast path")
+
+    def split_away(self, timeout: float) -> None:  # noqa: B027
+        """Called on a rank that is in no part of a split, for a library that wants all to call."""
+
+    def streams(self) -> Streams | None:
+        """The streams of its device, if its operations run there: `run` and `exchange` then put them on the
+        current one and return. None where they are done when these return."""
+        return None
+
+    def late_error(self) -> CommError | None:
+        """With streams: an error that came after the call, or None. Asked often, by any thread."""
+        return None
 
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         """A native way for small synchronous operations, as `engine.NoFastPath` describes it, or None."""

@@ -19,6 +19,7 @@ import torch
 
 from unicomm import _core
 
+from . import device_fold
 from .backend import Backend, Capabilities
 from .call import Call, Message
 from .errors import UnsupportedError
@@ -209,14 +210,18 @@ def _factors(group: Group, call: Call) -> list[float] | None:
     assert call.op is not None
     if call.op.type != RedOpType.PREMUL_SUM:
         return None
-    mine = torch.tensor([call.op.factor], dtype=torch.float64)
-    everyone = torch.empty(group.size, dtype=torch.float64)
+    device = call.inputs[0].device
+    mine = torch.tensor([call.op.factor], dtype=torch.float64, device=device)
+    everyone = torch.empty(group.size, dtype=torch.float64, device=device)
     run(group, _sub(call, "all_gather_single", [mine], [everyone], dtype=torch.float64))
     return [float(f) for f in everyone]
 
 
 def _fold(call: Call, out: torch.Tensor, sources: list[torch.Tensor], factors: list[float] | None) -> None:
     assert call.op is not None
+    if out.device.type != "cpu":
+        device_fold.fold(out, sources, call.op, factors)
+        return
     if not _core.fold(out, sources, call.op.code, factors, len(sources)):
         raise UnsupportedError(
             f"{call.op} is undefined for {call.dtype}", op=call.name, hint="convert the tensor first"

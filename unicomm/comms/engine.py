@@ -35,6 +35,7 @@ from .hooks import Hooks, next_op_id
 from .lane import ANY_RANK, Lane, LaneWork, Posted
 from .ops import OPERATIONS, Kind, Operation
 from .options import seconds
+from .stream_work import StreamQueue
 from .work import Work, Worker
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class Engine:
             hooks.move(self._hooks_changed)
         self.hooks = hooks
         self.worker = Worker(f"unicomm-{member.name}")
+        streams = member.backend.streams()
+        self.queue = None if streams is None else StreamQueue(self, streams)
         self.finalized = False
         self.closing = False
         self.finalizing = threading.RLock()
@@ -299,7 +302,9 @@ class Engine:
             args = OpArgs.of(call) if self.hooks.active else None
             if args is not None:
                 self.hooks.before(args)
-            pending = call.async_op or self.worker.busy  # after the hooks, which may issue operations
+            queue = self.queue
+            # After the hooks, which may issue operations.
+            pending = queue is None and (call.async_op or self.worker.busy)
             call.seq = self.fast.next_seq()
             if args is not None and args.seq != call.seq:
                 args = OpArgs.of(call)
@@ -316,20 +321,19 @@ class Engine:
                 0,
                 min(int(call.timeout * 1000), _MOST_MS),
                 0,
-                not pending,
+                not pending and queue is None,
             )
-            work = Work(call.name, call.seq, pending)
 
             def run() -> None:
                 call.start_clock()
                 self.backend.collective(call, lambda: completion.run(self.group, call))
 
             job = run if profiling.session is None else profiling.collective(self, call, pending, run)
-            if pending:
-                self.submit(work, lambda: self._execute(job, call.name, call.seq, [record], True, args))
-            else:
-                self._execute(job, call.name, call.seq, [record], False, args)
-        if pending and not call.async_op:
+            tensors = (*call.inputs, *call.outputs)
+            work = self._run(
+                job, call.name, call.seq, [record], pending, call.async_op, call.timeout, args, tensors
+            )
+        if not call.async_op and (pending or call.name == "barrier"):
             work.wait()
         if args is not None:
             self.hooks.after(args)
@@ -364,14 +368,15 @@ class Engine:
             if self.hooks.active:
                 args = self._message_args(name, op_id, messages, bool(async_op), limit)
                 self.hooks.before(args)
-            pending = bool(async_op) or self.worker.busy
+            queue = self.queue
+            pending = queue is None and (bool(async_op) or self.worker.busy)
             records, seqs, seq = [], [], 0
             for message in messages:
                 seq = self._next_of_pair(message)
                 seqs.append(seq)
                 flags = (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
-                records.append(self._record_message(message, seq, op_id, flags, limit, not pending))
-            work = Work(name, seq, pending)
+                started = queue is None and not pending
+                records.append(self._record_message(message, seq, op_id, flags, limit, started))
 
             def run() -> None:
                 completion.exchange(self.group, messages, limit)
@@ -380,10 +385,8 @@ class Engine:
             if profiling.session is not None:
                 numbered = list(zip(messages, seqs, strict=True))
                 job = profiling.messages(self, numbered, pending, bool(async_op), run)
-            if pending:
-                self.submit(work, lambda: self._execute(job, name, seq, records, True, args))
-            else:
-                self._execute(job, name, seq, records, False, args)
+            tensors = [m.tensor for m in messages]
+            work = self._run(job, name, seq, records, pending, bool(async_op), limit, args, tensors)
         if pending and not async_op:
             work.wait()
         if args is not None:
@@ -406,7 +409,7 @@ class Engine:
         self.hooks.after(args)
         return result
 
-    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> LaneWork:
+    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> Work:
         """A send or receive that runs beside its neighbours; the peer of a receive may be `ANY_RANK`."""
         self.check_open(kind)
         row = OPERATIONS[kind]
@@ -416,6 +419,8 @@ class Engine:
             self.check.check_tensor(row, "tensor", tensor)
             message = Message(False, ANY_RANK, tensor)
         else:
+            if self.queue is not None:  # it has an order of its own, and nobody waits
+                return self.messages([(kind, tensor, peer)], True, None, timeout)
             message = self.check_message(row, tensor, peer)
         limit = self.per_op(kind, None, timeout)
         with self._order:
@@ -541,6 +546,54 @@ class Engine:
         finally:
             if args is not None:
                 self.hooks.finished(args, error)
+
+    def _run(
+        self,
+        job: Callable[[], None],
+        op: str,
+        seq: int,
+        records: Sequence[int],
+        pending: bool,
+        async_op: bool,
+        timeout: float,
+        args: OpArgs | None,
+        tensors: Sequence[Any],
+    ) -> Work:
+        """Runs an operation here, or has it run by the worker (`pending`) or on a stream."""
+        if self.queue is not None:
+            try:
+                self.check_broken()
+                held = tensors if async_op else ()
+                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held)
+            except BaseException as caught:
+                self._failed(caught, op, seq, records)
+                if args is not None:
+                    self.hooks.finished(args, caught)
+                raise
+        work = Work(op, seq, pending)
+        if pending:
+            self.submit(work, lambda: self._execute(job, op, seq, records, True, args))
+        else:
+            self._execute(job, op, seq, records, False, args)
+        return work
+
+    # --- what the watchdog of a device's operations reports ------------------------------------------------
+
+    def over(self, records: Sequence[int], elapsed_ns: int) -> None:
+        """Operations that the device has done just now, and how long that took."""
+        for record in records:
+            self._recorder.start(record, elapsed_ns)
+            self._recorder.finish(record, _COMPLETED, 0)
+
+    def late_failure(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
+        """An operation on the device failed, and with it the communicator."""
+        self._failed(error, op, seq, records)
+        self.backend.abort()
+
+    def give_up(self, records: Sequence[int]) -> None:
+        """What came after one that failed."""
+        for record in records:
+            self._recorder.finish(record, _FAILED, _OTHER_ERROR)
 
     def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """Completes the error of an operation, records it, and breaks the communicator where it has to."""

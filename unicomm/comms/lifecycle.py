@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unicomm.flight_recorder import dumps, writer
 from unicomm.flight_recorder.ranks import format_ranks
 
+from . import stream_work
 from .backend import Backend, Setup
 from .call import OpArgs
 from .dtypes import NAMES
@@ -114,6 +115,8 @@ def connect(
     check_peers: Callable[[], None] | None = None,
     number: Callable[[Rendezvous], Sequence[int]] | None = None,
     meeting: str = "",
+    parent: Backend | None = None,
+    color: int = 0,
 ) -> Member:
     """Connects a backend and registers it with the recorder. Called by all ranks.
 
@@ -158,7 +161,17 @@ def connect(
                 labels = number(rendezvous)
             left = max(0.1, timeout - (time.monotonic() - began))
             setup = Setup(
-                rendezvous, store if together else None, rank, size, labels, device, name, left, hints
+                rendezvous,
+                store if together else None,
+                rank,
+                size,
+                labels,
+                device,
+                name,
+                left,
+                hints,
+                parent,
+                color,
             )
             engine = backend.connect(setup)
             if number is not None:
@@ -210,6 +223,8 @@ def create(
     world: Environment,
     labels: Sequence[int] | None = None,
     check_peers: Callable[[], None] | None = None,
+    parent: Backend | None = None,
+    color: int = 0,
 ) -> Communicator:
     """A connected communicator. Called by all its ranks; returns when all are connected."""
     dump = dumps.prepare()
@@ -232,6 +247,8 @@ def create(
             timeout=options.timeout,
             labels=labels,
             check_peers=check_peers,
+            parent=parent,
+            color=color,
         )
         on_error.pop_all()
     return _created(member, dynamic, None, dump)
@@ -323,6 +340,7 @@ def split(
 
     def connect() -> Communicator | None:
         if not chosen:
+            member.backend.split_away(options.timeout)
             return None
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
@@ -339,6 +357,8 @@ def split(
                     world=member.world,
                     labels=[member.labels[r] for r in chosen],
                     check_peers=peers_are_there,
+                    parent=member.backend,
+                    color=min(chosen),
                 )
             except BackendError:
                 peers_are_there()  # where they are gone, that is why, and says more
@@ -388,10 +408,11 @@ def _finalize_once(comm: Communicator, timeout: float) -> None:
 
 def _finalize(comm: Communicator, timeout: float) -> None:
     late: list[str] = []
-    worker = comm._engine.worker
+    worker, queue = comm._engine.worker, comm._engine.queue
     comm._engine.seal_lane()
-    if not worker.is_current() and not worker.drain(timeout):
-        late = [f"{work.name} #{work.seq}" for work in comm._engine.worker.pending()]
+    drained = worker.is_current() or (worker.drain(timeout) and (queue is None or queue.drain(timeout)))
+    if not drained:
+        late = [f"{work.name} #{work.seq}" for work in (worker if queue is None else queue).pending()]
         comm._engine.break_(
             AbortedError(
                 "finalized with pending operations",
@@ -454,10 +475,13 @@ def forget_after_fork() -> None:
         engine.worker.forget()
         if engine.lane is not None:
             engine.lane.forget()
+        if engine.queue is not None:
+            engine.queue.forget()
         comm._member.backend.forget()
         if comm._dynamic is not None:
             comm._dynamic.forget()
     _living.clear()
+    stream_work.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=forget_after_fork)

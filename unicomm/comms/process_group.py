@@ -26,7 +26,7 @@ from unicomm.flight_recorder.ranks import format_ranks
 from . import torch_options
 from .communicator import Communicator
 from .errors import InvalidArgumentError, UnsupportedError
-from .lane import ANY_RANK, LaneWork
+from .lane import ANY_RANK
 from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
 from .threads import Threads
@@ -164,7 +164,7 @@ _callbacks = Threads("unicomm-callbacks")
 class MessageWork(ProcessGroupWork):
     """A send or receive."""
 
-    def __init__(self, work: LaneWork, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, work: Work, tensors: Sequence[Tensor]) -> None:
         super().__init__([work], tensors)
         self._message = work
 

@@ -29,6 +29,8 @@ class Work:
     neither blocks nor loses the operation; its tensors are kept alive until it has run.
     """
 
+    #: The other rank of a message, once it is over; -1 where there is none.
+    peer: int = -1
     # What one that has completed has, which is made in every synchronous call: nothing of its own.
     _error: BaseException | None = None
     _pending = False

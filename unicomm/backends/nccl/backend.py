@@ -1,0 +1,429 @@
+"""The communicator of NCCL and RCCL: one `ncclComm_t`, made at creation, used on the current stream.
+
+Collectives that the library has are its own; lists and splits of rows are groups of sends and receives, and
+v-reductions groups of reduces. What it cannot reduce (bitwise operations, 16-bit integers) is composed in
+comms/completion.py. Reductions in float16, bfloat16 and float8 are added up as the library does, which may
+round at each step, unlike on the other backends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.call import Call, Message
+from unicomm.comms.errors import CommError
+from unicomm.comms.reduction import RedOpType
+from unicomm.comms.streams import Streams, TorchStreams
+
+from . import types
+from .errors import IN_PROGRESS, SUCCESS, aborted, error_of
+from .hints import HINTS, settings_of
+from .library import NCCL, RCCL, Library, Vendor, not_in_time, open_library, version_text
+
+T = TypeVar("T")
+
+_NOBODY = -1  # the color of a rank that is in no part of a split
+_RANKS_PER_ID = 64  # of a large world: so many meet at one root
+_LARGE = 256
+
+_OWN = frozenset(
+    {
+        "broadcast",
+        "all_reduce",
+        "reduce",
+        "all_gather_single",
+        "reduce_scatter",
+        "reduce_scatter_v",
+        "reduce_scatter_single",
+        "barrier",
+    }
+)
+
+
+def _bounded(what: str, vendor: Vendor, timeout: float, call: Callable[[], T]) -> T:
+    """What `call` returns or raises; the library's calls cannot be interrupted, so it has its own thread."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"unicomm-{vendor.name}-{what}", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise not_in_time(vendor, what, timeout)
+    return done[0]
+
+
+class NcclBackend(Backend):
+    """See the module. A test's double is this class with another library, streams and device."""
+
+    name = "nccl"
+    vendor: ClassVar[Vendor] = NCCL
+    capabilities = Capabilities(
+        device_types=frozenset({"cuda"}),
+        operations=_OWN,
+        reductions=types.reductions(fp8=False),
+        hints=HINTS,
+    )
+
+    # --- what a double replaces ----------------------------------------------------------------------------
+
+    @classmethod
+    def library(cls) -> Library:
+        return open_library(cls.vendor)
+
+    @classmethod
+    def device_streams(cls, device: torch.device) -> Streams:
+        return TorchStreams(device)
+
+    @classmethod
+    def on_device(cls, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Within, the library's calls of this thread are for that device."""
+        return torch.cuda.device(device)
+
+    @classmethod
+    def fp8(cls, library: Library, device: torch.device) -> bool:
+        """Whether the library reduces float8 on that device."""
+        since = cls.vendor.fp8_since
+        if since is None or library.version < since:
+            return False
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    def __init__(self, library: Library, comm: int, setup: Setup) -> None:
+        self._library = library
+        self._native = library.native
+        self._comm = comm
+        self._rank, self._size = setup.rank, setup.size
+        self._device = setup.device
+        self._streams = self.device_streams(setup.device)
+        self._settings = settings_of(setup.hints, setup.name, library)
+        self._splits = setup.hints["split_by"] == "split" and library.has("CommSplit")
+        self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
+        self._lock = threading.Lock()
+        self._aborted = False
+        operations = _OWN
+        for function, operation in (
+            ("AlltoAll", "all_to_all_single"),
+            ("Gather", "gather_single"),
+        ):
+            if library.has(function):
+                operations |= {operation}
+        self.capabilities = Capabilities(
+            device_types=self.capabilities.device_types,
+            operations=operations,
+            reductions=types.reductions(self.fp8(library, setup.device)),
+            hints=HINTS,
+        )
+
+    @classmethod
+    def connect(cls, setup: Setup) -> NcclBackend:
+        library = cls.library()
+        settings = settings_of(setup.hints, setup.name, library)
+        parent = setup.parent
+        if isinstance(parent, NcclBackend) and parent._splits:
+            comm = parent._split(setup.color, setup.rank, settings, setup.timeout)
+        else:
+            comm = cls._init(library, setup, settings)
+        return cls(library, comm, setup)
+
+    @classmethod
+    def _init(cls, library: Library, setup: Setup, settings: Any) -> int:
+        native, size, rank = library.native, setup.size, setup.rank
+        scalable = size >= _LARGE and library.has("CommInitRankScalable")
+        roots = [0]
+        if scalable:
+            count = size // _RANKS_PER_ID
+            roots = [i * size // count for i in range(count)]
+        mine = b""
+        with cls.on_device(setup.device):
+            if rank in roots:
+                result, mine = native.unique_id()
+                library.check("GetUniqueId", result)
+        if scalable:
+            everyone = setup.rendezvous.exchange("unique ids", mine)
+            ids = [everyone[root] for root in roots]
+        else:
+            ids = [setup.rendezvous.broadcast("unique id", mine or None)]
+
+        def init() -> int:
+            with cls.on_device(setup.device):
+                if scalable:
+                    result, comm = native.init_scalable(size, rank, ids, settings)
+                else:
+                    result, comm = native.init(size, ids[0], rank, settings)
+                return cls._made(library, "CommInitRank", result, comm, setup.timeout)
+
+        return _bounded("CommInitRank", cls.vendor, setup.timeout, init)
+
+    @classmethod
+    def _made(cls, library: Library, what: str, result: int, comm: int, timeout: float) -> int:
+        """The new communicator, once it is complete: with blocking=0 it is still being made."""
+        library.check(what, result, comm)
+        end = time.monotonic() + timeout
+        while comm:
+            asked, state = library.native.async_error(comm)
+            library.check("CommGetAsyncError", asked, comm)
+            if state == SUCCESS:
+                break
+            if state != IN_PROGRESS:
+                words = library.native.last_error(comm)
+                library.native.abort(comm)
+                raise error_of(library.vendor.title, what, state, words)
+            if time.monotonic() > end:
+                library.native.abort(comm)
+                raise not_in_time(library.vendor, what, timeout)
+            time.sleep(0.001)
+        return int(comm)
+
+    def _split(self, color: int, key: int, settings: Any, timeout: float) -> int:
+        def split() -> int:
+            with self.on_device(self._device):
+                result, comm = self._native.split(self._alive(), color, key, settings)
+                return self._made(self._library, "CommSplit", result, comm, timeout)
+
+        return _bounded("CommSplit", self.vendor, timeout, split)
+
+    def split_away(self, timeout: float) -> None:
+        if self._splits:
+            self._split(_NOBODY, 0, [], timeout)
+
+    def streams(self) -> Streams:
+        return self._streams
+
+    def close(self) -> None:
+        with self._lock:
+            comm, self._comm = self._comm, 0
+        if not comm:
+            return
+        with self.on_device(self._device):
+            if self._library.has("CommFinalize"):
+                self._native.finalize(comm)
+                self._settle(comm)
+            self._library.check("CommDestroy", self._native.destroy(comm))
+
+    def _settle(self, comm: int) -> None:
+        """With blocking=0 finalize goes on by itself; destroy wants it done."""
+        end = time.monotonic() + 5.0
+        while self._native.async_error(comm) == (SUCCESS, IN_PROGRESS) and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def abort(self) -> None:
+        # A call of the library may be under way in another thread, and this is what ends it.
+        locked = self._lock.acquire(timeout=0.2)
+        try:
+            comm, self._comm = self._comm, 0
+            self._aborted = True
+            if comm:
+                with self.on_device(self._device):
+                    self._native.abort(comm)
+        finally:
+            if locked:
+                self._lock.release()
+
+    def forget(self) -> None:
+        self._comm = 0
+
+    def late_error(self) -> CommError | None:
+        with self._lock:
+            if not self._comm:
+                return aborted()
+            asked, state = self._native.async_error(self._comm)
+            result = asked if asked != SUCCESS else state
+            if result in (SUCCESS, IN_PROGRESS):
+                return None
+            words = self._native.last_error(self._comm)
+        return error_of(self.vendor.title, "operation", result, words)
+
+    def memory(self) -> dict[str, int]:
+        if not self._comm or not self._library.has("CommMemStats"):
+            return {}
+        result, total = self._native.mem_stats(self._comm, 0)
+        return {"library": total} if result == SUCCESS else {}
+
+    @classmethod
+    def version(cls) -> str:
+        return version_text(cls.library().version)
+
+    # --- operations ----------------------------------------------------------------------------------------
+
+    def _alive(self) -> int:
+        if not self._comm:
+            raise aborted()
+        return self._comm
+
+    def _stream(self) -> int:
+        return self._streams.handle(self._streams.current())
+
+    def _do(self, what: str, result: int) -> None:
+        if result == IN_PROGRESS:
+            self._progress(what)
+        elif result != SUCCESS:
+            self._library.check(what, result, self._comm)
+
+    def _progress(self, what: str) -> None:
+        """With blocking=0: until the call has done what it had to do on the host."""
+        while self._comm:
+            asked, state = self._native.async_error(self._comm)
+            self._library.check(what, asked, self._comm)
+            if state != IN_PROGRESS:
+                self._library.check(what, state, self._comm)
+                return
+            time.sleep(20e-6)
+        raise aborted()
+
+    @contextlib.contextmanager
+    def _group(self, what: str) -> Iterator[None]:
+        self._do(what, self._native.group_start())
+        try:
+            yield
+        finally:
+            result = self._native.group_end()
+        self._do(what, result)
+
+    def run(self, call: Call) -> None:
+        with self.on_device(self._device):
+            getattr(self, f"_{call.name}")(call)
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        comm, stream = self._alive(), self._stream()
+        with self.on_device(self._device), self._group("Send/Recv"):
+            for send, peer, tensor in messages:
+                act = self._native.send if send else self._native.recv
+                nbytes = tensor.numel() * tensor.element_size()
+                self._do("Send/Recv", act(tensor.data_ptr(), nbytes, types.BYTE, peer, comm, stream))
+
+    @contextlib.contextmanager
+    def _reduction(self, call: Call) -> Iterator[tuple[int, int, int]]:
+        """(element type, operation, elements for each of ours) for the library."""
+        assert call.op is not None
+        assert call.dtype is not None
+        dtype, kind, width = types.reduced_as(call.dtype, call.op.type)
+        number = types.number_of(dtype)
+        if kind != RedOpType.PREMUL_SUM:
+            yield number, types.op_number(kind), width
+            return
+        comm = self._alive()
+        result, op = self._native.premul_sum(types.factor_bytes(call.op, dtype), number, comm)
+        self._do("RedOpCreatePreMulSum", result)
+        try:
+            yield number, op, width
+        finally:
+            self._do("RedOpDestroy", self._native.op_destroy(op, comm))
+
+    def _all_reduce(self, call: Call) -> None:
+        source, to = call.inputs[0], call.outputs[0]
+        with self._reduction(call) as (dtype, op, width):
+            result = self._native.all_reduce(
+                source.data_ptr(),
+                to.data_ptr(),
+                to.numel() * width,
+                dtype,
+                op,
+                self._alive(),
+                self._stream(),
+            )
+            self._do("AllReduce", result)
+
+    def _reduce(self, call: Call) -> None:
+        source = call.inputs[0]
+        to = call.outputs[0] if call.outputs else source
+        with self._reduction(call) as (dtype, op, width):
+            result = self._native.reduce(
+                source.data_ptr(),
+                to.data_ptr(),
+                source.numel() * width,
+                dtype,
+                op,
+                call.root,
+                self._alive(),
+                self._stream(),
+            )
+            self._do("Reduce", result)
+
+    def _broadcast(self, call: Call) -> None:
+        tensor = call.outputs[0] if call.outputs else call.inputs[0]
+        pointer, nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        result = self._native.broadcast(
+            pointer, pointer, nbytes, types.BYTE, call.root, self._alive(), self._stream()
+        )
+        self._do("Broadcast", result)
+
+    def _move(self, call: Call, what: str, function: Callable[..., int], share: torch.Tensor) -> None:
+        """A movement of equal shares, as bytes."""
+        nbytes = share.numel() * share.element_size()
+        comm, stream = self._alive(), self._stream()
+        source, to = call.inputs[0].data_ptr(), call.outputs[0].data_ptr() if call.outputs else 0
+        more = () if call.root < 0 else (call.root,)
+        self._do(what, function(source, to, nbytes, types.BYTE, *more, comm, stream))
+
+    def _all_gather_single(self, call: Call) -> None:
+        self._move(call, "AllGather", self._native.all_gather, call.inputs[0])
+
+    def _gather_single(self, call: Call) -> None:
+        self._move(call, "Gather", self._native.gather, call.inputs[0])
+
+    def _all_to_all_single(self, call: Call) -> None:
+        source, to = call.inputs[0], call.outputs[0]
+        share = source.numel() * source.element_size() // self._size
+        comm, stream = self._alive(), self._stream()
+        result = self._native.all_to_all(source.data_ptr(), to.data_ptr(), share, types.BYTE, comm, stream)
+        self._do("AlltoAll", result)
+
+    def _reduce_scatter_single(self, call: Call) -> None:
+        source, to = call.inputs[0], call.outputs[0]
+        with self._reduction(call) as (dtype, op, width):
+            result = self._native.reduce_scatter(
+                source.data_ptr(),
+                to.data_ptr(),
+                to.numel() * width,
+                dtype,
+                op,
+                self._alive(),
+                self._stream(),
+            )
+            self._do("ReduceScatter", result)
+
+    def _reduce_scatter(self, call: Call) -> None:
+        """A group of reduces, each with its own root and size."""
+        to, comm, stream = call.outputs[0], self._alive(), self._stream()
+        with self._reduction(call) as (dtype, op, width), self._group("Reduce"):
+            for root, share in enumerate(call.inputs):
+                out = to.data_ptr() if root == self._rank else share.data_ptr()
+                count = share.numel() * width
+                if count:
+                    result = self._native.reduce(share.data_ptr(), out, count, dtype, op, root, comm, stream)
+                    self._do("Reduce", result)
+
+    _reduce_scatter_v = _reduce_scatter
+
+    def _barrier(self, call: Call) -> None:
+        pointer = self._token.data_ptr()
+        op = types.op_number(RedOpType.MAX)
+        result = self._native.all_reduce(pointer, pointer, 1, types.BYTE, op, self._alive(), self._stream())
+        self._do("AllReduce", result)
+
+
+class RcclBackend(NcclBackend):
+    """AMD's library: the same interface, another file."""
+
+    name = "rccl"
+    vendor = RCCL
+
+
+__all__ = ["NcclBackend", "RcclBackend"]

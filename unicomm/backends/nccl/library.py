@@ -1,0 +1,143 @@
+"""Finding and opening the vendor's library."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unicomm import _core
+from unicomm.comms.errors import BackendError, UnsupportedError
+
+from .errors import IN_PROGRESS, SUCCESS, error_of
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """What tells the two libraries apart.
+
+    Attributes:
+        name: of the backend. title: as people write it.
+        sonames: that the loader knows it by.
+        packages: Python packages that may bring it, as (import name, path within).
+        cure: what to do when there is none.
+        fp8_since: the version that brought float8; None where its meaning depends on the GPU.
+        built: whether this torch is built for its GPUs.
+    """
+
+    name: str
+    title: str
+    sonames: tuple[str, ...]
+    packages: tuple[tuple[str, str], ...]
+    cure: str
+    fp8_since: int | None
+    built: Callable[[], bool]
+
+
+NCCL = Vendor(
+    "nccl",
+    "NCCL",
+    ("libnccl.so.2", "libnccl.so"),
+    (("nvidia.nccl", "lib/libnccl.so.2"), ("torch", "lib/libnccl.so.2")),
+    "install a torch for CUDA, which brings it, or `pip install unicomm[cuda]`",
+    22400,
+    lambda: torch.version.cuda is not None,
+)
+RCCL = Vendor(
+    "rccl",
+    "RCCL",
+    ("librccl.so.1", "librccl.so"),
+    (("torch", "lib/librccl.so"), ("torch", "lib/librccl.so.1")),
+    "install a torch for ROCm, which brings it",
+    None,  # gfx942 has other float8 types under the same numbers
+    lambda: torch.version.hip is not None,
+)
+
+
+class Library:
+    """An opened library. Its methods raise where the C functions return a result."""
+
+    def __init__(self, vendor: Vendor, native: Any) -> None:
+        self.vendor = vendor
+        self.native = native
+        self.version: int = native.version
+        self._there = {name for name, _, there in native.functions() if there}
+
+    def has(self, function: str) -> bool:
+        """Whether it has that function, by its C name without the prefix."""
+        return function in self._there
+
+    def need(self, function: str, what: str) -> None:
+        """Raises `UnsupportedError` when it lacks the function that `what` needs."""
+        if not self.has(function):
+            since = next(since for name, since, _ in self.native.functions() if name == function)
+            raise UnsupportedError(
+                f"{self.vendor.title} {version_text(self.version)} has no nccl{function}, which {what} needs",
+                hint=f"it came with NCCL {version_text(since)}: install a newer one",
+            )
+
+    def check(self, what: str, result: int, comm: int = 0) -> None:
+        if result not in (SUCCESS, IN_PROGRESS):
+            words = self.native.last_error(comm) or self.native.error_string(result)
+            raise error_of(self.vendor.title, what, result, words)
+
+
+def version_text(code: int) -> str:
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+_opened: dict[str, Library] = {}
+_lock = threading.Lock()
+
+
+def open_library(vendor: Vendor) -> Library:
+    """The one copy that this process uses: the one in memory, else torch's, else the system's.
+
+    Two copies in one process would each believe to own the GPU's connections. Raises `UnsupportedError`.
+    """
+    with _lock:
+        if vendor.name not in _opened:
+            _opened[vendor.name] = _open(vendor)
+        return _opened[vendor.name]
+
+
+def _open(vendor: Vendor) -> Library:
+    tried = []
+    places = [(name, True) for name in vendor.sonames]
+    places += [(str(path), False) for path in _in_packages(vendor)]
+    places += [(name, False) for name in vendor.sonames]
+    for place, loaded in places:
+        try:
+            return Library(vendor, _core.NcclLibrary(place, loaded))
+        except OSError as error:
+            if not loaded:
+                tried.append(f"{place} ({error})" if os.sep in place else place)
+    raise UnsupportedError(
+        f"{vendor.title} is not on this machine; looked for {', '.join(tried)}", hint=vendor.cure
+    )
+
+
+def _in_packages(vendor: Vendor) -> list[Path]:
+    found = []
+    for package, path in vendor.packages:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ImportError:  # its parent is not there
+            continue
+        folders = (spec and spec.submodule_search_locations) or ()
+        found += [Path(folder) / path for folder in folders if (Path(folder) / path).exists()]
+    return found
+
+
+def not_in_time(vendor: Vendor, what: str, timeout: float) -> BackendError:
+    return BackendError(
+        f"{vendor.title} {what} did not return within {timeout:g} s",
+        hint="all ranks have come, so the library cannot connect them: NCCL_DEBUG=INFO shows where it is; "
+        "NCCL_SOCKET_IFNAME chooses the network",
+    )

@@ -1,0 +1,92 @@
+"""Streams: where a device's operations run in order, and the events that say how far it has come.
+
+`Streams` is as much of a device's runtime as operations need; `TorchStreams` is that of a torch device
+(CUDA, and HIP under the same name). Tests have one of host threads.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import Any
+
+import torch
+
+
+class Streams(abc.ABC):
+    """Streams and events of one device. Their objects are opaque here."""
+
+    @abc.abstractmethod
+    def current(self) -> Any:
+        """The stream on which the caller's thread puts its work."""
+
+    @abc.abstractmethod
+    def new(self) -> Any:
+        """A stream beside the current one."""
+
+    @abc.abstractmethod
+    def handle(self, stream: Any) -> int:
+        """The library's own pointer to it."""
+
+    @abc.abstractmethod
+    def use(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Within, it is the current one."""
+
+    @abc.abstractmethod
+    def record(self, stream: Any) -> Any:
+        """An event after all that the stream has so far."""
+
+    @abc.abstractmethod
+    def wait(self, stream: Any, event: Any) -> None:
+        """What the stream gets from now on runs after the event. The host does not wait."""
+
+    @abc.abstractmethod
+    def is_over(self, event: Any) -> bool:
+        """Whether it has happened; raises where the device has failed."""
+
+    @abc.abstractmethod
+    def elapsed(self, first: Any, second: Any) -> float:
+        """Seconds of the device between two events that are over."""
+
+    @abc.abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether the current stream takes down a graph instead of running."""
+
+
+class TorchStreams(Streams):
+    """Those of a torch device, by the module that torch has for it (`torch.cuda` for NVIDIA's and AMD's)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module = torch.get_device_module(device)
+
+    def current(self) -> Any:
+        return self._module.current_stream(self._device)
+
+    def new(self) -> Any:
+        return self._module.Stream(self._device)
+
+    def handle(self, stream: Any) -> int:
+        return int(stream.cuda_stream)
+
+    def use(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        found: contextlib.AbstractContextManager[Any] = self._module.stream(stream)
+        return found
+
+    def record(self, stream: Any) -> Any:
+        # Events with times may be taken down in a graph, but not asked for them.
+        event = self._module.Event(enable_timing=not self.is_capturing())
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def is_over(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def elapsed(self, first: Any, second: Any) -> float:
+        return float(first.elapsed_time(second)) / 1e3
+
+    def is_capturing(self) -> bool:
+        return bool(self._module.is_current_stream_capturing())
