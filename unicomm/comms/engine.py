@@ -563,7 +563,7 @@ class Engine:
         if self.queue is not None:
             try:
                 self.check_broken()
-                held = tensors if async_op else ()
+                held = tensors if async_op or not self.queue.streams.frees_in_order else ()
                 return self.queue.issue(job, op, seq, records, timeout, async_op, args, held)
             except BaseException as caught:
                 self._failed(caught, op, seq, records)

@@ -215,14 +215,18 @@ class StreamQueue:
     def look(self, now: float) -> None:
         """Takes out what is over. Called by the watchdog and by whoever drains."""
         with self._lock:
-            try:
-                while self._running and self.streams.is_over(self._running[0].work._after):
+            error: BaseException | None = None
+            while self._running and error is None:
+                try:
+                    if not self.streams.is_over(self._running[0].work._after):
+                        break
+                except Exception as failed:  # of the device: nothing more will be over
+                    error = failed
+                else:
                     self._finish(self._running.popleft(), None)
-                if not self._running:
-                    return
-                error: BaseException | None = self._engine.broken or self._engine.backend.late_error()
-            except Exception as failed:  # of the device: nothing more will be over
-                error = failed
+            if not self._running:
+                return
+            error = error or self._engine.broken or self._engine.backend.late_error()
             first = self._running[0]
             if error is None and now >= first.deadline:
                 error = CommTimeoutError(

@@ -14,7 +14,14 @@ import torch
 
 
 class Streams(abc.ABC):
-    """Streams and events of one device. Their objects are opaque here."""
+    """Streams and events of one device. Their objects are opaque here.
+
+    Attributes:
+        frees_in_order: memory that is freed while the current stream uses it is given to later work of that
+            stream only, as torch's allocator does.
+    """
+
+    frees_in_order = True
 
     @abc.abstractmethod
     def current(self) -> Any:

@@ -206,6 +206,9 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _compare(comm: Communicator, case: Case, label: str, got: Tensor, expected: Tensor) -> None:
+    queue = comm._engine.queue
+    if queue is not None and not queue.drain(comm.get_options().timeout):
+        raise ConformanceError(f"{case}: not over in time")
     a, b = _bits(got), _bits(expected)
     if torch.equal(a, b):
         return
@@ -225,7 +228,7 @@ Results = list[tuple[str, Tensor, Tensor]]
 
 def _broadcast(comm: Communicator, case: Case) -> Results:
     x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    comm.broadcast(x, case.root, case.async_op).wait()
+    comm.broadcast(x, case.root, case.async_op).wait_blocking()
     return [("tensor", x, values(case.root, case.count, case.dtype))]
 
 
@@ -237,7 +240,7 @@ def _everyone(comm: Communicator, case: Case, count: int | None = None) -> list[
 def _all_reduce(comm: Communicator, case: Case) -> Results:
     assert case.op is not None
     x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    comm.all_reduce(x, case.op, case.async_op).wait()
+    comm.all_reduce(x, case.op, case.async_op).wait_blocking()
     return [("tensor", x, reduced(_everyone(comm, case), case.op))]
 
 
@@ -245,7 +248,7 @@ def _reduce(comm: Communicator, case: Case) -> Results:
     assert case.op is not None
     mine = values(comm.get_rank(), case.count, case.dtype)
     x = _place(comm, mine, case.layout)
-    comm.reduce(x, case.root, case.op, case.async_op).wait()
+    comm.reduce(x, case.root, case.op, case.async_op).wait_blocking()
     root = comm.get_rank() == case.root
     return [("tensor", x, reduced(_everyone(comm, case), case.op) if root else mine)]
 
@@ -253,7 +256,7 @@ def _reduce(comm: Communicator, case: Case) -> Results:
 def _all_gather(comm: Communicator, case: Case) -> Results:
     x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
     outs = [_empty(comm, case.count, case) for _ in range(comm.get_size())]
-    comm.all_gather(outs, x, case.async_op).wait()
+    comm.all_gather(outs, x, case.async_op).wait_blocking()
     return [(f"tensor_list[{r}]", outs[r], e) for r, e in enumerate(_everyone(comm, case))]
 
 
@@ -266,7 +269,7 @@ def _all_gather_v(comm: Communicator, case: Case) -> Results:
     n = comm.get_size()
     x = _place(comm, values(comm.get_rank(), _uneven(case, comm.get_rank()), case.dtype), case.layout)
     outs = [_empty(comm, _uneven(case, r), case) for r in range(n)]
-    comm.all_gather_v(outs, x, case.async_op).wait()
+    comm.all_gather_v(outs, x, case.async_op).wait_blocking()
     return [(f"tensor_list[{r}]", outs[r], values(r, _uneven(case, r), case.dtype)) for r in range(n)]
 
 
@@ -274,12 +277,12 @@ def _all_gather_single(comm: Communicator, case: Case) -> Results:
     n = comm.get_size()
     x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
     out = _empty(comm, case.count * n, case)
-    comm.all_gather_single(out, x, case.async_op).wait()
+    comm.all_gather_single(out, x, case.async_op).wait_blocking()
     expected = torch.cat([_bits(e) for e in _everyone(comm, case)])
     in_place = _empty(comm, case.count * n, case).detach().reshape(-1)
     own = in_place.narrow(0, comm.get_rank() * case.count, case.count)
     own.view(torch.uint8).copy_(_bits(x))
-    comm.all_gather_single(in_place, own, case.async_op).wait()
+    comm.all_gather_single(in_place, own, case.async_op).wait_blocking()
     return [("output", _bits(out), expected), ("output in place", _bits(in_place), expected)]
 
 
@@ -298,7 +301,7 @@ def _scatter_reductions(comm: Communicator, case: Case, sizes: list[int], name: 
     before = [values(me, sizes[to], case.dtype, to) for to in range(n)]
     ins = [_place(comm, b, case.layout) for b in before]
     out = _empty(comm, sizes[me], case)
-    getattr(comm, name)(out, ins, case.op, case.async_op).wait()
+    getattr(comm, name)(out, ins, case.op, case.async_op).wait_blocking()
     expected = reduced([values(r, sizes[me], case.dtype, me) for r in range(n)], case.op)
     kept = [(f"input_list[{r}]", ins[r], before[r]) for r in range(n)]
     return [("output", out, expected), *kept]
@@ -310,7 +313,7 @@ def _reduce_scatter_single(comm: Communicator, case: Case) -> Results:
     before = _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype)
     x = _place(comm, before, case.layout)
     out = _empty(comm, case.count, case)
-    comm.reduce_scatter_single(out, x, case.op, case.async_op).wait()
+    comm.reduce_scatter_single(out, x, case.op, case.async_op).wait_blocking()
     expected = reduced([values(r, case.count, case.dtype, me) for r in range(n)], case.op)
     return [("output", out, expected), ("input", x, before)]
 
@@ -325,7 +328,7 @@ def _all_to_all_single(comm: Communicator, case: Case) -> Results:
         comm, _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype), case.layout
     )
     out = _empty(comm, case.count * n, case)
-    comm.all_to_all_single(out, x, case.async_op).wait()
+    comm.all_to_all_single(out, x, case.async_op).wait_blocking()
     return [("output", out, _glue([values(r, case.count, case.dtype, me) for r in range(n)], case.dtype))]
 
 
@@ -343,7 +346,7 @@ def _all_to_all_v_single(comm: Communicator, case: Case) -> Results:
         x, out = x.reshape(-1, width), out.reshape(-1, width)
     else:
         x = _place(comm, x, case.layout)
-    comm.all_to_all_v_single(out, x, receive, send, case.async_op).wait()
+    comm.all_to_all_v_single(out, x, receive, send, case.async_op).wait_blocking()
     return [
         ("output", out, _glue([values(r, receive[r] * width, case.dtype, me) for r in range(n)], case.dtype))
     ]
@@ -353,14 +356,14 @@ def _all_to_all(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
     ins = [_place(comm, values(me, _rows(case, me, to), case.dtype, to), case.layout) for to in range(n)]
     outs = [_empty(comm, _rows(case, r, me), case) for r in range(n)]
-    comm.all_to_all(outs, ins, case.async_op).wait()
+    comm.all_to_all(outs, ins, case.async_op).wait_blocking()
     return [
         (f"output_tensor_list[{r}]", outs[r], values(r, _rows(case, r, me), case.dtype, me)) for r in range(n)
     ]
 
 
 def _barrier(comm: Communicator, case: Case) -> Results:
-    comm.barrier(case.async_op).wait()
+    comm.barrier(case.async_op).wait_blocking()
     return []
 
 
@@ -370,7 +373,7 @@ def _scatter(comm: Communicator, case: Case) -> Results:
     if me == case.root:
         ins = [_place(comm, values(me, case.count, case.dtype, to), case.layout) for to in range(n)]
     out = _empty(comm, case.count, case)
-    comm.scatter(out, ins, case.root, case.async_op).wait()
+    comm.scatter(out, ins, case.root, case.async_op).wait_blocking()
     return [("output_tensor", out, values(case.root, case.count, case.dtype, me))]
 
 
@@ -378,7 +381,7 @@ def _gather(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
     x = _place(comm, values(me, case.count, case.dtype), case.layout)
     outs = [_empty(comm, case.count, case) for _ in range(n)] if me == case.root else []
-    comm.gather(outs, x, case.root, case.async_op).wait()
+    comm.gather(outs, x, case.root, case.async_op).wait_blocking()
     return [
         (f"output_tensor_list[{r}]", out, e)
         for r, (out, e) in enumerate(zip(outs, _everyone(comm, case), strict=False))
@@ -389,7 +392,7 @@ def _gather_single(comm: Communicator, case: Case) -> Results:
     n, me = comm.get_size(), comm.get_rank()
     x = _place(comm, values(me, case.count, case.dtype), case.layout)
     out = _empty(comm, case.count * n, case) if me == case.root else None
-    comm.gather_single(out, x, case.root, case.async_op).wait()
+    comm.gather_single(out, x, case.root, case.async_op).wait_blocking()
     return [] if out is None else [("output", out, _glue(_everyone(comm, case), case.dtype))]
 
 
@@ -402,11 +405,11 @@ def _pairs(comm: Communicator, case: Case) -> Results:
     x = _place(comm, values(me, case.count, case.dtype), case.layout)
     y = _empty(comm, case.count, case)
     if me < other:
-        comm.send(x, other, case.async_op).wait()
-        comm.recv(y, other, case.async_op).wait()
+        comm.send(x, other, case.async_op).wait_blocking()
+        comm.recv(y, other, case.async_op).wait_blocking()
     else:
-        comm.recv(y, other, case.async_op).wait()
-        comm.send(x, other, case.async_op).wait()
+        comm.recv(y, other, case.async_op).wait_blocking()
+        comm.send(x, other, case.async_op).wait_blocking()
     return [("tensor", y, values(other, case.count, case.dtype))]
 
 
@@ -424,7 +427,7 @@ def _batch(comm: Communicator, case: Case) -> Results:
             got.append((f"from {other}", y, values(other, case.count, case.dtype, salt)))
             batch.send(_place(comm, values(me, case.count, case.dtype, salt), case.layout), other)
     if n > 1:
-        batch.issue(case.async_op).wait()
+        batch.issue(case.async_op).wait_blocking()
     return got
 
 

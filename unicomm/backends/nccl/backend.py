@@ -364,19 +364,21 @@ class NcclBackend(Backend):
         )
         self._do("Broadcast", result)
 
-    def _move(self, call: Call, what: str, function: Callable[..., int], share: torch.Tensor) -> None:
-        """A movement of equal shares, as bytes."""
-        nbytes = share.numel() * share.element_size()
-        comm, stream = self._alive(), self._stream()
-        source, to = call.inputs[0].data_ptr(), call.outputs[0].data_ptr() if call.outputs else 0
-        more = () if call.root < 0 else (call.root,)
-        self._do(what, function(source, to, nbytes, types.BYTE, *more, comm, stream))
-
     def _all_gather_single(self, call: Call) -> None:
-        self._move(call, "AllGather", self._native.all_gather, call.inputs[0])
+        source, to = call.inputs[0], call.outputs[0].data_ptr()
+        nbytes = source.numel() * source.element_size()
+        result = self._native.all_gather(
+            source.data_ptr(), to, nbytes, types.BYTE, self._alive(), self._stream()
+        )
+        self._do("AllGather", result)
 
     def _gather_single(self, call: Call) -> None:
-        self._move(call, "Gather", self._native.gather, call.inputs[0])
+        source, to = call.inputs[0], call.outputs[0].data_ptr() if call.outputs else 0
+        nbytes = source.numel() * source.element_size()
+        result = self._native.gather(
+            source.data_ptr(), to, nbytes, types.BYTE, call.root, self._alive(), self._stream()
+        )
+        self._do("Gather", result)
 
     def _all_to_all_single(self, call: Call) -> None:
         source, to = call.inputs[0], call.outputs[0]

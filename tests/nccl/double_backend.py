@@ -1,0 +1,166 @@
+"""unicomm's NCCL and RCCL backends over the double of tests/nccl_double: host memory, streams of host threads.
+
+What torch does to a tensor happens at once here, not on a stream. So the parts of composed operations that
+torch does (copies, folds) wait for the streams, before and after; operations of the library do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unicomm import _core, register_backend
+from unicomm.backends.nccl.backend import NcclBackend
+from unicomm.backends.nccl.library import NCCL, RCCL, Library
+from unicomm.comms import completion
+from unicomm.comms.streams import Streams
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "nccl_double"))
+from build_double import LATEST, NoCompiler  # noqa: E402
+from build_double import library as build  # noqa: E402
+
+_current = threading.local()
+
+
+class HostStreams(Streams):
+    """The double's streams and events. The default stream is each thread's own."""
+
+    frees_in_order = False
+
+    def __init__(self, path: str) -> None:
+        self._c = ctypes.CDLL(path)
+        self._c.double_event_elapsed_ms.argtypes = [
+            ctypes.POINTER(ctypes.c_float),
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+
+    def _done(self, result: int) -> None:
+        assert result == 0, result
+
+    def current(self) -> int | None:
+        return getattr(_current, "stream", None)
+
+    def new(self) -> int:
+        made = ctypes.c_void_p()
+        self._done(self._c.double_stream_create(ctypes.byref(made)))
+        assert made.value is not None
+        return made.value
+
+    def handle(self, stream: int | None) -> int:
+        return stream or 0
+
+    @contextlib.contextmanager
+    def use(self, stream: int | None) -> Any:
+        before, _current.stream = self.current(), stream
+        try:
+            yield
+        finally:
+            _current.stream = before
+
+    def record(self, stream: int | None) -> ctypes.c_void_p:
+        event = ctypes.c_void_p()
+        self._done(self._c.double_event_create(ctypes.byref(event), 1))
+        self._done(self._c.double_event_record(event, ctypes.c_void_p(stream)))
+        return event
+
+    def wait(self, stream: int | None, event: ctypes.c_void_p) -> None:
+        self._done(self._c.double_stream_wait_event(ctypes.c_void_p(stream), event))
+
+    def is_over(self, event: ctypes.c_void_p) -> bool:
+        return bool(self._c.double_event_query(event) == 0)
+
+    def elapsed(self, first: ctypes.c_void_p, second: ctypes.c_void_p) -> float:
+        ms = ctypes.c_float()
+        self._done(self._c.double_event_elapsed_ms(ctypes.byref(ms), first, second))
+        return ms.value / 1e3
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self._done(self._c.double_stream_synchronize(ctypes.c_void_p(self.current())))
+
+    def sleep(self, ms: float) -> None:
+        """Keeps the current stream busy."""
+        self._done(self._c.double_stream_sleep(ctypes.c_void_p(self.current()), ctypes.c_double(ms)))
+
+
+class DoubleBackend(NcclBackend):
+    """A base: `make` gives a class of it for a library."""
+
+    path: str
+    opened: Library
+
+    @classmethod
+    def library(cls) -> Library:
+        return cls.opened
+
+    @classmethod
+    def device_streams(cls, device: torch.device) -> HostStreams:
+        return HostStreams(cls.path)
+
+    @classmethod
+    def on_device(cls, device: torch.device) -> Any:
+        return contextlib.nullcontext()
+
+    @classmethod
+    def fp8(cls, library: Library, device: torch.device) -> bool:
+        return cls.vendor.fp8_since is not None and library.version >= cls.vendor.fp8_since
+
+    def collective(self, call: Any, run: Any) -> None:
+        self._composing = not completion.is_native(self.capabilities, call)
+        if self._composing:
+            self._streams.synchronize()
+        try:
+            run()
+        finally:
+            self._composing = False
+
+    def run(self, call: Any) -> None:
+        super().run(call)
+        self._settle_part()
+
+    def exchange(self, messages: Any, timeout: float) -> None:
+        super().exchange(messages, timeout)
+        self._settle_part()
+
+    def _settle_part(self) -> None:
+        if self._composing:
+            self._streams.synchronize()
+
+    _composing = False
+
+
+def make(name: str, version: int = LATEST, rccl: bool = False) -> type[DoubleBackend]:
+    """A backend over a double of that version, registered under `name`; skips without a compiler."""
+    try:
+        path = str(build(version, rccl))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    vendor = RCCL if rccl else NCCL
+    made = type(
+        "Double",
+        (DoubleBackend,),
+        {
+            "name": name,
+            "vendor": vendor,
+            "path": path,
+            "opened": Library(vendor, _core.NcclLibrary(path)),
+            "capabilities": NcclBackend.capabilities.__class__(
+                device_types=frozenset({"cpu"}),
+                operations=NcclBackend.capabilities.operations,
+                reductions=NcclBackend.capabilities.reductions,
+                hints=NcclBackend.capabilities.hints,
+            ),
+        },
+    )
+    register_backend(name, made)
+    return made
