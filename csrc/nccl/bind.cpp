@@ -109,7 +109,8 @@ void bind_life(nb::class_<Library>& c) {
         FilledConfig config(self.version(), settings);
         Comm comm = nullptr;
         nb::gil_scoped_release release;
-        return made(function(comm_of(parent), color, key, &comm, config.get()), comm);
+        int result = function(comm_of(parent), color, key, &comm, config.get());
+        return made(result, comm);
     });
     c.def("shrink", [](const Library& self, uintptr_t parent, std::vector<int> without,
                        const Settings& settings, bool abort) {

@@ -1,4 +1,4 @@
-"""unicomm's NCCL and RCCL backends over the double of tests/nccl_double: host memory, streams of host threads.
+"""unicomm's NCCL and RCCL backends over the double of tests/nccl_double: host memory and host threads.
 
 What torch does to a tensor happens at once here, not on a stream. So the parts of composed operations that
 torch does (copies, folds) wait for the streams, before and after; operations of the library do not.
@@ -23,8 +23,8 @@ from unicomm.comms import completion
 from unicomm.comms.streams import Streams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl_double"))
-from build_double import LATEST, NoCompiler  # noqa: E402
-from build_double import library as build  # noqa: E402
+from build_double import LATEST, NoCompiler
+from build_double import library as build
 
 _current = threading.local()
 

@@ -18,12 +18,8 @@ from pathlib import Path
 
 import unicomm
 
-<<<<<<< HEAD
 WORKS, BROKEN, MISSING, ABSENT = "works", "broken", "not installed", "not in this version"
-=======
-WORKS, BROKEN, ABSENT = "works", "broken", "not in this version"
 NOT_HERE = "not on this machine"
->>>>>>> 34bc2b0 (NCCL over its double: conformance, streams, errors, options)
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,9 @@ class BackendReport:
 
 def backend_reports() -> list[BackendReport]:
     """All backends: those of this version, those of other packages, and those that are yet to come."""
-<<<<<<< HEAD
-    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *_entry_points(), *_planned()]
-=======
     from .gpu_checks import gpu_reports
 
-    return [_shm(), _gloo(), _hosts(), _fake(), *gpu_reports(), *_entry_points(), *_planned()]
->>>>>>> 34bc2b0 (NCCL over its double: conformance, streams, errors, options)
+    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points(), *_planned()]
 
 
 def version_of(package: str) -> str | None:
@@ -281,12 +273,6 @@ def _which_mpi() -> Finding:
 def _planned() -> list[BackendReport]:
     """Backends of the design that this version does not have: honest about that, and about what is here."""
     found = {
-<<<<<<< HEAD
-        "nccl": [_library("nccl", "nvidia-nccl-cu13", "nvidia-nccl-cu12")],
-        "rccl": [_library("rccl")],
-=======
-        "mpi": [_package("mpi4py"), _which_mpi()],
->>>>>>> 34bc2b0 (NCCL over its double: conformance, streams, errors, options)
         "nvshmem": [
             _library("nvshmem_host", "nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12"),
             _package("nvshmem4py"),

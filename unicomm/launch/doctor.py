@@ -22,11 +22,17 @@ from rich.table import Table
 
 import unicomm
 
-<<<<<<< HEAD
-from .backend_checks import ABSENT, BROKEN, MISSING, WORKS, Finding, backend_reports, line_of, version_of
-=======
-from .backend_checks import ABSENT, BROKEN, NOT_HERE, WORKS, Finding, backend_reports, line_of, version_of
->>>>>>> 34bc2b0 (NCCL over its double: conformance, streams, errors, options)
+from .backend_checks import (
+    ABSENT,
+    BROKEN,
+    MISSING,
+    NOT_HERE,
+    WORKS,
+    Finding,
+    backend_reports,
+    line_of,
+    version_of,
+)
 
 # Instruction sets that the core's reductions are built for, or that tell machines apart.
 _FEATURES = """
@@ -245,11 +251,7 @@ def _size(count: int) -> str:
 
 
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
-<<<<<<< HEAD
-_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", ABSENT: "dim"}
-=======
-_COLOURS = {WORKS: "green", BROKEN: "red", ABSENT: "dim", NOT_HERE: "dim"}
->>>>>>> 34bc2b0 (NCCL over its double: conformance, streams, errors, options)
+_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim", ABSENT: "dim"}
 
 
 def _show(report: dict[str, Any], console: Console) -> None:
