@@ -1,5 +1,6 @@
 """`unicomm doctor`: an honest report, and no exception whatever is broken."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -63,7 +64,7 @@ def test_planned_backends_never_pass_as_supported():
     report = doctor.collect()
     for name in ("nccl", "rccl", "nvshmem", "rocshmem"):
         found = backend(report, name)
-        assert found["status"] == "not in this version"
+        assert found["status"] in ("not in this version", "not on this machine")
         assert found["verified"] == []
         assert found["findings"]
         assert name in report["never_verified"]
@@ -78,14 +79,29 @@ def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist()
 
 
 def test_libraries_of_planned_backends_are_found(monkeypatch):
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libnccl.so.2" if name == "nccl" else None)
-    versions = {"nvidia-nccl-cu13": "2.28.3", "nvshmem4py": "0.1"}
+    system = {"nvshmem_host": "libnvshmem_host.so.3"}
+    monkeypatch.setattr("ctypes.util.find_library", system.get)
+    versions = {"nvidia-nvshmem-cu13": "3.4.5", "nvshmem4py": "0.1"}
     monkeypatch.setattr(backend_checks, "version_of", versions.get)
     report = {found.name: found for found in backend_checks._planned()}
-    assert report["nccl"].findings[0].detail == "libnccl.so.2 of the system; nvidia-nccl-cu13 2.28.3"
-    assert report["nvshmem"].findings[1].detail == "0.1"
-    assert report["rccl"].findings[0].detail == "not found"
-    assert report["nccl"].status == "not in this version"
+    found = report["nvshmem"].findings
+    assert found[0].detail == "libnvshmem_host.so.3 of the system; nvidia-nvshmem-cu13 3.4.5"
+    assert found[1].detail == "0.1"
+    assert report["rocshmem"].findings[0].detail == "not found"
+    assert report["nvshmem"].status == "not in this version"
+
+
+def test_nccl_is_said_to_have_run_on_a_double_only(monkeypatch, tmp_path):
+    from unicomm.backends.nccl import library
+
+    monkeypatch.setattr(library, "_opened", {})
+    monkeypatch.setattr(library, "_in_packages", lambda vendor: [])
+    missing = dataclasses.replace(library.NCCL, sonames=("libno-such-nccl.so.2",))
+    monkeypatch.setattr(library, "NCCL", missing)
+    found = backend(doctor.collect(), "nccl")
+    assert found["status"] == "not on this machine"
+    assert "double" in finding(found["findings"], "proved without a GPU")["detail"]
+    assert "libno-such-nccl" in finding(found["findings"], "NCCL")["detail"]
 
 
 def test_no_shared_memory_leaves_gloo(monkeypatch):

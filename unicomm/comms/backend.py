@@ -210,7 +210,7 @@ class Backend(abc.ABC):
         return None
 
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
-        """A native way for small synchronous operations, as `engine.NoFastPath` describes it, or None."""
+        """A native way for small synchronous operations, as `fast_path.NoFastPath` describes it, or None."""
         return None
 
     def forget(self) -> None:  # noqa: B027

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from . import completion, profiling
+from . import completion, profiling, recording
 from .call import Call, Message, OpArgs
 from .check import Checker
 from .errors import (
@@ -28,9 +28,9 @@ from .errors import (
     InvalidArgumentError,
     MismatchError,
     NotReadyError,
-    PeerLostError,
     UnsupportedError,
 )
+from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
 from .lane import ANY_RANK, Lane, LaneWork, Posted
 from .ops import OPERATIONS, Kind, Operation
@@ -46,60 +46,8 @@ T = TypeVar("T")
 Timeout = timedelta | float | None
 Hints = Mapping[str, str] | None
 
-# States of a recorded operation, error codes and flags, as csrc/recorder/ring.hpp and csrc/core/error.hpp
-# have them.
-_COMPLETED, _FAILED = 3, 4
-_ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (
-    (CommTimeoutError, 1),
-    (PeerLostError, 2),
-    (MismatchError, 3),
-    (AbortedError, 4),
-)
-_OTHER_ERROR = 100
-_ASYNC, _P2P, _BATCH, _RECEIVE = 1, 2, 4, 8
-_BROKEN_STATE = 3
-_MOST_MS = (1 << 32) - 1  # that a record can hold
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
-
-
-class NoFastPath:
-    """Stands where a backend has no native fast path, and says what one has to offer.
-
-    A fast path's methods take the arguments of the communicator's methods of the same name. They return
-    False when the call is not for them, before anything happened; the Work when it is done; else the sequence
-    number and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
-    arguments, a list of tensors and torch's options, and returns True in place of the Work. A fast path that
-    is blocked answers False. It numbers collectives and messages for the general path too.
-    """
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.timeout = 0.0
-        self._pairs: dict[tuple[int, bool], int] = {}
-
-    def next_seq(self) -> int:
-        self.seq += 1
-        return self.seq
-
-    def pair_seq(self, peer: int, send: bool) -> int:
-        return self._pairs.get((peer, send), 0)
-
-    def next_pair_seq(self, peer: int, send: bool) -> int:
-        self._pairs[peer, send] = seq = self.pair_seq(peer, send) + 1
-        return seq
-
-    def block(self) -> None:
-        pass
-
-    def unblock(self) -> None:
-        pass
-
-    def _never(self, *_: object) -> Any:
-        return False
-
-    send = recv = all_to_all_single = _never
-    all_reduce = all_reduce_with = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
 
 
 class Engine:
@@ -317,9 +265,9 @@ class Engine:
                 call.outputs,
                 call.red_code,
                 call.root,
-                _ASYNC if call.async_op else 0,
+                recording.ASYNC if call.async_op else 0,
                 0,
-                min(int(call.timeout * 1000), _MOST_MS),
+                min(int(call.timeout * 1000), recording.MOST_MS),
                 0,
                 not pending and queue is None,
             )
@@ -374,7 +322,7 @@ class Engine:
             for message in messages:
                 seq = self._next_of_pair(message)
                 seqs.append(seq)
-                flags = (_ASYNC if async_op else 0) | (_BATCH if batch else 0)
+                flags = (recording.ASYNC if async_op else 0) | (recording.BATCH if batch else 0)
                 started = queue is None and not pending
                 records.append(self._record_message(message, seq, op_id, flags, limit, started))
 
@@ -432,7 +380,7 @@ class Engine:
                 self.hooks.before(args)
             # Which message of a pair it will be is not known before it is there.
             seq = 0 if message.peer == ANY_RANK else self._next_of_pair(message)
-            record = self._record_message(message, seq, op_id, _ASYNC, limit, False)
+            record = self._record_message(message, seq, op_id, recording.ASYNC, limit, False)
             span = None if profiling.session is None else profiling.message(self, message, seq)
             deadline = time.monotonic() + limit
             while True:
@@ -461,7 +409,7 @@ class Engine:
         if posted.message.peer == ANY_RANK and work.peer >= 0:
             self._next_of_pair(Message(False, work.peer, posted.message.tensor))
         if error is None:
-            self._recorder.finish(posted.record, _COMPLETED, 0)
+            self._recorder.finish(posted.record, recording.COMPLETED, 0)
         else:
             self._failed(error, work.name, work.seq, [posted.record])
         if posted.span is not None:
@@ -485,10 +433,10 @@ class Engine:
             [] if message.send else tensors,
             0,
             message.peer,
-            _P2P | flags | (0 if message.send else _RECEIVE),
+            recording.P2P | flags | (0 if message.send else recording.RECEIVE),
             0,
-            min(int(limit * 1000), _MOST_MS),
-            op_id + 1 if flags & _BATCH else 0,
+            min(int(limit * 1000), recording.MOST_MS),
+            op_id + 1 if flags & recording.BATCH else 0,
             start,
         )
         return record
@@ -542,7 +490,7 @@ class Engine:
             raise
         else:
             for record in records:
-                recorder.finish(record, _COMPLETED, 0)
+                recorder.finish(record, recording.COMPLETED, 0)
         finally:
             if args is not None:
                 self.hooks.finished(args, error)
@@ -583,7 +531,7 @@ class Engine:
         """Operations that the device has done just now, and how long that took."""
         for record in records:
             self._recorder.start(record, elapsed_ns)
-            self._recorder.finish(record, _COMPLETED, 0)
+            self._recorder.finish(record, recording.COMPLETED, 0)
 
     def late_failure(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """An operation on the device failed, and with it the communicator."""
@@ -593,7 +541,7 @@ class Engine:
     def give_up(self, records: Sequence[int]) -> None:
         """What came after one that failed."""
         for record in records:
-            self._recorder.finish(record, _FAILED, _OTHER_ERROR)
+            self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
 
     def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """Completes the error of an operation, records it, and breaks the communicator where it has to."""
@@ -601,9 +549,9 @@ class Engine:
             from .whereabouts import explain
 
             explain(error, self.member.uid)  # while the records still say what is pending
-        code = next((c for cls, c in _ERROR_CODES if isinstance(error, cls)), _OTHER_ERROR)
+        code = recording.error_code(error)
         for record in records:
-            self._recorder.finish(record, _FAILED, code)
+            self._recorder.finish(record, recording.FAILED, code)
         if isinstance(error, CommError):
             error.op = error.op or op
             error.seq = seq if error.seq is None else error.seq
@@ -632,7 +580,7 @@ class Engine:
             self.broken = error
         self.fast.block()
         end()
-        self._recorder.set_comm_state(self._recorder_index, _BROKEN_STATE)
+        self._recorder.set_comm_state(self._recorder_index, recording.BROKEN)
         self.hooks.broken(error)
         options = self.member.options
         if options.enable_reconfigure:  # other ranks go on with this one, as in torchcomms

@@ -24,7 +24,6 @@ from .backend import Backend, Setup
 from .call import OpArgs
 from .dtypes import NAMES
 from .endpoint import Endpoint
-from .engine import NoFastPath
 from .environment import Environment
 from .errors import (
     AbortedError,
@@ -34,6 +33,7 @@ from .errors import (
     InvalidArgumentError,
     NotReadyError,
 )
+from .fast_path import NoFastPath
 from .handles import LOOPBACK
 from .hooks import next_op_id
 from .ops import BY_CODE

@@ -18,8 +18,9 @@ from .attempt import Attempt
 from .backend import Backend
 from .call import Message, OpArgs
 from .endpoint import Endpoint
-from .engine import Engine, Hints, NoFastPath, Timeout
+from .engine import Engine, Hints, Timeout
 from .errors import AbortedError, BackendError, CommError, InvalidArgumentError, NotReadyError
+from .fast_path import NoFastPath
 from .handles import Handle
 from .hooks import next_op_id
 from .options import copy_hints, read_hints

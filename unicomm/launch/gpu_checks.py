@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 from .backend_checks import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, line_of
 
 
@@ -18,7 +21,11 @@ def _vendor(name: str) -> BackendReport:
     except Exception as error:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = library.NCCL if name == "nccl" else library.RCCL
-    findings = [Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no")]
+    data = json.loads(resources.files("unicomm.launch").joinpath("verified.json").read_text())
+    findings = [Finding("proved without a GPU, and never on one", None, data["doubles"][name])]
+    findings += [
+        Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no")
+    ]
     try:
         opened = library.open_library(vendor)
     except Exception as error:
