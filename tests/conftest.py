@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +66,22 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.0005)
 
     return until
+
+
+@pytest.fixture(scope="session")
+def nccl_double() -> Callable[..., Path]:
+    """`nccl_double(22105, rccl=False)`: a library that plays this version of NCCL (the latest without one).
+
+    See tests/nccl_double/double.cpp. The first call on a machine compiles, for about 4 s of one core: a test
+    that may be first needs a long timeout. Skips without a C++ compiler.
+    """
+    sys.path.append(str(Path(__file__).parent / "nccl_double"))
+    import build_double
+
+    def path(version: int = build_double.LATEST, rccl: bool = False) -> Path:
+        try:
+            return build_double.library(version, rccl)
+        except build_double.NoCompiler as error:
+            pytest.skip(str(error))
+
+    return path

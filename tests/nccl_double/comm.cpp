@@ -86,7 +86,7 @@ void Comm::stop(std::atomic<bool>& flag) {
 
 void Comm::look_at_peers() {
     const char* on = environment("NCCL_DOUBLE_PEER_ERRORS");
-    if (!on || *on != '1') return;
+    if (!on || *on != '1' || stopped()) return;
     {
         std::lock_guard lock(mutex);
         if (!segment) return;

@@ -13,6 +13,7 @@
 #include "abi.hpp"
 #include "reduce.hpp"
 #include "segment.hpp"
+#include "version.hpp"
 
 namespace nccl_double {
 
@@ -82,10 +83,6 @@ CommHandle new_handle(const CommPtr& comm);
 CommHandle reserve_handle();
 void drop_handle(CommHandle handle);
 CommPtr live_comm(CommHandle handle);  // null for none
-
-int version();  // of the library that is played
-bool is_rccl();
-const char* environment(const char* name);
 
 // One call of the API, for the log; absent values are not written.
 struct Call {

@@ -26,7 +26,7 @@ constexpr Field kFields[] = {
     INT(trafficClass, 22500, INT_MIN, INT_MAX),
     TEXT(commName, 22700),
     INT(collnetEnable, 22700, 0, 1),
-    INT(CTAPolicy, 22700, 0, 2),
+    INT(CTAPolicy, 22700, 0, 3),
     INT(shrinkShare, 22700, 0, 1),
     INT(nvlsCTAs, 22700, 1, INT_MAX),
     INT(nChannelsPerNetPeer, 22800, 1, INT_MAX),

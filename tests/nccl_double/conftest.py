@@ -1,25 +1,17 @@
-"""The double, compiled on demand; without a C++ compiler its tests are skipped."""
+"""The double, loaded through ctypes, and ranks of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import build_double
 import pytest
 from double_api import Double, in_threads
 
 
 @pytest.fixture(scope="session")
-def played() -> Callable[..., Double]:
+def played(nccl_double) -> Callable[..., Double]:
     """`played(22105, rccl=False)`: the double of that version."""
-
-    def load(version: int = build_double.LATEST, rccl: bool = False) -> Double:
-        try:
-            return Double(build_double.library(version, rccl))
-        except build_double.NoCompiler as error:
-            pytest.skip(str(error))
-
-    return load
+    return lambda *version, **kind: Double(nccl_double(*version, **kind))
 
 
 @pytest.fixture(scope="session")

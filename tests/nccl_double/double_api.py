@@ -96,7 +96,6 @@ _SIGNATURES = {
     "ncclWaitSignal": [_I, _P, *_ON],
     "ncclCommSuspend": [_P, _I],
     "ncclCommMemStats": [_P, _I, _P],
-    "ncclAllReduceConfig": [_P, _P, _Z, _I, _I, *_ON, _P],
     "double_inject_error": [_P, _I],
     "double_event_create": [_P, _I],
     "double_stream_sleep": [_P, ctypes.c_double],
@@ -105,6 +104,18 @@ _SIGNATURES = {
     "double_event_elapsed_ms": [_P, _P, _P],
     "double_set_device": [_I],
 }
+_WITH_CONFIG = [
+    "AllReduce",
+    "Reduce",
+    "Broadcast",
+    "ReduceScatter",
+    "AllGather",
+    "AlltoAll",
+    "Gather",
+    "Scatter",
+]
+_SIGNATURES |= {f"nccl{name}Config": [*_SIGNATURES[f"nccl{name}"], _P] for name in _WITH_CONFIG}
+_SIGNATURES["ncclAlltoAllv"] = _SIGNATURES["ncclAllToAllv"]
 
 
 class Failed(AssertionError):

@@ -72,8 +72,9 @@ Result planned_error(int rank) {
     return !at || atoi(at + 1) == rank ? static_cast<Result>(atoi(plan)) : kSuccess;
 }
 
-// Meets the other ranks in the segment; returns when all are there.
-Result join(const CommPtr& comm) {
+// Meets the other ranks in the segment; returns when all are there. Who aborts the parent ends this, too;
+// with `split` the peers of the parent are all needed, so that an error of the parent does as well.
+Result join(const CommPtr& comm, const CommPtr& parent = nullptr, bool split = false) {
     std::string error;
     if (Result planned = planned_error(comm->rank)) {
         set_last_error(comm, "a planned error at initialisation (NCCL double)");
@@ -89,11 +90,15 @@ Result join(const CommPtr& comm) {
         comm->segment = segment;
         ++comm->inside;
     }
-    while (!segment->complete(comm->nranks) && !comm->aborted) {
-        uint32_t seen = segment->bell(comm->rank);
-        if (segment->complete(comm->nranks) || comm->aborted) break;
+    auto ended = [&] {
+        if (split) parent->look_at_peers();
         comm->look_at_peers();
-        if (comm->state == kRemoteError) break;
+        return comm->aborted || comm->state == kRemoteError || (parent && parent->aborted) ||
+               (split && parent->state == kRemoteError);
+    };
+    for (;;) {
+        uint32_t seen = segment->bell(comm->rank);
+        if (segment->complete(comm->nranks) || ended()) break;
         segment->wait(comm->rank, seen, 50);
     }
     bool joined = segment->complete(comm->nranks);
@@ -102,7 +107,7 @@ Result join(const CommPtr& comm) {
     --comm->inside;
     comm->changed.notify_all();
     if (joined) return kSuccess;
-    return comm->aborted ? kInternalError : kRemoteError;
+    return comm->aborted || (parent && parent->aborted) ? kInternalError : kRemoteError;
 }
 
 CommPtr new_comm(const std::string& id, int nranks, int rank, const Settings& settings) {
@@ -151,7 +156,8 @@ struct Plan {
     std::string id;
     int nranks, rank;
 };
-Result derive(Call& call, CommHandle* handle, const Config* config, std::function<bool(Plan*)> plan) {
+Result derive(Call& call, CommHandle* handle, const Config* config, bool split,
+              std::function<bool(Plan*)> plan) {
     std::string error;
     Settings settings;
     CommPtr parent = call.comm;
@@ -160,7 +166,7 @@ Result derive(Call& call, CommHandle* handle, const Config* config, std::functio
         return failed(call.fail(kInvalidArgument, error));
     *handle = nullptr;
     return perform(call, parent, parent->settings.blocking(),
-                   [parent, handle, settings, plan = std::move(plan)] {
+                   [parent, handle, settings, split, plan = std::move(plan)] {
                        Plan p;
                        if (!plan(&p)) return parent->aborted ? kInternalError : kRemoteError;
                        if (!p.member) return kSuccess;
@@ -215,7 +221,7 @@ EXPORT Result ncclCommSplit(CommHandle handle, int color, int key, CommHandle* c
     if (parent->finalized) return failed(call.fail(kInvalidUsage, "the communicator is finalized"));
     if (color < 0 && color != kNoColor)
         return failed(call.fail(kInvalidArgument, "color " + std::to_string(color) + " is negative"));
-    return derive(call, child, config, [parent, color, key](Plan* plan) {
+    return derive(call, child, config, true, [parent, color, key](Plan* plan) {
         struct Wish {
             int color, key;
             char id[64];
@@ -261,7 +267,7 @@ EXPORT Result ncclCommShrink(CommHandle handle, int* excluded, int n, CommHandle
         parent->stop(parent->revoked);
         parent->state = kSuccess;
     }
-    return derive(call, child, config, [parent, out, what](Plan* plan) mutable {
+    return derive(call, child, config, false, [parent, out, what](Plan* plan) mutable {
         *plan = {true, "", 0, 0};
         for (int r = 0; r < parent->nranks; ++r) {
             if (r == parent->rank) plan->rank = plan->nranks;
@@ -302,7 +308,7 @@ EXPORT Result ncclCommGrow(CommHandle handle, int nranks, const UniqueId* id, in
         return failed(call.fail(kInvalidArgument, "the unique id is not the last of ncclCommGetUniqueId"));
     ++parent->grows;
     parent->growing = false;
-    return derive(call, child, config, [parent, name, nranks](Plan* plan) {
+    return derive(call, child, config, false, [parent, name, nranks](Plan* plan) {
         *plan = {true, name, nranks, parent->rank};
         return true;
     });

@@ -328,8 +328,9 @@ def test_own_reductions(double, group):
     assert group(2, body) == [[[1.5] * 3, [6.0] * 3]] * 2
 
 
-def test_the_old_all_to_all_of_rccl(played):
-    double = played(22105, rccl=True)
+@pytest.mark.parametrize(("version", "name"), [(22105, "ncclAllToAllv"), (22800, "ncclAlltoAllv")])
+def test_all_to_all_of_rccl(played, version, name):
+    double = played(version, rccl=True)
     uid = double.unique_id()
 
     def body(rank):
@@ -342,7 +343,7 @@ def test_the_old_all_to_all_of_rccl(played):
         sends, receives = counts[rank], counts[:, rank].copy()
         send_starts, receive_starts = (np.cumsum(c) - c for c in (sends, receives))
         on = (2, comm, None)
-        double.call("ncclAllToAllv", data, sends, send_starts, out, receives, receive_starts, *on)
+        double.call(name, data, sends, send_starts, out, receives, receive_starts, *on)
         double.synchronize()
         double.call("ncclCommDestroy", comm)
         return plain, out[:3].tolist()

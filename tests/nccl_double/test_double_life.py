@@ -358,17 +358,61 @@ def test_registration_and_windows(double, group):
     assert group(2, body) == [[2] * 4, [1] * 4]
 
 
-def test_a_collective_takes_a_config(double, group):
-    def body(rank, comm, stream):
-        data, config = np.ones(2), api.CollConfig(96, 0xCAFEBEEF, 23203)
-        call = ("ncclAllReduceConfig", data, data, 2, 8, 0, comm, stream, ctypes.byref(config))
-        double.call(*call)
-        config.magic = 0
-        assert double.code(*call) == api.INVALID_ARGUMENT
-        double.synchronize(stream)
-        return data.tolist()
+def test_collectives_take_a_config(double, group):
+    calls = {  # what is between the count with its type and the communicator
+        "AllReduce": [api.SUM],
+        "Reduce": [api.SUM, 0],
+        "Broadcast": [0],
+        "ReduceScatter": [api.SUM],
+        "Gather": [0],
+        "Scatter": [0],
+        "AllGather": [],
+        "AlltoAll": [],
+    }
 
-    assert group(2, body) == [[2.0, 2.0]] * 2
+    def body(rank, comm, stream):
+        results = []
+        for name, rest in calls.items():
+            data, out, config = np.arange(4.0) + rank, np.zeros(4), api.CollConfig(96, 0xCAFEBEEF, 23203)
+            call = (f"nccl{name}Config", data, out, 2, 8, *rest, comm, stream, ctypes.byref(config))
+            double.call(*call)
+            double.synchronize(stream)
+            results.append(out.tolist())
+            config.magic = 0
+            assert double.code(*call) == api.INVALID_ARGUMENT
+        return results
+
+    total, zero, root = [1.0, 3.0, 0.0, 0.0], [0.0] * 4, [0.0, 1.0, 0.0, 0.0]
+    both, behind = [0.0, 1.0, 1.0, 2.0], [2.0, 3.0, 3.0, 4.0]
+    first_rank = [total, total, root, total, both, root, both, both]
+    second_rank = [total, zero, root, [5.0, 7.0, 0.0, 0.0], zero, [2.0, 3.0, 0.0, 0.0], both, behind]
+    assert group(2, body) == [first_rank, second_rank]
+
+
+def test_abort_of_the_parent_ends_a_split(double, group):
+    begun = threading.Event()
+
+    def body(rank, comm, stream):
+        if rank == 1:
+            assert begun.wait(60)
+            return comm
+        child = ctypes.c_void_p()
+
+        def split():
+            return double.code("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
+
+        codes = []
+        thread = threading.Thread(target=lambda: codes.append(split()), daemon=True)
+        thread.start()
+        begun.set()
+        double.call("ncclCommAbort", comm)
+        thread.join(60)
+        # The split was ended, or came after the abort.
+        assert codes[0] in (api.INTERNAL_ERROR, api.INVALID_ARGUMENT)
+        assert child.value is None
+        return None
+
+    double.call("ncclCommAbort", group(2, body, destroy=False)[1])
 
 
 def test_the_log_has_arguments_and_mismatches(double, group, monkeypatch, tmp_path):

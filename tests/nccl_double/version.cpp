@@ -1,7 +1,7 @@
 // Which library is played: the one part of the double that is compiled for each.
-#include <cstdlib>
+#include "version.hpp"
 
-#include "comm.hpp"
+#include <cstdlib>
 
 namespace nccl_double {
 
