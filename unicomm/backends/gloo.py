@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -37,14 +35,14 @@ from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import CommError
 from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
-from unicomm.comms.threads import Threads
 
 from . import addresses, mesh
 from .agree import AgreementBySockets
 from .gloo_connect import Connecting
+from .gloo_exchange import GlooExchange, tag
 from .mesh import Sockets
 from .pairs import Pairs
-from .watch import Operation
+from .watch import COMPARE, Awaited, Operation
 from .watched import CHECK_HINT, WatchedBackend, checks
 
 _HINTS = (
@@ -58,8 +56,6 @@ _HINTS = (
     CHECK_HINT,
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
-_TAG = 0
-_LONGEST = 1e6  # seconds; a queue takes no more than some centuries
 _NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
 
 
@@ -131,13 +127,15 @@ class GlooBackend(WatchedBackend):
         # Receives first: gloo then has a place for whatever arrives.
         ordered = sorted(messages, key=lambda m: m.send)
         name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
-        awaits = [(m.peer, m.send, self._count(m.peer, m.send)) for m in ordered]
+        awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in ordered]
         works: list[Any] = []
         try:
-            with self._watched(Operation(name, 0, timeout, time.monotonic() + timeout, awaits)):
+            now = time.monotonic()
+            with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
                 self._group.set_timeout(self._limit)
                 for send, peer, tensor in ordered:
-                    works.append((self._group.send if send else self._group.recv)([tensor], peer, _TAG))
+                    act = self._group.send if send else self._group.recv
+                    works.append(act([tensor], peer, tag(tensor)))
                 for i in range(len(works)):
                     works[i].wait(self._limit)
                     del awaits[0]
@@ -145,7 +143,7 @@ class GlooBackend(WatchedBackend):
             works.clear()
 
     def open_exchange(self) -> Exchange:
-        return _GlooExchange(self)
+        return GlooExchange(self)
 
     def _interrupt(self) -> None:
         with self._lock:
@@ -234,78 +232,3 @@ class GlooBackend(WatchedBackend):
     @classmethod
     def version(cls) -> str:
         return f"torch {torch.__version__}"
-
-
-class _GlooExchange(Exchange):
-    """Each message has a thread that waits for it: Gloo can say that one is over only to who waits for it."""
-
-    def __init__(self, backend: GlooBackend) -> None:
-        self._backend = backend
-        self._over: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
-        self._fresh: list[Message] = []
-        self._running: dict[int, tuple[int, bool, int]] = {}
-        self._added = 0
-
-    def add(self, messages: Sequence[Message]) -> None:
-        self._fresh += messages
-
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
-        fresh, self._fresh = self._fresh, []
-        backend = self._backend
-        backend._check()
-        if fresh:
-            try:
-                self._start(fresh)
-            except RuntimeError as error:
-                raise backend._failure(error, list(self._running.values())) from error
-        timeout = max(timeout, backend._watch.patience() - time.monotonic())
-        try:
-            item = self._over.get(timeout=min(timeout, limit, _LONGEST))
-        except queue.Empty:
-            if backend._watch.patience() > time.monotonic():  # somebody has asked for time meanwhile
-                return []
-            if timeout <= min(limit, _LONGEST):
-                late = Operation("messages", 0, timeout, 0.0, list(self._running.values()))
-                raise backend._overdue(late) from None
-            return []
-        if item is None:
-            return []
-        number, peer, failure = item
-        if failure is not None:
-            raise backend._failure(failure, list(self._running.values())) from failure
-        if self._running.pop(number)[0] < 0:
-            backend._count(peer, send=False)
-        return [(number, peer, None)]
-
-    def _start(self, messages: Sequence[Message]) -> None:
-        backend = self._backend
-        group, limit = backend._group, backend._limit
-        group.set_timeout(limit)
-        for send, peer, tensor in messages:
-            if send:
-                work = group.send([tensor], peer, _TAG)
-            elif peer < 0:
-                work = group.recv_anysource([tensor], _TAG)
-            else:
-                work = group.recv([tensor], peer, _TAG)
-            self._running[self._added] = (peer, send, backend._count(peer, send) if peer >= 0 else 0)
-            _waiters.run(partial(_await_message, work, self._added, peer, limit, self._over))
-            self._added += 1
-
-    def interrupt(self) -> None:
-        self._over.put(None)
-
-
-_waiters = Threads("unicomm-gloo")
-
-
-def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:
-    failure = None
-    try:
-        work.wait(limit)
-        if peer < 0:
-            peer = int(work._source_rank())
-    except RuntimeError as error:
-        failure = error
-    del work  # it holds the group open
-    over.put((number, peer, failure))

@@ -30,6 +30,7 @@ from .watch_errors import first_line
 
 _LOOK = 0.2  # seconds between two looks at whether somebody has left
 _LOCAL = 10.0  # seconds for what needs no other rank
+_TRIES = 5  # that Gloo takes, each with its whole timeout
 _AT_MOST = 15.0, 0.05  # seconds for connecting ranks that have all come, and for each rank
 _DESCRIPTORS = 12  # besides those for each peer
 _HINT = "check that the ranks reach each other; choose the interface by the hint 'interface'"
@@ -121,7 +122,7 @@ def _key(rank: int) -> str:
 def _options(setup: Setup) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     least, for_each = _AT_MOST
-    seconds = min(patience(setup.rendezvous), least + for_each * setup.size)
+    seconds = min(patience(setup.rendezvous), least + for_each * setup.size) / _TRIES
     options._timeout = timedelta(seconds=max(0.1, seconds))
     host, interface = setup.hints["hostname"], setup.hints["interface"]
     if not host and not interface and setup.size > 1:

@@ -31,7 +31,7 @@ from . import addresses, mesh, mpi_library
 from .agree import Agreement
 from .mesh import Sockets
 from .mpi_exchange import MpiExchange
-from .watch import Operation
+from .watch import Awaited, Operation
 from .watch_messages import Fault
 from .watched import CHECK_HINT, WatchedBackend, checks
 
@@ -215,7 +215,9 @@ class MpiBackend(WatchedBackend):
         # Receives first: what arrives then has its place.
         ordered = sorted(messages, key=lambda m: m.send)
         name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
-        awaits = [] if self._current else [(m.peer, m.send, self._count(m.peer, m.send)) for m in ordered]
+        awaits = []
+        if not self._current:
+            awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in ordered]
         with self._watched(Operation(name, 0, timeout, time.monotonic() + timeout, awaits)):
             started = [(m, self.start(m)) for m in ordered]
             requests = [request for _, request in started]

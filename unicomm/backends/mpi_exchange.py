@@ -11,7 +11,7 @@ from unicomm.comms.call import Message
 from unicomm.comms.errors import CommError
 
 from . import mpi_library
-from .watch import Operation
+from .watch import Awaited, Operation
 
 if TYPE_CHECKING:
     from .mpi import MpiBackend
@@ -88,8 +88,8 @@ class MpiExchange(Exchange):
         self._messages = [self._messages[i] for i in left]
         return sorted(finished)
 
-    def _awaits(self) -> list[tuple[int, bool, int]]:
-        return [(message.peer, message.send, number) for message, number in self._messages]
+    def _awaits(self) -> list[Awaited]:
+        return [Awaited(m.peer, m.send, number, m.tensor.nbytes) for m, number in self._messages]
 
     def _abandon(self) -> None:
         mpi_library.abandon(self._requests, [message for message, _ in self._messages])

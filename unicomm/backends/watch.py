@@ -12,33 +12,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from . import watch_messages as messages
+from . import watch_monitor as monitor
 from .mesh import Sockets
-from .watch_messages import Fault, Here
+from .watch_messages import Fault, Here, Pending
 from .whereabouts import where_is
 
 ANSWER = 0.5  # seconds in which a rank has to say where it is; one that cannot is named
+COMPARE = 0.5  # seconds after which a rank asks what the peers of its messages wait for
 _LOOK = 0.01  # seconds between two looks
-_FOREVER = 1e12
-_NAP = 3600.0  # seconds that the thread sleeps at most; poll takes no more than some weeks
+
+
+class Awaited(NamedTuple):
+    """A message that a rank waits for; `peer` is -1 for whoever sends."""
+
+    peer: int
+    send: bool
+    number: int
+    nbytes: int
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Operation:
-    """What a rank is in. `number`: of a collective, else 0; `awaits`: (peer, send, number) of messages."""
+    """What a rank is in. `number`: of a collective, else 0; `awaits`: messages. `compare`: when to ask their
+    peers what those wait for.
+    """
 
     name: str
     number: int
     timeout: float
     deadline: float
-    awaits: list[tuple[int, bool, int]] = dataclasses.field(default_factory=list)
+    awaits: list[Awaited] = dataclasses.field(default_factory=list)
+    compare: float = monitor.FOREVER
 
 
 class Watch:
@@ -74,7 +85,7 @@ class Watch:
         for s in sockets.values():
             s.setblocking(False)
         if sockets:
-            _monitor.add(self)
+            monitor.current.add(self)
 
     # --- the rank's own threads ------------------------------------------------------------------------
 
@@ -86,7 +97,7 @@ class Watch:
                 self.entered = operation.number
                 if left := [peer for peer, entered in self._left.items() if entered < operation.number]:
                     self._set(Fault("lost", self.rank, dead=tuple(left), detail="finalized"))
-        _monitor.due(operation.deadline)
+        monitor.current.due(min(operation.deadline, operation.compare))
 
     def end(self) -> None:
         with self._lock:
@@ -97,7 +108,7 @@ class Watch:
         with self._lock:
             self._slow[self.rank] = (time.monotonic() + seconds, name)
             self._tell(messages.slow(name, seconds))
-        _monitor.look()
+        monitor.current.look()
 
     def patience(self) -> float:
         """Until when the ranks ask each other to wait."""
@@ -148,7 +159,7 @@ class Watch:
         with self._lock:
             self._tell(messages.bye(self.entered))
             self._closed = True
-        _monitor.remove(self)
+        monitor.current.remove(self)
 
     def forget(self) -> None:
         """In a forked child: the connections are the parent's."""
@@ -182,8 +193,10 @@ class Watch:
     def next_time(self) -> float:
         operation = self._operation
         if operation is None or self.fault is not None:
-            return _FOREVER
-        return self._answer_by if self._asked is operation else max(operation.deadline, self.patience())
+            return monitor.FOREVER
+        if self._asked is operation:
+            return self._answer_by
+        return min(operation.compare, max(operation.deadline, self.patience()))
 
     def readable(self, peer: int) -> None:
         try:
@@ -209,6 +222,7 @@ class Watch:
             self._tell(messages.here(self._here(peer)), [peer])
         elif isinstance(message, Here):
             self._answers[peer] = message
+            self._compare(peer, message)
             if self._asked is not None:
                 self._roll[peer] = message
         elif isinstance(message, messages.Slow):
@@ -221,14 +235,30 @@ class Watch:
         elif message.by == peer:
             self._set(message, tell=False)
 
+    def _compare(self, peer: int, answer: Here) -> None:
+        """The sizes of a message at its two ends."""
+        operation = self._operation
+        for mine in [] if operation is None else operation.awaits.copy():
+            for theirs in answer.pending:
+                one_message = mine.peer == peer and mine.send != theirs.send and mine.number == theirs.number
+                if one_message and mine.nbytes != theirs.nbytes:
+                    sender, receiver = (self.rank, peer) if mine.send else (peer, self.rank)
+                    sent, expected = (mine, theirs) if mine.send else (theirs, mine)
+                    text = f"rank {receiver} expects {expected.nbytes} bytes from rank {sender}, which sends"
+                    both = tuple(sorted((sender, receiver)))
+                    self._set(Fault("mismatch", self.rank, late=both, detail=f"{text} {sent.nbytes}"))
+                    return
+
     def _here(self, peer: int) -> Here:
         operation = self._operation
+        awaits = [] if operation is None else operation.awaits.copy()
         return Here(
             self.entered,
             self.inside if operation is None else operation.name,
             self.sent.get(peer, 0),
             self.taken.get(peer, 0),
             where_is(self._thread),
+            tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer),
         )
 
     def on_time(self, now: float) -> None:
@@ -241,6 +271,9 @@ class Watch:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
                 self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
+            if operation is not None and self.fault is None and now >= operation.compare:
+                operation.compare = monitor.FOREVER
+                self._tell(messages.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
             if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
                 self._asked = None
                 return
@@ -286,108 +319,10 @@ class Watch:
     def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
         if operation.number:
             return (self._left[peer] if answer is None else answer.entered) < operation.number
-        for other, send, number in operation.awaits:
+        for other, send, number, _ in operation.awaits:
             if other not in (peer, -1):
                 continue
             # A receive from any rank is everybody's who has not sent: nobody knows who was to.
             if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
                 return True
         return False
-
-
-class _Monitor:
-    """The thread, and what it watches. It runs while there is a communicator to watch."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watches: list[Watch] = []
-        self._thread: threading.Thread | None = None
-        self._wake: tuple[socket.socket, socket.socket] | None = None
-        self._until = _FOREVER  # when the thread looks again by itself
-
-    def add(self, watch: Watch) -> None:
-        with self._lock:
-            self._watches = [*self._watches, watch]
-            if self._thread is None:
-                self._wake = socket.socketpair()
-                for s in self._wake:
-                    s.setblocking(False)
-                self._thread = threading.Thread(target=self._loop, name="unicomm-watch", daemon=True)
-                self._thread.start()
-            self._ring()
-
-    def due(self, deadline: float) -> None:
-        """Something has to be looked at then."""
-        if deadline < self._until:
-            self._until = deadline
-            with self._lock:
-                self._ring()
-
-    def look(self) -> None:
-        """Something that is due may have another time now."""
-        with self._lock:
-            self._ring()
-
-    def remove(self, watch: Watch) -> None:
-        """Returns when the watch's sockets are closed."""
-        last = None
-        with self._lock:
-            self._watches = [w for w in self._watches if w is not watch]
-            if not self._watches:
-                last, self._thread = self._thread, None
-            self._ring()
-        if last is not None and last is not threading.current_thread():
-            last.join(5.0)
-        for s in watch._sockets.values():
-            s.close()
-
-    def _ring(self) -> None:
-        if self._wake is not None:
-            with contextlib.suppress(OSError):  # full: it is awake in any case
-                self._wake[1].send(b"!")
-
-    def _loop(self) -> None:
-        me = threading.current_thread()
-        assert self._wake is not None
-        wake = self._wake
-        try:
-            while self._thread is me:
-                self._until = _FOREVER
-                watches = self._watches
-                self._until = min([w.next_time() for w in watches] + [self._until])
-                self._look(wake[0], watches)
-        finally:
-            for s in wake:
-                s.close()
-
-    def _look(self, wake: socket.socket, watches: list[Watch]) -> None:
-        # poll has no state in the kernel that a forked child could spoil.
-        with selectors.PollSelector() as selector:
-            selector.register(wake, selectors.EVENT_READ)
-            for watch in watches:
-                for peer, s in watch.sockets():
-                    with contextlib.suppress(ValueError):  # closed meanwhile
-                        selector.register(s, selectors.EVENT_READ, (watch, peer))
-            for key, _ in selector.select(min(max(0.0, self._until - time.monotonic()), _NAP)):
-                if key.data is None:
-                    with contextlib.suppress(OSError):
-                        wake.recv(4096)
-                else:
-                    watch, peer = key.data
-                    watch.readable(peer)
-        now = time.monotonic()
-        for watch in watches:
-            watch.on_time(now)
-
-
-_monitor = _Monitor()
-
-
-def _forget_after_fork() -> None:
-    global _monitor
-    for s in _monitor._wake or ():
-        s.close()
-    _monitor = _Monitor()  # the parent's thread is not here
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

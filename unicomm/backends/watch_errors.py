@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, PeerLostError
+from unicomm.comms.errors import (
+    AbortedError,
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    MismatchError,
+    PeerLostError,
+)
 
 from .shm import _ranks
 from .watch_messages import Fault
@@ -13,6 +20,8 @@ _SEE = "`unicomm trace show` shows what they did last; a longer timeout= if they
 def error_of(fault: Fault, rank: int, library: str) -> CommError:
     """The error that rank `rank` raises for it; a new one each time."""
     error = _error(fault, rank, library)
+    if fault.kind == "mismatch":
+        return error
     error.sort_culprits(fault.dead, fault.absent, fault.late)
     return error
 
@@ -43,6 +52,12 @@ def _error(fault: Fault, rank: int, library: str) -> CommError:
         return PeerLostError(
             f"{_ranks(named)} {what}",
             hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
+        )
+    if fault.kind == "mismatch":
+        return MismatchError(
+            fault.detail,
+            culprits=named,
+            hint="give both tensors one size; create a new communicator to go on",
         )
     if fault.kind == "aborted":
         return AbortedError(

@@ -6,14 +6,15 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST = 1 << 16  # bytes of a message; nobody sends that many
 _MOST_TEXT = 400  # characters
 _MOST_PLACES = 16
+_MOST_PENDING = 16
 _LONGEST = 1e9  # seconds
 _LENGTH = struct.Struct("<I")
-KINDS = ("timeout", "lost", "aborted", "error")
+KINDS = ("timeout", "lost", "aborted", "mismatch", "error")
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,27 @@ class Ask:
     """Where are you?"""
 
 
+class Pending(NamedTuple):
+    """A message under way, which one of its pair and direction it is, and its bytes."""
+
+    send: bool
+    number: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Here:
-    """The answer: collectives entered, the operation it is in, messages to and from who asks, its line."""
+    """The answer: collectives entered, the operation it is in, messages to and from who asks, its line.
+
+    `pending`: the messages with who asks that it waits for.
+    """
 
     entered: int
     inside: str
     sent: int
     taken: int
     where: str
+    pending: tuple[Pending, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +98,8 @@ def ask() -> bytes:
 
 
 def here(it: Here) -> bytes:
-    return _framed("here", asdict(it) | {"where": it.where[-_MOST_TEXT:]})
+    pending = [list(one) for one in it.pending[:_MOST_PENDING]]
+    return _framed("here", asdict(it) | {"where": it.where[-_MOST_TEXT:], "pending": pending})
 
 
 def bye(entered: int) -> bytes:
@@ -132,7 +146,8 @@ def parse(body: bytes) -> Message:
         return Bye(_number(said, "entered"))
     if kind == "here":
         numbers = {name: _number(said, name) for name in ("entered", "sent", "taken")}
-        return Here(inside=_text(said, "inside"), where=_text(said, "where"), **numbers)
+        pending = _pending(said)
+        return Here(inside=_text(said, "inside"), where=_text(said, "where"), pending=pending, **numbers)
     if kind == "slow":
         return Slow(_text(said, "name"), _seconds(said, "seconds"))
     if kind != "fault" or said.get("fault") not in KINDS:
@@ -150,6 +165,18 @@ def parse(body: bytes) -> Message:
         timeout=_seconds(said, "timeout"),
         **ranks,
     )
+
+
+def _pending(said: dict[str, Any]) -> tuple[Pending, ...]:
+    value = said.get("pending")
+    if not isinstance(value, list) or len(value) > _MOST_PENDING:
+        raise ValueError("pending is no list of messages")
+    found = []
+    for one in value:
+        if not isinstance(one, list) or [type(part) for part in one] != [bool, int, int] or min(one) < 0:
+            raise ValueError("pending holds what is no message")
+        found.append(Pending(*one))
+    return tuple(found)
 
 
 def _number(said: dict[str, Any], name: str) -> int:

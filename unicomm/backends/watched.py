@@ -20,7 +20,7 @@ from unicomm.comms.options import Hint, parse_bool
 
 from .agree import Agreement
 from .mesh import Sockets
-from .watch import Operation, Watch
+from .watch import Awaited, Operation, Watch
 from .watch_errors import error_of, first_line, guess
 from .watch_messages import Fault
 
@@ -122,9 +122,9 @@ class WatchedBackend(Backend):
     def _error_of(self, fault: Fault) -> CommError:
         return error_of(fault, self._watch.rank, self.library)
 
-    def _failure(self, error: Exception, awaits: Sequence[tuple[int, bool, int]]) -> CommError:
+    def _failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
         """What the library's own error means: it knows that a connection has ended, the watch knows why."""
-        fault = self._watch.fault or self._watch.explain([peer for peer, _, _ in awaits])
+        fault = self._watch.fault or self._watch.explain([message.peer for message in awaits])
         if fault is None:
             fault = self._watch.give_up(guess(first_line(error), self._watch.rank))
         self._drop()

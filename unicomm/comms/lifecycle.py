@@ -41,6 +41,7 @@ from .options import CommOptions, copy_hints, read_hints
 from .reconfigure import Dynamic, no_ranks_yet, vacant_member
 from .reduction import RedOpType
 from .rendezvous import Rendezvous, meet
+from .rendezvous_parts import is_store_failure
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -360,8 +361,9 @@ def split(
                     parent=member.backend,
                     color=min(chosen),
                 )
-            except BackendError:
-                peers_are_there()  # where they are gone, that is why, and says more
+            except BackendError as error:
+                if is_store_failure(error):
+                    peers_are_there()  # where they are gone, that is why, and says more
                 raise
 
     return engine.hooked(

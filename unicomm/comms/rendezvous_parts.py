@@ -30,6 +30,14 @@ _WORTH = 4096  # bytes from which on it is worth to compress
 _ABSENT = b"?"  # no value of the rendezvous begins like that
 
 
+_STORE_FAILED = "the store failed"
+
+
+def is_store_failure(error: CommError) -> bool:
+    """Whether it is the store that failed, and no member."""
+    return isinstance(error, BackendError) and error.message.startswith(_STORE_FAILED)
+
+
 class StoreClient:
     """The store operations that the rendezvous needs. Whatever goes wrong in there is a `BackendError`."""
 
@@ -50,7 +58,7 @@ class StoreClient:
     def _lost(self, error: Exception) -> BackendError:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         return BackendError(
-            f"the store failed: {text}",
+            f"{_STORE_FAILED}: {text}",
             comm=self._comm,
             hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
             " look at its output; check that this host reaches it",
