@@ -48,9 +48,9 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/trace_analyze.py
 	$(BIN)/python benchmarks/torch_distributed.py
 
-# Ranks are killed, stopped, paused, and leave at random moments; a seed repeats a round.
+# Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
-	$(BIN)/python tests/chaos/conductor.py
+	$(BIN)/python tests/chaos/conductor.py --write docs/chaos.md
 
 # The native core alone, with ranks as threads, and its reader of dumps over damaged ones, under the address,
 # undefined-behaviour and thread sanitizers.

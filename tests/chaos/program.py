@@ -36,7 +36,7 @@ RINGS = "rings"  # the folder, in the round's, of what the ranks recorded
 CREATION = -2  # the step before there is a communicator
 _NEWNS, _PRIVATE = 0x20000, 0x44000  # CLONE_NEWNS; MS_REC | MS_PRIVATE
 _CLOSING = 20.0  # seconds for finalize
-_LETTING_GO = 45.0  # and for what Gloo holds while it tries to connect
+_LETTING_GO = 90.0  # and for what Gloo holds while it tries to connect
 
 
 @dataclass(frozen=True)

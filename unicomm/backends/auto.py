@@ -125,21 +125,26 @@ def _connect(
                 culprits=[setup.rank],
                 hint="connect the host to a network, or choose an interface by the hint 'interface'",
             ) from error
+    parts: list[Backend] = [] if near is None else [near]
     try:
         far = GlooBackend.connect(replace(setup, hints=far_hints))
         if layout.largest == 1:
             return far
-        near = near or _alone(setup)
+        parts.append(far)
+        if near is None:
+            near = _alone(setup)
+            parts.append(near)
         leaders = None
         if layout.is_leader:
             part = _Part("leaders", layout.leaders, layout.host)
             leaders = part.connect(GlooBackend, setup, far_hints | {"check_mismatch": True})
+            parts.append(leaders)
+        # Nobody goes on before all are connected.
+        setup.rendezvous.exchange("hosts connected", b"")
     except BaseException:
-        if near is not None:
-            near.close()
+        for one in parts:
+            one.close()
         raise
-    # Nobody goes on before all are connected.
-    setup.rendezvous.exchange("hosts connected", b"")
     assert setup.store is not None
     assert isinstance(near, ShmBackend)
     assert leaders is None or isinstance(leaders, GlooBackend)

@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import HashStore
 
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError
-from unicomm.comms.threads import Threads
 
 from . import addresses
 from .mesh import patience
@@ -30,11 +29,9 @@ from .watch_errors import first_line
 
 _LOOK = 0.2  # seconds between two looks at whether somebody has left
 _LOCAL = 10.0  # seconds for what needs no other rank
-_TRIES = 5  # that Gloo takes, each with its whole timeout
 _AT_MOST = 15.0, 0.05  # seconds for connecting ranks that have all come, and for each rank
 _DESCRIPTORS = 12  # besides those for each peer
 _HINT = "check that the ranks reach each other; choose the interface by the hint 'interface'"
-_threads = Threads("unicomm-gloo-connect")
 
 
 class Connecting:
@@ -64,7 +61,7 @@ class Connecting:
         if setup.size == 1:
             self._run()
         else:
-            _threads.run(self._run)
+            threading.Thread(target=self._run, name="unicomm-gloo-connect", daemon=True).start()
             self._introduce()
             self._wait()
         if self.trouble and setup.size == 1:
@@ -107,7 +104,7 @@ class Connecting:
                     break
         finally:
             if not self._over.is_set():
-                # Gloo goes on until its own timeout, but not with one peer after the other.
+                # Gloo goes on until its own timeout, five times, but not with one peer after the other.
                 for rank in range(self._setup.size):
                     self._store.delete_key(_key(rank))
 
@@ -122,7 +119,7 @@ def _key(rank: int) -> str:
 def _options(setup: Setup) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     least, for_each = _AT_MOST
-    seconds = min(patience(setup.rendezvous), least + for_each * setup.size) / _TRIES
+    seconds = min(patience(setup.rendezvous), least + for_each * setup.size)
     options._timeout = timedelta(seconds=max(0.1, seconds))
     host, interface = setup.hints["hostname"], setup.hints["interface"]
     if not host and not interface and setup.size > 1:
