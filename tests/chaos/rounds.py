@@ -10,7 +10,7 @@ from program import CREATION, Spec
 
 STEPS = 17  # two splits among them
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass
-SHORT = 4.0  # and where one is
+SHORT = 10.0  # and where one is, after far more than any needs that nothing happens to
 LONGEST_DELAY = 0.006  # seconds into a step
 BACKENDS = ("shm", "gloo", "hosts")
 LINKED = ("gloo", "hosts")  # those that reach another host
@@ -30,25 +30,25 @@ class Fault:
     backends: tuple[str, ...] = BACKENDS
 
 
-#: 20 seconds stand for "at once": a third of the timeout that would end the round if nobody noticed.
+#: 30 seconds stand for "at once": half of the timeout that would end the round if nobody noticed.
 FAULTS = {
     "none": Fault("nothing happens", "right", 0.0),
     "pause": Fault("a rank is stopped (SIGSTOP) for 0.3 s", "right", 0.0),
     "flicker": Fault("the link between the hosts is cut for up to a second", "right", 0.0, LINKED),
     "full": Fault("/dev/shm is full for a rank from the beginning", "right", 0.0),
-    "kill": Fault("a rank is killed (SIGKILL)", "PeerLostError", 20.0),
-    "kill two": Fault("two ranks are killed", "PeerLostError", 20.0),
-    "leave": Fault("a rank finalizes early", "PeerLostError", 20.0),
-    "stop": Fault("a rank is stopped until the others have given up", "CommTimeoutError", SHORT + 20.0),
-    "abort": Fault("a rank aborts, from another thread", "AbortedError", 20.0),
-    "cut": Fault("the link between the hosts is cut for good", "PeerLostError", 30.0, LINKED),
+    "kill": Fault("a rank is killed (SIGKILL)", "PeerLostError", 30.0),
+    "kill two": Fault("two ranks are killed", "PeerLostError", 30.0),
+    "leave": Fault("a rank finalizes early", "PeerLostError", 30.0),
+    "stop": Fault("a rank is stopped until the others have given up", "CommTimeoutError", SHORT + 30.0),
+    "abort": Fault("a rank aborts, from another thread", "AbortedError", 30.0),
+    "cut": Fault("the link between the hosts is cut for good", "PeerLostError", 40.0, LINKED),
     "no descriptors": Fault(
-        "a rank may open no more files, at the creation or a split", "PeerLostError", 20.0
+        "a rank may open no more files, at the creation or a split", "PeerLostError", 30.0
     ),
     "no memory": Fault(
         "a rank may have no more shared memory, at the creation, a split, or for tensors",
         "PeerLostError",
-        20.0,
+        30.0,
         ("shm", "hosts"),
     ),
 }

@@ -89,7 +89,7 @@ def test_a_good_round_is_good(killed, tmp_path):
         ({"culprits": [2]}, "PeerLostError [2]"),
         ({"culprits": [1, 2]}, "PeerLostError [1, 2]"),
         ({"culprits": []}, "PeerLostError []"),
-        ({"when": 130.0}, "only after 30.0 s"),
+        ({"when": 150.0}, "only after 50.0 s"),
         ({"left": ["socket"]}, "still holds ['socket']"),
         ({"exit_code": -6}, "ended with code -6"),
     ],

@@ -134,8 +134,10 @@ class GlooBackend(WatchedBackend):
             with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
                 self._group.set_timeout(self._limit)
                 for send, peer, tensor in ordered:
-                    act = self._group.send if send else self._group.recv
-                    works.append(act([tensor], peer, tag(tensor)))
+                    # Nor one that means the group, such as its bound method.
+                    works.append(
+                        (self._group.send if send else self._group.recv)([tensor], peer, tag(tensor))
+                    )
                 for i in range(len(works)):
                     works[i].wait(self._limit)
                     del awaits[0]
