@@ -32,7 +32,6 @@ from torch._C._distributed_c10d import (
 
 from unicomm.comms.backend import Capabilities, Exchange, Setup
 from unicomm.comms.call import Call, Message
-from unicomm.comms.errors import CommError
 from unicomm.comms.options import Hint
 from unicomm.comms.reduction import RedOpType
 

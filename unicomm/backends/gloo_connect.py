@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from unicomm.comms.backend import Setup
-from unicomm.comms.errors import BackendError
+from unicomm.comms.errors import BackendError, CommError
 
 from . import addresses
 from .mesh import patience
@@ -55,6 +55,8 @@ class Connecting:
             _need_descriptors(setup, (sockets + 1) * setup.size + _DESCRIPTORS)
         try:
             self._options = _options(setup)
+        except CommError:
+            raise  # of the ranks, not of Gloo
         except (RuntimeError, OSError) as error:
             raise self._failed(first_line(error)) from error
         self._store.set_timeout(self._options._timeout)  # its own, beside Gloo's, is minutes
