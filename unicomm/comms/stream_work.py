@@ -223,6 +223,8 @@ class StreamQueue:
                 except Exception as failed:  # of the device: nothing more will be over
                     error = failed
                 else:
+                    if self._engine.broken is not None:  # then an abort may be what has ended it
+                        break
                     self._finish(self._running.popleft(), None)
             if not self._running:
                 return

@@ -1,0 +1,66 @@
+"""Ranks as processes over the double of NCCL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+HERE = Path(__file__).parent
+WITHIN = 100
+
+
+def run(tmp_path: Path, fault: str, n: int = 3) -> list[tuple[int, str, str]]:
+    """Exit code, output and complaints of each rank."""
+    import os
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("UNICOMM_", "TORCHELASTIC_"))}
+    base |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "NCCL_DOUBLE_PEER_ERRORS": "1",
+        "UNICOMM_TRACE_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(HERE / "double_job.py"), fault]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=base | {"RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(n)
+    ]
+    try:
+        said = [rank.communicate(timeout=WITHIN) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, *text) for rank, text in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.processes
+def test_a_job(tmp_path, nccl_double):
+    nccl_double()  # built before the ranks need it
+    for code, out, complaints in run(tmp_path, "none"):
+        assert (code, out) == (0, "done\n"), complaints
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_an_error_on_the_others(tmp_path, nccl_double):
+    nccl_double()
+    ranks = run(tmp_path, "kill")
+    assert ranks[1][0] == -9
+    for code, out, complaints in (ranks[0], ranks[2]):
+        assert code == 0, complaints
+        assert out.startswith("caught PeerLostError")
+        assert out.endswith("done\n")
