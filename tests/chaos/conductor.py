@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,7 @@ def options() -> argparse.Namespace:
 
 def command() -> int:
     chosen = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts and ranks end with this, as for Ctrl-C
     console = Console()
     seeds = range(chosen.seed, chosen.seed + chosen.rounds)
     plans = [Round.of(seed, chosen.sizes, chosen.backend, chosen.fault) for seed in seeds]

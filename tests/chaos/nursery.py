@@ -8,6 +8,7 @@ the rounds, and then runs the ranks that it is told to, one round after the othe
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ import program
 import torch.distributed as dist
 
 import unicomm.backends.auto  # noqa: F401  # and all that it chooses from
+
+_PR_SET_PDEATHSIG = 1  # ends with its parent
 
 
 def keep_store(listen: str) -> int:
@@ -46,6 +49,7 @@ def start(spec: program.Spec) -> int:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.closerange(3, 256)
         log = os.open(f"{spec.folder}/rank{spec.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)

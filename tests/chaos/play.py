@@ -63,9 +63,9 @@ class Nursery:
         self.store = f"{address}:{port}"
 
     def close(self) -> None:
-        self.link.close()  # which ends it
+        self.link.close()  # which ends it, unless it waits for ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
+            self._process.wait(2.0)
         self._process.kill()
         self._process.wait()
 
@@ -106,13 +106,15 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for nursery in (self._here, *self._hosts):
-            if nursery is not None:
-                nursery.close()
-        if self.namespaces is not None:
-            self.namespaces.__exit__()
-        self.listener.close()
-        self._folder.cleanup()
+        try:
+            for nursery in (self._here, *self._hosts):
+                if nursery is not None:
+                    nursery.close()
+        finally:  # also when somebody asks for the end again
+            if self.namespaces is not None:
+                self.namespaces.__exit__()
+            self.listener.close()
+            self._folder.cleanup()
 
 
 class Play:
@@ -147,7 +149,8 @@ class Play:
             self._signal(signal.SIGCONT, self.hung)
             self._signal(signal.SIGKILL, self.hung)
             self._cut(False)
-            while self._running:  # whatever it is, it ends by that
+            # Whatever it is, it ends by that; and by the end of the nursery, if this ends the rounds.
+            while self._running and sys.exc_info()[0] is None:
                 self._hear(None)
             for link in self._links:
                 link.close()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import report
 from conductor import play_round
@@ -43,6 +47,25 @@ def test_rounds(backend, tmp_path):
     assert not bad, "\n".join(map(str, bad))
     if why and any(plan.placement for plan in plans):
         pytest.skip(f"no namespaces, so some rounds were left out: {why}")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(bool(namespaces.why_not()), reason=f"no namespaces: {namespaces.why_not()}")
+def test_who_ends_the_conductor_leaves_no_hosts(tmp_path, eventually):
+    """Neither namespaces nor processes in them."""
+    command = [sys.executable, str(Path(__file__).with_name("conductor.py")), "--backend", "hosts"]
+    log = tmp_path / "rounds.jsonl"
+    conductor = subprocess.Popen([*command, "--sizes", "4", "--fault", "none", "--log", str(log)])
+    try:
+        eventually(log.exists, 100.0)
+        children = psutil.Process(conductor.pid).children(recursive=True)
+        assert len(children) > 2
+        names = [a.split("=")[-1] for c in children for a in c.cmdline() if a.startswith("--target=")]
+        assert len(names) == 2
+    finally:
+        conductor.terminate()
+    assert conductor.wait(60) == 143
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_a_seed_says_everything():
