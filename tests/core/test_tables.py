@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unicomm import _core
-from unicomm.comms import engine
+from unicomm.comms import recording
 from unicomm.comms.dtypes import DTYPES, OTHER
 from unicomm.comms.ops import OPERATIONS, Kind
 from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
@@ -52,12 +52,12 @@ def test_reductions():
 def test_states_flags_and_errors():
     states = enum("recorder/ring.hpp", "State")
     assert {v: k for k, v in states.items()} == ring.STATES
-    assert (states["completed"], states["failed"]) == (engine._COMPLETED, engine._FAILED)
+    assert (states["completed"], states["failed"]) == (recording.COMPLETED, recording.FAILED)
     flags = enum("recorder/ring.hpp", "RecordFlags")
     assert flags == {"async": ring.ASYNC, "p2p": ring.P2P, "batch": ring.BATCH, "receive": ring.RECEIVE}
-    assert tuple(flags.values()) == (engine._ASYNC, engine._P2P, engine._BATCH, engine._RECEIVE)
+    assert tuple(flags.values()) == (recording.ASYNC, recording.P2P, recording.BATCH, recording.RECEIVE)
     faults = enum("core/error.hpp", "FaultCode")
-    assert {cls.__name__: code for cls, code in engine._ERROR_CODES} == {
+    assert {cls.__name__: code for cls, code in recording._ERROR_CODES} == {
         "CommTimeoutError": faults["timeout"],
         "PeerLostError": faults["peerlost"],
         "MismatchError": faults["mismatch"],
@@ -69,7 +69,7 @@ def test_states_flags_and_errors():
 def test_states_of_communicators():
     states = enum("recorder/ring.hpp", "CommState")
     assert list(states.values()) == list(ring.COMM_STATES)
-    assert states["failed"] == engine._BROKEN_STATE
+    assert states["failed"] == recording.BROKEN
     assert ring.COMM_STATES[states["finalized"]] == "finalized"
 
 

@@ -31,14 +31,14 @@ def test_what_works_and_what_fails(name):
         assert "mpi_faults.py" in line["text"]
 
 
-def test_a_killed_rank():
+def test_a_killed_rank(tmp_path):
     """The others are told who is gone, and end, though MPI_Finalize would wait for it."""
-    ended = mpiexec("MPICH", 3, "mpi_killed.py", options=["-disable-auto-cleanup"])
+    ended = mpiexec("MPICH", 3, "mpi_killed.py", str(tmp_path), options=["-disable-auto-cleanup"])
     errors = ended.by_rank("error")
     assert [(e["rank"], e["type"], e["culprits"]) for e in errors] == [
         (0, "PeerLostError", [2]),
         (1, "PeerLostError", [2]),
-    ]
+    ], ended.text
 
 
 def test_several_hosts_without_an_address():

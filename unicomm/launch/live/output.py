@@ -57,7 +57,7 @@ def _last(line: str) -> str:
 def _console(stream: Any) -> Console:
     # For each line: a notebook and a test have another stream for each cell. A notebook shows colors, and
     # rich's own way there would make each line an object of its own.
-    in_notebook = "ipykernel" in sys.modules and not stream.isatty()
+    in_notebook = type(stream).__module__.partition(".")[0] == "ipykernel"
     return Console(
         file=stream, force_jupyter=False, force_terminal=True if in_notebook else None, highlight=False
     )
