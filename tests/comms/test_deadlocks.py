@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +118,37 @@ def test_who_waits_for_the_missing_rank_is_not_to_blame(raised):
             over.set()
 
     run_ranks(rank, 4, timeout=50)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("harmless", [True, False])
+def test_threads_that_threading_does_not_know(harmless, raised):
+    """execnet's reader is such a one; one of the user's may come, and then nothing is said."""
+    source = "def wait(lock):\n    with lock:\n        pass\n"
+    space: dict[str, Any] = {}
+    name = "/execnet/gateway_base.py" if harmless else "program.py"
+    exec(compile(source, name, "exec"), space)
+    before = threading.Lock()
+    before.acquire()
+    _thread.start_new_thread(space["wait"], (before,))
+
+    def rank(comm: Communicator) -> tuple[bool, str]:
+        me, other = comm.get_rank(), 1 - comm.get_rank()
+        mine = comm if me == 0 else spare[me]
+        error = raised(mine.recv, torch.ones(1), other, False, timeout=FOR_EVER if harmless else 3.0)
+        comm.abort()
+        return isinstance(error, CommTimeoutError), error.message
+
+    spare: dict[int, Communicator] = {}
+
+    def both(comm: Communicator) -> tuple[bool, str]:
+        with comm.split([0, 1], "other") as spare[comm.get_rank()]:
+            result = rank(comm)
+            spare[comm.get_rank()].abort()
+            return result
+
+    try:
+        said = run_ranks(both, 2, timeout=50)
+    finally:
+        before.release()
+    assert any("these ranks wait for each other" in text for _, text in said) == harmless, said

@@ -93,7 +93,12 @@ def _standing(
             continue
         thread = threads.get(ident)
         if thread is None:
-            return None
+            # Started by `_thread` alone, as execnet's reader is: its number in the kernel is unknown. If it
+            # wakes another thread, that one moves.
+            if not _is_harmless(None, frame, events):
+                return None
+            found[ident] = f"{id(frame)} {frame.f_lasti}"
+            continue
         if thread in others:
             continue
         moves = _moves(thread)
@@ -137,7 +142,7 @@ def _moves(thread: threading.Thread) -> str | None:
     return fields["voluntary_ctxt_switches"] + fields["nonvoluntary_ctxt_switches"]
 
 
-def _is_harmless(thread: threading.Thread, frame: FrameType | None, silent: bool) -> bool:
+def _is_harmless(thread: threading.Thread | None, frame: FrameType | None, silent: bool) -> bool:
     if isinstance(thread, threading.Timer):  # it waits first, and runs something then
         code = getattr(thread.function, "__code__", None)
         return code is not None and code.co_filename.endswith(_SILENT_LIBRARIES)
