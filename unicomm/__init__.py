@@ -3,6 +3,7 @@
     comms/            semantics: communicator, operations, works, errors, bootstrap
     backends/         one file a backend; the registry and `new_comm`
     flight_recorder/  ring writer and readers, formats, the table
+    symm/             symmetric memory: one-sided access, all-to-all of a mixture of experts
     profiler/         events of all ranks on one timeline
     launch/           the `unicomm` command
     testing/          ranks as threads, the conformance suite for backends
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
     from unicomm.comms.ops import OpName
     from unicomm.comms.options import CommOptions
     from unicomm.comms.reduction import RedOpType, ReduceOp
+    from unicomm.comms.window import Window
     from unicomm.comms.work import TorchWork, Work, WorkStatus
 
     from . import hooks as hooks
+    from . import symm as symm
 
 _WHERE = {
     "backends.registry": "backend_names new_comm register_backend",
@@ -54,6 +57,7 @@ _WHERE = {
     "comms.ops": "OpName",
     "comms.options": "CommOptions",
     "comms.reduction": "RedOpType ReduceOp",
+    "comms.window": "Window",
     "comms.work": "TorchWork Work WorkStatus",
 }
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
@@ -63,6 +67,7 @@ _MODULES = {
     "objcol": "comms.objects",
     "hooks": "hooks",
     "profiler": "profiler",
+    "symm": "symm",
     "testing": "testing",
 }
 
@@ -86,6 +91,7 @@ __all__ = [
     "TorchComm",
     "TorchWork",
     "UnsupportedError",
+    "Window",
     "Work",
     "WorkStatus",
     "__version__",
@@ -96,6 +102,7 @@ __all__ = [
     "new_comm",
     "objcol",
     "register_backend",
+    "symm",
 ]
 
 

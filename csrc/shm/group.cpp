@@ -120,6 +120,14 @@ Fault Group::lost(const std::vector<int>& ranks) {
     return must_stop(ranks, ~uint64_t{0}, true, fault) ? break_off(fault) : Fault{};
 }
 
+Fault Group::await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
+                   uint64_t deadline_ns) {
+    if (is_broken_) return why_broken();
+    Fault fault;
+    auto stop = [&](bool deep) { return must_stop(awaited(), deadline_ns, deep, fault); };
+    return waiter_.until(ready, stop) ? Fault{} : break_off(fault);
+}
+
 bool Group::relay_failure(Fault& fault) {
     if (segment_->header().failures.load() == 0) return false;
     for (int r = 0; r < world_; ++r) {

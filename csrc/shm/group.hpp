@@ -85,6 +85,11 @@ class Group {
     // Whether one of these ranks is known to have failed, left or died, which breaks the group; does not
     // wait.
     Fault lost(const std::vector<int>& ranks);
+    // For what ranks write into other memory that they share: waits until `ready`, which is asked again when
+    // somebody has called `wake`. `awaited`: whose doing it would be.
+    Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
+                uint64_t deadline_ns);
+    void wake() { waiter_.wake_others(); }
     std::mutex& running() { return running_; }  // held while an operation runs
     Deadlock& deadlock() { return deadlock_; }
     int rank() const { return rank_; }

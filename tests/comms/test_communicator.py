@@ -112,7 +112,6 @@ def test_unsupported(raised):
 
     def program(comm: Communicator) -> None:
         refused = {
-            "new_window": lambda: comm.new_window(torch.ones(1), hints={"a": "b"}),
             "reconfigure": lambda: comm.reconfigure(1, ["handles"], timeout=3),
             "get_init_handle": comm.get_init_handle,
         }

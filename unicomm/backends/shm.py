@@ -184,6 +184,9 @@ class ShmBackend(Backend):
     def allocated_here(self, tensor: torch.Tensor) -> bool:
         return tensor.is_contiguous() and _core.heap_holds(tensor.data_ptr(), tensor.nbytes)
 
+    def symmetric_table(self) -> _core.SymmTable:
+        return _core.symm_host()
+
     def bytes_allocated(self) -> int:
         return _core.heap_allocated()
 

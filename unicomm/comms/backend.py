@@ -239,6 +239,10 @@ class Backend(abc.ABC):
         """With `capabilities.prepares`: a handle that calls had as `prepared` is not used any more."""
         raise AssertionError(f"{type(self).__name__} declares that it prepares but does not")
 
+    def symmetric_table(self) -> Any | None:
+        """The SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it, or None."""
+        return None
+
     # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:

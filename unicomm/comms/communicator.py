@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .lifecycle import Member
     from .persistent import AllGatherHandle
     from .reconfigure import Dynamic
+    from .window import Window
 
 Tensor = torch.Tensor
 
@@ -347,9 +348,16 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
     def new_window(
         self, tensor: Tensor | None = None, hints: Hints = None, timeout: Timeout = None
-    ) -> NoReturn:
-        """Opens a tensor to one-sided access. No backend of this version can: raises `UnsupportedError`."""
-        self._engine.refuse("new_window", f"backend '{self.get_backend()}' has no one-sided access")
+    ) -> Window:
+        """Opens a tensor to one-sided access, now or with `Window.tensor_register`. Called by all ranks.
+
+        The tensor is from `unicomm.symm.empty(..., comm=comm)`. Connects the communicator's symmetric memory
+        first, as `unicomm.symm.init` does, if that was not done. `UnsupportedError` where the backend has no
+        one-sided access.
+        """
+        from .window import new_window
+
+        return new_window(self, tensor, hints, timeout)
 
     def get_init_handle(self) -> str:
         """What other ranks need to reach this one in `reconfigure`: a text, the same for the whole life.

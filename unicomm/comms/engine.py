@@ -41,6 +41,7 @@ from .work import Work, Worker
 if TYPE_CHECKING:
     from .backend import Backend
     from .lifecycle import Member
+    from .symmetric import SymmetricMemory
 
 T = TypeVar("T")
 Timeout = timedelta | float | None
@@ -84,6 +85,7 @@ class Engine:
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
         self.lane: Lane | None = None
+        self.symmetric: SymmetricMemory | None = None
         if vacant is None:
             profiling.register(self)
 
@@ -140,6 +142,7 @@ class Engine:
         """The communicator goes on with another engine: who comes here late gets `reason`."""
         self.vacant = reason
         self.finalized = self.closing = True
+        self.symmetric = None
         self.fast.block()
 
     def let_go(self, nothing: Backend) -> None:
@@ -580,6 +583,8 @@ class Engine:
             self.broken = error
         self.fast.block()
         end()
+        if self.symmetric is not None:
+            self.symmetric.abort()
         self._recorder.set_comm_state(self._recorder_index, recording.BROKEN)
         self.hooks.broken(error)
         options = self.member.options

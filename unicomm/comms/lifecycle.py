@@ -430,6 +430,11 @@ def _finalize(comm: Communicator, timeout: float) -> None:
     ended = comm._engine.worker.close(10.0 if late else timeout)
     if ended:
         comm._engine.fast = NoFastPath()  # the other one holds the backend's memory
+        if (symmetric := comm._engine.symmetric) is not None:
+            comm._engine.symmetric = None
+            if comm._engine.broken is not None:  # who broke it may not have come to this
+                symmetric.abort()
+            symmetric.close()
         comm._member.backend.close()
     comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if comm._engine.broken else 2)
     _living.discard(comm)

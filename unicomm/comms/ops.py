@@ -14,6 +14,7 @@ class Kind(enum.Enum):
     COLLECTIVE = "collective"
     P2P = "point-to-point"
     CONTROL = "control"  # no data of the user moves; recorded by name only
+    SYMMETRIC = "symmetric"  # on symmetric memory; recorded without a number
 
 
 class Role(enum.Enum):
@@ -72,7 +73,7 @@ def _both(name: str) -> TensorArg:
     return TensorArg(name, Role.INOUT, Size.COUNT)
 
 
-_C, _P, _X = Kind.COLLECTIVE, Kind.P2P, Kind.CONTROL
+_C, _P, _X, _S = Kind.COLLECTIVE, Kind.P2P, Kind.CONTROL, Kind.SYMMETRIC
 
 _TABLE = (
     Operation("send", 1, _P, (_in("tensor", Size.COUNT),), doc="Sends `tensor` to rank `dst`."),
@@ -194,6 +195,30 @@ _TABLE = (
     Operation("finalize", 35, _X, doc="Closes the communicator."),
     Operation("abort", 36, _X, doc="Gives the communicator up, without the other ranks' help."),
     Operation("reconfigure", 37, _X, doc="Rebuilds the communicator with other ranks."),
+    Operation("symm_init", 64, _S, doc="Connects a communicator's symmetric memory."),
+    Operation("symm_allocate", 65, _S, doc="Memory that all ranks have at the same offset."),
+    Operation("symm_free", 66, _S, doc="Gives such memory back, on all ranks."),
+    Operation(
+        "symm_barrier", 67, _S, doc="Returns when all ranks have called it; what they wrote before is there."
+    ),
+    Operation("put", 68, _S, doc="Writes into another rank's memory."),
+    Operation("get", 69, _S, doc="Reads from another rank's memory."),
+    Operation("put_signal", 70, _S, doc="Writes into another rank's memory and then signals it."),
+    Operation("signal", 71, _S, doc="Signals another rank."),
+    Operation("wait_signal", 72, _S, doc="Waits for another rank's signal."),
+    Operation("fetch_add", 73, _S, doc="Adds to a number of another rank and returns what it was."),
+    Operation("compare_swap", 74, _S, doc="Replaces a number of another rank if it is as expected."),
+    Operation("symm_broadcast", 75, _S, doc="Copies the root's symmetric tensor to all ranks."),
+    Operation(
+        "symm_all_to_all", 76, _S, doc="Block p of `out` becomes this rank's block of rank p's `input`."
+    ),
+    Operation("symm_all_to_all_v", 77, _S, doc="The same with blocks of given numbers of rows."),
+    Operation("one_shot_all_reduce", 78, _S, doc="Each rank reads all ranks' tensors and reduces them."),
+    Operation("two_shot_all_reduce_", 79, _S, doc="Each rank reduces a part and writes it to all ranks."),
+    Operation("symm_reduce_scatter", 80, _S, doc="Each rank reduces its part of all ranks' tensors."),
+    Operation("all_to_all_vdev", 81, _S, doc="All-to-all with splits in symmetric memory."),
+    Operation("all_to_all_vdev_2d", 82, _S, doc="Rows go to the ranks of their experts (dispatch)."),
+    Operation("all_to_all_vdev_2d_offset", 83, _S, doc="Rows come back from their experts (combine)."),
 )
 
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}

@@ -103,10 +103,24 @@ def profiling_name(text: str) -> tuple[str, str, int, int]:
     return backend, operation(words[0] if words else ""), own, peer
 
 
+_ON_SYMMETRIC_MEMORY = (
+    *("symm_init", "symm_allocate", "symm_free", "symm_barrier", "put", "get", "put_signal", "signal"),
+    *("wait_signal", "fetch_add", "compare_swap", "symm_broadcast", "symm_all_to_all", "symm_all_to_all_v"),
+    *("one_shot_all_reduce", "two_shot_all_reduce_", "symm_reduce_scatter", "all_to_all_vdev"),
+    *("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset"),
+)
+_UNNUMBERED = frozenset(
+    {
+        *("coalesced", "split", "new_window", "batch", "finalize", "abort", "reconfigure", ""),
+        *_ON_SYMMETRIC_MEMORY,
+    }
+)
+
+
 def kind(op: str, p2p: bool = False) -> Kind:
     """Operations that nobody knows count as collectives: they have numbers like them."""
     if op in ("send", "recv"):
         return Kind.SEND if op == "send" else Kind.RECV
-    if p2p or op in ("coalesced", "split", "new_window", "batch", "finalize", "abort", "reconfigure", ""):
+    if p2p or op in _UNNUMBERED:
         return Kind.OTHER
     return Kind.COLLECTIVE

@@ -28,7 +28,9 @@ from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
 Tensor = torch.Tensor
 
 #: Names of the operations that `check` knows: all that move data.
-OPERATIONS = tuple(name for name, row in TABLE.items() if row.kind is not Kind.CONTROL) + ("batch",)
+OPERATIONS = tuple(name for name, row in TABLE.items() if row.kind in (Kind.COLLECTIVE, Kind.P2P)) + (
+    "batch",
+)
 
 #: Elements. The largest goes through several rounds of every transport.
 SIZES = (0, 1, 3, 17, 1000, 70001)

@@ -1,0 +1,55 @@
+"""Ranks with symmetric memory: symmetric.py HOW
+
+exchange  every composite, compared with numpy, and a child that ends by itself; then what is left when the communicator is finalized
+wait      rank 0 waits for a signal of rank 1, which never sends one
+"""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+from common import hear, holdings, reporting, say, settled
+
+import unicomm
+from unicomm import symm
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "symm"))
+from exchanges import check_collectives, check_experts
+
+HOW = sys.argv[1]
+
+unicomm.new_comm(
+    "shm", "cpu", name="first"
+).finalize()  # what the first one leaves for the later ones is no leak
+before = holdings()
+comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=60)
+symm.init(comm)
+if HOW == "exchange":
+    check_experts(comm, 2, [1, 8, 16, 128], seed=5)
+    check_collectives(comm, torch.float32, (5, 3), seed=5)
+    window = comm.new_window(symm.empty(4, dtype=torch.int64, comm=comm).zero_())
+    window.barrier()
+    for _ in range(1000):
+        window.fetch_add(0, 0, 1)
+    window.barrier()
+    total = int(window.map_remote_tensor(0)[0])
+    window.free()
+    if (child := os.fork()) == 0:
+        comm.abort()
+        del window, comm
+        gc.collect()
+        os._exit(0)  # and has not left for its parent
+    os.waitpid(child, 0)
+    symm.empty(3, comm=comm)
+    comm.finalize()
+    del window, comm
+    say("over", total=total, before=before, after=settled(before))
+else:
+    window = comm.new_window()
+    say("ready")
+    hear()
+    with reporting():
+        window.wait_signal(1 - comm.get_rank(), False)
+    comm.finalize()

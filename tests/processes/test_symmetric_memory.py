@@ -1,0 +1,26 @@
+"""Symmetric memory between processes: the same results, and a dead rank is noticed."""
+
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+
+def test_exchanges(start):
+    job = start("symmetric.py", 2, "exchange")
+    for said in job.next("over"):
+        assert said["total"] == 2000
+        assert said["after"] == said["before"]
+    assert job.end() == [0, 0]
+
+
+def test_a_rank_that_dies(start):
+    job = start("symmetric.py", 2, "wait")
+    job.next("ready")
+    job[0].tell()
+    job[1].signal(signal.SIGKILL)
+    error = job[0].next("error")
+    assert (error["type"], error["culprits"]) == ("PeerLostError", [1])
+    assert error["op"] == "wait_signal"
+    assert job.end() == [0, -signal.SIGKILL]

@@ -1,0 +1,81 @@
+"""How an operation on symmetric memory runs: in issue order with the others, recorded, with hooks.
+
+It has no sequence number, for not all ranks take part in each, and its record stands among those that are no
+collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import recording
+from .call import OpArgs
+from .errors import CommError, InvalidArgumentError, MismatchError, UnsupportedError
+from .hooks import next_op_id
+from .ops import OPERATIONS
+from .work import Work
+
+if TYPE_CHECKING:
+    from .engine import Engine, Hints, Timeout
+
+
+def issue(
+    engine: Engine,
+    name: str,
+    job: Callable[[float], None],
+    *,
+    inputs: Sequence[torch.Tensor] = (),
+    outputs: Sequence[torch.Tensor] = (),
+    peer: int = -1,
+    async_op: bool = False,
+    hints: Hints = None,
+    timeout: Timeout = None,
+) -> Work:
+    """Runs `job(seconds)` as operation `name`, here or, behind asynchronous ones, in the worker."""
+    engine.check_open(name)
+    limit = engine.per_op(name, hints, timeout)
+    pending_async = bool(async_op)
+
+    def run() -> None:
+        try:
+            job(limit)
+        except CommError as error:
+            if not isinstance(error, (MismatchError, InvalidArgumentError, UnsupportedError)):
+                engine.backend.abort()  # who waits for this rank elsewhere must hear of it
+            raise
+
+    with engine._in_order():
+        engine.check_open(name)
+        if not pending_async:
+            engine.check_can_wait(name)
+        op_id = next_op_id()
+        args = None
+        if engine.hooks.active:
+            args = OpArgs(name, op_id, 0, inputs, outputs, peer=peer, async_op=pending_async, timeout=limit)
+            engine.hooks.before(args)
+        pending = pending_async or engine.worker.busy
+        record = engine._recorder.begin(
+            engine._recorder_index,
+            OPERATIONS[name].code,
+            0,
+            op_id,
+            list(inputs),
+            list(outputs),
+            0,
+            peer,
+            recording.ASYNC if pending_async else 0,
+            0,
+            min(int(limit * 1000), recording.MOST_MS),
+            0,
+            not pending,
+        )
+        tensors = (*inputs, *outputs)
+        work = engine._run(run, name, 0, [record], pending, pending_async, limit, args, tensors)
+    if pending and not pending_async:
+        work.wait()
+    if args is not None:
+        engine.hooks.after(args)
+    return work

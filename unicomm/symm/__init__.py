@@ -1,0 +1,35 @@
+"""Symmetric memory: tensors that every rank of a communicator has at the same place, and one-sided access.
+
+    memory.py       init, empty, free, rendezvous
+    one_sided.py    put, get, put_signal, wait_signal
+    collectives.py  broadcast, all-to-all, all-reduce, reduce-scatter
+    experts.py      all-to-all with splits in symmetric memory: MoE dispatch and combine
+    exchange.py     what these have in common: checks, meetings, who copies what
+
+Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
+a group's name, a check of every output's capacity, and a barrier at the end (`relaxed=True` leaves it out).
+"""
+
+from unicomm.comms.symmetric import Capability as Capability
+from unicomm.comms.symmetric import Compare as Compare
+from unicomm.comms.symmetric import SignalOp as SignalOp
+
+from .collectives import all_to_all as all_to_all
+from .collectives import all_to_all_v as all_to_all_v
+from .collectives import broadcast as broadcast
+from .collectives import one_shot_all_reduce as one_shot_all_reduce
+from .collectives import reduce_scatter as reduce_scatter
+from .collectives import two_shot_all_reduce_ as two_shot_all_reduce_
+from .experts import all_to_all_vdev as all_to_all_vdev
+from .experts import all_to_all_vdev_2d as all_to_all_vdev_2d
+from .experts import all_to_all_vdev_2d_offset as all_to_all_vdev_2d_offset
+from .memory import Handle as Handle
+from .memory import capabilities as capabilities
+from .memory import empty as empty
+from .memory import free as free
+from .memory import init as init
+from .memory import rendezvous as rendezvous
+from .one_sided import get as get
+from .one_sided import put as put
+from .one_sided import put_signal as put_signal
+from .one_sided import wait_signal as wait_signal

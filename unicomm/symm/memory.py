@@ -1,0 +1,125 @@
+"""Making, finding and freeing symmetric memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.symmetric import Capability, initialize, memory_of
+from unicomm.comms.window import Window
+
+Timeout = timedelta | float | None
+
+
+def init(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None) -> None:
+    """Connects the communicator's symmetric memory. Collective; again it does nothing.
+
+    Nothing else does so in secret: without it, `empty` raises `NotReadyError`. The memory is there until
+    `comm.finalize()`, and pages are used as they are touched.
+
+    Args:
+        heap_bytes: room for each rank's allocations; rank 0's number counts. 0: as much as the machine has.
+
+    Raises `UnsupportedError` where the backend has no symmetric memory, `CommTimeoutError` with the ranks
+    that did not come.
+    """
+    initialize(comm, heap_bytes, timeout)
+
+
+def capabilities(comm: Communicator) -> Capability:
+    """What the library behind the communicator's symmetric memory can do."""
+    return memory_of(comm, "symm_init").capabilities
+
+
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    comm: Communicator,
+    timeout: Timeout = None,
+) -> torch.Tensor:
+    """A contiguous tensor with undefined values that all ranks of `comm` have at the same offset.
+
+    Collective: all ranks call it in the same order with the same number of bytes, else `MismatchError` on
+    all of them. It lives until `free`, not only as long as the tensor. `InvalidArgumentError` on all ranks
+    where the heap has no room.
+    """
+    memory = memory_of(comm, "symm_allocate")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    if not shape.numel() or any(n < 0 for n in shape):
+        raise InvalidArgumentError(
+            f"a symmetric tensor of size {tuple(shape)}",
+            op="symm_allocate",
+            comm=comm.get_name(),
+            rank=comm.get_rank(),
+            hint="it needs at least one element",
+        )
+    return memory.allocate(math.prod(shape) * dtype.itemsize, timeout).view(dtype).view(shape)
+
+
+def free(tensor: torch.Tensor, comm: Communicator, timeout: Timeout = None) -> None:
+    """Gives back what `empty` returned. Collective, and never done by a destructor.
+
+    Neither the tensor nor a view of it may be used afterwards.
+    """
+    memory_of(comm, "symm_free").free(tensor, timeout)
+
+
+class Handle:
+    """What `rendezvous` returns: the same tensor on all ranks.
+
+    `rank` and `world_size` are the communicator's, `buffer_size` is in bytes, `window` offers atomics and
+    bounds-checked puts.
+    """
+
+    def __init__(self, window: Window, comm: Communicator, buffer_size: int) -> None:
+        self.window = window
+        self.rank, self.world_size = comm.get_rank(), comm.get_size()
+        self.buffer_size = buffer_size
+
+    def get_buffer(
+        self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
+    ) -> torch.Tensor:
+        """A view of `rank`'s tensor with that shape and dtype; the offset is in elements of `dtype`.
+
+        Raises `InvalidArgumentError` where it does not fit in the tensor.
+        """
+        count, first = math.prod(sizes), storage_offset * dtype.itemsize
+        last = first + count * dtype.itemsize
+        if first < 0 or count < 0 or last > self.buffer_size:
+            raise InvalidArgumentError(
+                f"bytes {first} to {last} of a buffer of {self.buffer_size}",
+                hint="ask for fewer elements, or make a larger tensor",
+            )
+        whole = self.window.map_remote_tensor(rank).view(-1).view(torch.uint8)
+        return whole[first:last].view(dtype).view(tuple(sizes))
+
+    def barrier(self, timeout: Timeout = None) -> None:
+        """Returns when all ranks have called it."""
+        self.window.barrier(timeout=timeout)
+
+    def put_signal(self, dst: int, timeout: Timeout = None) -> None:
+        """Signals rank `dst`; signals count and are never lost."""
+        self.window.signal(dst, False, timeout=timeout)
+
+    def wait_signal(self, src: int, timeout: Timeout = None) -> None:
+        """Waits for the next signal of rank `src`."""
+        self.window.wait_signal(src, False, timeout=timeout)
+
+    def free(self, timeout: Timeout = None) -> None:
+        """Gives the handle back. Collective; the tensor stays."""
+        self.window.free(timeout)
+
+
+def rendezvous(tensor: torch.Tensor, comm: Communicator, timeout: Timeout = None) -> Handle:
+    """Connects the ranks' copies of a symmetric tensor. Collective.
+
+    Raises `InvalidArgumentError` for a tensor that is not symmetric, `MismatchError` on all ranks if they
+    pass different ones.
+    """
+    return Handle(comm.new_window(tensor, timeout=timeout), comm, tensor.nbytes)

@@ -1,0 +1,92 @@
+"""Puts, gets and signals between the ranks' copies of a symmetric tensor; views keep their offset."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.one_sided import issue
+from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.symmetric import Capability, Compare, SignalOp, SymmetricMemory, memory_of
+from unicomm.comms.window import wait_for
+
+Timeout = timedelta | float | None
+
+
+def _checked(op: str, tensor: torch.Tensor, peer: int, comm: Communicator) -> SymmetricMemory:
+    memory = memory_of(comm, op)
+    memory.require(op, Capability.PUT_GET)
+    memory.check_symmetric(op, "tensor", tensor)
+    memory.engine.check.check_rank(OPERATIONS[op], "peer", peer)
+    return memory
+
+
+def put(tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
+    """Writes this rank's copy of a symmetric tensor into rank `peer`'s copy."""
+    _move("put", True, tensor, peer, comm, timeout)
+
+
+def get(tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
+    """Reads rank `peer`'s copy of a symmetric tensor into this rank's copy."""
+    _move("get", False, tensor, peer, comm, timeout)
+
+
+def _move(op: str, put: bool, tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout) -> None:
+    memory = _checked(op, tensor, peer, comm)
+    at = tensor.data_ptr()
+
+    def job(limit: float) -> None:
+        if tensor.numel():
+            memory.transfer(put, [(at, at, tensor.nbytes, peer)], limit)
+
+    ins, outs = ([tensor], []) if put else ([], [tensor])
+    issue(memory.engine, op, job, inputs=ins, outputs=outs, peer=peer, timeout=timeout)
+
+
+def _word(memory: SymmetricMemory, op: str, sigpad: torch.Tensor) -> int:
+    memory.require(op, Capability.SIGNAL)
+    memory.check_symmetric(op, "sigpad", sigpad)
+    if sigpad.dtype not in (torch.int64, torch.uint64) or sigpad.numel() != 1:
+        memory.invalid(
+            op,
+            f"sigpad is {tuple(sigpad.shape)} of {sigpad.dtype}",
+            "pass one element of a symmetric tensor of int64, such as pad[0]",
+        )
+    return int(sigpad.data_ptr())
+
+
+def put_signal(
+    tensor: torch.Tensor,
+    sigpad: torch.Tensor,
+    signal: int,
+    peer: int,
+    comm: Communicator,
+    timeout: Timeout = None,
+) -> None:
+    """`put`, and then sets rank `peer`'s `sigpad`, a symmetric int64, to `signal`."""
+    memory = _checked("put_signal", tensor, peer, comm)
+    word, at = _word(memory, "put_signal", sigpad), tensor.data_ptr()
+
+    def job(limit: float) -> None:
+        fault = memory.domain.put_signal(
+            at, at, tensor.nbytes, word, signal % (1 << 64), SignalOp.SET, peer, 0
+        )
+        memory.check(fault, limit)
+
+    issue(memory.engine, "put_signal", job, inputs=[tensor], peer=peer, timeout=timeout)
+
+
+def wait_signal(
+    sigpad: torch.Tensor, signal: int, peer: int, comm: Communicator, timeout: Timeout = None
+) -> None:
+    """Waits until this rank's `sigpad` is `signal`. `peer` is who sends it, whom a timeout names."""
+    memory = memory_of(comm, "wait_signal")
+    memory.engine.check.check_rank(OPERATIONS["wait_signal"], "peer", peer)
+    word = _word(memory, "wait_signal", sigpad)
+
+    def job(limit: float) -> None:
+        wait_for(memory, word, Compare.EQ, signal % (1 << 64), peer, limit)
+
+    issue(memory.engine, "wait_signal", job, peer=peer, timeout=timeout)
