@@ -1,6 +1,6 @@
 """Ranks with symmetric memory: symmetric.py HOW
 
-exchange  every composite, compared with numpy, and a child that ends by itself; then what is left when the communicator is finalized
+exchange  every composite, compared with numpy, with a fork between; what is left after finalize
 wait      rank 0 waits for a signal of rank 1, which never sends one
 """
 
