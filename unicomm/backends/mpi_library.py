@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import logging
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from unicomm.comms import lifecycle
 from unicomm.comms.errors import UnsupportedError
+
+from . import pmi
 
 _LEAST = (4, 1)  # mpi4py that chooses the library at run time
 _INSTALL = (
@@ -25,6 +29,8 @@ _INSTALL = (
 # Seconds that MPI_Finalize, which waits for all processes, gets when this one ends with an error, and when
 # one of its communicators broke. Past that the process just ends, and mpiexec ends the others.
 _AFTER_ERROR, _AFTER_BREAK = 5.0, 60.0
+_TOLD = 256  # bytes of what rank 0 tells before there are communicators
+_NAP = 0.001  # seconds between two looks at it
 
 _lock = threading.Lock()
 _loaded: Any = None
@@ -51,7 +57,57 @@ def load() -> Any:
         return _loaded
 
 
+def installed() -> bool:
+    """Whether mpi4py is, be there an MPI for it or not."""
+    try:
+        return importlib.util.find_spec("mpi4py") is not None
+    except ValueError:  # a program has put None in its place
+        return False
+
+
+def running() -> Any:
+    """The module `mpi4py.MPI` where this process has initialised MPI by it, else None."""
+    there = sys.modules.get("mpi4py.MPI")
+    return there if there is not None and there.Is_initialized() and not there.Is_finalized() else None
+
+
+def tell(rank: int, size: int, text: str | None, timeout: float) -> str:
+    """What rank 0 passes as `text`, on all ranks, over a communicator of its own. Called by all of them.
+
+    Uses MPI as it runs, and initialises it where it does not. Raises `UnsupportedError` where it cannot,
+    `ValueError` when MPI knows other ranks than the launcher, and `TimeoutError` when not all came.
+    """
+    MPI = running() or load()  # noqa: N806
+    world = MPI.COMM_WORLD
+    if (world.Get_rank(), world.Get_size()) != (rank, size):
+        raise ValueError(
+            f"{name_of(MPI)} knows this process as rank {world.Get_rank()} of {world.Get_size()}, its"
+            f" launcher as rank {rank} of {size}: start it by the mpiexec of that library"
+        )
+    deadline = time.monotonic() + timeout
+    data = bytearray((text or "").encode().ljust(_TOLD, b"\0"))
+    own, request = world.Idup()
+    _await(request, own, deadline)
+    _await(own.Ibcast([data, MPI.BYTE], root=0), data, deadline)
+    own.Free()
+    return data.rstrip(b"\0").decode(errors="replace")
+
+
+def _await(request: Any, memory: Any, deadline: float) -> None:
+    while not request.Test():
+        if time.monotonic() > deadline:
+            abandon([request], memory)
+            raise TimeoutError
+        time.sleep(_NAP)
+
+
 def _load() -> Any:
+    if pmi.used_up() and running() is None:
+        raise UnsupportedError(
+            "MPI cannot be initialised here: the ranks have met by Slurm's PMI-2, which takes one `init` from"
+            " each process",
+            hint="create the communicator of the backend 'mpi' first, or set MASTER_ADDR and MASTER_PORT",
+        )
     MPI = _imported()  # noqa: N806 (its name everywhere)
     ours = not MPI.Is_initialized() and not MPI.Is_finalized()
     if ours:

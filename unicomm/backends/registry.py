@@ -145,7 +145,7 @@ def new_comm(
         rank, size = world.rank, world.size
         found.check_usable(size)
         if store is None and size > 1 and found.capabilities.moves_data:
-            store = store_of_job(world, options.timeout)
+            store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     else:
         try:
             rank, size = operator.index(rank), operator.index(size)
