@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 
 import pytest
 from mpi_jobs import NAMES, ROOT, WITHIN, alone, library, mpiexec
-from torch.distributed import TCPStore
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WITHIN + 30)]
 
@@ -41,31 +39,59 @@ def test_a_killed_rank(tmp_path):
     ], ended.text
 
 
-def test_several_hosts_without_an_address():
-    """As if: on one, which the ranks are not told. The key-value space is that of the real Hydra."""
-    ended = mpiexec("MPICH", 3, "mpi_bootstrap.py")
+@pytest.mark.parametrize("name", NAMES)
+def test_several_hosts_without_an_address(name):
+    """As if: on one, which the ranks are not told. The process managers are the real ones."""
+    ended = mpiexec(name, 2, "mpi_bootstrap.py", "launcher")
     assert ended.code == 0, ended.text
     met = ended.by_rank("met")
-    assert [line["backend"] for line in met if line["rank"] == 2] == ["gloo", "shm", "auto", "mpi", "gloo"]
-    assert len(met) == 15
+    assert [line["backend"] for line in met if line["rank"] == 1] == ["gloo", "shm", "mpi", "gloo"]
+    assert [line["mpi"] for line in met if line["rank"] == 1] == [False, False, True, True]
+    assert len(met) == 8
     assert len({line["host"] for line in met}) == 1
+
+
+@pytest.mark.parametrize(("name", "by"), [("MPICH", "unicomm"), ("Open MPI", "program")])
+def test_several_hosts_that_only_mpi_joins(name, by):
+    """Initialised by the program, and left as it was, or by unicomm, which finalizes it."""
+    ended = mpiexec(name, 2, "mpi_bootstrap.py", by)
+    assert ended.code == 0, ended.text
+    assert [line["backend"] for line in ended.by_rank("met")] == ["gloo"] * 2
+    assert all(line["mpi"] for line in ended.by_rank("met"))
+
+
+def test_a_pmix_server_that_is_gone(tmp_path):
+    code = """
+import unicomm
+for _ in range(2):
+    try:
+        unicomm.new_comm("gloo", "cpu", timeout=60)
+    except unicomm.BackendError as error:
+        print(error)
+"""
+    environment = {
+        **library("Open MPI").environment,
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "PMIX_RANK": "1",
+        "PMIX_NAMESPACE": "gone@1",
+        "PMIX_SERVER_TMPDIR": str(tmp_path),
+        **{f"PMIX_SERVER_URI{v}": "gone@0.0;tcp4://127.0.0.1:9" for v in ("2", "21", "3", "4", "41")},
+    }
+    ended = alone(code, environment)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("by the process manager (PMIx): PMIx_Init: ") == 2
+    assert "set MASTER_ADDR to the host of rank 0" in ended.text
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unchanged_program(name, tmp_path):
+    """Started by mpiexec as it is: no RANK, no WORLD_SIZE, no MASTER_ADDR."""
     pytest.importorskip("sklearn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
-    env = {
-        "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
-        "UNICOMM_BACKEND": "mpi",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    env = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "UNICOMM_BACKEND": "mpi"}
     result = tmp_path / "result.json"
-    script = str(ROOT / "examples" / "ddp.py")
     options = ("--epochs", "1", "--batch", "64", "--width", "64", "--result", str(result))
-    ended = mpiexec(name, 2, "mpi_ddp.py", script, *options, env=env)
+    ended = mpiexec(name, 2, ROOT / "examples" / "ddp.py", *options, env=env)
     assert ended.code == 0, ended.text
     assert "unicomm 'mpi' (mpi), 2 ranks" in ended.text
     figures = json.loads(result.read_text())

@@ -1,8 +1,8 @@
 """One text from rank 0 to all ranks by PMIx: the server that Open MPI's mpiexec and `srun --mpi=pmix` run.
 
 A child process speaks with the library (pmix_client.py). In this process PMIx_Init would be for good: Open
-MPI's MPI_Init fails after it, as does PMIx_Init after PMIx_Finalize, and a process that ends without
-PMIx_Finalize is taken for one that died. The server lets several processes have the place of one rank; the
+MPI's MPI_Init fails after it, and crashes after PMIx_Finalize, and a process that ends without PMIx_Finalize
+is taken for one that died. The server lets several processes have the place of one rank; the
 child can be ended when time is over; and whatever a strange library does is an exit code.
 """
 

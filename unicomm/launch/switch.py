@@ -3,7 +3,8 @@
 torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). With the variable
 off it looks at one environment variable and returns. With it on, and where the official torchcomms is not
 installed, it gives torch.distributed the three things that torch would import from torchcomms: `new_comm`, a
-backend wrapper and a recorder hook. It never raises: an exception here would break `import torch`.
+backend wrapper and a recorder hook; env_rendezvous.py does for mpiexec and srun what torchrun does for
+env://. It never raises: an exception here would break `import torch`.
 
 `UNICOMM_BACKEND` chooses what stands behind the backends that programs name; without it that is "auto" for
 CPU tensors.
@@ -114,6 +115,11 @@ def install() -> str:
     for name in names:
         setattr(c10d, name, parts[name])
     c10d._TORCHCOMM_AVAILABLE = True
+
+    from . import env_rendezvous
+
+    env_rendezvous.install()
+    env_rendezvous.fill_in()
     return ""
 
 

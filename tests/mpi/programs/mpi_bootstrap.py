@@ -1,23 +1,44 @@
-"""Ranks that know of no common host and no store: every backend finds the others by the process manager."""
+"""Ranks that know of no common host and no store: they find each other by the process manager, or by MPI.
 
+Argument: launcher, for backends over what the launcher offers; program or unicomm, for MPI, by whom it is
+initialised.
+"""
+
+import json
 import os
+import sys
 
-for name in ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"):  # as if they were on several hosts
+# As if they were on several hosts.
+for name in (
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+):
     os.environ.pop(name, None)
 
 import torch  # noqa: E402
 
 import unicomm  # noqa: E402
+from unicomm.backends import bootstrap, mpi_library  # noqa: E402
+from unicomm.comms.environment import detect_environment  # noqa: E402
 
-for backend in ("gloo", "shm", "auto", "mpi", "gloo"):
-    with unicomm.new_comm(backend, "cpu", timeout=60) as comm:
+way = sys.argv[1]
+store = None
+if way != "launcher":
+    if way == "program":
+        from mpi4py import MPI  # noqa: F401
+    # As if the launcher had nothing: only the copy of the environment loses it, for MPI needs it.
+    poor = {k: v for k, v in os.environ.items() if k not in ("PMI_FD", "PMIX_NAMESPACE")}
+    store = bootstrap.store_of_job(detect_environment(), 60, poor)
+for backend in ("gloo", "shm", "mpi", "gloo") if store is None else ("gloo",):
+    with unicomm.new_comm(backend, "cpu", timeout=60, store=store) as comm:
         x = torch.ones(3)
         comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
-        assert x.tolist() == [3.0] * 3
-        host = comm._member.store.underlying_store.host
-        os.write(
-            1,
-            (
-                f'{{"event": "met", "rank": {comm.get_rank()}, "backend": "{backend}", "host": "{host}"}}\n'
-            ).encode(),
-        )
+        assert x.tolist() == [float(comm.get_size())] * 3
+        told = {"event": "met", "rank": comm.get_rank(), "backend": backend}
+        told["host"] = (comm._member.store if store is None else store).underlying_store.host
+        told["mpi"] = mpi_library.running() is not None
+        os.write(1, json.dumps(told).encode() + b"\n")
+if way == "program":
+    assert mpi_library.running() is not None
