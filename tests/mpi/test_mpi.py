@@ -56,7 +56,7 @@ def test_several_hosts_that_only_mpi_joins(name, by):
     """Initialised by the program, and left as it was, or by unicomm, which finalizes it."""
     ended = mpiexec(name, 2, "mpi_bootstrap.py", by)
     assert ended.code == 0, ended.text
-    assert [line["backend"] for line in ended.by_rank("met")] == ["gloo"] * 2
+    assert [line["backend"] for line in ended.by_rank("met")] == ["gloo", "mpi"] * 2
     assert all(line["mpi"] for line in ended.by_rank("met"))
 
 

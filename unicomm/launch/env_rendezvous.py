@@ -56,7 +56,7 @@ def fill_in(environ: MutableMapping[str, str] = os.environ) -> None:
     }
     filled = {name: str(told[name]) for name in told if told[name] is not None and name not in environ}
     if filled:
-        environ |= filled
+        environ.update(filled)
         environ[FILLED] = " ".join(f"{name}={value}" for name, value in filled.items())
 
 

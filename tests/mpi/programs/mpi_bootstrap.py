@@ -31,7 +31,7 @@ if way != "launcher":
     # As if the launcher had nothing: only the copy of the environment loses it, for MPI needs it.
     poor = {k: v for k, v in os.environ.items() if k not in ("PMI_FD", "PMIX_NAMESPACE")}
     store = bootstrap.store_of_job(detect_environment(), 60, poor)
-for backend in ("gloo", "shm", "mpi", "gloo") if store is None else ("gloo",):
+for backend in ("gloo", "shm", "mpi", "gloo") if store is None else ("gloo", "mpi"):
     with unicomm.new_comm(backend, "cpu", timeout=60, store=store) as comm:
         x = torch.ones(3)
         comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
