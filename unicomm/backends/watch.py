@@ -199,15 +199,16 @@ class Watch:
         return min(operation.compare, max(operation.deadline, self.patience()))
 
     def readable(self, peer: int) -> None:
-        try:
-            data = self._sockets[peer].recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            data, self._gone[peer] = b"", error.strerror or str(error)
         with self._lock:
+            # Under the lock: a socket closed while it is read may be another's by then, by its number.
             if self._closed:
                 return
+            try:
+                data = self._sockets[peer].recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                data, self._gone[peer] = b"", error.strerror or str(error)
             if not data:
                 self._gone.setdefault(peer, "")
                 return
