@@ -103,6 +103,30 @@ def test_ranks_that_do_not_agree():
     run_ranks(program, 3)
 
 
+def test_ranks_in_different_operations():
+    """All hear of it, whatever they called, and all go on in step."""
+
+    def program(comm):
+        symm.init(comm)
+        a = shared(comm, torch.ones(4))
+        window = comm.new_window(a)
+        calls = [
+            lambda: symm.one_shot_all_reduce(a, comm),
+            window.barrier,
+            lambda: symm.empty(4, comm=comm),
+            lambda: symm.broadcast(a, 0, comm),
+            lambda: symm.free(a, comm),
+        ]
+        for shift in range(1, len(calls)):
+            for i in range(len(calls)):
+                with pytest.raises(unicomm.MismatchError):
+                    calls[(i + shift * comm.get_rank()) % len(calls)]()
+                assert symm.one_shot_all_reduce(a, comm).tolist() == [2] * 4
+        window.barrier()
+
+    run_ranks(program, 2)
+
+
 def test_bad_arguments():
     """Refused on this rank before anything happens."""
 

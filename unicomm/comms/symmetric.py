@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .engine import Engine, Timeout
 
 _INTERNAL = 5  # FaultCode
-_FIXED = 16  # words of what ranks say when they meet, besides one for each rank
+_FIXED = 24  # words of what ranks say when they meet, besides one for each rank
 
 
 class Capability(enum.IntFlag):
@@ -92,6 +92,7 @@ class SymmetricMemory:
         addresses = []
 
         def job(limit: float) -> None:
+            self._meetings += 1
             fault, address = self.domain.allocate(nbytes, align, limit)
             if fault is not None and fault[0] == _INTERNAL:
                 raise InvalidArgumentError(  # the same on all ranks, which stay in step
@@ -114,7 +115,12 @@ class SymmetricMemory:
                 "the tensor does not begin an allocation of this communicator's symmetric memory",
                 "pass what unicomm.symm.empty returned, once",
             )
-        issue(self.engine, "symm_free", lambda limit: self.check(self.domain.free(address, limit), limit))
+
+        def job(limit: float) -> None:
+            self._meetings += 1
+            self.check(self.domain.free(address, limit), limit)
+
+        issue(self.engine, "symm_free", job, timeout=timeout)
         del self._blocks[address]
 
     def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
@@ -169,6 +175,8 @@ class SymmetricMemory:
         return int(self._words.data_ptr())
 
     def barrier(self, limit: float) -> None:
+        """Without a look at what the others call: for the end of what began with `meet`."""
+        self._meetings += 1
         self.check(self.domain.barrier(limit, 0), limit)
 
     def meet(self, limit: float, same: Sequence[int], own: int = 0, each: Sequence[int] = ()) -> torch.Tensor:
@@ -177,11 +185,12 @@ class SymmetricMemory:
         Returns by rank [own, *each], where `each` has up to one word for a rank.
         """
         assert self._words is not None
-        assert len(same) < _FIXED
-        # In turn: who is here a second time has seen all others here once, after they read.
-        self._meetings += 1
-        mine = self._words[self._meetings % 2]
-        said = [*same, *[0] * (_FIXED - 1 - len(same)), own, *each]
+        assert len(same) < _FIXED - 1
+        # In turn: who is here a second time has seen all others here once, after they read. All that the
+        # ranks do together counts, so that they stay in turn also when some do something else.
+        mine = self._words[(self._meetings + 1) % 2]
+        # With the number, what somebody said earlier is not taken for an answer.
+        said = [self._meetings, *same, *[0] * (_FIXED - 2 - len(same)), own, *each]
         mine[: len(said)] = torch.tensor(said, dtype=torch.int64)
         self.barrier(limit)
         all_said = torch.empty(self.size, mine.numel(), dtype=torch.int64)

@@ -226,9 +226,16 @@ class Window:
         return self._issue("wait_signal", job, peer, async_op, hints, timeout)
 
     def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
-        """Completes when all ranks have called it; what they put before is there then."""
+        """Completes when all ranks have called it; what they put before is there then.
+
+        `MismatchError` on all ranks if some are in another operation on symmetric memory.
+        """
         self._open("symm_barrier")
-        return self._issue("symm_barrier", self._memory.barrier, -1, async_op, hints, timeout)
+
+        def job(limit: float) -> None:
+            self._memory.meet(limit, [OPERATIONS["symm_barrier"].code])
+
+        return self._issue("symm_barrier", job, -1, async_op, hints, timeout)
 
     def _issue(
         self,
