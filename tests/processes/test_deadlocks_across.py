@@ -6,9 +6,6 @@ import re
 import pytest
 from rank_processes import PROGRAMS
 
-from unicomm import CommError
-from unicomm.testing import run_ranks
-
 specification = importlib.util.spec_from_file_location("circles", PROGRAMS / "circles.py")
 circles = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(circles)
@@ -33,15 +30,13 @@ def check(name, errors):
         assert len(communicators) == len(involved), errors
 
 
-@pytest.mark.parametrize("name", circles.CIRCLES)
-def test_a_circle_of_threads_is_said_at_once(name, raised):
-    def rank(comm):
-        error = raised(circles.run_circle, name, comm)
-        assert isinstance(error, CommError), repr(error)
-        return error
-
-    errors = run_ranks(rank, 3, timeout=40)
-    check(name, [(type(error).__name__, error.culprits, str(error)) for error in errors])
+def test_circles_of_threads_are_said_at_once(start):
+    """In a process of their own: all of a process's threads count, and a test worker has others."""
+    job = start("circles.py", 1, "threads", *circles.CIRCLES)
+    for name in circles.CIRCLES:
+        (said,) = job.next("errors")
+        check(name, [(error["type"], error["culprits"], error["text"]) for error in said["errors"]])
+    assert job.end() == [0]
 
 
 def test_circles_of_processes_are_said_at_once(start):
@@ -52,9 +47,11 @@ def test_circles_of_processes_are_said_at_once(start):
     assert job.end() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", circles.NO_CIRCLES)
-def test_what_is_no_circle_of_threads_is_left_alone(name):
-    run_ranks(lambda comm: circles.run_no_circle(name, comm), 3, timeout=40)
+def test_what_is_no_circle_of_threads_is_left_alone(start):
+    job = start("circles.py", 1, "threads", *circles.NO_CIRCLES)
+    for _ in circles.NO_CIRCLES:
+        job.next("done")
+    assert job.end() == [0]
 
 
 def test_what_is_no_circle_of_processes_is_left_alone(start):

@@ -1,7 +1,7 @@
 """Ranks that wait for each other through several communicators, and ranks that only seem to.
 
-As a program: circles.py NAME..., three ranks. The functions also run with ranks as threads. Each takes the
-communicator of three ranks, and one for each pair (`pairs[k]` of the ranks k and k+1).
+As a program: circles.py NAME..., three ranks; or `threads NAME...`, one process whose ranks are threads. Each
+function takes the communicator of three ranks, and one for each pair (`pairs[k]` of the ranks k and k+1).
 """
 
 import random
@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from unicomm import Communicator, ReduceOp
+from unicomm import CommError, Communicator, ReduceOp
 from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.testing import run_ranks
 
 FOR_EVER = 100.0  # seconds, beyond the tests' own limits
 LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
@@ -273,14 +274,31 @@ def run_no_circle(name: str, comm: Communicator) -> None:
     comm.barrier(False, timeout=FOR_EVER)
 
 
+def caught(name: str, comm: Communicator) -> BaseException:
+    try:
+        run_circle(name, comm)
+    except CommError as error:
+        return error
+    raise AssertionError(f"{name}: nothing was raised")
+
+
 def main() -> None:
     global ranks_are_threads
     import sys
 
-    from common import reporting
+    from common import describe, reporting, say
 
     import unicomm
 
+    if sys.argv[1] == "threads":
+        for name in sys.argv[2:]:
+            if name in CIRCLES:
+                found = run_ranks(lambda comm, name=name: caught(name, comm), 3, timeout=40)
+                say("errors", errors=[describe(error) for error in found])
+            else:
+                run_ranks(lambda comm, name=name: run_no_circle(name, comm), 3, timeout=40)
+                say("done")
+        return
     ranks_are_threads = False
     for name in sys.argv[1:]:
         comm = unicomm.new_comm("shm", torch.device("cpu"), name=name, timeout=FOR_EVER)
