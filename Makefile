@@ -58,7 +58,8 @@ sanitize: $(VENV)/tools
 	for s in address,undefined thread; do \
 	  $(BIN)/cmake -G Ninja -S . -B build/sanitize-$${s%%,*} -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SANITIZE=$$s && \
 	  $(BIN)/cmake --build build/sanitize-$${s%%,*} && \
-	  build/sanitize-$${s%%,*}/native_stress && build/sanitize-$${s%%,*}/pickle_fuzz || exit 1; \
+	  build/sanitize-$${s%%,*}/native_stress && build/sanitize-$${s%%,*}/pickle_fuzz && \
+	  build/sanitize-$${s%%,*}/segment_fuzz || exit 1; \
 	done
 
 docs: $(VENV)/installed

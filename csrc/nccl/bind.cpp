@@ -46,7 +46,7 @@ template <class... A>
 void plain(nb::class_<Library>& c, const char* name, int (*Functions::*member)(A...), const char* symbol) {
     c.def(name, [member, symbol](const Library& self, Plain<A>... args) {
         auto function = need(self().*member, symbol);
-        nb::gil_scoped_release release;
+        GilReleased release;
         return function(as<A>(args)...);
     });
 }
@@ -56,7 +56,7 @@ template <class R, class... A>
 auto out(const Library& self, int (*Functions::*member)(A...), const char* symbol, auto... before) {
     auto function = need(self().*member, symbol);
     R value{};
-    nb::gil_scoped_release release;
+    GilReleased release;
     int result = function(before..., &value);
     return std::pair(result, value);
 }
@@ -88,7 +88,7 @@ void bind_life(nb::class_<Library>& c) {
         auto configured = self().CommInitRankConfig;
         auto bare = need(self().CommInitRank, "CommInitRank");
         FilledConfig config(self.version(), settings);
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = configured != nullptr ? configured(&comm, size, read, rank, config.get())
                                            : bare(&comm, size, read, rank);
         return made(result, comm);
@@ -100,7 +100,7 @@ void bind_life(nb::class_<Library>& c) {
         for (const nb::bytes& id : ids) read.push_back(read_id(id));
         FilledConfig config(self.version(), settings);
         Comm comm = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(&comm, size, rank, static_cast<int>(read.size()), read.data(), config.get());
         return made(result, comm);
     });
@@ -108,7 +108,7 @@ void bind_life(nb::class_<Library>& c) {
         auto function = need(self().CommSplit, "CommSplit");
         FilledConfig config(self.version(), settings);
         Comm comm = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(comm_of(parent), color, key, &comm, config.get());
         return made(result, comm);
     });
@@ -117,7 +117,7 @@ void bind_life(nb::class_<Library>& c) {
         auto function = need(self().CommShrink, "CommShrink");
         FilledConfig config(self.version(), settings);
         Comm comm = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(comm_of(parent), without.data(), static_cast<int>(without.size()), &comm,
                               config.get(), abort ? 1 : 0);
         return made(result, comm);
@@ -131,7 +131,7 @@ void bind_life(nb::class_<Library>& c) {
         if (newcomer) read = read_id(id);
         FilledConfig config(self.version(), settings);
         Comm comm = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(comm_of(parent), size, newcomer ? &read : nullptr, rank, &comm, config.get());
         return made(result, comm);
     });
@@ -167,7 +167,7 @@ void bind_memory(nb::class_<Library>& c) {
     c.def("mem_alloc", [](const Library& self, size_t bytes) {
         auto function = need(self().MemAlloc, "MemAlloc");
         void* memory = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(&memory, bytes);
         return made(result, memory);
     });
@@ -175,7 +175,7 @@ void bind_memory(nb::class_<Library>& c) {
     c.def("register", [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes) {
         auto function = need(self().CommRegister, "CommRegister");
         void* handle = nullptr;
-        nb::gil_scoped_release release;
+        GilReleased release;
         int result = function(comm_of(comm), as<void*>(memory), bytes, &handle);
         return made(result, handle);
     });
@@ -184,7 +184,7 @@ void bind_memory(nb::class_<Library>& c) {
           [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags) {
               auto function = need(self().CommWindowRegister, "CommWindowRegister");
               Window window = nullptr;
-              nb::gil_scoped_release release;
+              GilReleased release;
               int result = function(comm_of(comm), as<void*>(memory), bytes, &window, flags);
               return made(result, window);
           });
@@ -227,7 +227,7 @@ void bind_operations(nb::class_<Library>& c) {
         auto function = need(self().WaitSignal, "WaitSignal");
         std::vector<WaitSignalDesc> waits;
         for (auto [count, peer] : counts_and_peers) waits.push_back({count, peer, 0, 0});
-        nb::gil_scoped_release release;
+        GilReleased release;
         return function(static_cast<int>(waits.size()), waits.data(), comm_of(comm), as<Stream>(stream));
     });
 }

@@ -191,7 +191,7 @@ nb::dict read_dump(nb::bytes data) {
         ~Clear() { dump->clear(); }
     } clear;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         dump->read({data.c_str(), data.size()});
     }
     return columns_of(*dump);

@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "core/error.hpp"
+#include "core/fork.hpp"
 
 namespace unicomm::ring {
 namespace {
@@ -22,6 +23,7 @@ constexpr uint32_t kFrames = 2048;
 constexpr uint64_t kHeap = 192 * 1024;
 
 std::mutex table_mutex;  // communicators, frames and strings are added rarely; records never lock
+[[maybe_unused]] const bool registered = (keep_over_fork<table_mutex>(), true);
 
 uint64_t clock_ns(clockid_t clock) {
     timespec t{};
@@ -282,7 +284,9 @@ bool Writer::pending(uint16_t comm, Pending& found) const {
         found = {r.seq, "", 0};
         if (r.frame > 0 && r.frame <= head_->frame_count.load(std::memory_order_acquire)) {
             const Frame& f = frames_[r.frame - 1];
-            found.file.assign(heap_ + f.file.off, f.file.len);
+            Text file = f.file;  // once: others can write to the file
+            if (file.off <= kHeap && file.len <= kHeap - file.off)
+                found.file.assign(heap_ + file.off, file.len);
             found.line = f.line;
         }
         return true;

@@ -70,7 +70,7 @@ bool fold_tensors(nb::object out, nb::list inputs, int op, std::optional<std::ve
         refuse("fold: AVG got n_avg=" + std::to_string(n_avg) + "; pass the number of ranks");
     }
 
-    std::optional<nb::gil_scoped_release> released;
+    std::optional<GilReleased> released;
     if (to.bytes > kHoldGil) released.emplace();
     return fold(to.dtype, red, to.data, sources.data(), int(sources.size()), to.numel,
                 factors ? factors->data() : nullptr, n_avg);

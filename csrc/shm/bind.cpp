@@ -76,7 +76,7 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     uint64_t elements = in_tensors.empty() ? 0 : static_cast<uint64_t>(in_tensors[0].numel);
     Fault fault;
     {
-        nb::gil_scoped_release release;
+        GilReleased release;
         std::lock_guard lock(g.running());
         fault = dispatch(g, op, ins, outs, elements);
     }
@@ -96,6 +96,42 @@ std::vector<Message> read_messages(nb::list messages) {
     return list;
 }
 
+// What a signal's handler raises (KeyboardInterrupt) while the main thread looks at the threads belongs to
+// the program: it comes when the operation is over, as it does when it waits without looking.
+void raise_later() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    auto raise = [](void* error) {
+        auto* that = static_cast<PyObject*>(error);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(that)), that);
+        Py_DECREF(that);
+        return -1;
+    };
+    if (value && Py_AddPendingCall(raise, value) != 0) Py_DECREF(value);
+}
+
+bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& threads,
+         std::vector<uint64_t>& matter) {
+    try {
+        nb::object answer = look(comm, rank, threads);
+        if (answer.is_none()) return false;
+        matter = nb::cast<std::vector<uint64_t>>(answer);
+        return true;
+    } catch (nb::python_error& error) {
+        if (error.matches(PyExc_Exception)) {
+            error.discard_as_unraisable("unicomm's look at the threads");
+        } else {
+            error.restore();
+            raise_later();
+        }
+    } catch (const std::exception&) {
+    }
+    return false;
+}
+
 // `look(comm, rank, threads)` returns the threads that matter, or None where another one may enter (see
 // shm/deadlock.hpp). It is called by whatever thread waits, while the interpreter lives.
 void set_census(nb::object look) {
@@ -104,18 +140,13 @@ void set_census(nb::object look) {
     *kept = std::move(look);
     shm::set_census(
         [](uint64_t comm, int rank, const std::vector<uint64_t>& threads, std::vector<uint64_t>& matter) {
-            if (!Py_IsInitialized() || _Py_IsFinalizing()) return false;
-            nb::gil_scoped_acquire gil;
-            try {
-                nb::object answer = (*kept)(comm, rank, threads);
-                if (answer.is_none()) return false;
-                matter = nb::cast<std::vector<uint64_t>>(answer);
-                return true;
-            } catch (nb::python_error& error) {
-                error.discard_as_unraisable("unicomm's look at the threads");
-            } catch (const std::exception&) {
-            }
-            return false;
+            if (!Py_IsInitialized()) return false;
+            PyGILState_STATE lock;
+            with_end_of_python([&] { lock = PyGILState_Ensure(); });
+            bool bound = false;
+            with_end_of_python([&] { bound = ask(*kept, comm, rank, threads, matter); });
+            PyGILState_Release(lock);
+            return bound;
         });
 }
 
@@ -124,7 +155,7 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
     uint64_t deadline = deadline_after(timeout);
     Fault fault;
     {
-        nb::gil_scoped_release release;
+        GilReleased release;
         std::lock_guard lock(g.running());
         fault = g.exchange(list, deadline);
     }
@@ -137,7 +168,7 @@ nb::object run_exchange(Exchange& e, Group& g, double timeout, double limit) {
     std::vector<Exchange::Done> done;
     Fault fault;
     {
-        nb::gil_scoped_release release;
+        GilReleased release;
         std::lock_guard lock(g.running());
         fault = e.run(deadline, back, done);
     }
@@ -155,7 +186,10 @@ nb::object fault_tuple(const Fault& f) {
     for (const Claim& c : f.claims) {
         claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
     }
-    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, f.detail);
+    // Names that others wrote, of which the end or the beginning may have been cut off within a character.
+    auto detail = nb::steal(PyUnicode_DecodeUTF8(f.detail.data(), Py_ssize_t(f.detail.size()), "replace"));
+    if (!detail.is_valid()) throw nb::python_error();
+    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, detail);
 }
 
 void bind_shm(nb::module_& m) {
@@ -176,7 +210,7 @@ void bind_shm(nb::module_& m) {
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
              nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
-        .def("abort", &Group::abort, nb::call_guard<nb::gil_scoped_release>())
+        .def("abort", &Group::abort, nb::call_guard<GilReleased>())
         .def("expect_slow", &Group::expect_slow, nb::arg("seconds"))
         .def("finalize", &Group::finalize)
         .def("lost", [](Group& g, const std::vector<int>& ranks) { return fault_tuple(g.lost(ranks)); })

@@ -1,20 +1,19 @@
 #include "shm/board.hpp"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <map>
-#include <string>
+
+#include "core/error.hpp"
+#include "shm/shared_file.hpp"
 
 namespace unicomm::shm {
 namespace {
 
 constexpr uint64_t kBoardMagic = 0x314452424d4f4355ull;  // "UCOMBRD1"
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 struct Known {
     std::mutex mutex;
@@ -41,11 +40,12 @@ std::shared_ptr<Board> Board::mine() {
     std::shared_ptr<Board> board = known_boards->own.lock();
     if (board) return board;
     board.reset(new Board());
-    board->ref_ = {random_id(), getpid(), memfd_create("unicomm-waits", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-    board->fd_ = board->ref_.fd;
-    if (board->fd_ < 0 || fchmod(board->fd_, 0600) != 0 || ftruncate(board->fd_, sizeof(BoardPage)) != 0 ||
-        fcntl(board->fd_, F_ADD_SEALS, kSeals) != 0)
+    try {
+        board->fd_ = make_shared_file("unicomm-waits", "board", sizeof(BoardPage));
+    } catch (const SystemFailure&) {
         return nullptr;
+    }
+    board->ref_ = {random_id(), getpid(), board->fd_};
     void* mem = mmap(nullptr, sizeof(BoardPage), PROT_READ | PROT_WRITE, MAP_SHARED, board->fd_, 0);
     if (mem == MAP_FAILED) return nullptr;
     board->page_ = static_cast<BoardPage*>(mem);
@@ -63,14 +63,14 @@ std::shared_ptr<const Board> Board::open(const BoardRef& ref) {
     auto& others = known_boards->others;
     std::erase_if(others, [](const auto& known) { return known.second.expired(); });
     if (auto known = others.find(ref.id); known != others.end()) return known->second.lock();
-    std::string path = "/proc/" + std::to_string(ref.pid) + "/fd/" + std::to_string(ref.fd);
-    int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return nullptr;
-    struct stat info{};
-    // Of another size, or one that could shrink, a read could end in SIGBUS.
-    bool good = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == sizeof(BoardPage) &&
-                (fcntl(fd, F_GET_SEALS) & kSeals) == kSeals;
-    void* mem = good ? mmap(nullptr, sizeof(BoardPage), PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    uint64_t bytes = 0;
+    int fd = -1;
+    try {
+        fd = open_shared_file(ref.pid, ref.fd, false, "board", bytes);
+    } catch (const SystemFailure&) {
+        return nullptr;
+    }
+    void* mem = bytes == sizeof(BoardPage) ? mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
     if (mem == MAP_FAILED) return nullptr;
     std::shared_ptr<Board> board(new Board());

@@ -336,15 +336,19 @@ Fault Group::check_pairs(const Op& op, const std::vector<Piece>& ins, const std:
     if (Fault f = next_round(op)) return f;
     Op verdict = op;
     if (odd >= 0) verdict.count = outs[size_t(odd)].bytes, verdict.extra = sent;
-    segment_->announcement(rank_, round_).disagrees_with = odd;
+    uint32_t with = uint32_t(odd + 1);
+    segment_->announcement(rank_, round_).disagrees_with = with | ~with << 16;
+    agreed_ = 0;  // each says its own
     publish(verdict, 0);
     if (Fault f = await_all(op)) return f;
     Fault fault{FaultCode::kMismatch, {}, {}, "sizes"};
     std::vector<int> blame(static_cast<size_t>(world_));
     for (int r = 0; r < world_; ++r) {
         const Announcement& a = segment_->announcement(r, round_);
-        int with = a.disagrees_with;  // once; never trust a number that another process wrote
-        if (with < 0 || with >= world_) continue;
+        uint32_t said = a.disagrees_with;  // once; never trust a number that another process wrote
+        int with = int(said & 0xffff) - 1;
+        if ((said >> 16) != (~said & 0xffff) || with >= world_) return damaged(r, "the verdict");
+        if (with < 0) continue;
         ++blame[size_t(r)], ++blame[size_t(with)];
         // root carries the sender, count what the rank expects and extra what it would get, in bytes
         fault.claims.push_back({r, op.code, uint32_t(op.dtype), 0, with, a.count, a.extra});
@@ -372,7 +376,10 @@ Fault Group::all_to_all(const Op& op, const std::vector<Piece>& ins, const std::
             // Of unequal parts only their owner knows where they are.
             const char* mine = check_sizes ? nullptr : offerable(ins);
             if (Fault f = open(op, longest, mine, world_, direct, stage)) return f;
-            rounds = rounds_for(longest_of_all(), room);
+            // The others' may be longer; the own ones are not left to what others wrote.
+            uint64_t most = longest_of_all();
+            for (const Piece& p : outs) most = std::max(most, p.bytes);
+            rounds = rounds_for(std::max(most, longest), room);
             copy(outs[size_t(rank_)].data, ins[size_t(rank_)].data, outs[size_t(rank_)].bytes);
             for (int i = 1; direct && i < world_; ++i) {
                 int r = (rank_ + i) % world_;

@@ -1,10 +1,13 @@
 #include "shm/deadlock.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
+
+#include "core/fork.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -18,7 +21,9 @@ constexpr uint64_t kGraceNs = 1000 * kMs;       // for the others of a circle, t
 constexpr size_t kMostNodes = 4096;
 
 std::mutex census_mutex;
-Census the_census;
+[[maybe_unused]] const bool registered = (keep_over_fork<census_mutex>(), true);
+// Never destroyed: threads may wait until the process has ended.
+Census& the_census = *new Census();
 
 void copy_text(char* to, size_t room, const std::string& text) {
     size_t n = std::min(room - 1, text.size());
@@ -47,7 +52,8 @@ void Deadlock::recorded_in(const ring::Writer* writer, uint16_t comm) {
 }
 
 void Deadlock::ended() {
-    if (slot_ >= 0) {
+    // A child that was forked while another thread waited has the parent's board mapped.
+    if (slot_ >= 0 && board_->ref().pid == getpid()) {
         WaitSlot& slot = board_->page().waits[slot_];
         if (slot.found.load() == number_) slot.left.store(number_);
         slot.waiting.withdraw();

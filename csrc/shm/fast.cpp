@@ -153,7 +153,7 @@ class FastPath {
         uint64_t record = r_.writer.begin(n);
         Fault fault;
         {
-            nb::gil_scoped_release release;
+            GilReleased release;
             fault = g_.exchange({{send, int(peer), shm::piece_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
         }
         return finished(record, n, fault, true);
@@ -273,7 +273,7 @@ class FastPath {
         if (g_.world() == 1) {
             fault = perform(op, in, out, count, tensors);
         } else {
-            nb::gil_scoped_release release;
+            GilReleased release;
             fault = perform(op, in, out, count, tensors);
         }
         return finished(record, n, fault, as_work);

@@ -20,6 +20,8 @@ uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
     return h ^ (h >> 31);
 }
 
+uint32_t offer_mark(uint64_t round) { return uint32_t(marked(round + 1) >> 32) | 1; }
+
 uint32_t pack(const Op& op) { return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24; }
 
 Claim claim_of(int rank, const Announcement& a) {
@@ -37,10 +39,22 @@ uint64_t Op::signature() const {
     return mix(h, extra);
 }
 
+namespace {
+
+// The number of ranks stands in the segment, which another process wrote.
+int checked_rank(Segment& segment, int rank, size_t ranks) {
+    int world = segment.layout().world;
+    if (size_t(world) == ranks && rank >= 0 && rank < world) return rank;
+    throw SystemFailure("the segment is for " + std::to_string(world) + " ranks, not for rank " +
+                        std::to_string(rank) + " of " + std::to_string(ranks));
+}
+
+}  // namespace
+
 Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
              const std::string& name)
     : segment_(std::move(segment)),
-      rank_(rank),
+      rank_(checked_rank(*segment_, rank, pids.size())),
       world_(segment_->layout().world),
       watch_(pids),
       waiter_(*segment_, rank),
@@ -98,12 +112,17 @@ void Group::abort() {
 }
 
 void Group::expect_slow(double seconds) {
-    segment_->control(rank_).patience_ns.store(ring::now_ns() + static_cast<uint64_t>(seconds * 1e9));
+    double us = double(ring::now_ns()) / 1e3 + seconds * 1e6;
+    constexpr double kMost = double(uint64_t{1} << (kNumberBits - 1));
+    segment_->control(rank_).patience_us.store(marked(static_cast<uint64_t>(std::min(us, kMost))));
 }
 
 uint64_t Group::patience_ns() const {
     uint64_t until = 0;
-    for (int r = 0; r < world_; ++r) until = std::max(until, segment_->control(r).patience_ns.load());
+    for (int r = 0; r < world_; ++r) {
+        uint64_t us = 0;
+        if (read_marked(segment_->control(r).patience_us.load(), us)) until = std::max(until, us * 1000);
+    }
     return until;
 }
 
@@ -217,21 +236,40 @@ Fault Group::given_up() {
     return must_stop({}, ~uint64_t{0}, false, fault) ? break_off(fault) : Fault{};
 }
 
+Fault Group::damaged(int rank, const char* what) {
+    return break_off({FaultCode::kInternal,
+                      {rank},
+                      {},
+                      std::string("the shared memory was damaged: ") + what + " of rank " +
+                          std::to_string(rank) + ", by a stray write of some process"});
+}
+
+// A rank that waits for a round is in it, or about to enter it: the others cannot be further than one round
+// ahead, which is announced elsewhere. So there is either this round, or the one before the last.
 Fault Group::await_round(const Op& op, uint64_t round, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? world_ : only + 1;
+    uint64_t expected = marked(round), before = round < 2 ? 0 : marked(round - 2);
     for (int r = first; r < last; ++r) {
-        std::atomic<uint64_t>& there = segment_->announcement(r, round).round;
-        if (there.load(std::memory_order_acquire) >= round) continue;
-        Fault fault;
-        auto ready = [&] { return there.load(std::memory_order_acquire) >= round; };
-        auto stop = [&](bool deep) {
-            std::vector<int> awaited;
-            for (int p = first; p < last; ++p) {
-                if (segment_->announcement(p, round).round.load() < round) awaited.push_back(p);
-            }
-            return must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault);
-        };
-        if (!waiter_.until(ready, stop)) return break_off(fault);
+        const Announcement& theirs = segment_->announcement(r, round);
+        const std::atomic<uint64_t>& there = theirs.round;
+        if (there.load(std::memory_order_acquire) != expected) {
+            Fault fault;
+            int odd = -1;
+            auto ready = [&] { return there.load(std::memory_order_acquire) == expected; };
+            auto stop = [&](bool deep) {
+                std::vector<int> awaited;
+                for (int p = first; p < last; ++p) {
+                    uint64_t now = segment_->announcement(p, round).round.load();
+                    if (now == expected) continue;
+                    awaited.push_back(p);
+                    if (now != before) odd = p;
+                }
+                return odd >= 0 || must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault);
+            };
+            if (!waiter_.until(ready, stop)) return odd >= 0 ? damaged(odd, "the round") : break_off(fault);
+        }
+        // Somebody took another way after the first round.
+        if (agreed_ && theirs.signature != agreed_) return damaged(r, "the signature");
     }
     return {};
 }
@@ -252,13 +290,13 @@ void Group::publish(const Op& op, uint64_t longest) {
     mine.op_dtype_red = pack(op);
     mine.root = op.root;
     mine.longest = longest;
-    mine.offered = offer_ != nullptr;
+    mine.offered = offer_ ? offer_mark(round_) : 0;
     if (offer_) {
         Offer offer = offer_of(offer_);
         std::memcpy(mine.inline_data, &offer, sizeof offer);
         offer_ = nullptr;
     }
-    mine.round.store(round_, std::memory_order_release);
+    mine.round.store(marked(round_), std::memory_order_release);
     waiter_.wake_others();
 }
 
@@ -271,9 +309,14 @@ Fault Group::agree(const Op& op) {
     for (int r = 0; r < world_; ++r) {
         const Announcement& a = segment_->announcement(r, round_);
         same &= a.signature == mine;
-        offers_ += a.offered != 0;
+        uint32_t offered = a.offered;
+        if (offered != 0 && offered != offer_mark(round_)) return damaged(r, "the offer");
+        offers_ += offered != 0;
     }
-    if (same) return {};
+    if (same) {
+        agreed_ = mine;
+        return {};
+    }
     Fault fault{FaultCode::kMismatch, {}, {}, ""};
     std::map<uint64_t, int> votes;
     for (int r = 0; r < world_; ++r) {
@@ -296,6 +339,7 @@ Fault Group::agree(const Op& op) {
 
 Fault Group::first_round(const Op& op, uint64_t longest) {
     if (Fault f = given_up()) return f;
+    agreed_ = 0;
     publish(op, longest);
     if (Fault f = await_all(op)) return f;
     return agree(op);
@@ -318,12 +362,15 @@ const char* Group::offerable(const std::vector<Piece>& parts) {
 
 Offer Group::offer_of(const char* data) {
     Heap& heap = Heap::mine();
-    return {heap.offset(data), heap.size(), heap.fd()};
+    Offer offer{heap.offset(data), heap.size(), heap.fd(), 0};
+    offer.check = offer.checked();
+    return offer;
 }
 
 Fault Group::locate(int rank, uint64_t offset, uint64_t bytes, const char*& data) {
     Offer offer;
     std::memcpy(&offer, segment_->announcement(rank, round_).inline_data, sizeof offer);
+    if (offer.check != offer.checked()) return damaged(rank, "the offer");
     return reach(rank, offer, offset, bytes, data);
 }
 
@@ -335,7 +382,8 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
         base = Heap::mine().base(), size = Heap::mine().size();
     } else {
         try {
-            if (!heaps_[r]) heaps_[r] = std::make_unique<PeerHeap>(pids_[r], offer.heap_fd, offer.heap_size);
+            if (!heaps_[r])
+                heaps_[r] = std::make_unique<PeerHeap>(pids_[r], int(offer.heap_fd), offer.heap_size);
         } catch (const SystemFailure& failure) {
             return break_off({FaultCode::kInternal, {rank}, {}, failure.what()});
         }

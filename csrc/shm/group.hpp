@@ -161,6 +161,7 @@ class Group {
                            bool deep, Fault& fault);
     Fault break_off(Fault fault);
     Fault why_broken();
+    Fault damaged(int rank, const char* what);
     uint64_t patience_ns() const;  // until when the ranks ask each other to wait
 
     friend class Exchange;
@@ -178,10 +179,12 @@ class Group {
     std::atomic<uint64_t> direct_ops_{0};
     int offers_ = 0;  // of all ranks in this round
     uint64_t round_ = 0;
+    uint64_t agreed_ = 0;  // the signature that all ranks have in each round of this operation; 0: none yet
     std::vector<double> factors_;
     struct Ends {
         uint64_t sent = 0, received = 0;  // messages that have a number
         uint64_t sends_done = 0, receives_done = 0;
+        uint64_t head = 0, tail = 0;  // chunks written for that rank, and read of its own
     };
     std::vector<Ends> ends_;
     std::atomic<bool> aborted_{false}, is_broken_{false};

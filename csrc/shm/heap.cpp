@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,15 +10,17 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/fork.hpp"
+#include "shm/shared_file.hpp"
 
 namespace unicomm::shm {
 namespace {
 
 constexpr uint64_t kPage = 4096, kSmall = 64;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::atomic<Heap*> current{nullptr};
 std::mutex making;
+[[maybe_unused]] const bool registered = (keep_over_fork<making>(), true);
 
 uint64_t up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -46,12 +47,7 @@ bool Heap::holds(const void* data, uint64_t bytes) {
 
 Heap::Heap() : pid_(getpid()) {
     size_ = uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
-    fd_ = memfd_create("unicomm-tensors", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd_ < 0) throw_errno("cannot create memory for shared tensors (memfd_create)");
-    if (ftruncate(fd_, static_cast<off_t>(size_)) != 0 || fcntl(fd_, F_ADD_SEALS, kSeals) != 0) {
-        close(fd_);
-        throw_errno("cannot size the memory for shared tensors");
-    }
+    fd_ = make_shared_file("unicomm-tensors", "memory of tensors", size_);
     void* mem = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (mem == MAP_FAILED) {
         close(fd_);
@@ -119,16 +115,11 @@ uint64_t Heap::allocated() {
 
 PeerHeap::PeerHeap(int pid, int fd, uint64_t size) : size_(size) {
     std::string who = "process " + std::to_string(pid);
-    std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-    int mine = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (mine < 0) throw_errno("cannot open the tensors of " + who);
-    struct stat info{};
-    // Of another size, or one that could shrink, a read could end in SIGBUS.
-    bool good = fstat(mine, &info) == 0 && uint64_t(info.st_size) == size && size > 0 &&
-                (fcntl(mine, F_GET_SEALS) & kSeals) == kSeals;
-    if (!good) {
+    uint64_t bytes = 0;
+    int mine = open_shared_file(pid, fd, false, "memory of tensors", bytes);
+    if (bytes != size || size == 0) {
         close(mine);
-        throw SystemFailure(who + " offered something that is no memory of tensors");
+        throw SystemFailure(who + " offered memory of tensors of another size");
     }
     void* mem = mmap(nullptr, size, PROT_READ, MAP_SHARED | MAP_NORESERVE, mine, 0);
     close(mine);

@@ -41,6 +41,34 @@ void Exchange::refuse(Transfer& t, Fault fault) {
     finish(t);
 }
 
+uint64_t Exchange::unread(int peer) {
+    uint64_t head = 0, tail = group_.ends_[size_t(peer)].tail;
+    uint64_t word = group_.segment_->channel(peer, group_.rank_).head.load(std::memory_order_acquire);
+    if (read_marked(word, head) && head >= tail && head - tail <= group_.segment_->layout().p2p_depth)
+        return head - tail;
+    damaged_ = peer;
+    return 0;
+}
+
+uint64_t Exchange::unacknowledged(int peer) {
+    uint64_t head = group_.ends_[size_t(peer)].head, tail = 0;
+    uint64_t word = group_.segment_->channel(group_.rank_, peer).tail.load(std::memory_order_acquire);
+    if (read_marked(word, tail) && tail <= head && head - tail <= group_.segment_->layout().p2p_depth)
+        return head - tail;
+    damaged_ = peer;
+    return 0;
+}
+
+bool Exchange::read_header(int peer, ChunkHeader& header) {
+    uint64_t number = group_.ends_[size_t(peer)].tail;
+    const char* chunk = group_.segment_->chunk(peer, group_.rank_, number);
+    std::memcpy(&header, chunk, sizeof header);
+    if (header.check == header.checked(number) && header.bytes <= group_.segment_->layout().p2p_chunk)
+        return true;
+    damaged_ = peer;
+    return false;
+}
+
 // Whether the message at the front of the channel from `peer` is for `t`: a message goes to the first
 // receive in the order of the calls that takes it.
 bool Exchange::match(Transfer& t, int peer) {
@@ -48,21 +76,23 @@ bool Exchange::match(Transfer& t, int peer) {
     Group::Ends& ends = group_.ends_[size_t(peer)];
     if (ends.received != ends.receives_done) return false;  // the message before is still under way
     if (closed_[size_t(peer)] == pass_) return false;
-    uint64_t tail = c.tail.load(std::memory_order_relaxed);
-    while (tail < c.head.load(std::memory_order_acquire)) {
-        auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(peer, group_.rank_, tail));
-        if (header->message >= ends.received) {
+    while (unread(peer) > 0) {
+        ChunkHeader header;
+        if (!read_header(peer, header)) return true;
+        if (header.message >= ends.received) {
             t.number = ends.received++;
             t.message.peer = peer;
             return true;
         }
-        c.tail.store(++tail, std::memory_order_release);  // the rest of a message that was refused
+        c.tail.store(marked(++ends.tail), std::memory_order_release);  // the rest of a refused message
         group_.waiter_.wake_others();
     }
+    if (damaged_ >= 0) return true;
     closed_[size_t(peer)] = pass_;
     return false;
 }
 
+// True also where something is damaged: then `damaged_` says whose.
 bool Exchange::can_step(Transfer& t) {
     Segment& segment = *group_.segment_;
     int me = group_.rank_, peer = t.message.peer;
@@ -70,10 +100,10 @@ bool Exchange::can_step(Transfer& t) {
     if (t.message.send) {
         if (t.number != group_.ends_[size_t(peer)].sends_done) return false;
         Channel& c = segment.channel(me, peer);
-        if (c.rejected.load(std::memory_order_acquire) == t.number + 1) return true;
-        if (t.offered) return c.tail.load(std::memory_order_acquire) >= t.offered;
-        return c.head.load(std::memory_order_relaxed) - c.tail.load(std::memory_order_acquire) <
-               segment.layout().p2p_depth;
+        if (c.rejected.load(std::memory_order_acquire) == marked(t.number + 1)) return true;
+        uint64_t on_the_way = unacknowledged(peer);
+        if (damaged_ >= 0) return true;
+        return t.offered ? on_the_way == 0 : on_the_way < segment.layout().p2p_depth;
     }
     if (t.number == kUnmatched) {
         if (peer >= 0) return match(t, peer);
@@ -82,46 +112,54 @@ bool Exchange::can_step(Transfer& t) {
         }
         return false;
     }
-    Channel& c = segment.channel(peer, me);
-    return c.tail.load(std::memory_order_relaxed) < c.head.load(std::memory_order_acquire);
+    return unread(peer) > 0 || damaged_ >= 0;
 }
 
 void Exchange::step_send(Transfer& t) {
     const Message& m = t.message;
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(me, m.peer);
+    Group::Ends& ends = group_.ends_[size_t(m.peer)];
     const Layout& l = group_.segment_->layout();
-    uint64_t head = c.head.load(std::memory_order_relaxed);
     while (!t.finished) {
-        if (c.rejected.load(std::memory_order_acquire) == t.number + 1) {
+        if (c.rejected.load(std::memory_order_acquire) == marked(t.number + 1)) {
             refuse(t, {FaultCode::kMismatch, both(me, m.peer), {}, "the receiver's tensor differs"});
             return;
         }
+        uint64_t on_the_way = unacknowledged(m.peer);
+        if (damaged_ >= 0) return;
         if (t.offered) {
-            if (c.tail.load(std::memory_order_acquire) < t.offered) return;
+            if (on_the_way > 0) return;
             return finish(t);
         }
-        if (head - c.tail.load(std::memory_order_acquire) >= l.p2p_depth) return;
-        auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, head));
+        if (on_the_way >= l.p2p_depth) return;
+        auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
         // A message that fits into the ring is sent when it is there, wherever the tensor lies.
         bool offer = t.done == 0 && m.piece.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth &&
                      Heap::holds(m.piece.data, m.piece.bytes);
         uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.piece.bytes - t.done);
-        header->offer = offer ? Group::offer_of(m.piece.data) : Offer{};
-        header->message = t.number;
-        header->total = m.piece.bytes;
-        header->count = m.count;
-        header->dtype = static_cast<uint32_t>(m.dtype);
-        header->bytes = static_cast<uint32_t>(now);
+        Offer where = offer ? Group::offer_of(m.piece.data) : Offer{};
+        ChunkHeader said{t.number,
+                         m.piece.bytes,
+                         m.count,
+                         uint32_t(m.dtype),
+                         uint32_t(now),
+                         where.at,
+                         where.heap_size,
+                         int32_t(where.heap_fd),
+                         0,
+                         0};
+        said.check = said.checked(ends.head);
+        std::memcpy(header, &said, sizeof said);
         char* chunk = reinterpret_cast<char*>(header + 1);
         if (m.piece.bytes >= kLong) {
             Stager::stream(chunk, m.piece.data + t.done, now);
         } else {
             group_.stager_.copy(chunk, m.piece.data + t.done, now);
         }
-        c.head.store(++head, std::memory_order_release);
+        c.head.store(marked(++ends.head), std::memory_order_release);
         group_.waiter_.wake_others();
-        if (offer) t.offered = head;
+        if (offer) t.offered = ends.head;
         t.done += now;
         if (t.done == m.piece.bytes) finish(t);
     }
@@ -131,38 +169,41 @@ Fault Exchange::step_recv(Transfer& t) {
     const Message& m = t.message;
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(m.peer, me);
-    uint64_t tail = c.tail.load(std::memory_order_relaxed);
-    while (!t.finished && tail < c.head.load(std::memory_order_acquire)) {
-        auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(m.peer, me, tail));
-        if (!t.begun && (header->total != m.piece.bytes || header->count != m.count ||
-                         header->dtype != static_cast<uint32_t>(m.dtype))) {
-            Claim theirs{m.peer, uint32_t(OpCode::kSend), header->dtype, 0, me, header->count, 0};
+    Group::Ends& ends = group_.ends_[size_t(m.peer)];
+    while (!t.finished && unread(m.peer) > 0) {
+        ChunkHeader header;
+        if (!read_header(m.peer, header)) return {};
+        if (!t.begun && (header.total != m.piece.bytes || header.count != m.count ||
+                         header.dtype != static_cast<uint32_t>(m.dtype))) {
+            Claim theirs{m.peer, uint32_t(OpCode::kSend), header.dtype, 0, me, header.count, 0};
             Claim mine{me, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
-            c.rejected.store(t.number + 1, std::memory_order_release);
+            c.rejected.store(marked(t.number + 1), std::memory_order_release);
             refuse(t,
                    {FaultCode::kMismatch, both(me, m.peer), {theirs, mine}, "the sender's tensor differs"});
             group_.waiter_.wake_others();
             return {};
         }
-        const char* data = reinterpret_cast<const char*>(header + 1);
-        // What the peer wrote there is not trusted: no more than a chunk holds, nor than the tensor takes.
-        uint64_t most = std::min<uint64_t>(group_.segment_->layout().p2p_chunk, m.piece.bytes - t.done);
-        uint64_t now = std::min<uint64_t>(header->bytes, most);
-        const Offer offer = header->offer;  // once: what is checked is what is used
-        if (offer.heap_size) {
-            now = m.piece.bytes - t.done;
+        const char* data = group_.segment_->chunk(m.peer, me, ends.tail) + sizeof header;
+        uint64_t left = m.piece.bytes - t.done, now = header.bytes;
+        if (header.heap_size) {
+            now = left;
             ++group_.direct_ops_;
+            Offer offer{header.at, header.heap_size, header.heap_fd, 0};
             if (Fault f = group_.reach(m.peer, offer, t.done, now, data)) return f;
         }
+        if (now > left || (now == 0 && left > 0)) {
+            damaged_ = m.peer;
+            return {};
+        }
         if (now) std::memcpy(m.piece.data + t.done, data, now);
-        if (offer.heap_size) {
+        if (header.heap_size) {
             // If the sender gave up meanwhile, it may have used its tensor again.
             if (Fault f = group_.given_up()) return f;
         }
         t.done += now;
         t.begun = true;
         if (t.done == m.piece.bytes) finish(t);
-        c.tail.store(++tail, std::memory_order_release);
+        c.tail.store(marked(++ends.tail), std::memory_order_release);
         group_.waiter_.wake_others();
     }
     return {};
@@ -237,6 +278,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             return late || must_stop(deadline_ns, deep, fault);
         };
         if (!group_.waiter_.until(ready, stop) && !late) return group_.break_off(fault);
+        if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
         begin_pass();
         for (Transfer& t : transfers_) {
             if (!can_step(t)) continue;
@@ -245,6 +287,7 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             } else if (Fault f = step_recv(t)) {
                 return f;
             }
+            if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
             if (t.finished) done.push_back({t.index, t.message.peer, t.fault});
         }
         transfers_.remove_if([](const Transfer& t) { return t.finished; });

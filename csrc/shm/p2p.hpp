@@ -48,6 +48,12 @@ class Exchange {
     void step_send(Transfer& t);
     Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
+    // How many chunks wait to be read, by the reader's or the writer's count; where that cannot be, none,
+    // and `damaged_` says whose.
+    uint64_t unread(int peer);
+    uint64_t unacknowledged(int peer);
+    // The front one of what `peer` sends, once: what is checked is what is used.
+    bool read_header(int peer, ChunkHeader& header);
     void refuse(Transfer& t, Fault fault);
     void finish(Transfer& t);
     bool any_movable();
@@ -64,6 +70,7 @@ class Exchange {
     uint64_t pass_ = 0;
     std::vector<uint64_t> closed_;  // by peer: the last pass that found nothing
     std::atomic<bool> interrupted_{false};
+    int damaged_ = -1;  // what this rank wrote cannot be
 };
 
 }  // namespace unicomm::shm

@@ -1,8 +1,6 @@
 #include "shm/segment.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "shm/board.hpp"
+#include "shm/shared_file.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -46,19 +45,9 @@ uint64_t Layout::end_of_chunks() const {
 
 Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
     : layout_(Layout::plan(world, slot_bytes, p2p_bytes)) {
-    fd_ = memfd_create("unicomm", MFD_CLOEXEC);
-    if (fd_ < 0) throw_errno("cannot create a shared-memory segment (memfd_create)");
-    // For its user alone, also where others may look into this process.
-    if (fchmod(fd_, 0600) != 0) {
-        close(fd_);
-        throw_errno("cannot make the shared-memory segment private");
-    }
     // Pages are allocated as they are touched: a communicator that sends nothing point-to-point, or only
     // small messages, never holds the rest.
-    if (ftruncate(fd_, static_cast<off_t>(layout_.bytes)) != 0) {
-        close(fd_);
-        throw_errno("cannot size the shared-memory segment");
-    }
+    fd_ = make_shared_file("unicomm", "shared-memory segment", layout_.bytes);
     map();
     SegmentHeader& h = header();
     h.bytes = layout_.bytes;
@@ -71,14 +60,12 @@ Segment::Segment(int world, uint32_t slot_bytes, uint32_t p2p_bytes)
 }
 
 Segment::Segment(int pid, int fd) {
-    std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
-    fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd_ < 0) throw_errno("cannot open the shared-memory segment of process " + std::to_string(pid));
-    struct stat info{};
+    uint64_t size = 0;
+    fd_ = open_shared_file(pid, fd, true, "unicomm segment", size);
     SegmentHeader head;
     ssize_t got = pread(fd_, static_cast<void*>(&head), sizeof head, 0);
-    bool good = fstat(fd_, &info) == 0 && got == static_cast<ssize_t>(sizeof head) && head.magic == kMagic &&
-                head.world > 0 && head.world <= 65536 && head.bytes == static_cast<uint64_t>(info.st_size);
+    bool good = got == static_cast<ssize_t>(sizeof head) && head.magic == kMagic && head.world > 0 &&
+                head.world <= 65536 && head.bytes == size;
     if (good) {
         // Never trust lengths that another process wrote: the layout must come out as the same size.
         layout_ = Layout::plan(head.world, head.slot_bytes, 0);

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "shm/marked.hpp"
+
 namespace unicomm::shm {
 
 constexpr uint64_t kMagic = 0x324d485343494e55ull;  // "UNICSHM2"
@@ -14,17 +16,19 @@ constexpr int kLine = 64;
 
 // What each rank publishes at the start of a round; two of them per rank, used in turn.
 struct alignas(128) Announcement {
-    std::atomic<uint64_t> round;  // written last: the rank has reached this round and its slot is filled
+    std::atomic<uint64_t> round;  // marked; written last: the rank is in this round and its slot is filled
     uint64_t signature;
     double factor;  // of PREMUL_SUM
     uint64_t count;
     uint64_t extra;
     uint32_t op_dtype_red;
     int32_t root;
-    uint64_t longest;        // bytes of the longest stream this rank will send: sets the number of rounds
-    int32_t disagrees_with;  // v-operations: the rank whose sizes do not fit mine, or -1
-    uint32_t offered;        // 1: the data are in the rank's heap, where inline_data (an Offer) says
-    char inline_data[64];    // small payloads travel with the announcement
+    uint64_t longest;  // bytes of the longest stream this rank will send: sets the number of rounds
+    uint32_t
+        disagrees_with;    // v-operations: 1 + the rank whose sizes do not fit mine, or 0; and its complement
+    uint32_t offered;      // not 0, but of the round: the data are in the rank's heap, where inline_data (an
+                           // Offer) says
+    char inline_data[64];  // small payloads travel with the announcement
 };
 static_assert(sizeof(Announcement) == 128);
 
@@ -32,7 +36,9 @@ static_assert(sizeof(Announcement) == 128);
 struct Offer {
     uint64_t at;
     uint64_t heap_size;
-    int32_t heap_fd;
+    int64_t heap_fd;
+    uint64_t check;  // of these
+    uint64_t checked() const { return check_of(at, heap_size, uint64_t(heap_fd), 0); }
 };
 static_assert(sizeof(Offer) <= sizeof(Announcement::inline_data));
 
@@ -49,7 +55,7 @@ struct alignas(128) RankControl {
     std::atomic<uint32_t> waits_for;    // 1 + a rank; 0: for none
     std::atomic<uint32_t> wait;         // counts the waits
     std::atomic<uint32_t> looks;        // counts how often it found that it has to go on waiting
-    std::atomic<uint64_t> patience_ns;  // until when this rank asks the others to wait, CLOCK_MONOTONIC
+    std::atomic<uint64_t> patience_us;  // marked; until when it asks the others to wait, CLOCK_MONOTONIC
     std::atomic<uint64_t> culprits[8];  // behind kFailed: a bit for each, of the first ranks there are
     std::atomic<uint64_t> board;        // the id of its process's board (board.hpp); 0: it has none
     std::atomic<int32_t> board_fd;
@@ -70,19 +76,26 @@ struct alignas(128) SegmentHeader {
 
 // One direction of one pair: a ring of `p2p_depth` chunks.
 struct alignas(128) Channel {
-    std::atomic<uint64_t> head;  // chunks written
+    std::atomic<uint64_t> head;  // marked: chunks written
     char pad[kLine - 8];
-    std::atomic<uint64_t> tail;      // chunks read
-    std::atomic<uint64_t> rejected;  // 1 + number of the message that the receiver refused
+    std::atomic<uint64_t> tail;      // marked: chunks read
+    std::atomic<uint64_t> rejected;  // marked: 1 + number of the message that the receiver refused
 };
 struct ChunkHeader {
     uint64_t message;  // number of the message in this channel, from 0
     uint64_t total;    // bytes of the whole message
-    uint64_t signature;
     uint64_t count;
     uint32_t dtype;
-    uint32_t bytes;  // of this chunk
-    Offer offer;     // heap_size > 0: the whole message is there; this chunk is read when it has been
+    uint32_t bytes;          // of this chunk
+    uint64_t at, heap_size;  // of an Offer; heap_size > 0: the whole message is there
+    int32_t heap_fd;
+    uint32_t unused;
+    uint64_t check;  // of all this and the chunk's number; the writer counts it in `head` last
+    uint64_t checked(uint64_t number) const {
+        return check_of(check_of(number, message, total, count),
+                        check_of(at, heap_size, uint32_t(heap_fd), 0), uint64_t(dtype) << 32 | bytes, 1) |
+               1;
+    }
 };
 static_assert(sizeof(ChunkHeader) == kLine);
 

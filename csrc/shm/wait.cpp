@@ -13,6 +13,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/fork.hpp"
 #include "recorder/ring.hpp"
 
 namespace unicomm::shm {
@@ -59,7 +60,9 @@ struct Watched {
     int fd, users;
 };
 std::mutex watched_mutex;
-std::map<int, Watched> watched;
+[[maybe_unused]] const bool registered = (keep_over_fork<watched_mutex>(), true);
+// Never destroyed: threads may wait until the process has ended.
+std::map<int, Watched>& watched = *new std::map<int, Watched>();
 
 int watch_process(int pid) {
     std::lock_guard lock(watched_mutex);

@@ -63,6 +63,80 @@ def test_tcp_store_of_the_process(master: Any) -> None:
     assert master.get("unicomm/key") == b"value"
 
 
+def free_port_at(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=20).close()
+        return True
+    except ConnectionRefusedError:
+        return False
+
+
+@pytest.fixture
+def own_address() -> str:
+    """An address of this host that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this host has no network but loopback")
+        return str(probe.getsockname()[0])
+
+
+def open_as_rank_0(host: str, more: dict[str, str], hosts: int = 1) -> int:
+    port = free_port_at(host if host[0].isdigit() else "127.0.0.1")
+    environ = {"MASTER_ADDR": host, "MASTER_PORT": str(port), **more}
+    open_store(place(0, 2, 2 // hosts), 10.0, environ).set("key", "value")
+    return port
+
+
+def test_a_store_listens_at_its_address_alone(own_address: str) -> None:
+    port = open_as_rank_0(own_address, {})
+    assert reachable(own_address, port)
+    assert not reachable("127.0.0.1", port)
+    port = open_as_rank_0("localhost", {}, hosts=2)
+    assert reachable("127.0.0.1", port)
+    assert not reachable(own_address, port)
+
+
+def test_a_store_listens_everywhere_when_told_so(own_address: str) -> None:
+    port = open_as_rank_0(own_address, {"UNICOMM_STORE_LISTEN": "all"})
+    assert reachable(own_address, port)
+    assert reachable("127.0.0.1", port)
+
+
+def test_a_name_that_is_loopback_at_home_does_not_lock_other_hosts_out(
+    own_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts has the host's own name as 127.0.1.1."""
+    resolve = socket.getaddrinfo
+
+    def own_name(host: Any, *args: Any, **kwargs: Any) -> Any:
+        return resolve("127.0.0.1" if host == "node17" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", own_name)
+    port = free_port_at("127.0.0.1")
+    listening = [job_store._listen(place(0, 2, local), "node17", port, "") for local in (1, 2)]
+    assert listening[0] is None  # another host has ranks
+    assert listening[1] is not None
+    with socket.socket(fileno=listening[1]) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_left_to_torch() -> None:
+    assert job_store._listen(place(0, 2, 1), "198.51.100.1", 29500, "") is None  # as behind a NAT
+
+
+def test_where_to_listen_is_checked_before_anything_is_opened() -> None:
+    with pytest.raises(InvalidArgumentError, match="UNICOMM_STORE_LISTEN='everywhere' is none of"):
+        open_store(place(0, 2), 1.0, address(1, UNICOMM_STORE_LISTEN="everywhere"))
+
+
 def test_agent_store_keeps_the_attempts_apart(master: Any) -> None:
     def attempt(count: str, rank: int = 0) -> Any:
         run = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "job"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pickle
@@ -104,11 +105,15 @@ def test_a_malicious_pickle_is_not_run(form, tmp_path, raised):
 # --- shm headers ------------------------------------------------------------------------------------------
 
 
-def reopen(data: bytes) -> Any:
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def reopen(data: bytes, seals: int = SEALS) -> Any:
     """A segment with these bytes, as another process would offer it."""
-    copy = os.memfd_create("unicomm-test")
+    copy = os.memfd_create("unicomm-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(copy, data)
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
         return _core.ShmSegment.open(os.getpid(), copy)
     finally:
         os.close(copy)
@@ -142,6 +147,45 @@ def test_a_short_segment_is_refused(length, segment_bytes):
         reopen(segment_bytes[:length])
     with pytest.raises(OSError, match="no unicomm segment"):
         reopen(segment_bytes + bytes(length or 4096))
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SEAL, SEALS & ~fcntl.F_SEAL_SHRINK])
+def test_a_segment_that_may_shrink_is_refused(seals, segment_bytes):
+    """A peer that cut it off later would end this process by SIGBUS."""
+    with pytest.raises(OSError, match="no unicomm segment"):
+        reopen(segment_bytes, seals)
+
+
+def test_the_own_files_cannot_change_their_size():
+    segment = _core.ShmSegment(2, 4096, 4096)
+    for size in (0, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(segment.fd, size)
+
+
+def test_a_strange_file_is_refused_without_being_opened(tmp_path):
+    """To open a pipe without a writer blocks; to open one with a writer, and to close it, tells that one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = tmp_path / "memfd:unicomm"
+    path.write_bytes(bytes(8192))
+    files = [os.open(pipe, os.O_RDWR), os.open("/dev/zero", os.O_RDWR), os.open(path, os.O_RDWR)]
+    try:
+        for fd in files:
+            with pytest.raises(OSError, match="no unicomm segment"):
+                _core.ShmSegment.open(os.getpid(), fd)
+    finally:
+        for fd in files:
+            os.close(fd)
+    with pytest.raises(OSError, match="cannot open the unicomm segment"):
+        _core.ShmSegment.open(os.getpid(), files[0])
+
+
+def test_a_segment_for_another_number_of_ranks_is_refused():
+    segment = _core.ShmSegment(3, 4096, 4096)
+    for rank, pids in [(0, [os.getpid()] * 2), (3, [os.getpid()] * 3), (-1, [os.getpid()] * 3)]:
+        with pytest.raises(OSError, match="for 3 ranks"):
+            _core.ShmGroup(segment, rank, pids)
 
 
 # --- the rendezvous ---------------------------------------------------------------------------------------

@@ -197,7 +197,11 @@ _open: weakref.WeakSet[ShmBackend] = weakref.WeakSet()
 def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] | None:
     """Called by the native core: see `census.bound` and csrc/shm/deadlock.hpp."""
     creators: dict[int, dict[int, threading.Thread]] = {}
-    for backend in list(_open):
+    try:
+        backends = list(_open)
+    except RuntimeError:  # another thread opens one right now
+        return None
+    for backend in backends:
         of, as_rank = backend.member
         creators.setdefault(of, {})[as_rank] = backend.creator
     return census.bound(waiting, creators, comm, rank)
@@ -336,11 +340,13 @@ def _mismatch(claims: list[tuple[int, ...]], detail: str) -> str:
         text = row.name if row else f"operation {op}"
         arguments = []
         if dtype:
-            arguments.append(f"{NAMES.get(dtype, '?')}[{count}]" if row and row.same_count else NAMES[dtype])
+            arguments.append(
+                f"{NAMES.get(dtype, '?')}[{count}]" if row and row.same_count else NAMES.get(dtype, "?")
+            )
         if row and not row.same_count and extra:
             arguments.append(f"sizes #{extra:016x}")
         if red:
-            arguments.append(RedOpType(red).name)
+            arguments.append(RedOpType(red).name if red in set(RedOpType) else "?")
         if row and row.kind is Kind.P2P:
             arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {root}")
         elif root >= 0:

@@ -36,6 +36,12 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
     if env.size == 1:
         return None
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    listen = environ.get(_LISTEN, "")
+    if listen not in ("", "all", "address"):
+        raise InvalidArgumentError(
+            f"{_LISTEN}={listen!r} is none of 'address' (the default) and 'all'",
+            hint="'all': on all interfaces, where ranks reach MASTER_ADDR by another address than rank 0 has",
+        )
     if bool(host) != bool(port) or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
         raise InvalidArgumentError(
             f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} are no address",
@@ -43,7 +49,7 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
         )
     if host:
         agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = _cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, timeout))
+        store = _cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, listen, timeout))
         attempt = [environ[name] for name in TORCHRUN.jobs if environ.get(name)]
         return PrefixStore("/".join(["unicomm", *attempt]), store)
     row = next((row for row in LAUNCHERS if row.name == env.source), None)
@@ -59,6 +65,7 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
 
 
 _BACKLOG = 2048  # as torch's store has it
+_LISTEN = "UNICOMM_STORE_LISTEN"
 
 
 class _Slot:
@@ -83,7 +90,7 @@ def _cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
         return slot.store
 
 
-def _connect(env: Environment, host: str, port: int, agent: bool, timeout: float) -> Store:
+def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, timeout: float) -> Store:
     master, limit = env.rank == 0 and not agent, timedelta(seconds=max(timeout, 0.001))
     try:
         # multi_tenant: torch.distributed may host its store at the same address in this process.
@@ -94,7 +101,7 @@ def _connect(env: Environment, host: str, port: int, agent: bool, timeout: float
             timeout=limit,
             wait_for_workers=False,
             multi_tenant=True,
-            master_listen_fd=_listen_on_loopback(host, port) if master else None,
+            master_listen_fd=_listen(env, host, port, listen) if master else None,
         )
     except Exception as error:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -114,15 +121,20 @@ def _connect(env: Environment, host: str, port: int, agent: bool, timeout: float
         ) from error
 
 
-def _listen_on_loopback(host: str, port: int) -> int | None:
-    """A socket for a store that only this host is to reach, for torch's own would listen to the world.
+def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
+    """A socket for the store at the address that `host` is, for torch's own would listen on all interfaces.
 
-    None for any other address, and when somebody listens there: this process's other store, or a stranger,
-    which torch tells apart.
+    None, so that torch's does: when UNICOMM_STORE_LISTEN=all; when the address is none of this machine's, as
+    behind a NAT; when a name is loopback here (Debian has the host's own name as 127.0.1.1) but the job has
+    other hosts, which know it by another address; and when somebody listens there: this process's other one,
+    or a stranger, which torch tells apart.
     """
+    if listen == "all":
+        return None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not ipaddress.ip_address(address[0]).is_loopback:
+        here = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        if here and env.local_size != env.size and not _means_loopback(host):
             return None
         listener = socket.socket(family, kind, protocol)
     except (OSError, ValueError):
@@ -135,6 +147,14 @@ def _listen_on_loopback(host: str, port: int) -> int | None:
         listener.close()
         return None
     return listener.detach()
+
+
+def _means_loopback(host: str) -> bool:
+    """Whether it is loopback on whatever host it is said."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") in ("localhost", "ip6-localhost", "localhost.localdomain")
 
 
 def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:
