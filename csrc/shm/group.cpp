@@ -283,7 +283,7 @@ Fault Group::next_round(const Op& op) {
 
 void Group::publish(const Op& op, uint64_t longest) {
     Announcement& mine = segment_->announcement(rank_, round_);
-    mine.signature = op.signature();
+    mine.signature = signature_ = op.signature();
     mine.factor = op.factor;
     mine.count = op.count;
     mine.extra = op.extra;
@@ -303,7 +303,7 @@ void Group::publish(const Op& op, uint64_t longest) {
 Fault Group::await_all(const Op& op) { return await_round(op, round_, -1); }
 
 Fault Group::agree(const Op& op) {
-    uint64_t mine = op.signature();
+    uint64_t mine = signature_;
     bool same = true;
     offers_ = 0;
     for (int r = 0; r < world_; ++r) {

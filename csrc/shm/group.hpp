@@ -179,6 +179,7 @@ class Group {
     std::atomic<uint64_t> direct_ops_{0};
     int offers_ = 0;  // of all ranks in this round
     uint64_t round_ = 0;
+    uint64_t signature_ = 0;  // as published last
     uint64_t agreed_ = 0;  // the signature that all ranks have in each round of this operation; 0: none yet
     std::vector<double> factors_;
     struct Ends {
