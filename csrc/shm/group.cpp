@@ -302,7 +302,7 @@ void Group::publish(const Op& op, uint64_t longest) {
 
 Fault Group::await_all(const Op& op) { return await_round(op, round_, -1); }
 
-Fault Group::agree(const Op& op) {
+Fault Group::agree() {
     uint64_t mine = signature_;
     bool same = true;
     offers_ = 0;
@@ -342,7 +342,7 @@ Fault Group::first_round(const Op& op, uint64_t longest) {
     agreed_ = 0;
     publish(op, longest);
     if (Fault f = await_all(op)) return f;
-    return agree(op);
+    return agree();
 }
 
 const char* Group::offerable(const char* data, uint64_t bytes) {

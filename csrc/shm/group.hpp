@@ -105,7 +105,7 @@ class Group {
     void publish(const Op& op, uint64_t longest);
     Fault await_all(const Op& op);
     Fault await_round(const Op& op, uint64_t round, int only);
-    Fault agree(const Op& op);
+    Fault agree();
     Fault first_round(const Op& op, uint64_t longest);  // publish, await all, agree
 
     // Data in the heap are not staged: the others read them where they are, and nobody leaves before all
