@@ -2,6 +2,7 @@
 
 import json
 import threading
+import weakref
 from decimal import Decimal
 
 import pytest
@@ -34,7 +35,9 @@ def raw(prof, path):
 
 
 @pytest.fixture
-def comm():
+def comm(monkeypatch):
+    # A test worker may have communicators of other tests, which are other ranks.
+    monkeypatch.setattr(profiling, "_engines", weakref.WeakSet())
     comm = new_comm("fake", CPU, rank=3, size=8, name='wo"r\\ld% \u00e9')
     yield comm
     comm.finalize()
