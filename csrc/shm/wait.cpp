@@ -146,7 +146,8 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
             if (now - begin > kYieldNs) return std::nullopt;
             if (crowded) {
                 long switched = switches();
-                harmful |= i > kYields && switched - lost < kFewSwitches;
+                // Perhaps the others of this core sleep: no reason to sleep the next time as well.
+                if (i > kYields && switched - lost < kFewSwitches) return std::nullopt;
                 lost = switched;
             }
         }
