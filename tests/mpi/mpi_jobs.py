@@ -60,14 +60,19 @@ def mpiexec(
     *arguments: str,
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> Ended:
-    """Runs a Python script under the mpiexec of that library, and waits for its end."""
+    """Runs a Python script under the mpiexec of that library, and waits for its end.
+
+    `within`: a command that gets the script's as its arguments.
+    """
     chosen = library(name)
     command = [
         *chosen.command,
         *options,
         "-n",
         str(ranks),
+        *within,
         sys.executable,
         str(PROGRAMS / script),
         *arguments,
