@@ -43,7 +43,7 @@ def check(name, errors):
 
 @pytest.mark.xfail(
     strict=False,
-    reason="silent until the deadline once in some twenty runs, not yet understood; among processes never seen",
+    reason="silent until the deadline once in about 20 runs, not yet understood; never seen among processes",
 )
 def test_circles_of_threads_are_said_at_once(start):
     """In a process of their own: all of a process's threads count, and a test worker has others."""
