@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -112,7 +113,6 @@ class NcclBackend(Backend):
         self._rank, self._size = setup.rank, setup.size
         self._device = setup.device
         self._streams = self.device_streams(setup.device)
-        self._settings = settings_of(setup.hints, setup.name, library)
         self._splits = setup.hints["split_by"] == "split" and library.has("CommSplit")
         self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
         self._lock = threading.Lock()
@@ -124,11 +124,10 @@ class NcclBackend(Backend):
         ):
             if library.has(function):
                 operations |= {operation}
-        self.capabilities = Capabilities(
-            device_types=self.capabilities.device_types,
+        self.capabilities = replace(
+            self.capabilities,
             operations=operations,
             reductions=types.reductions(self.fp8(library, setup.device)),
-            hints=HINTS,
         )
 
     @classmethod
@@ -305,8 +304,7 @@ class NcclBackend(Backend):
         with self.on_device(self._device), self._group("Send/Recv"):
             for send, peer, tensor in messages:
                 act = self._native.send if send else self._native.recv
-                nbytes = tensor.numel() * tensor.element_size()
-                self._do("Send/Recv", act(tensor.data_ptr(), nbytes, types.BYTE, peer, comm, stream))
+                self._do("Send/Recv", act(tensor.data_ptr(), tensor.nbytes, types.BYTE, peer, comm, stream))
 
     @contextlib.contextmanager
     def _reduction(self, call: Call) -> Iterator[tuple[int, int, int]]:
@@ -326,80 +324,52 @@ class NcclBackend(Backend):
         finally:
             self._do("RedOpDestroy", self._native.op_destroy(op, comm))
 
-    def _all_reduce(self, call: Call) -> None:
-        source, to = call.inputs[0], call.outputs[0]
+    def _reduced(
+        self, call: Call, what: str, function: Callable[..., int], to: torch.Tensor, count: int, *root: int
+    ) -> None:
+        """A reduction of one tensor into another; `count`: elements of ours."""
         with self._reduction(call) as (dtype, op, width):
-            result = self._native.all_reduce(
-                source.data_ptr(),
-                to.data_ptr(),
-                to.numel() * width,
-                dtype,
-                op,
-                self._alive(),
-                self._stream(),
-            )
-            self._do("AllReduce", result)
+            pointers = call.inputs[0].data_ptr(), to.data_ptr()
+            result = function(*pointers, count * width, dtype, op, *root, self._alive(), self._stream())
+            self._do(what, result)
+
+    def _all_reduce(self, call: Call) -> None:
+        to = call.outputs[0]
+        self._reduced(call, "AllReduce", self._native.all_reduce, to, to.numel())
 
     def _reduce(self, call: Call) -> None:
         source = call.inputs[0]
         to = call.outputs[0] if call.outputs else source
-        with self._reduction(call) as (dtype, op, width):
-            result = self._native.reduce(
-                source.data_ptr(),
-                to.data_ptr(),
-                source.numel() * width,
-                dtype,
-                op,
-                call.root,
-                self._alive(),
-                self._stream(),
-            )
-            self._do("Reduce", result)
+        self._reduced(call, "Reduce", self._native.reduce, to, source.numel(), call.root)
+
+    def _reduce_scatter_single(self, call: Call) -> None:
+        to = call.outputs[0]
+        self._reduced(call, "ReduceScatter", self._native.reduce_scatter, to, to.numel())
+
+    def _moved(
+        self, what: str, function: Callable[..., int], source: int, to: int, nbytes: int, *root: int
+    ) -> None:
+        """A movement of `nbytes` for each rank, between two places."""
+        self._do(what, function(source, to, nbytes, types.BYTE, *root, self._alive(), self._stream()))
 
     def _broadcast(self, call: Call) -> None:
         tensor = call.outputs[0] if call.outputs else call.inputs[0]
-        pointer, nbytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        result = self._native.broadcast(
-            pointer, pointer, nbytes, types.BYTE, call.root, self._alive(), self._stream()
-        )
-        self._do("Broadcast", result)
+        at = tensor.data_ptr()
+        self._moved("Broadcast", self._native.broadcast, at, at, tensor.nbytes, call.root)
 
     def _all_gather_single(self, call: Call) -> None:
+        # Not by call.root: as a part of a rooted operation it has one.
         source, to = call.inputs[0], call.outputs[0].data_ptr()
-        nbytes = source.numel() * source.element_size()
-        result = self._native.all_gather(
-            source.data_ptr(), to, nbytes, types.BYTE, self._alive(), self._stream()
-        )
-        self._do("AllGather", result)
+        self._moved("AllGather", self._native.all_gather, source.data_ptr(), to, source.nbytes)
 
     def _gather_single(self, call: Call) -> None:
         source, to = call.inputs[0], call.outputs[0].data_ptr() if call.outputs else 0
-        nbytes = source.numel() * source.element_size()
-        result = self._native.gather(
-            source.data_ptr(), to, nbytes, types.BYTE, call.root, self._alive(), self._stream()
-        )
-        self._do("Gather", result)
+        self._moved("Gather", self._native.gather, source.data_ptr(), to, source.nbytes, call.root)
 
     def _all_to_all_single(self, call: Call) -> None:
-        source, to = call.inputs[0], call.outputs[0]
-        share = source.numel() * source.element_size() // self._size
-        comm, stream = self._alive(), self._stream()
-        result = self._native.all_to_all(source.data_ptr(), to.data_ptr(), share, types.BYTE, comm, stream)
-        self._do("AlltoAll", result)
-
-    def _reduce_scatter_single(self, call: Call) -> None:
-        source, to = call.inputs[0], call.outputs[0]
-        with self._reduction(call) as (dtype, op, width):
-            result = self._native.reduce_scatter(
-                source.data_ptr(),
-                to.data_ptr(),
-                to.numel() * width,
-                dtype,
-                op,
-                self._alive(),
-                self._stream(),
-            )
-            self._do("ReduceScatter", result)
+        source, to = call.inputs[0], call.outputs[0].data_ptr()
+        share = source.nbytes // self._size
+        self._moved("AlltoAll", self._native.all_to_all, source.data_ptr(), to, share)
 
     def _reduce_scatter(self, call: Call) -> None:
         """A group of reduces, each with its own root and size."""
