@@ -54,7 +54,7 @@ Heap::Heap() : pid_(getpid()) {
         throw_errno("cannot map the memory for shared tensors");
     }
     base_ = static_cast<char*>(mem);
-    free_[0] = size_;
+    free_.give(0, size_);
 }
 
 void* Heap::allocate(uint64_t bytes) {
@@ -68,10 +68,8 @@ void* Heap::allocate(uint64_t bytes) {
         if (best == free_.end() || it->second < best->second) best = it;
     }
     if (best == free_.end()) throw std::bad_alloc();
-    uint64_t from = best->first, end = from + best->second, at = up(from, align);
-    free_.erase(best);
-    if (at > from) free_[from] = at - from;
-    if (at + bytes < end) free_[at + bytes] = end - at - bytes;
+    uint64_t at = up(best->first, align);
+    free_.take(best, at, bytes);
     blocks_[at] = bytes;
     allocated_ += bytes;
     return base_ + at;
@@ -93,19 +91,7 @@ void Heap::take_back(uint64_t from) {
     if (bytes >= kPage) {  // its pages, which are its own
         fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(at), off_t(bytes));
     }
-    auto next = free_.lower_bound(at);
-    if (next != free_.end() && next->first == at + bytes) {
-        bytes += next->second;
-        next = free_.erase(next);
-    }
-    if (next != free_.begin()) {
-        auto before = std::prev(next);
-        if (before->first + before->second == at) {
-            before->second += bytes;
-            return;
-        }
-    }
-    free_[at] = bytes;
+    free_.give(at, bytes);
 }
 
 uint64_t Heap::allocated() {

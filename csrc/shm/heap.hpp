@@ -14,6 +14,8 @@
 #include <memory>
 #include <mutex>
 
+#include "core/free_spans.hpp"
+
 namespace unicomm::shm {
 
 class Heap {
@@ -46,7 +48,7 @@ class Heap {
     char* base_ = nullptr;
     uint64_t size_ = 0;
     std::mutex mutex_;
-    std::map<uint64_t, uint64_t> free_;    // offset -> bytes, neighbours joined
+    FreeSpans free_;
     std::map<uint64_t, uint64_t> blocks_;  // in use
     uint64_t allocated_ = 0;
 };

@@ -4,21 +4,21 @@
 #include <cstdint>
 #include <map>
 
+#include "core/free_spans.hpp"
+
 namespace unicomm::symm {
 
 class Arena {
   public:
-    Arena(uint64_t begin, uint64_t end) { free_[begin] = end - begin; }
+    Arena(uint64_t begin, uint64_t end) { free_.give(begin, end - begin); }
 
     // The first place that has room. False when none has; `align` is a power of two.
     bool take(uint64_t bytes, uint64_t align, uint64_t& at) {
-        for (auto& [from, room] : free_) {
+        for (auto span = free_.begin(); span != free_.end(); ++span) {
+            auto [from, room] = *span;
             uint64_t place = (from + align - 1) & ~(align - 1);
             if (place - from > room || bytes > room - (place - from)) continue;
-            uint64_t begin = from, end = from + room;
-            free_.erase(begin);
-            if (place > begin) free_[begin] = place - begin;
-            if (place + bytes < end) free_[place + bytes] = end - place - bytes;
+            free_.take(span, place, bytes);
             used_[at = place] = bytes;
             return true;
         }
@@ -34,23 +34,12 @@ class Arena {
     void give(uint64_t at) {
         uint64_t bytes = size(at);
         used_.erase(at);
-        auto next = free_.lower_bound(at);
-        if (next != free_.end() && next->first == at + bytes) {
-            bytes += next->second;
-            next = free_.erase(next);
-        }
-        if (next != free_.begin()) {
-            auto before = std::prev(next);
-            if (before->first + before->second == at) {
-                before->second += bytes;
-                return;
-            }
-        }
-        free_[at] = bytes;
+        free_.give(at, bytes);
     }
 
   private:
-    std::map<uint64_t, uint64_t> free_, used_;  // offset -> bytes
+    FreeSpans free_;
+    std::map<uint64_t, uint64_t> used_;  // offset -> bytes
 };
 
 }  // namespace unicomm::symm
