@@ -162,7 +162,7 @@ class StreamQueue:
             stream = self._own
             streams.wait(stream, streams.record(current))
         last = self._last
-        if last is not None and last._captured == captured and last._stream is not stream and not last._done:
+        if last is not None and last._captured == captured and last._stream != stream and not last._done:
             streams.wait(stream, last._after)
         work = StreamWork(name, seq, self, stream)
         work._captured = captured
@@ -185,7 +185,7 @@ class StreamQueue:
     def order_after(self, work: StreamWork) -> None:
         """Makes the current stream wait for it."""
         current = self.streams.current()
-        if current is not work._stream:
+        if current != work._stream:
             self.streams.wait(current, work._after)
         if work._captured and self._last is work:
             self._last = None  # joined, as every branch of a graph has to be before its end

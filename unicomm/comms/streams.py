@@ -14,7 +14,8 @@ import torch
 
 
 class Streams(abc.ABC):
-    """Streams and events of one device. Their objects are opaque here.
+    """Streams and events of one device. Their objects are opaque here; equal ones are the same
+    stream, which torch gives another object each time.
 
     Attributes:
         frees_in_order: memory that is freed while the current stream uses it is given to later work of that
