@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from unicomm.comms import job_store
@@ -63,12 +64,6 @@ def test_tcp_store_of_the_process(master: Any) -> None:
     assert master.get("unicomm/key") == b"value"
 
 
-def free_port_at(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def reachable(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=20).close()
@@ -89,7 +84,8 @@ def own_address() -> str:
 
 
 def open_as_rank_0(host: str, more: dict[str, str], hosts: int = 1) -> int:
-    port = free_port_at(host if host[0].isdigit() else "127.0.0.1")
+    address = host if host[0].isdigit() else "127.0.0.1"
+    port = free_port("0.0.0.0" if "UNICOMM_STORE_LISTEN" in more else address)
     environ = {"MASTER_ADDR": host, "MASTER_PORT": str(port), **more}
     open_store(place(0, 2, 2 // hosts), 10.0, environ).set("key", "value")
     return port
@@ -120,7 +116,7 @@ def test_a_name_that_is_loopback_at_home_does_not_lock_other_hosts_out(
         return resolve("127.0.0.1" if host == "node17" else host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", own_name)
-    port = free_port_at("127.0.0.1")
+    port = free_port("127.0.0.1")
     listening = [job_store._listen(place(0, 2, local), "node17", port, "") for local in (1, 2)]
     assert listening[0] is None  # another host has ranks
     assert listening[1] is not None

@@ -252,13 +252,6 @@ def agent_environments(size: int, store: TCPStore, base: Mapping[str, str]) -> l
     ]
 
 
-def free_port() -> int:
-    """A port that nobody listens on, for a store that a rank will host."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def new_store() -> TCPStore:
     """A store in this process, at a port that the kernel chooses."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

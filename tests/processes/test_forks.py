@@ -1,7 +1,7 @@
 """fork() in a rank: neither its communicator nor its ring suffers."""
 
 import pytest
-from rank_processes import free_port
+from ports import free_port
 
 pytestmark = pytest.mark.processes
 

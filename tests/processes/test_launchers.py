@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_processes import PROGRAMS, clean_environment, free_port
+from ports import free_port
+from rank_processes import PROGRAMS, clean_environment
 
 pytestmark = pytest.mark.processes
 

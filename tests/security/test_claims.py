@@ -6,13 +6,13 @@ import fcntl
 import io
 import os
 import pickle
-import socket
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ports import free_port
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import AbortedError, BackendError, Communicator, MismatchError, PeerLostError, _core, objcol
@@ -265,9 +265,7 @@ def test_the_store_of_one_host_is_not_open_to_others():
     from unicomm.comms.environment import Environment
     from unicomm.comms.job_store import open_store
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     world = Environment(rank=0, size=2, local_rank=0, local_size=2, source="environment", job="")
     store = open_store(world, 20.0, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     assert store is not None

@@ -57,6 +57,7 @@ class Attempt:
         self._group = group_of(handles)
         self._links: dict[int, Lines] = {}  # the first rank's, to the others
         self._first: Guest | None = None  # another rank's, from the first one
+        self._store: RemoteStore | None = None  # of the first rank, and another one's
         self._cancelled = threading.Event()
         self._farewell: dict[str, Any] = {}
         self.fail(
@@ -129,7 +130,8 @@ class Attempt:
             )
         except OSError as error:
             raise self.explained(BackendError(f"cannot reach rank 0: {error}", culprits=())) from None
-        return RemoteStore(lines.socket, self.remaining())
+        self._store = RemoteStore(lines.socket, self.remaining())
+        return self._store
 
     def _late(self) -> CommError:
         """The first rank has not come: neither may others have."""
@@ -224,7 +226,7 @@ class Attempt:
                         selector.unregister(key.fileobj)
 
     def fail(self, error: CommError) -> None:
-        """Tells those that this rank is connected to, now or later in this attempt."""
+        """Tells those that this rank is connected to, now or later in this attempt. Its store is closed."""
         self._farewell = {
             "failed": {
                 "type": type(error).__name__,
@@ -237,6 +239,8 @@ class Attempt:
             self._first.tell(self._farewell)
         for link in self._links.values():
             link.tell(self._farewell)
+        if self._store is not None:  # not left to the collector: the frames of an error hold it in a circle
+            self._store.close()
 
     def close(self) -> None:
         self._endpoint.leave(self._uuid, self._farewell)
