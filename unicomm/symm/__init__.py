@@ -4,6 +4,7 @@
     one_sided.py    put, get, put_signal, wait_signal
     collectives.py  broadcast, all-to-all, all-reduce, reduce-scatter
     experts.py      all-to-all with splits in symmetric memory: MoE dispatch and combine
+    autograd.py     dispatch and combine with gradients
     exchange.py     what these have in common: checks, meetings, who copies what
 
 Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
@@ -14,6 +15,8 @@ from unicomm.comms.symmetric import Capability as Capability
 from unicomm.comms.symmetric import Compare as Compare
 from unicomm.comms.symmetric import SignalOp as SignalOp
 
+from .autograd import ExpertExchange as ExpertExchange
+from .autograd import Route as Route
 from .collectives import all_to_all as all_to_all
 from .collectives import all_to_all_v as all_to_all_v
 from .collectives import broadcast as broadcast
