@@ -1,11 +1,7 @@
 // The fast path: one native call from the Python method does everything for a small synchronous operation:
 // read the arguments, check them, number and record the operation, run it.
 //
-// It takes only what is common: exact tensors on the CPU, no hints, no timeout of its own, nothing pending or
-// running, no hooks. For anything else, also for anything wrong, it returns False before it did anything, and
-// the general path in comms/engine.py takes over, with its errors.
-#include <algorithm>
-#include <atomic>
+// The general path is in comms/engine.py.
 #include <mutex>
 #include <vector>
 
@@ -14,6 +10,7 @@
 #include "recorder/recorder.hpp"
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
+#include "shm/fast_calls.hpp"
 
 namespace unicomm {
 namespace {
@@ -22,31 +19,18 @@ using shm::equal_parts;
 using shm::Group;
 using shm::Op;
 
-class FastPath {
+class FastPath : public FastCalls {
   public:
     FastPath(nb::object group, nb::object recorder, uint16_t comm, double timeout)
-        : group_(std::move(group)),
-          recorder_(std::move(recorder)),
+        : FastCalls(std::move(recorder), comm, timeout),
+          group_(std::move(group)),
           g_(*nb::inst_ptr<Group>(group_)),
-          r_(*nb::inst_ptr<Recorder>(recorder_)),
-          comm_(comm),
-          pairs_(2 * size_t(g_.world())),
-          timeout(timeout) {
-        nb::module_ torch = nb::module_::import_("torch");
+          pairs_(2 * size_t(g_.world())) {
         g_.deadlock().recorded_in(&r_.writer, comm_);
         work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
-        tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
-        parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
     }
 
     ~FastPath() { g_.deadlock().recorded_in(nullptr, 0); }
-    FastPath(const FastPath&) = delete;
-    FastPath& operator=(const FastPath&) = delete;
-
-    // The general path holds it blocked while it issues, while operations are pending or hooks are there,
-    // and for good once the communicator is broken or finalized.
-    void block() { ++blocks_; }
-    void unblock() { --blocks_; }
     uint64_t next_seq() { return ++seq_; }
     uint64_t seq() const { return seq_; }
 
@@ -64,7 +48,7 @@ class FastPath {
         Tensor t;
         uint8_t red = 0;
         if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
-        if (blocks_.load() != 0 || !all_reduce_options.plain(options.ptr(), red)) return no();
+        if (blocked() || !all_reduce_options.plain(options.ptr(), red)) return no();
         if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
@@ -138,10 +122,10 @@ class FastPath {
         if (peer == -1 && PyErr_Occurred()) PyErr_Clear();
         if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
         std::unique_lock running(g_.running(), std::try_to_lock);
-        if (!running || blocks_.load() != 0) return no();
+        if (!running || blocked()) return no();
         uint64_t deadline = shm::deadline_after(timeout);
         OpCode code = send ? OpCode::kSend : OpCode::kRecv;
-        ring::NewRecord n = record_of(code, next_pair_seq(int(peer), send), int(peer));
+        ring::NewRecord n = record_of(uint32_t(code), next_pair_seq(int(peer), send), int(peer));
         n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
         n.n_in = send;
         n.n_out = !send;
@@ -157,19 +141,6 @@ class FastPath {
             fault = g_.exchange({{send, int(peer), shm::piece_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
         }
         return finished(record, n, fault, true);
-    }
-
-    ring::NewRecord record_of(OpCode code, uint64_t seq, int peer) {
-        ring::NewRecord n;
-        n.seq = seq;
-        n.op_id = next_op_id();
-        n.comm = comm_;
-        n.op = static_cast<uint16_t>(code);
-        n.peer = peer;
-        n.timeout_ms = static_cast<uint32_t>(std::min(timeout * 1000, 4294967295.0));
-        n.frame = r_.caller_frame();
-        n.start_now = true;
-        return n;
     }
 
     nb::object finished(uint64_t record, const ring::NewRecord& n, const Fault& fault, bool as_work) {
@@ -193,35 +164,8 @@ class FastPath {
         return made;
     }
 
-    static nb::object no() { return nb::borrow(Py_False); }
-
     bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
-        return blocks_.load() == 0 && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
-    }
-
-    // Complex tensors may be lazy conjugates, which only the general path looks for.
-    bool read(nb::handle tensor, Tensor& t) {
-        // Subclasses may stand for something else than memory (FakeTensor, DTensor).
-        PyTypeObject* type = Py_TYPE(tensor.ptr());
-        if (type != tensor_type_ && type != parameter_type_) return false;
-        if (!has_exchange_api(tensor.ptr())) return false;
-        if (!read_tensor(tensor.ptr(), t)) {
-            PyErr_Clear();
-            return false;
-        }
-        if (t.device_type != 1 || !t.contiguous || (!t.data && t.numel)) return false;
-        if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128)
-            return false;
-        return t.numel != 1 || t.dtype > DType::kFloat16 || !negated(tensor);
-    }
-
-    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the opposite of its values. It
-    // has a stride of two, so it can only be contiguous with one element.
-    bool negated(nb::handle tensor) {
-        PyObject* answer = PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_.ptr());
-        if (!answer) PyErr_Clear();
-        Py_XDECREF(answer);
-        return answer != Py_False;
+        return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
     }
 
     // ReduceOp.SUM and its like are singletons: their numbers are remembered by address.
@@ -240,17 +184,12 @@ class FastPath {
         return r != Red::kPremulSum && fold_defined(dtype, r);
     }
 
-    static bool overlap(const Tensor& a, const Tensor& b) {
-        auto *x = static_cast<char*>(a.data), *y = static_cast<char*>(b.data);
-        return x < y + b.bytes && y < x + a.bytes;
-    }
-
     nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count,
                    bool as_work = true) {
         // Taken before the number, while the GIL is held: numbers must follow the order of the operations.
         // Whoever comes while another thread's operation runs queues up in the general path.
         std::unique_lock running(g_.running(), std::try_to_lock);
-        if (!running || blocks_.load() != 0) return no();
+        if (!running || blocked()) return no();
         Op op;
         op.code = static_cast<uint32_t>(code);
         op.dtype = in.dtype;
@@ -259,7 +198,7 @@ class FastPath {
         op.count = static_cast<uint64_t>(count);
         op.deadline_ns = shm::deadline_after(timeout);
 
-        ring::NewRecord n = record_of(code, next_seq(), root);
+        ring::NewRecord n = record_of(uint32_t(code), next_seq(), root);
         n.red = static_cast<uint8_t>(red);
         bool tensors = code != OpCode::kBarrier;
         n.n_in = n.n_out = tensors;
@@ -293,36 +232,30 @@ class FastPath {
         return shm::dispatch(g_, op, ins, outs, static_cast<uint64_t>(count));
     }
 
-    nb::object group_, recorder_;  // keep them alive
+    nb::object group_;  // kept alive
     Group& g_;
-    Recorder& r_;
-    uint16_t comm_;
     uint64_t seq_ = 0;             // guarded by the GIL
     std::vector<uint64_t> pairs_;  // too
-    std::atomic<int> blocks_{0};
     nb::object op_, reduce_op_type_;
     nb::object work_type_;
     nb::tuple no_arguments_ = nb::make_tuple();
     nb::str names_[kOpCodes];
-    nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};
+    nb::str name_{"name"}, seq_name_{"seq"};
     uint8_t red_ = 0;
-    PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
-
-  public:
-    double timeout;
 };
 
 }  // namespace
 
 void bind_fast(nb::module_& m) {
-    nb::class_<FastPath>(m, "FastPath")
+    nb::class_<FastCalls>(m, "FastCalls")
+        .def("block", &FastCalls::block)
+        .def("unblock", &FastCalls::unblock)
+        .def_rw("timeout", &FastCalls::timeout);
+    nb::class_<FastPath, FastCalls>(m, "FastPath")
         .def(nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("group"), nb::arg("recorder"),
              nb::arg("comm"), nb::arg("timeout"))
-        .def("block", &FastPath::block)
-        .def("unblock", &FastPath::unblock)
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
-        .def_rw("timeout", &FastPath::timeout)
         .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none())
         .def("all_reduce_with", &FastPath::all_reduce_with, nb::arg().none(), nb::arg().none())

@@ -9,65 +9,13 @@
 
 #include <memory>
 
-#include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
-#include "symm/table.hpp"
+#include "symm/end.hpp"
 
 namespace unicomm {
 namespace {
 
 using namespace symm;
-using Address = uintptr_t;
-
-nb::object fault_of(int code, const Error& error) {
-    if (code == 0) return nb::none();
-    Fault fault{FaultCode(code), {error.culprits, error.culprits + error.n_culprits}, {}, error.detail};
-    return fault_tuple(fault);
-}
-
-template <class F>
-F* need(F* function, const char* name) {
-    if (function == nullptr) throw nb::attribute_error((std::string("the library has no ") + name).c_str());
-    return function;
-}
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-// One PE's end. Tensors on the heap hold it, so that the memory lives as long as they do.
-class End {
-  public:
-    End(const Vtbl& table, Domain domain) : table_(table), domain_(domain) {}
-    ~End() {
-        Error error{};
-        table_.leave(domain_, &error);
-        table_.release(domain_, &error);
-    }
-    End(const End&) = delete;
-    End& operator=(const End&) = delete;
-
-    const Vtbl& table() const { return table_; }
-    Domain domain() const { return domain_; }
-
-    template <class F, class... A>
-    nb::object call(F* function, const char* name, A... arguments) {
-        need(function, name);
-        Error error{};
-        int code;
-        {
-            nb::gil_scoped_release release;
-            code = function(domain_, arguments..., &error);
-        }
-        return fault_of(code, error);
-    }
-
-  private:
-    Vtbl table_;
-    Domain domain_;
-};
-using Ends = std::shared_ptr<End>;
 
 struct Table {
     Vtbl vtbl;
@@ -90,6 +38,8 @@ Table limited(const Table& table, uint64_t capabilities) {
     return out;
 }
 
+nb::object fault_tuple_of(int code, const Error& error) { return fault_tuple(fault_of(code, error)); }
+
 // Each row: own address, symmetric address, bytes, PE. One call for all, for there may be many small ones.
 using Plan = nb::ndarray<const int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 nb::object transfer(End& e, bool put, Plan plan, Address stream) {
@@ -97,7 +47,7 @@ nb::object transfer(End& e, bool put, Plan plan, Address stream) {
     Error error{};
     int code = 0;
     {
-        nb::gil_scoped_release release;
+        GilReleased release;
         const int64_t* row = plan.data();
         for (size_t i = 0; i < plan.shape(0) && code == 0; ++i, row += 4) {
             auto own = at<void>(Address(row[0])), other = at<void>(Address(row[1]));
@@ -108,27 +58,37 @@ nb::object transfer(End& e, bool put, Plan plan, Address stream) {
         }
         if (code == 0) code = e.table().quiet(e.domain(), at<void>(stream), &error);
     }
-    return fault_of(code, error);
+    return fault_tuple_of(code, error);
 }
 
 void bind_end(nb::module_& m) {
     using shm::deadline_after;
-    nb::class_<End>(m, "SymmDomain")
+    nb::class_<End> end(m, "SymmDomain");
+    bind_composites(end);
+    end.def("begins", &End::begins)
+        .def("holds", &End::holds)
         .def("abort", [](End& e) { return e.call(e.table().abort, "abort"); })
         .def("leave", [](End& e) { return e.call(e.table().leave, "leave"); })
         .def("allocate",
              [](End& e, uint64_t bytes, uint64_t align, double timeout) {
                  void* out = nullptr;
+                 e.met();
                  nb::object fault =
                      e.call(e.table().allocate, "allocate", bytes, align, deadline_after(timeout), &out);
+                 if (fault.is_none()) e.allocated(reinterpret_cast<Address>(out), bytes);
                  return nb::make_tuple(fault, reinterpret_cast<Address>(out));
              })
         .def("free",
              [](End& e, Address address, double timeout) {
-                 return e.call(e.table().free, "free", at<void>(address), deadline_after(timeout));
+                 e.met();
+                 nb::object fault =
+                     e.call(e.table().free, "free", at<void>(address), deadline_after(timeout));
+                 if (fault.is_none()) e.freed(address);
+                 return fault;
              })
         .def("barrier",
              [](End& e, double timeout, Address stream) {
+                 e.met();
                  return e.call(e.table().barrier, "barrier", deadline_after(timeout), at<void>(stream));
              })
         .def("ptr",
@@ -206,13 +166,14 @@ void bind_symm(nb::module_& m) {
                  UniqueId id;
                  Error error{};
                  int code = need(t.vtbl.unique_id, "unique_id")(world, heap_bytes, &id, &error);
-                 return nb::make_tuple(fault_of(code, error), nb::bytes(id.bytes, code ? 0 : sizeof id));
+                 return nb::make_tuple(fault_tuple_of(code, error),
+                                       nb::bytes(id.bytes, code ? 0 : sizeof id));
              })
         .def("discard_id",
              [](const Table& t, const nb::bytes& bytes) {
                  UniqueId id = read_id(bytes);
                  Error error{};
-                 return fault_of(need(t.vtbl.discard_id, "discard_id")(&id, &error), error);
+                 return fault_tuple_of(need(t.vtbl.discard_id, "discard_id")(&id, &error), error);
              })
         .def("init", [](const Table& t, const nb::bytes& bytes, int rank, int world, const std::string& name,
                         double timeout) {
@@ -221,15 +182,16 @@ void bind_symm(nb::module_& m) {
             Domain domain = nullptr;
             int code;
             {
-                nb::gil_scoped_release release;
+                GilReleased release;
                 code = need(t.vtbl.init, "init")(&id, rank, world, name.c_str(), shm::deadline_after(timeout),
                                                  &domain, &error);
             }
             nb::object end = code ? nb::none() : nb::cast(std::make_shared<End>(t.vtbl, domain));
-            return nb::make_tuple(fault_of(code, error), end);
+            return nb::make_tuple(fault_tuple_of(code, error), end);
         });
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
     bind_end(m);
+    bind_symm_fast(m);
 }
 
 }  // namespace unicomm

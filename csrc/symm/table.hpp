@@ -57,6 +57,8 @@ enum class Capability : uint64_t {
     X(get, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))           \
     X(put_nbi, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))       \
     X(get_nbi, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))       \
+    /* So much will be moved here by the non-blocking ones until `quiet`. Advice; may be lacking. */           \
+    X(expect, kPutGet, int(Domain, uint64_t bytes, Error*))                                                    \
     X(fence, kPutGet, int(Domain, Stream, Error*))  /* orders puts to each PE */                               \
     X(quiet, kPutGet, int(Domain, Stream, Error*))  /* returns when they are done */                           \
     /* The signal is seen by its receiver after the data; 0 bytes: the signal alone. */                        \

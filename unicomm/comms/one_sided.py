@@ -7,7 +7,7 @@ collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -20,6 +20,22 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .engine import Engine, Hints, Timeout
+
+
+def attempt(engine: Engine, job: Callable[[float], None], limit: float) -> None:
+    """Runs `job`; when that leaves the ranks out of step, ends what others wait for."""
+    try:
+        job(limit)
+    except CommError as error:
+        if not isinstance(error, (MismatchError, InvalidArgumentError, UnsupportedError)):
+            engine.backend.abort()  # who waits for this rank elsewhere must hear of it
+        raise
+
+
+def fail(engine: Engine, name: str, job: Callable[[float], None]) -> NoReturn:
+    """Raises what `job` does, as an operation that failed in a fast path, where it was recorded."""
+    engine._execute(lambda: attempt(engine, job, engine.timeout), name, 0, [], False, None)
+    raise AssertionError("an error was expected")
 
 
 def issue(
@@ -40,12 +56,7 @@ def issue(
     pending_async = bool(async_op)
 
     def run() -> None:
-        try:
-            job(limit)
-        except CommError as error:
-            if not isinstance(error, (MismatchError, InvalidArgumentError, UnsupportedError)):
-                engine.backend.abort()  # who waits for this rank elsewhere must hear of it
-            raise
+        attempt(engine, job, limit)
 
     with engine._in_order():
         engine.check_open(name)

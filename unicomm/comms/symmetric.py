@@ -8,6 +8,7 @@ and hear of it if not.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,16 +16,17 @@ import torch
 
 from unicomm import _core
 
+from .dtypes import OTHER, code_of
 from .errors import BackendError, InvalidArgumentError, MismatchError, NotReadyError
 from .one_sided import issue
-from .ops import OPERATIONS
+from .ops import BY_CODE, OPERATIONS
+from .reduction import RedOpType
 
 if TYPE_CHECKING:
     from .communicator import Communicator
     from .engine import Engine, Timeout
 
-_INTERNAL = 5  # FaultCode
-_FIXED = 24  # words of what ranks say when they meet, besides one for each rank
+_MISMATCH, _INTERNAL = 3, 5  # FaultCode
 
 
 class Capability(enum.IntFlag):
@@ -66,9 +68,7 @@ class SymmetricMemory:
         self.capabilities = Capability(table.capabilities)
         self.library = str(table.name)
         self.domain = domain
-        self._blocks: dict[int, int] = {}  # address -> bytes
-        self._meetings = 0
-        self._words: torch.Tensor | None = None
+        self.fast: Any = NoFastExchange()
 
     def require(self, op: str, needed: Capability) -> None:
         """Raises `UnsupportedError` where the library lacks a capability."""
@@ -79,6 +79,8 @@ class SymmetricMemory:
     def check(self, fault: Any, limit: float) -> None:
         """Raises the error of a fault that the native core returned."""
         if fault is not None:
+            if fault[0] == _MISMATCH and fault[2]:
+                raise _disagreement(*fault[1:3])
             self.engine.backend.raise_fault(fault, limit)
 
     def invalid(self, op: str, message: str, hint: str) -> NoReturn:
@@ -92,7 +94,6 @@ class SymmetricMemory:
         addresses = []
 
         def job(limit: float) -> None:
-            self._meetings += 1
             fault, address = self.domain.allocate(nbytes, align, limit)
             if fault is not None and fault[0] == _INTERNAL:
                 raise InvalidArgumentError(  # the same on all ranks, which stay in step
@@ -102,14 +103,12 @@ class SymmetricMemory:
             addresses.append(address)
 
         issue(self.engine, "symm_allocate", job, timeout=timeout)
-        address = addresses[0]
-        self._blocks[address] = nbytes
-        return self._bytes(address, nbytes)
+        return self._bytes(addresses[0], nbytes)
 
     def free(self, tensor: torch.Tensor, timeout: Timeout = None) -> None:
         """Collective: gives an allocation back. The tensor, and views of it, must not be used any more."""
         address = tensor.data_ptr()
-        if address not in self._blocks:
+        if not self.domain.begins(address):
             self.invalid(
                 "symm_free",
                 "the tensor does not begin an allocation of this communicator's symmetric memory",
@@ -117,11 +116,9 @@ class SymmetricMemory:
             )
 
         def job(limit: float) -> None:
-            self._meetings += 1
             self.check(self.domain.free(address, limit), limit)
 
         issue(self.engine, "symm_free", job, timeout=timeout)
-        del self._blocks[address]
 
     def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
         return torch.from_numpy(_core.symm_bytes(self.domain, address, nbytes))
@@ -130,9 +127,7 @@ class SymmetricMemory:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether all of the tensor lies in one allocation."""
-        begin = tensor.data_ptr()
-        end = begin + tensor.nbytes
-        return any(at <= begin and end <= at + nbytes for at, nbytes in self._blocks.items())
+        return bool(self.domain.holds(tensor.data_ptr(), tensor.nbytes))
 
     def check_tensor(self, op: str, name: str, tensor: Any, dtype: torch.dtype | None = None) -> None:
         """Raises `InvalidArgumentError` unless it is a contiguous tensor here, of that dtype."""
@@ -166,48 +161,15 @@ class SymmetricMemory:
 
     def open(self) -> None:
         """Collective, at creation: room for what the ranks tell each other when they meet."""
-        width = _FIXED + self.size
-        self._words = self.allocate(2 * width * 8).view(torch.int64).view(2, width)
+        said = self.allocate(self.domain.said_bytes(self.size))
+        self.domain.open(self.rank, self.size, said.data_ptr())
+        if isinstance(self.engine.fast, _core.FastCalls):
+            self.fast = _core.SymmFast(self.engine.fast, self.domain)
 
-    def anchor(self) -> int:
-        """This rank's address of a place that all have: offsets from it can be compared."""
-        assert self._words is not None
-        return int(self._words.data_ptr())
-
-    def barrier(self, limit: float) -> None:
-        """Without a look at what the others call: for the end of what began with `meet`."""
-        self._meetings += 1
-        self.check(self.domain.barrier(limit, 0), limit)
-
-    def meet(self, limit: float, same: Sequence[int], own: int = 0, each: Sequence[int] = ()) -> torch.Tensor:
-        """A barrier at which all ranks must have the same words, else `MismatchError` on all of them.
-
-        Returns by rank [own, *each], where `each` has up to one word for a rank.
-        """
-        assert self._words is not None
-        assert len(same) < _FIXED - 1
-        # In turn: who is here a second time has seen all others here once, after they read. All that the
-        # ranks do together counts, so that they stay in turn also when some do something else.
-        mine = self._words[(self._meetings + 1) % 2]
-        # With the number, what somebody said earlier is not taken for an answer.
-        said = [self._meetings, *same, *[0] * (_FIXED - 2 - len(same)), own, *each]
-        mine[: len(said)] = torch.tensor(said, dtype=torch.int64)
-        self.barrier(limit)
-        all_said = torch.empty(self.size, mine.numel(), dtype=torch.int64)
-        row = mine.nbytes
-        self.transfer(
-            False, [(all_said.data_ptr() + p * row, mine.data_ptr(), row, p) for p in range(self.size)], limit
-        )
-        heads = [tuple(words) for words in all_said[:, : _FIXED - 1].tolist()]
-        if len(set(heads)) > 1:
-            most = max(heads, key=heads.count)
-            tie = 2 * heads.count(most) <= len(heads)
-            raise MismatchError(
-                "the ranks called different operations, or with tensors at other places or of other sizes",
-                culprits=[r for r, head in enumerate(heads) if tie or head != most],
-                hint="pass the same allocations, shapes and options on all ranks",
-            )
-        return all_said[:, _FIXED - 1 :]
+    def meet(self, limit: float, op: str, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """A barrier at which all ranks must be in `op` with the same tensors, else `MismatchError` on all."""
+        head = heading(op, tensors[0].dtype if tensors else None, limit)
+        self.check(self.domain.meet(head, list(tensors)), limit)
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -218,6 +180,45 @@ class SymmetricMemory:
     def close(self) -> None:
         """Local. Tensors stay readable for as long as somebody holds them."""
         self.domain.leave()
+
+
+def heading(
+    op: str,
+    dtype: torch.dtype | None,
+    limit: float,
+    red: int = 0,
+    root: int = -1,
+    relaxed: bool = False,
+) -> tuple[int, int, int, int, bool, int, float]:
+    """What the ranks compare when they meet, as the native core takes it."""
+    code = 0 if dtype is None else code_of(dtype)
+    more = zlib.crc32(str(dtype).encode()) if code == OTHER else 0
+    return OPERATIONS[op].code, code, red, root, relaxed, more, limit
+
+
+class NoFastExchange:
+    """Stands where a communicator has no fast path: see csrc/symm/fast.cpp."""
+
+    def _never(self, *_: object) -> Any:
+        return False
+
+    dispatch = combine = all_to_all_v = _never
+
+
+def _disagreement(culprits: list[int], claims: list[tuple[int, ...]]) -> MismatchError:
+    said: dict[str, list[int]] = {}
+    for rank, op, _, red, root, _, _ in claims:
+        row = BY_CODE.get(op)
+        what = row.name if row else "something else"
+        if red:
+            what += f" {RedOpType(red).name.lower()}" if red in set(RedOpType) else " ?"
+        said.setdefault(what + (f" of root {root}" if root >= 0 else ""), []).append(rank)
+    calls = "; ".join(f"{', '.join(f'rank {r}' for r in ranks)}: {what}" for what, ranks in said.items())
+    return MismatchError(
+        f"the ranks called different operations, or with tensors at other places or of other sizes ({calls})",
+        culprits=culprits,
+        hint="pass the same allocations, shapes and options on all ranks",
+    )
 
 
 def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None) -> SymmetricMemory:

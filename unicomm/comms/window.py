@@ -71,10 +71,9 @@ class Window:
         if self._tensor is not None:
             self._memory.invalid("new_window", "a tensor is registered already", "deregister it first")
         self._memory.check_symmetric("new_window", "tensor", tensor)
-        said = [tensor.data_ptr() - self._memory.anchor(), tensor.nbytes, hash_of(tensor.dtype)]
 
         def job(limit: float) -> None:
-            self._memory.meet(limit, [OPERATIONS["new_window"].code, *said])
+            self._memory.meet(limit, "new_window", [tensor])
 
         issue(self._engine, "new_window", job, outputs=[tensor], timeout=timeout)
         self._tensor = tensor
@@ -233,7 +232,7 @@ class Window:
         self._open("symm_barrier")
 
         def job(limit: float) -> None:
-            self._memory.meet(limit, [OPERATIONS["symm_barrier"].code])
+            self._memory.meet(limit, "symm_barrier")
 
         return self._issue("symm_barrier", job, -1, async_op, hints, timeout)
 
@@ -306,11 +305,6 @@ class Window:
     def _not_ready(self, op: str, message: str, hint: str) -> NotReadyError:
         engine = self._engine
         return NotReadyError(message, op=op, comm=engine.name, rank=engine.rank, hint=hint)
-
-
-def hash_of(dtype: torch.dtype) -> int:
-    """The same number on all ranks for the same dtype."""
-    return int.from_bytes(str(dtype).encode()[-7:], "little")
 
 
 def wait_for(

@@ -3,18 +3,17 @@ communicator's collectives."""
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 
-from unicomm import _core
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.ops import OPERATIONS
 
-from .exchange import Exchange, row_bytes
+from .exchange import Exchange, Refusal, fast_of
 
 Timeout = timedelta | float | None
 
@@ -25,14 +24,8 @@ def broadcast(
     """Copies the root's `tensor` into all ranks' copies, and returns it."""
     call = Exchange("symm_broadcast", comm, timeout, relaxed)
     call.symmetric(tensor=tensor)
-    root = call.memory.engine.check.check_rank(OPERATIONS[call.op], "root", root)
-
-    def steps() -> None:
-        call.meet([tensor], [root])
-        if call.rank != root:
-            call.fetch([(tensor.data_ptr(), tensor.data_ptr(), tensor.nbytes, root)])
-
-    call.run(steps, [tensor], [tensor])
+    root = call.root("root", root)
+    call.run(lambda head: call.domain.broadcast(head, tensor), [tensor], [tensor], root=root)
     return tensor
 
 
@@ -57,18 +50,7 @@ def all_to_all(
             f"input has {input.numel()} elements, out {out.numel()}, for {call.size} ranks",
             "make both of n equal blocks",
         )
-    block = input.nbytes // call.size
-
-    def steps() -> None:
-        call.meet([input, out])
-        call.fetch(
-            [
-                (out.data_ptr() + p * block, input.data_ptr() + call.rank * block, block, p)
-                for p in range(call.size)
-            ]
-        )
-
-    call.run(steps, [input], [out])
+    call.run(lambda head: call.domain.all_to_all(head, input, out), [input], [out])
     return out
 
 
@@ -86,11 +68,17 @@ def all_to_all_v(
     What came lies in `out` by rank, without gaps; rows behind it stay as they are. `InvalidArgumentError` on
     all ranks, and nothing written, when one rank's `out` is too small.
     """
-    call = Exchange("symm_all_to_all_v", comm, timeout, relaxed)
+    op = "symm_all_to_all_v"
+    done = fast_of(comm).all_to_all_v(OPERATIONS[op].code, input, out, in_splits, relaxed, timeout)
+    if isinstance(done, list):
+        return done
+    call = Exchange(op, comm, timeout, relaxed)
+    if done is not False:
+        call.fast_failed(done, "in_splits", input, out)
     call.symmetric(input=input, out=out)
     call.apart(input=input, out=out)
     call.same_dtype(input, out)
-    row = same_rows(call, input, out)
+    call.same_rows(input, out)
     try:
         splits = [operator.index(n) for n in in_splits]
     except TypeError:
@@ -102,35 +90,12 @@ def all_to_all_v(
         )
     received: list[int] = []
 
-    def steps() -> None:
-        table = call.meet([input, out], each=splits)[:, 1:].tolist()
-        call.check_capacity([sum(line[p] for line in table) for p in range(call.size)], out.shape[0])
-        received[:] = [line[call.rank] for line in table]
-        to = [0, *itertools.accumulate(received)]
-        call.fetch(
-            [
-                (
-                    out.data_ptr() + to[p] * row,
-                    input.data_ptr() + sum(table[p][: call.rank]) * row,
-                    received[p] * row,
-                    p,
-                )
-                for p in range(call.size)
-            ]
-        )
+    def steps(head: Any) -> tuple[Any, Refusal]:
+        fault, refusal, received[:] = call.domain.all_to_all_v(head, input, out, splits)
+        return fault, refusal
 
-    call.run(steps, [input], [out])
+    call.run_rows(steps, "in_splits", input, [out])
     return received
-
-
-def same_rows(call: Exchange, input: torch.Tensor, out: torch.Tensor) -> int:
-    """Bytes of a row, which are the same in both."""
-    if not input.dim() or not out.dim() or input.shape[1:] != out.shape[1:]:
-        call.fail(
-            f"input is {tuple(input.shape)}, out {tuple(out.shape)}",
-            "all dimensions but the first must agree",
-        )
-    return row_bytes(input)
 
 
 def one_shot_all_reduce(
@@ -155,11 +120,7 @@ def one_shot_all_reduce(
         call.fail(f"input has {input.numel()} elements, out {result.numel()}", "make them of one size")
     call.apart(input=input, out=result)
 
-    def steps() -> None:
-        call.meet([input], [red])
-        _core.fold(result, call.copies(input), red)
-
-    call.run(steps, [input], [result])
+    call.run(lambda head: call.domain.one_shot(head, input, result), [input], [result], red=red)
     return result
 
 
@@ -170,24 +131,7 @@ def two_shot_all_reduce_(
     call = Exchange("two_shot_all_reduce_", comm, timeout)
     call.symmetric(input=input)
     red = call.reduction(op, input.dtype)
-    flat, n = input.view(-1), input.numel()
-    begin, end = n * call.rank // call.size, n * (call.rank + 1) // call.size
-
-    def steps() -> None:
-        call.meet([input], [red])
-        if begin == end:
-            return
-        part = flat[begin:end]
-        # Nobody else reads or writes this part before all have passed the barrier at the end.
-        total = torch.empty_like(part)
-        _core.fold(total, call.copies(part), red)
-        call.memory.transfer(
-            True,
-            [(total.data_ptr(), part.data_ptr(), part.nbytes, p) for p in range(call.size)],
-            call.limit,
-        )
-
-    call.run(steps, [input], [input])
+    call.run(lambda head: call.domain.two_shot(head, input), [input], [input], red=red)
     return input
 
 
@@ -217,16 +161,6 @@ def reduce_scatter(
             "what is split must be n equal parts, and out one of them",
         )
     call.apart(input=input, out=out)
-    part = width // call.size
-    mine = slice(call.rank * part, (call.rank + 1) * part)
-
-    def steps() -> None:
-        call.meet([input], [red, int(split_last_dim)])
-        if not split_last_dim:
-            parts = call.copies(input.view(-1)[mine])
-        else:
-            parts = [copy[..., mine].contiguous() for copy in call.copies(input)]
-        _core.fold(out, parts, red)
-
-    call.run(steps, [input], [out])
+    rows = input.numel() // max(width, 1)
+    call.run(lambda head: call.domain.reduce_scatter(head, input, out, rows), [input], [out], red=red)
     return out

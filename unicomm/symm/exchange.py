@@ -1,7 +1,8 @@
-"""What the operations above the table have in common.
+"""What the operations above the table have in common: checks, and how the native core runs them.
 
-All read: each rank waits until all are there, looks at what the others have for it, and copies it. So a rank
-writes to its own tensors only, and one that gives up spoils nobody's.
+csrc/symm/composites.cpp moves the data. All read: each rank waits until all are there, looks at what the
+others have for it, and copies it. So a rank writes to its own tensors only, and one that gives up spoils
+nobody's.
 """
 
 from __future__ import annotations
@@ -17,25 +18,32 @@ from unicomm import _core
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.dtypes import code_of
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.one_sided import issue
+from unicomm.comms.one_sided import fail, issue
 from unicomm.comms.ops import OPERATIONS
 from unicomm.comms.reduction import RedOpType
-from unicomm.comms.symmetric import Capability, SymmetricMemory, memory_of
-from unicomm.comms.window import hash_of
+from unicomm.comms.symmetric import Capability, NoFastExchange, SymmetricMemory, heading, memory_of
 
 Timeout = timedelta | float | None
+Refusal = tuple[int, int, int] | None  # csrc/symm/composites.hpp: why, whose, rows
+_FULL = 1
+_NO_FAST = NoFastExchange()
+
+
+def fast_of(comm: Communicator) -> Any:
+    """What tries to do all of an exchange in one native call."""
+    memory = comm._engine.symmetric
+    return _NO_FAST if memory is None else memory.fast
 
 
 class Exchange:
     """One call of an operation: its checks, then its steps within `run`."""
 
-    def __init__(self, op: str, comm: Communicator, timeout: Timeout, relaxed: bool = False) -> None:
+    def __init__(self, op: str, comm: Communicator, timeout: Timeout = None, relaxed: bool = False) -> None:
         self.op = op
         self.memory: SymmetricMemory = memory_of(comm, op)
+        self.domain = self.memory.domain
         self.rank, self.size = self.memory.rank, self.memory.size
-        self._timeout, self._relaxed = timeout, relaxed
-        self._anchor = self.memory.anchor()
-        self.limit = 0.0
+        self._timeout, self._relaxed = timeout, bool(relaxed)
         self.memory.require(op, Capability.HEAP | Capability.PUT_GET)
 
     # --- before anything happens -------------------------------------------------------------------------
@@ -51,12 +59,21 @@ class Exchange:
         if a.dtype != b.dtype:
             self.fail(f"input is of {a.dtype}, out of {b.dtype}", "make them of one dtype")
 
+    def same_rows(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        if not a.dim() or not b.dim() or a.shape[1:] != b.shape[1:]:
+            self.fail(
+                f"input is {tuple(a.shape)}, out {tuple(b.shape)}", "all dimensions but the first must agree"
+            )
+
     def apart(self, **tensors: torch.Tensor) -> None:
         """No two of them share memory."""
         for (a, one), (b, other) in itertools.combinations(tensors.items(), 2):
             begin, start = one.data_ptr(), other.data_ptr()
             if begin < start + other.nbytes and start < begin + one.nbytes:
                 self.fail(f"{a} and {b} share memory, which other ranks read", "pass separate tensors")
+
+    def root(self, name: str, root: Any) -> int:
+        return self.memory.engine.check.check_rank(OPERATIONS[self.op], name, root)
 
     def reduction(self, op: str, dtype: torch.dtype) -> int:
         """The core's number of a reduction by name."""
@@ -73,67 +90,66 @@ class Exchange:
     # --- steps --------------------------------------------------------------------------------------------
 
     def run(
-        self, steps: Callable[[], None], ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor] = ()
+        self,
+        steps: Callable[[Any], Any],
+        ins: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor] = (),
+        *,
+        red: int = 0,
+        root: int = -1,
     ) -> None:
-        """Issues `steps` as one operation. All ranks leave together unless `relaxed`, also with an
-        `InvalidArgumentError` that all of them raise."""
+        """Issues one operation of the core. `steps` is called with what the ranks compare at its beginning,
+        and returns a fault."""
 
         def job(limit: float) -> None:
-            self.limit = limit
-            refused: InvalidArgumentError | None = None
-            try:
-                steps()
-            except InvalidArgumentError as error:
-                refused = error
-            if refused is not None or not self._relaxed:
-                self.memory.barrier(limit)
-            if refused is not None:
-                raise refused
+            head = heading(self.op, ins[0].dtype, limit, red, root, self._relaxed)
+            self.memory.check(steps(head), limit)
 
         issue(self.memory.engine, self.op, job, inputs=ins, outputs=outs, timeout=self._timeout)
 
-    def meet(
+    def run_rows(
         self,
-        tensors: Sequence[torch.Tensor],
-        same: Sequence[int] = (),
-        own: int = 0,
-        each: Sequence[int] = (),
-    ) -> torch.Tensor:
-        """Waits for all ranks, which must pass the same tensors and `same`; see `SymmetricMemory.meet`."""
-        said = [OPERATIONS[self.op].code, int(self._relaxed)]
-        for tensor in tensors:
-            said += [tensor.data_ptr() - self._anchor, tensor.nbytes, hash_of(tensor.dtype)]
-        return self.memory.meet(self.limit, [*said, *same], own, each)
+        steps: Callable[[Any], tuple[Any, Refusal]],
+        splits: str,
+        input: torch.Tensor,
+        outs: Sequence[torch.Tensor],
+    ) -> None:
+        """The same for an exchange of rows, which may refuse `splits` or the size of the first of `outs`."""
 
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' copies of a symmetric tensor, by rank."""
-        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
-        n = tensor.nbytes
-        self.fetch([(out.data_ptr() + p * n, tensor.data_ptr(), n, p) for p in range(self.size)])
-        return out
+        def checked(head: Any) -> Any:
+            fault, refusal = steps(head)
+            if fault is None:
+                raise_refusal(refusal, splits, input, outs[0])
+            return fault
 
-    def fetch(self, plan: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copies (own address, symmetric address, bytes, rank) from the ranks."""
-        self.memory.transfer(False, plan, self.limit)
+        self.run(checked, [input], outs)
 
-    def copies(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' copies of a symmetric tensor, by rank: the memory itself where it can be addressed."""
-        if Capability.POINTER in self.memory.capabilities:
-            return [self.memory.remote(tensor, p) for p in range(self.size)]
-        return list(self.gather(tensor))
+    def fast_failed(
+        self, result: tuple[Any, Refusal], splits: str, input: torch.Tensor, out: torch.Tensor
+    ) -> NoReturn:
+        """Raises the error that a fast path returned."""
 
-    def check_capacity(self, needed: Sequence[int], rows: int) -> None:
-        """`needed`: rows that each rank would write. All ranks look at the same numbers."""
-        most = max(range(self.size), key=lambda p: needed[p])
-        if needed[most] > rows:
-            raise InvalidArgumentError(
-                f"rank {most} would receive into row {needed[most]} of an out of {rows} rows; nothing was"
-                " written",
-                culprits=(most,),
-                hint="make out larger on all ranks: the rows of all blocks, padding included",
-            )
+        def job(limit: float) -> None:
+            self.memory.check(result[0], limit)
+            raise_refusal(result[1], splits, input, out)
+
+        fail(self.memory.engine, self.op, job)
 
 
-def row_bytes(tensor: torch.Tensor) -> int:
-    """Of one index along the first dimension."""
-    return tensor.nbytes // tensor.shape[0] if tensor.dim() else tensor.nbytes
+def raise_refusal(refusal: Refusal, splits: str, input: torch.Tensor, out: torch.Tensor) -> None:
+    """All ranks look at the same numbers, so all raise it, with nothing written."""
+    if refusal is None:
+        return
+    why, rank, row = refusal
+    if why == _FULL:
+        raise InvalidArgumentError(
+            f"rank {rank} would receive into row {row} of an out of {out.shape[0]} rows; nothing was written",
+            culprits=(rank,),
+            hint="make out larger on all ranks: the rows of all blocks, padding included",
+        )
+    raise InvalidArgumentError(
+        f"{splits} of rank {rank} goes beyond the {input.shape[0]} rows of input, or is negative;"
+        " nothing was written",
+        culprits=(rank,),
+        hint="look at how it was computed there",
+    )

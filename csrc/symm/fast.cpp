@@ -1,0 +1,180 @@
+// The exchanges' fast path: one native call from the Python function checks, records and runs. The general
+// path is in unicomm/symm.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+
+#include "core/bind.hpp"
+#include "shm/bind_fault.hpp"
+#include "shm/dispatch.hpp"
+#include "shm/fast_calls.hpp"
+#include "symm/end.hpp"
+#include "symm/rows.hpp"
+
+namespace unicomm {
+namespace {
+
+using namespace symm;
+
+class SymmFast {
+  public:
+    SymmFast(nb::object calls, Ends end)
+        : kept_(std::move(calls)), calls_(*nb::inst_ptr<FastCalls>(kept_)), end_(std::move(end)) {}
+
+    // `align` None: one expert on each rank, and dense. True when it is done; False when it is not for this
+    // path; else (fault, refusal).
+    nb::object dispatch(uint32_t op, nb::handle input, nb::handle out, nb::handle splits, nb::handle results,
+                        nb::handle align, nb::handle relaxed, nb::handle timeout) {
+        Exchanged x;
+        long rows = 0;
+        if (!read(x, input, out, splits, results, relaxed, timeout) || x.splits.ndim != 1) return no();
+        if (align.is_none()) {
+            if (x.splits.numel != world()) return no();
+        } else {
+            if (!PyLong_CheckExact(align.ptr())) return no();
+            rows = PyLong_AsLong(align.ptr());
+            if (rows == -1 && PyErr_Occurred()) PyErr_Clear();
+            if (rows < 1 || rows > kMostAlign) return no();
+        }
+        if (!fits(x.results, x.splits.numel)) return no();
+        int experts = int(x.splits.numel / world());
+        return run(op, x, [&](Composites& c, const Call& call, Refusal& refusal) {
+            return c.dispatch(call, rows_of(x.in), rows_of(x.out), numbers_of(x.splits),
+                              numbers_of(x.results), experts, rows, refusal);
+        });
+    }
+
+    nb::object combine(uint32_t op, nb::handle input, nb::handle out, nb::handle splits, nb::handle results,
+                       nb::handle relaxed, nb::handle timeout) {
+        Exchanged x;
+        if (!read(x, input, out, splits, results, relaxed, timeout)) return no();
+        if (!fits(x.splits, x.results.numel / 2) || !fits(x.results, x.splits.numel / 2)) return no();
+        int experts = int(x.results.shape[1] / world());
+        return run(op, x, [&](Composites& c, const Call& call, Refusal& refusal) {
+            return c.combine(call, rows_of(x.in), rows_of(x.out), numbers_of(x.splits), numbers_of(x.results),
+                             experts, refusal);
+        });
+    }
+
+    // Also returns the list of what came.
+    nb::object all_to_all_v(uint32_t op, nb::handle input, nb::handle out, nb::handle splits,
+                            nb::handle relaxed, nb::handle timeout) {
+        Exchanged x;
+        if (!plain(x, relaxed, timeout) || !read_rows(x, input, out)) return no();
+        if (!PyList_CheckExact(splits.ptr()) || PyList_GET_SIZE(splits.ptr()) != world()) return no();
+        int64_t left = x.in.shape[0];
+        std::vector<int64_t> numbers, came(size_t(world()), 0);
+        for (int i = 0; i < world(); ++i) {
+            PyObject* item = PyList_GET_ITEM(splits.ptr(), i);
+            if (!PyLong_CheckExact(item)) return no();
+            int64_t n = PyLong_AsLongLong(item);
+            if (n == -1 && PyErr_Occurred()) PyErr_Clear();
+            if (n < 0 || n > left) return no();
+            left -= n;
+            numbers.push_back(n);
+        }
+        nb::object done = run(op, x, [&](Composites& c, const Call& call, Refusal& refusal) {
+            return c.all_to_all_v(call, rows_of(x.in), rows_of(x.out), numbers.data(), came.data(), refusal);
+        });
+        return done.ptr() == Py_True ? nb::cast(came) : done;
+    }
+
+  private:
+    static constexpr long kMostAlign = long{1} << 31;
+    static constexpr uint32_t kOtherError = 100;  // as in unicomm/comms/recording.py
+
+    struct Exchanged {
+        Tensor in, out, splits, results;
+        bool relaxed = false;
+    };
+
+    static nb::object no() { return nb::borrow(Py_False); }
+    int world() { return end_->composites()->world(); }
+
+    bool fits(const Tensor& numbers, int64_t count) {
+        return numbers.ndim == 2 && numbers.shape[0] == 2 && numbers.shape[1] == count && count > 0 &&
+               count % world() == 0;
+    }
+
+    bool symmetric(nb::handle object, Tensor& t) {
+        return calls_.read(object, t) && end_->holds(Address(t.data), uint64_t(t.bytes));
+    }
+
+    bool plain(Exchanged& x, nb::handle relaxed, nb::handle timeout) {
+        x.relaxed = relaxed.ptr() == Py_True;
+        return !calls_.blocked() && timeout.is_none() && PyBool_Check(relaxed.ptr());
+    }
+
+    bool read_rows(Exchanged& x, nb::handle input, nb::handle out) {
+        if (!symmetric(input, x.in) || !symmetric(out, x.out)) return false;
+        if (x.in.dtype != x.out.dtype || x.in.ndim != x.out.ndim || x.in.ndim < 1) return false;
+        for (int i = 1; i < x.in.ndim; ++i) {
+            if (x.in.shape[i] != x.out.shape[i]) return false;
+        }
+        return !FastCalls::overlap(x.in, x.out);
+    }
+
+    bool read(Exchanged& x, nb::handle input, nb::handle out, nb::handle splits, nb::handle results,
+              nb::handle relaxed, nb::handle timeout) {
+        if (!plain(x, relaxed, timeout) || !read_rows(x, input, out)) return false;
+        if (!symmetric(splits, x.splits) || !symmetric(results, x.results)) return false;
+        if (x.splits.dtype != DType::kInt64 || x.results.dtype != DType::kInt64) return false;
+        const Tensor* all[] = {&x.in, &x.out, &x.splits, &x.results};
+        for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < i; ++j) {
+                if (FastCalls::overlap(*all[i], *all[j])) return false;
+            }
+        }
+        return true;
+    }
+
+    template <class F>
+    nb::object run(uint32_t op, const Exchanged& x, F f) {
+        // Taken while the GIL is held, so that records follow the order of the operations.
+        std::unique_lock running(end_->running(), std::try_to_lock);
+        if (!running || calls_.blocked()) return no();
+        Call call;
+        call.op = op;
+        call.dtype = x.in.dtype;
+        call.relaxed = x.relaxed;
+        call.deadline_ns = shm::deadline_after(calls_.timeout);
+        ring::NewRecord n = calls_.record_of(op, 0, -1);
+        n.n_in = 1;
+        n.n_out = x.results.numel ? 2 : 1;
+        describe(x.in, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
+        describe(x.out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        if (x.results.numel) describe(x.results, false, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        uint64_t record = calls_.writer().begin(n);
+        Fault fault;
+        Refusal refusal;
+        {
+            GilReleased release;
+            fault = f(*end_->composites(), call, refusal);
+        }
+        bool good = !fault && !refusal.why;
+        uint32_t code = refusal.why && !fault ? kOtherError : uint32_t(fault.code);
+        calls_.writer().finish(record, good ? ring::State::kCompleted : ring::State::kFailed, code);
+        if (good) return nb::borrow(Py_True);
+        return nb::make_tuple(fault_tuple(fault), refusal_tuple(refusal));
+    }
+
+    nb::object kept_;
+    FastCalls& calls_;
+    Ends end_;
+};
+
+}  // namespace
+
+void bind_symm_fast(nb::module_& m) {
+    nb::class_<SymmFast>(m, "SymmFast")
+        .def(nb::init<nb::object, Ends>(), nb::arg("calls"), nb::arg("end"))
+        .def("dispatch", &SymmFast::dispatch, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("combine", &SymmFast::combine, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("all_to_all_v", &SymmFast::all_to_all_v, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none());
+}
+
+}  // namespace unicomm
