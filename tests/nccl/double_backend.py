@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from build_double import LATEST, NoCompiler
 from build_double import library as build
 
 _current = threading.local()
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_called: list[Any] = []
 
 
 class HostStreams(Streams):
@@ -87,6 +90,16 @@ class HostStreams(Streams):
 
     def synchronize(self) -> None:
         self._done(self._c.double_stream_synchronize(ctypes.c_void_p(self.current())))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Has the current stream call it."""
+
+        def run(_: object) -> None:
+            function()
+
+        kept = _CALLBACK(run)
+        _called.append(kept)  # for as long as a stream may call it
+        self._done(self._c.double_stream_host_function(ctypes.c_void_p(self.current()), kept, None))
 
     def sleep(self, ms: float) -> None:
         """Keeps the current stream busy."""

@@ -22,13 +22,14 @@ def main(fault: str) -> None:
     assert half is not None
     half.barrier(False)
     half.finalize()
-    if fault == "kill":
+    if fault != "none":
         if comm.get_rank() == KILLED:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            comm.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, True).wait_blocking()
+            limit = 60 if fault == "kill" else 1
+            comm.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, True, timeout=limit).wait_blocking()
         except unicomm.CommError as error:
-            print("caught", type(error).__name__, comm.is_aborted(), flush=True)
+            print("caught", type(error).__name__, comm.is_aborted(), error.dead, flush=True)
             comm.abort()
     comm.finalize()
     print("done", flush=True)

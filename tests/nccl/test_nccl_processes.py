@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 WITHIN = 100
 
 
-def run(tmp_path: Path, fault: str, n: int = 3) -> list[tuple[int, str, str]]:
+def run(tmp_path: Path, fault: str, n: int = 3, peer_errors: str = "1") -> list[tuple[int, str, str]]:
     """Exit code, output and complaints of each rank."""
     import os
 
@@ -25,7 +25,7 @@ def run(tmp_path: Path, fault: str, n: int = 3) -> list[tuple[int, str, str]]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n),
-        "NCCL_DOUBLE_PEER_ERRORS": "1",
+        "NCCL_DOUBLE_PEER_ERRORS": peer_errors,
         "UNICOMM_TRACE_DIR": str(tmp_path),
         "OMP_NUM_THREADS": "1",
     }
@@ -62,5 +62,15 @@ def test_a_killed_rank_is_an_error_on_the_others(tmp_path, nccl_double):
     assert ranks[1][0] == -9
     for code, out, complaints in (ranks[0], ranks[2]):
         assert code == 0, complaints
-        assert out.startswith("caught PeerLostError")
+        assert out.startswith("caught PeerLostError True (1,)")
         assert out.endswith("done\n")
+
+
+@pytest.mark.processes
+def test_a_killed_rank_of_which_the_library_says_nothing_is_found_in_its_ring(tmp_path, nccl_double):
+    nccl_double()
+    ranks = run(tmp_path, "kill silently", 2, "0")
+    assert ranks[1][0] == -9
+    code, out, complaints = ranks[0]
+    assert code == 0, complaints
+    assert out == "caught CommTimeoutError True (1,)\ndone\n"

@@ -17,6 +17,25 @@ def nccl() -> Library:
         pytest.skip(str(error))
 
 
+def test_its_log_is_kept_without_any_setting(nccl: Library) -> None:
+    import os
+
+    if any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE")):
+        pytest.skip("the log is somebody else's")
+    began = nccl.listen()
+    if nccl._log is None:
+        pytest.skip("the library was used before")
+    nccl.native.count(0)
+    assert not any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"))
+    assert nccl.said(since=began) == ("", [])  # what opened the log is no news
+    result, _ = nccl.native.user_rank(0)
+    words, lines = nccl.said(since=began)
+    assert result == 4
+    assert "argument is NULL" in words
+    assert len(lines) == 1
+    assert lines[0].endswith(words)
+
+
 def test_all_functions_of_its_version_are_there(nccl: Library) -> None:
     for name, since, there in nccl.native.functions():
         assert there == (since <= nccl.version), f"nccl{name} since {version_text(since)}"

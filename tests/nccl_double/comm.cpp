@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <strings.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <thread>
 #include <unordered_map>
 
@@ -57,7 +59,40 @@ std::string members(const Signature& s) {
     return out + "}";
 }
 
+// NCCL's own log: what NCCL_DEBUG and NCCL_DEBUG_FILE say is read with the first line, and never again.
+class DebugLog {
+  public:
+    DebugLog() {
+        const char* level = environment("NCCL_DEBUG");
+        on_ = level && (strcasecmp(level, "WARN") == 0 || strcasecmp(level, "INFO") == 0);
+        const char* path = environment("NCCL_DEBUG_FILE");
+        FILE* file = on_ && path ? fopen(path, "w") : nullptr;
+        if (!file) return;
+        setlinebuf(file);
+        file_ = file;
+    }
+    void warn(const std::string& text) {
+        if (!on_) return;
+        char time_text[32], host[64] = "";
+        time_t now = time(nullptr);
+        tm local;
+        strftime(time_text, sizeof time_text, "%F %T", localtime_r(&now, &local));
+        gethostname(host, sizeof host - 1);
+        fprintf(file_, "\n[%s] %s:%d:%ld [0] double.cc:1 NCCL WARN %s\n", time_text, host, getpid(),
+                syscall(SYS_gettid), text.c_str());
+    }
+
+  private:
+    bool on_ = false;
+    FILE* file_ = stdout;
+};
+
 }  // namespace
+
+void warn(const std::string& text) {
+    static DebugLog* log = new DebugLog;
+    log->warn(text);
+}
 
 const char* environment(const char* name) {
     const char* value = getenv(name);
@@ -239,6 +274,7 @@ void log_mismatch(const Comm& comm, const Signature& mine, int peer, const Signa
 }
 
 void set_last_error(const CommPtr& comm, const std::string& text) {
+    warn(text);
     own_last_error = text;
     std::lock_guard lock(handles().mutex);
     handles().last_error = text;

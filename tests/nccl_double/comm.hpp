@@ -106,6 +106,7 @@ struct Call {
     Result error = kSuccess;  // of a failed find
 };
 void write_log(const std::string& members);
+void warn(const std::string& text);  // in NCCL's own log
 void log_mismatch(const Comm& comm, const Signature& mine, int peer, const Signature& theirs);
 void set_last_error(const CommPtr& comm, const std::string& text);
 std::string last_error(const CommPtr& comm);

@@ -12,6 +12,8 @@
 // graphs, no networks, no topology; the NULL stream is each thread's own; a communicator has at most 16
 // ranks.
 //
+// Of NCCL's variables it knows NCCL_DEBUG (WARN or INFO) and NCCL_DEBUG_FILE: errors are warnings there.
+//
 // For tests: NCCL_DOUBLE_LOG=PATH gets a JSON line for each call, and for each message whose signature is not
 // what its receiver expected; NCCL_DOUBLE_PEER_ERRORS=1 makes dead and aborted peers remote errors;
 // NCCL_DOUBLE_INIT_ERROR=CODE[@RANK] fails initialisation; NCCL_DOUBLE_SLOW_ENQUEUE=1 lets calls of
@@ -39,6 +41,9 @@ EXPORT Result double_inject_error(CommHandle handle, int result) {
     call.comm->state = result;
     return call.done();
 }
+
+// What a real library would say in its log on the way to an error.
+EXPORT void double_warn(const char* text) { warn(text); }
 
 EXPORT Result ncclGetVersion(int* result) {
     Call call("ncclGetVersion");

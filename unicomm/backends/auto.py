@@ -24,13 +24,13 @@ from unicomm.comms.call import Message
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, read_hints
 from unicomm.comms.rendezvous import meet
+from unicomm.comms.verdict import Verdict
 
 from . import addresses
 from .gloo import GlooBackend
 from .hosts import HostsBackend
 from .hosts_layout import Layout
 from .shm import ShmBackend, host_identity
-from .verdict import Verdict
 
 _log = logging.getLogger("unicomm")
 

@@ -26,13 +26,13 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.verdict import GRACE, Verdict
 
 from . import hosts_collectives
 from .gloo import GlooBackend
 from .hosts_exchange import BothExchange, beside
 from .hosts_layout import Layout
 from .shm import ShmBackend
-from .verdict import GRACE, Verdict
 
 # Seconds that a leader waits longer for the other hosts than the operation may take, where ranks may wait for
 # each other, so that they speak first; and what its own host gives it on top.

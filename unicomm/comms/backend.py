@@ -209,6 +209,9 @@ class Backend(abc.ABC):
         """With streams: an error that came after the call, or None. Asked often, by any thread."""
         return None
 
+    def explain(self, error: CommError) -> None:  # noqa: B027
+        """With streams: adds to an error of the watchdog's, such as a timeout, what the library has said."""
+
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         """A native way for small synchronous operations, as `fast_path.NoFastPath` describes it, or None."""
         return None

@@ -337,7 +337,8 @@ class Engine:
                 numbered = list(zip(messages, seqs, strict=True))
                 job = profiling.messages(self, numbered, pending, bool(async_op), run)
             tensors = [m.tensor for m in messages]
-            work = self._run(job, name, seq, records, pending, bool(async_op), limit, args, tensors)
+            numbers = [(m.send, m.peer, n) for m, n in zip(messages, seqs, strict=True)] if queue else ()
+            work = self._run(job, name, seq, records, pending, bool(async_op), limit, args, tensors, numbers)
         if pending and not async_op:
             work.wait()
         if args is not None:
@@ -509,13 +510,14 @@ class Engine:
         timeout: float,
         args: OpArgs | None,
         tensors: Sequence[Any],
+        messages: Sequence[tuple[bool, int, int]] = (),
     ) -> Work:
         """Runs an operation here, or has it run by the worker (`pending`) or on a stream."""
         if self.queue is not None:
             try:
                 self.check_broken()
                 held = tensors if async_op or not self.queue.streams.frees_in_order else ()
-                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held)
+                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held, messages)
             except BaseException as caught:
                 self._failed(caught, op, seq, records)
                 if args is not None:
@@ -528,23 +530,10 @@ class Engine:
             self._execute(job, op, seq, records, False, args)
         return work
 
-    # --- what the watchdog of a device's operations reports ------------------------------------------------
-
-    def over(self, records: Sequence[int], elapsed_ns: int) -> None:
-        """Operations that the device has done just now, and how long that took."""
-        for record in records:
-            self._recorder.start(record, elapsed_ns)
-            self._recorder.finish(record, recording.COMPLETED, 0)
-
     def late_failure(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """An operation on the device failed, and with it the communicator."""
         self._failed(error, op, seq, records)
         self.backend.abort()
-
-    def give_up(self, records: Sequence[int]) -> None:
-        """What came after one that failed."""
-        for record in records:
-            self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
 
     def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
         """Completes the error of an operation, records it, and breaks the communicator where it has to."""
@@ -582,6 +571,8 @@ class Engine:
                 return
             self.broken = error
         self.fast.block()
+        if self.queue is not None:
+            self.queue.lookout.ended(error)
         end()
         if self.symmetric is not None:
             self.symmetric.abort()

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from . import recording
 from .call import OpArgs
 from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
+from .stream_failures import Lookout, Message, Pending
 from .streams import Streams
 from .work import Work, WorkStatus
 
@@ -126,8 +128,7 @@ class _Running:
     records: Sequence[int]
     args: OpArgs | None
     held: Sequence[Any]
-    timeout: float
-    deadline: float
+    pending: Pending
 
 
 class StreamQueue:
@@ -136,10 +137,12 @@ class StreamQueue:
     def __init__(self, engine: Engine, streams: Streams) -> None:
         self.streams = streams
         self._engine = engine
+        self._recorder = engine.member.recorder
         self._own: Any = None  # made by the first asynchronous operation
         self._last: StreamWork | None = None  # that what comes next has to follow, on whatever stream
         self._running: deque[_Running] = deque()
         self._lock = threading.RLock()  # a callback may issue operations
+        self.lookout = Lookout(engine)
 
     def issue(
         self,
@@ -151,8 +154,12 @@ class StreamQueue:
         async_op: bool,
         args: OpArgs | None,
         held: Sequence[Any],
+        messages: Sequence[Message] = (),
     ) -> StreamWork:
-        """Puts an operation on a stream. Called in the order of the operations. Raises what `run` raises."""
+        """Puts an operation on a stream. Called in the order of the operations. Raises what `run` raises.
+
+        `messages`: of a send, receive or batch.
+        """
         streams = self.streams
         current = stream = streams.current()
         captured = streams.is_capturing()
@@ -176,9 +183,9 @@ class StreamQueue:
         # Within a graph what runs on the current stream is ordered by it, and the graph ends unannounced.
         self._last = work if async_op or not captured else None
         if not captured:
-            deadline = time.monotonic() + timeout
+            pending = Pending(name, seq, messages, timeout, time.monotonic() + timeout)
             with self._lock:
-                self._running.append(_Running(work, before, records, args, held, timeout, deadline))
+                self._running.append(_Running(work, before, records, args, held, pending))
             _watchdog.watch(self)
         return work
 
@@ -214,36 +221,52 @@ class StreamQueue:
 
     def look(self, now: float) -> None:
         """Takes out what is over. Called by the watchdog and by whoever drains."""
+        engine = self._engine
         with self._lock:
             error: BaseException | None = None
             while self._running and error is None:
                 try:
-                    if not self.streams.is_over(self._running[0].work._after):
+                    if not self._is_over(self._running[0]):
                         break
                 except Exception as failed:  # of the device: nothing more will be over
                     error = failed
                 else:
-                    if self._engine.broken is not None:  # then an abort may be what has ended it
+                    if engine.broken is not None:  # then an abort may be what has ended it
                         break
                     self._finish(self._running.popleft(), None)
             if not self._running:
                 return
-            error = error or self._engine.broken or self._engine.backend.late_error()
-            first = self._running[0]
-            if error is None and now >= first.deadline:
+            pending = self._running[0].pending
+            error = error or engine.broken or self.lookout.heard or engine.backend.late_error()
+            if error is None and now >= pending.deadline:
                 error = CommTimeoutError(
-                    f"not finished on the device within {first.timeout:g} s",
+                    f"not finished on the device within {pending.timeout:g} s",
                     hint="find out who is missing with `unicomm trace analyze`; "
                     "comm.set_timeout or timeout= allow more",
                 )
-            if error is not None:
+            if error is None:
+                self.lookout.waiting(pending, now)
+            else:
+                if isinstance(error, CommError) and error is not engine.broken:
+                    error = self.lookout.explained(error, pending)
                 self._end(error)
+
+    def _is_over(self, running: _Running) -> bool:
+        if self.streams.is_over(running.work._after):
+            return True
+        if not running.pending.reached and self.streams.is_over(running.before):
+            running.pending.reached = True
+            for record in running.records:
+                self._recorder.start(record)
+        return False
 
     def _finish(self, running: _Running, error: BaseException | None) -> None:
         engine, work = self._engine, running.work
         if error is None:
             elapsed = int(self.streams.elapsed(running.before, work._after) * 1e9)
-            engine.over(running.records, elapsed)
+            for record in running.records:
+                self._recorder.start(record, elapsed)
+                self._recorder.finish(record, recording.COMPLETED, 0)
         if running.args is not None:
             engine.hooks.finished(running.args, error)
         work._over(error)
@@ -260,7 +283,8 @@ class StreamQueue:
         while self._running:
             running = self._running.popleft()
             if running is not first:
-                engine.give_up(running.records)
+                for record in running.records:
+                    self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
             self._finish(running, error if running is first and isinstance(error, CommError) else final)
 
     def forget(self) -> None:

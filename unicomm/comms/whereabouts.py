@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from unicomm.flight_recorder import writer
 from unicomm.flight_recorder.folder import SUFFIX
-from unicomm.flight_recorder.ring import Comm, Ring, RingError, read_ring
+from unicomm.flight_recorder.ring import P2P, RECEIVE, Comm, Ring, RingError, read_ring
 
 from .errors import CommTimeoutError
 
@@ -52,10 +53,20 @@ def explain(error: CommTimeoutError, uid: str) -> None:
 
 def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> list[Path]:
     """Finds (kind, words) of those whose ring is here; returns all rings of the communicator."""
+    members = []
+    for path, ring, of_comm in _rings(uid):
+        members.append(path)
+        for comm in of_comm:
+            if comm.rank in ranks:
+                found[comm.rank] = _describe(ring, comm)
+    return members
+
+
+def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
+    """The rings on this host that have that communicator, with its ranks in there."""
     own = writer.recorder_path()
     rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
     end = time.monotonic() + _PATIENCE
-    members = []
     for path in rings:
         if time.monotonic() > end:
             break
@@ -67,11 +78,42 @@ def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> l
             continue
         of_comm = [comm for comm in ring.comms if comm.uid == uid]
         if of_comm:
-            members.append(path)
+            yield path, ring, of_comm
+
+
+def dead_ranks(uid: str) -> list[int]:
+    """Ranks of the communicator on this host whose process is gone."""
+    return sorted(
+        comm.rank
+        for _, ring, of_comm in _rings(uid)
+        for comm in of_comm
+        if ring.process_state in ("ended", "killed")
+    )
+
+
+def progress(uid: str, rank: int, seq: int, messages: Sequence[tuple[bool, int, int]]) -> dict[int, int]:
+    """How far the ranks on this host have come in an operation of `rank`: 0 not in it, 1 issued, 2 started.
+
+    `seq` is a collective's; or `messages` are this rank's (send, peer, number in the pair).
+    """
+    found: dict[int, int] = {}
+    for _, ring, of_comm in _rings(uid):
         for comm in of_comm:
-            if comm.rank in ranks:
-                found[comm.rank] = _describe(ring, comm)
-    return members
+            of = ring.records[ring.records["comm"] == comm.index]
+            p2p = (of["flags"] & P2P) != 0
+            if not messages:
+                mine = of[~p2p & (of["seq"] == seq)]
+                far = int(comm.coll_created >= seq)
+                found[comm.rank] = 2 if far and len(mine) and int(mine[-1]["state"]) != _IN_FLIGHT[0] else far
+                continue
+            for send, peer, number in messages:
+                if peer != comm.rank:
+                    continue
+                other = ((of["flags"] & RECEIVE) != 0) == send
+                match = of[p2p & other & (of["peer"] == rank) & (of["seq"] >= number)]
+                # It waits for all of them.
+                found[peer] = min(found.get(peer, 2), 2 if len(match) else 0)
+    return found
 
 
 def _verdict(rings: list[Path]) -> str:

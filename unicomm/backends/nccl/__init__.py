@@ -1,7 +1,9 @@
 """NCCL and RCCL: GPUs, through the C interface that the two share (csrc/nccl).
 
 library.py     where the library is, what it has, and calls that raise instead of returning a number
-errors.py      its result codes as errors of ours, with causes and cures
+library_log.py what it writes into its log
+errors.py      its result codes as errors of ours
+causes.py      the catalogue of known causes and cures
 types.py       element types and reductions: which it knows, and as what the others travel
 backend.py     the communicator: creation, split, operations, end
 """

@@ -24,7 +24,8 @@ from unicomm.comms.reduction import RedOpType
 from unicomm.comms.streams import Streams, TorchStreams
 
 from . import types
-from .errors import IN_PROGRESS, SUCCESS, aborted, error_of
+from .causes import known_cause
+from .errors import IN_PROGRESS, SUCCESS, aborted, log_text
 from .hints import HINTS, settings_of
 from .library import NCCL, RCCL, Library, Vendor, not_in_time, open_library, version_text
 
@@ -48,7 +49,7 @@ _OWN = frozenset(
 )
 
 
-def _bounded(what: str, vendor: Vendor, timeout: float, call: Callable[[], T]) -> T:
+def _bounded(what: str, library: Library, timeout: float, since: int, call: Callable[[], T]) -> T:
     """What `call` returns or raises; the library's calls cannot be interrupted, so it has its own thread."""
     done: list[T] = []
     failed: list[BaseException] = []
@@ -59,13 +60,13 @@ def _bounded(what: str, vendor: Vendor, timeout: float, call: Callable[[], T]) -
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run, name=f"unicomm-{vendor.name}-{what}", daemon=True)
+    thread = threading.Thread(target=run, name=f"unicomm-{library.vendor.name}-{what}", daemon=True)
     thread.start()
     thread.join(timeout)
     if failed:
         raise failed[0]
     if not done:
-        raise not_in_time(vendor, what, timeout)
+        raise not_in_time(library, what, timeout, since)
     return done[0]
 
 
@@ -117,6 +118,7 @@ class NcclBackend(Backend):
         self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
         self._lock = threading.Lock()
         self._aborted = False
+        self._began = library.listen()
         operations = _OWN
         for function, operation in (
             ("AlltoAll", "all_to_all_single"),
@@ -151,9 +153,10 @@ class NcclBackend(Backend):
             roots = [i * size // count for i in range(count)]
         mine = b""
         with cls.on_device(setup.device):
+            began = library.listen()
             if rank in roots:
                 result, mine = native.unique_id()
-                library.check("GetUniqueId", result)
+                library.check("GetUniqueId", result, since=began)
         if scalable:
             everyone = setup.rendezvous.exchange("unique ids", mine)
             ids = [everyone[root] for root in roots]
@@ -166,37 +169,40 @@ class NcclBackend(Backend):
                     result, comm = native.init_scalable(size, rank, ids, settings)
                 else:
                     result, comm = native.init(size, ids[0], rank, settings)
-                return cls._made(library, "CommInitRank", result, comm, setup.timeout)
+                return cls._made(library, "CommInitRank", result, comm, setup.timeout, began)
 
-        return _bounded("CommInitRank", cls.vendor, setup.timeout, init)
+        return _bounded("CommInitRank", library, setup.timeout, began, init)
 
     @classmethod
-    def _made(cls, library: Library, what: str, result: int, comm: int, timeout: float) -> int:
+    def _made(cls, library: Library, what: str, result: int, comm: int, timeout: float, began: int) -> int:
         """The new communicator, once it is complete: with blocking=0 it is still being made."""
-        library.check(what, result, comm)
+        library.check(what, result, comm, began)
         end = time.monotonic() + timeout
         while comm:
             asked, state = library.native.async_error(comm)
-            library.check("CommGetAsyncError", asked, comm)
+            library.check("CommGetAsyncError", asked, comm, began)
             if state == SUCCESS:
                 break
             if state != IN_PROGRESS:
-                words = library.native.last_error(comm)
+                error = library.error(what, state, comm, began)
                 library.native.abort(comm)
-                raise error_of(library.vendor.title, what, state, words)
+                raise error
             if time.monotonic() > end:
                 library.native.abort(comm)
-                raise not_in_time(library.vendor, what, timeout)
+                raise not_in_time(library, what, timeout, began)
             time.sleep(0.001)
         return int(comm)
 
     def _split(self, color: int, key: int, settings: Any, timeout: float) -> int:
+        library = self._library
+        began = library.listen()
+
         def split() -> int:
             with self.on_device(self._device):
                 result, comm = self._native.split(self._alive(), color, key, settings)
-                return self._made(self._library, "CommSplit", result, comm, timeout)
+                return self._made(library, "CommSplit", result, comm, timeout, began)
 
-        return _bounded("CommSplit", self.vendor, timeout, split)
+        return _bounded("CommSplit", library, timeout, began, split)
 
     def split_away(self, timeout: float) -> None:
         if self._splits:
@@ -245,9 +251,15 @@ class NcclBackend(Backend):
             asked, state = self._native.async_error(self._comm)
             result = asked if asked != SUCCESS else state
             if result in (SUCCESS, IN_PROGRESS):
+                self._library.trim_log()
                 return None
-            words = self._native.last_error(self._comm)
-        return error_of(self.vendor.title, "operation", result, words)
+            return self._library.error("operation", result, self._comm, self._began)
+
+    def explain(self, error: CommError) -> None:
+        with self._lock:
+            _, lines = self._library.said(self._comm, self._began)
+        error.message += log_text(self.vendor.title, lines)
+        error.hint = known_cause("\n".join(lines)) or error.hint
 
     def memory(self) -> dict[str, int]:
         if not self._comm or not self._library.has("CommMemStats"):
@@ -273,15 +285,15 @@ class NcclBackend(Backend):
         if result == IN_PROGRESS:
             self._progress(what)
         elif result != SUCCESS:
-            self._library.check(what, result, self._comm)
+            self._library.check(what, result, self._comm, self._began)
 
     def _progress(self, what: str) -> None:
         """With blocking=0: until the call has done what it had to do on the host."""
         while self._comm:
             asked, state = self._native.async_error(self._comm)
-            self._library.check(what, asked, self._comm)
+            self._library.check(what, asked, self._comm, self._began)
             if state != IN_PROGRESS:
-                self._library.check(what, state, self._comm)
+                self._library.check(what, state, self._comm, self._began)
                 return
             time.sleep(20e-6)
         raise aborted()

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from unicomm import _core
-from unicomm.comms.errors import BackendError, UnsupportedError
+from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
-from .errors import IN_PROGRESS, SUCCESS, error_of
+from . import library_log
+from .causes import known_cause
+from .errors import IN_PROGRESS, SUCCESS, error_of, log_text
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,28 @@ class Library:
         self.native = native
         self.version: int = native.version
         self._there = {name for name, _, there in native.functions() if there}
+        self._log: library_log.LibraryLog | None = None
+        self._listening = False
+        self._lock = threading.Lock()
+
+    def listen(self) -> int:
+        """Keeps the library's log from now on, where it may; returns a mark for `said`."""
+        with self._lock:
+            if not self._listening:
+                self._listening = True
+                self._log = library_log.listen(self.native)
+        return 0 if self._log is None else self._log.mark()
+
+    def said(self, comm: int = 0, since: int = 0) -> tuple[str, list[str]]:
+        """The library's last error, "" for none, and the last lines of its log behind a mark."""
+        words = " ".join(self.native.last_error(comm).split())
+        if self._log is None:
+            return words, []
+        return "" if self._log.is_noise(words) else words, self._log.lines(since)
+
+    def trim_log(self) -> None:
+        if self._log is not None:
+            self._log.trim()
 
     def has(self, function: str) -> bool:
         """Whether it has that function, by its C name without the prefix."""
@@ -82,10 +106,14 @@ class Library:
                 hint=f"it came with NCCL {version_text(since)}: install a newer one",
             )
 
-    def check(self, what: str, result: int, comm: int = 0) -> None:
+    def check(self, what: str, result: int, comm: int = 0, since: int = 0) -> None:
+        """Raises for a result that is an error. `since`: a mark; what the log had before is not about it."""
         if result not in (SUCCESS, IN_PROGRESS):
-            words = self.native.last_error(comm) or self.native.error_string(result)
-            raise error_of(self.vendor.title, what, result, words)
+            raise self.error(what, result, comm, since)
+
+    def error(self, what: str, result: int, comm: int = 0, since: int = 0) -> CommError:
+        words, lines = self.said(comm, since)
+        return error_of(self.vendor.title, what, result, words or self.native.error_string(result), lines)
 
 
 def version_text(code: int) -> str:
@@ -135,9 +163,13 @@ def _in_packages(vendor: Vendor) -> list[Path]:
     return found
 
 
-def not_in_time(vendor: Vendor, what: str, timeout: float) -> BackendError:
+def not_in_time(library: Library, what: str, timeout: float, since: int) -> BackendError:
+    """Of a creation: all ranks are there by then. `since`: a mark of the log where it began."""
+    title = library.vendor.title
+    _, lines = library.said(since=since)
     return BackendError(
-        f"{vendor.title} {what} did not return within {timeout:g} s",
-        hint="all ranks have come, so the library cannot connect them: NCCL_DEBUG=INFO shows where it is; "
+        f"{title} {what} did not return within {timeout:g} s{log_text(title, lines)}",
+        hint=known_cause("\n".join(lines))
+        or "all ranks have come, so the library cannot connect them: NCCL_DEBUG=INFO shows where it is; "
         "NCCL_SOCKET_IFNAME chooses the network",
     )

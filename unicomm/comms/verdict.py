@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.comms import errors
-from unicomm.comms.errors import BackendError, CommError
-from unicomm.comms.rendezvous_parts import StoreClient
-from unicomm.comms.threads import Threads
+from . import errors
+from .errors import BackendError, CommError
+from .rendezvous_parts import StoreClient
+from .threads import Threads
 
 T = TypeVar("T")
 
@@ -44,9 +44,14 @@ class Verdict:
         text = json.dumps(said).encode()
         return self._read(self._ask(lambda: self._client.put_first("cause", text)), error)
 
-    def report(self) -> None:
-        """This rank is there, and has failed."""
-        self._ask(lambda: self._client.put(f"there/{self._rank}", b"1"))
+    def report(self, text: bytes = b"1") -> None:
+        """This rank is there, and has failed, or waits as `text` says."""
+        self._ask(lambda: self._client.put(f"there/{self._rank}", text))
+
+    def reports(self, ranks: Sequence[int]) -> dict[int, bytes] | None:
+        """What those of `ranks` said that have reported; None when the store cannot tell."""
+        found = self._ask(lambda: {r: self._client.peek(f"there/{r}") for r in ranks})
+        return None if found is None else {rank: text for rank, text in found.items() if text}
 
     def hear(self, error: CommError, seconds: float) -> CommError | None:
         """What somebody pronounced; waits for that `seconds`. None when nobody did."""
@@ -62,8 +67,8 @@ class Verdict:
 
     def silent(self, ranks: Sequence[int]) -> list[int]:
         """Those of `ranks` that have not reported; all of them, when the store cannot tell."""
-        there = self._ask(lambda: [r for r in ranks if self._client.peek(f"there/{r}")])
-        return [r for r in ranks if r not in (there or [])]
+        there = self.reports(ranks) or {}
+        return [r for r in ranks if r not in there]
 
     def _ask(self, job: Callable[[], T], more: float = 0.0) -> T | None:
         answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
