@@ -6,6 +6,9 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+
+#include <utility>
 
 #include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
@@ -96,21 +99,52 @@ std::vector<Message> read_messages(nb::list messages) {
     return list;
 }
 
-// What a signal's handler raises (KeyboardInterrupt) while the main thread looks at the threads belongs to
-// the program: it comes when the operation is over, as it does when it waits without looking.
-void raise_later() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    auto raise = [](void* error) {
-        auto* that = static_cast<PyObject*>(error);
-        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(that)), that);
-        Py_DECREF(that);
-        return -1;
-    };
-    if (value && Py_AddPendingCall(raise, value) != 0) Py_DECREF(value);
+// What a signal's handler raised (KeyboardInterrupt) while this thread waited. The wait ends by it, and the
+// operation raises it.
+struct Interruption {
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    void keep() {  // the first one
+        if (type) return PyErr_Clear();
+        PyErr_Fetch(&type, &value, &trace);
+    }
+    void raise() {
+        restore();
+        throw nb::python_error();
+    }
+    // What was waited for has come all the same: the operation is right, and the program hears of it after.
+    void raise_later() {
+        PyErr_NormalizeException(&type, &value, &trace);
+        auto raise = [](void* error) {
+            nb::object that = nb::steal(static_cast<PyObject*>(error));
+            PyErr_SetObject(that.type().ptr(), that.ptr());
+            return -1;
+        };
+        Py_XINCREF(value);
+        if (value && Py_AddPendingCall(raise, value) != 0) Py_DECREF(value);
+        restore();
+        PyErr_Clear();
+    }
+
+  private:
+    void restore() {
+        PyErr_Restore(std::exchange(type, nullptr), std::exchange(value, nullptr),
+                      std::exchange(trace, nullptr));
+    }
+};
+thread_local Interruption interruption;
+
+// Python runs handlers of signals in its main thread, which is the process's first one (in a child that was
+// forked, the one that forked); in another one they are for nobody to run.
+bool signal_has_raised() {
+    if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return false;
+    if (interruption.type) return true;
+    PyGILState_STATE lock;
+    with_end_of_python([&] { lock = PyGILState_Ensure(); });
+    with_end_of_python([&] {
+        if (PyErr_CheckSignals() != 0) interruption.keep();
+    });
+    PyGILState_Release(lock);
+    return interruption.type != nullptr;
 }
 
 bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& threads,
@@ -125,7 +159,7 @@ bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& 
             error.discard_as_unraisable("unicomm's look at the threads");
         } else {
             error.restore();
-            raise_later();
+            interruption.keep();
         }
     } catch (const std::exception&) {
     }
@@ -180,8 +214,16 @@ nb::object run_exchange(Exchange& e, Group& g, double timeout, double limit) {
 
 }  // namespace
 
+void raise_late_signals() {
+    if (interruption.type) interruption.raise_later();
+}
+
 nb::object fault_tuple(const Fault& f) {
-    if (!f) return nb::none();
+    if (!f) {
+        raise_late_signals();
+        return nb::none();
+    }
+    if (interruption.type) interruption.raise();
     nb::list claims;
     for (const Claim& c : f.claims) {
         claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
@@ -243,6 +285,7 @@ void bind_shm(nb::module_& m) {
     });
     m.def("heap_allocated", [] { return Heap::mine().allocated(); });
     m.def("set_census", &set_census, nb::arg("look"));
+    shm::set_signal_check(&signal_has_raised);
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
 }

@@ -147,6 +147,7 @@ class FastPath : public FastCalls {
         auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
         r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
         if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        raise_late_signals();
         return as_work ? work(static_cast<OpCode>(n.op), n.seq) : nb::borrow(Py_True);
     }
 

@@ -11,6 +11,8 @@ namespace unicomm::shm {
 namespace {
 
 constexpr size_t kTold = 64 * std::extent_v<decltype(RankControl::culprits)>;  // ranks that relays can name
+constexpr uint64_t kSignalsNs = 100000000;  // between two looks at signals of a thread that waits
+std::atomic<SignalCheck> signal_check{nullptr};
 constexpr uint64_t kDirectBytes = 64 * 1024;  // below, leaving together costs more than a staging copy
 
 uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
@@ -31,6 +33,8 @@ Claim claim_of(int rank, const Announcement& a) {
 }
 
 }  // namespace
+
+void set_signal_check(SignalCheck check) { signal_check = check; }
 
 uint64_t Op::signature() const {
     uint64_t h = mix(0, pack(*this));
@@ -143,7 +147,9 @@ Fault Group::await(const std::function<bool()>& ready, const std::function<std::
                    uint64_t deadline_ns) {
     if (is_broken_) return why_broken();
     Fault fault;
-    auto stop = [&](bool deep) { return must_stop(awaited(), deadline_ns, deep, fault); };
+    auto stop = [&](bool deep) {
+        return must_stop(awaited(), deadline_ns, deep, fault) || (deep && interrupted(fault));
+    };
     return waiter_.until(ready, stop) ? Fault{} : break_off(fault);
 }
 
@@ -210,6 +216,16 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
     return false;
 }
 
+bool Group::interrupted(Fault& fault) {
+    SignalCheck check = signal_check.load();
+    uint64_t now = ring::now_ns();
+    if (!check || now < signals_at_ns_) return false;
+    signals_at_ns_ = now + kSignalsNs;
+    if (!check()) return false;
+    fault = {FaultCode::kAborted, {rank_}, {}, "interrupted"};
+    return true;
+}
+
 bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& kind, uint64_t deadline_ns,
                               bool deep, Fault& fault) {
     if (must_stop(awaited, deadline_ns, deep, fault)) {
@@ -221,6 +237,7 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
         return true;
     }
     if (!deep) return false;
+    if (interrupted(fault)) return true;
     waits_.looked(awaited);
     if (!kind.anybody) return deadlock_.looked(awaited, kind, fault);
     std::vector<int> others;

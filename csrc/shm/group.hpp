@@ -55,6 +55,11 @@ struct Message {
     uint64_t count;
 };
 
+// Runs what the program does at signals that have come, if this thread is the one that does; true when it
+// raised. Called by threads that have waited for a while, without the interpreter's lock.
+using SignalCheck = bool (*)();
+void set_signal_check(SignalCheck check);
+
 class Group {
   public:
     // `name` is for what others read.
@@ -152,6 +157,8 @@ class Group {
     // will not take part any more: a rank that comes later must not believe that the operation succeeded.
     Fault given_up();
     bool relay_failure(Fault& fault);
+    // Lets the program's handlers of signals run while this thread waits; whether one of them raised.
+    bool interrupted(Fault& fault);
     // Why a wait must end, if it must: abort, a rank that failed, an awaited one that left or died, the
     // deadline. A communicator that is broken for one rank is broken for all, also for those that wait for
     // others.
@@ -177,7 +184,8 @@ class Group {
     std::vector<std::unique_ptr<PeerHeap>> heaps_;  // of the other ranks, opened when first offered
     const char* offer_ = nullptr;                   // goes with the next announcement
     std::atomic<uint64_t> direct_ops_{0};
-    int offers_ = 0;  // of all ranks in this round
+    int offers_ = 0;                          // of all ranks in this round
+    std::atomic<uint64_t> signals_at_ns_{0};  // when to look at them again
     uint64_t round_ = 0;
     uint64_t signature_ = 0;  // as published last
     uint64_t agreed_ = 0;  // the signature that all ranks have in each round of this operation; 0: none yet

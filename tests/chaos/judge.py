@@ -95,5 +95,9 @@ def left_behind(play: Play, folder: Path) -> list[str]:
     """Files of processes that were not killed, but for the ranks' own output and copies of their rings."""
     killed = {play.seen[v].inner_pid for v in play.plan.victims if play.plan.fault in _KILLED}
     killed |= {play.seen[r].inner_pid for r in play.hung}
-    files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".log" and p.parent.name != RINGS]
+    files = [
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and p.suffix not in (".log", ".stacks") and p.parent.name != RINGS
+    ]
     return [p.name for p in files if not any(f"-{pid}-" in p.name for pid in killed)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -41,6 +42,7 @@ class Seen:
     left: list[str] | None = None  # behind in its process; None when it did not come to look
     exit_code: int | None = None
     handle: int = -1  # of the process, a pidfd
+    pid: int = 0
     inner_pid: int = 0  # as the rank itself sees it
 
 
@@ -121,7 +123,7 @@ class Play:
     """`seen`: what became of each rank. `hung`: those that had to be killed. `struck`: when, or 0."""
 
     def __init__(self, plan: Round, stage: Stage, folder: Path, serial: int) -> None:
-        self.plan, self._stage = plan, stage
+        self.plan, self._stage, self._folder = plan, stage, folder
         self.seen = [Seen() for _ in range(plan.size)]
         self.hung: list[int] = []
         self.struck = 0.0
@@ -147,6 +149,8 @@ class Play:
         finally:
             self.hung = sorted(self._running)
             self._signal(signal.SIGCONT, self.hung)
+            for rank in self.hung:
+                self._write_stacks(rank)
             self._signal(signal.SIGKILL, self.hung)
             self._cut(False)
             # Whatever it is, it ends by that; and by the end of the nursery, if this ends the rounds.
@@ -158,12 +162,28 @@ class Play:
                 if seen.handle >= 0:
                     os.close(seen.handle)
 
+    def _write_stacks(self, rank: int) -> None:
+        """Where a rank hangs: Python's frames go to its log, the native ones and Gloo's sockets to a file."""
+        seen = self.seen[rank]
+        if not seen.pid:
+            return
+        self._signal(signal.SIGQUIT, [rank])  # see program.main
+        with (self._folder / f"rank{rank}.stacks").open("w") as out:
+            for command in (
+                ["gdb", "-p", str(seen.pid), "-batch", "-ex", "thread apply all bt 30"],
+                ["nsenter", "-t", str(seen.pid), "-n", "ss", "-tnpi"],
+            ):
+                if shutil.which(command[0]):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        subprocess.run(command, stdout=out, stderr=out, timeout=30, check=False)
+
     def _meet(self, link: Connection) -> None:
         _, rank, inner = link.recv()
         # The kernel says which process called, as numbered here.
         with socket.socket(fileno=os.dup(link.fileno())) as s:
             pid, _, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.seen[rank].handle, self.seen[rank].inner_pid = os.pidfd_open(pid), inner
+        self.seen[rank].pid = pid
         self._links[link] = rank
 
     def _watch(self, end: float) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import random
 import resource
+import signal
 import tempfile
 import threading
 import time
@@ -325,6 +327,7 @@ def left(before: list[str]) -> list[str]:
 def main(spec: Spec) -> int:
     """A rank, in a process of its own; returns its exit code."""
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGQUIT)  # the conductor asks where it hangs
     os.environ["UNICOMM_TRACE_DIR"] = spec.folder
     os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.size), LOCAL_RANK=str(spec.rank))
     link = Client(spec.link, "AF_UNIX")
