@@ -54,7 +54,10 @@ TENSORS: list[tuple[str, Callable[[], object], str]] = [
     ("zero tensor", lambda: torch._efficientzerotensor(6), "has no memory"),
     ("FakeTensor", fake_tensor, r"has no memory \(FakeTensor"),
     ("None", lambda: None, "NoneType, not a tensor"),
-    ("numpy", lambda: np.zeros(6, dtype=np.float32), "ndarray, not a tensor"),
+    ("byte-swapped", lambda: np.zeros(6, dtype=">f4"), "of dtype >f4 and cannot be a tensor"),
+    ("backwards", lambda: np.zeros(6, dtype=np.float32)[::-1], "runs backwards"),
+    ("strided array", lambda: np.zeros(12, dtype=np.float32)[::2], "not contiguous"),
+    ("numpy scalar", lambda: np.float32(1), "float32, not a tensor"),
     ("number", lambda: 3.0, "float, not a tensor"),
 ]
 WITH_TENSOR: list[tuple[str, str, Callable[[Communicator, object, bool], object]]] = [

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
-
+from .arrays import Array
 from .errors import InvalidArgumentError
 from .work import Work
 
@@ -21,7 +20,7 @@ class P2POp:
     """One entry of a batch: `kind` is "send" or "recv", `peer` a rank of the communicator."""
 
     kind: str
-    tensor: torch.Tensor
+    tensor: Array
     peer: int
 
 
@@ -37,12 +36,12 @@ class BatchSendRecv:
         self._comm = comm
         self.ops: list[P2POp] = []
 
-    def send(self, tensor: torch.Tensor, dst: int) -> BatchSendRecv:
+    def send(self, tensor: Array, dst: int) -> BatchSendRecv:
         """Adds a send to rank `dst`; returns the batch. Arguments are checked by `issue`."""
         self.ops.append(P2POp("send", tensor, dst))
         return self
 
-    def recv(self, tensor: torch.Tensor, src: int) -> BatchSendRecv:
+    def recv(self, tensor: Array, src: int) -> BatchSendRecv:
         """Adds a receive from rank `src`; returns the batch. Arguments are checked by `issue`."""
         self.ops.append(P2POp("recv", tensor, src))
         return self

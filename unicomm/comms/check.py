@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .arrays import NoTensorError, as_tensor, is_array
 from .call import Call, Message
 from .errors import InvalidArgumentError
 from .ops import OPERATIONS, Operation, Role, Size, TensorArg
@@ -52,8 +53,9 @@ class Checker:
         call = Call(row)
         if row.rooted:
             call.root = self.check_rank(row, "root", root)
-        for arg, value in zip(row.tensors, tensors, strict=True):
-            self._add(call, row, arg, value)
+        given, tensors = tensors, []  # loops here and in _add: comprehensions would make all names slower
+        for arg, value in zip(row.tensors, given, strict=True):
+            tensors.append(self._add(call, row, arg, value))
         if row.reduces:
             self._check_reduction(call, row, op)
         if row.tensors:
@@ -90,9 +92,9 @@ class Checker:
             )
         return rank
 
-    def check_tensor(self, row: Operation, name: str, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            self.fail(row, f"{name} is a {type(tensor).__name__}, not a tensor", "pass a torch.Tensor")
+    def check_tensor(self, row: Operation, name: str, value: Any, writes: bool = True) -> torch.Tensor:
+        """The tensor, or the one on the memory of an array; it can be used as it is."""
+        tensor = value if isinstance(value, torch.Tensor) else self._from_array(row, name, value, writes)
         if tensor.layout != torch.strided:
             self.fail(row, f"{name} is sparse ({tensor.layout})", "pass tensor.to_dense()")
         device = tensor.device
@@ -118,14 +120,29 @@ class Checker:
                 f"{name} has no memory ({type(tensor).__name__} of shape {tuple(tensor.shape)})",
                 "pass a tensor with data: no FakeTensor, and none whose storage was freed",
             )
+        return tensor
 
-    def _add(self, call: Call, row: Operation, arg: TensorArg, value: Any) -> None:
+    def _from_array(self, row: Operation, name: str, value: Any, writes: bool) -> torch.Tensor:
+        if not is_array(value):
+            self.fail(
+                row,
+                f"{name} is a {type(value).__name__}, not a tensor",
+                "pass a torch.Tensor, a numpy array, or an array with __dlpack__",
+            )
+        try:
+            return as_tensor(value, writes)
+        except NoTensorError as error:
+            self.fail(row, f"{name} (a {type(value).__name__}) {error}", error.hint)
+
+    def _add(self, call: Call, row: Operation, arg: TensorArg, value: Any) -> Any:
+        """Checks an argument and adds it to the call; returns it with tensors in place of arrays."""
         if arg.root_only and self.rank != call.root:
             if value is not None and not (isinstance(value, (list, tuple)) and not value):
-                if isinstance(value, (list, tuple, torch.Tensor)):
-                    return  # permitted, as in torch.distributed, and not looked at
+                if isinstance(value, (list, tuple)) or is_array(value):
+                    return value  # permitted, as in torch.distributed, and not looked at
                 self.fail(row, f"{arg.name} is a {type(value).__name__}", "pass [] or None where not root")
-            return
+            return value
+        writes = arg.role is not Role.IN
         if arg.many:
             if not isinstance(value, (list, tuple)):
                 self.fail(row, f"{arg.name} is a {type(value).__name__}", "pass a list, one tensor per rank")
@@ -137,10 +154,9 @@ class Checker:
                 )
             items = list(value)
             for i, tensor in enumerate(items):
-                self.check_tensor(row, f"{arg.name}[{i}]", tensor)
+                items[i] = self.check_tensor(row, f"{arg.name}[{i}]", tensor, writes)
         else:
-            self.check_tensor(row, arg.name, value)
-            items = [value]
+            items = [self.check_tensor(row, arg.name, value, writes)]
         for i, tensor in enumerate(items):
             if call.dtype is None:
                 call.dtype = tensor.dtype
@@ -153,8 +169,9 @@ class Checker:
                 )
         if arg.role is not Role.OUT:
             call.inputs = items
-        if arg.role is not Role.IN:
+        if writes:
             call.outputs = items
+        return items if arg.many else items[0]
 
     def _check_reduction(self, call: Call, row: Operation, op: Any) -> None:
         if not isinstance(op, ReduceOp):

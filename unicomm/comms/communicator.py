@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from .arrays import Array
 from .backend import Capabilities
 from .engine import Engine, Hints, Timeout
 from .errors import AbortedError, CommError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .reconfigure import Dynamic
     from .window import Window
 
-Tensor = torch.Tensor
+Tensor = Array  # an array's memory is used where it lies
 
 # Methods whose result never changes, which torch.compile may therefore call while it traces.
 CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
@@ -48,6 +49,9 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     Wrong arguments raise `InvalidArgumentError` before anything is sent. On backends that compare
     signatures (see `get_capabilities`), ranks that call different operations all get `MismatchError` before
     any tensor is written. See comms/errors.py for what leaves the communicator usable.
+
+    Where a tensor is asked for, a numpy array or an array with `__dlpack__` (such as cupy's) may be given:
+    its memory is used as it lies there, results included. One that is read-only cannot be an output.
 
     Methods may be called from any thread; operations happen in the order in which the calls came.
     """

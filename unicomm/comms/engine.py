@@ -368,8 +368,7 @@ class Engine:
         if kind == "recv" and peer == ANY_RANK:
             if not self.backend.capabilities.any_source:
                 self.refuse(kind, f"backend '{self.backend.name}' cannot receive from any rank")
-            self.check.check_tensor(row, "tensor", tensor)
-            message = Message(False, ANY_RANK, tensor)
+            message = Message(False, ANY_RANK, self.check.check_tensor(row, "tensor", tensor))
         else:
             if self.queue is not None:  # it has an order of its own, and nobody waits
                 return self.messages([(kind, tensor, peer)], True, None, timeout)
@@ -449,8 +448,8 @@ class Engine:
         peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
         if peer == self.rank:
             self.check.fail(row, f"cannot {row.name} to or from oneself", "copy the tensor instead")
-        self.check.check_tensor(row, "tensor", tensor)
-        return Message(row.name == "send", peer, tensor)
+        send = row.name == "send"
+        return Message(send, peer, self.check.check_tensor(row, "tensor", tensor, not send))
 
     def _message_args(
         self, name: str, op_id: int, messages: list[Message], async_op: bool, timeout: float

@@ -7,6 +7,7 @@ conformance suite all read `OPERATIONS`. A backend never checks anything again.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 
@@ -41,7 +42,7 @@ class TensorArg:
     size: Size
     root_only: bool = False  # other ranks pass nothing, an empty list or None
 
-    @property
+    @functools.cached_property  # asked for at every call
     def many(self) -> bool:
         return self.size in (Size.EACH, Size.OWN, Size.FREE)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
-
+from .arrays import Array
 from .errors import CommError, InvalidArgumentError, NotReadyError
 from .ops import OPERATIONS
 from .work import Work
@@ -20,27 +19,25 @@ class AllGatherHandle:
     """What `all_gather_p_init` returns: the tensor that each `all_gather_p_exec` fills."""
 
     def __init__(
-        self, comm: Communicator, output: torch.Tensor, hints: Hints, timeout: timedelta | float | None
+        self, comm: Communicator, output: Array, hints: Hints, timeout: timedelta | float | None
     ) -> None:
         comm._engine.check_open("all_gather_single")
         n = comm.get_size()
-        comm._engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
-        if output.numel() % n:
+        tensor = comm._engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
+        if tensor.numel() % n:
             raise InvalidArgumentError(
-                f"output has {output.numel()} elements, which {n} ranks cannot share equally",
+                f"output has {tensor.numel()} elements, which {n} ranks cannot share equally",
                 op="all_gather_p_init",
                 comm=comm.get_name(),
                 rank=comm.get_rank(),
                 hint="give it n times the elements of the input",
             )
         limit = comm._engine.per_op("all_gather_single", hints, timeout)
-        self.output = output
+        self.output = tensor
         self.timeout = None if timeout is None else limit
         self._comm: Communicator | None = comm
 
-    def run(
-        self, input: torch.Tensor, async_op: bool, hints: Hints, timeout: timedelta | float | None
-    ) -> Work:
+    def run(self, input: Array, async_op: bool, hints: Hints, timeout: timedelta | float | None) -> Work:
         assert self._comm is not None
         limit = self.timeout if timeout is None else timeout
         engine = self._comm._engine

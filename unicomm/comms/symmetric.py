@@ -16,6 +16,7 @@ import torch
 
 from unicomm import _core
 
+from .arrays import Array
 from .dtypes import OTHER, code_of
 from .errors import BackendError, InvalidArgumentError, MismatchError, NotReadyError
 from .one_sided import issue
@@ -105,9 +106,9 @@ class SymmetricMemory:
         issue(self.engine, "symm_allocate", job, timeout=timeout)
         return self._bytes(addresses[0], nbytes)
 
-    def free(self, tensor: torch.Tensor, timeout: Timeout = None) -> None:
+    def free(self, tensor: Array, timeout: Timeout = None) -> None:
         """Collective: gives an allocation back. The tensor, and views of it, must not be used any more."""
-        address = tensor.data_ptr()
+        address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
         if not self.domain.begins(address):
             self.invalid(
                 "symm_free",
@@ -129,21 +130,30 @@ class SymmetricMemory:
         """Whether all of the tensor lies in one allocation."""
         return bool(self.domain.holds(tensor.data_ptr(), tensor.nbytes))
 
-    def check_tensor(self, op: str, name: str, tensor: Any, dtype: torch.dtype | None = None) -> None:
-        """Raises `InvalidArgumentError` unless it is a contiguous tensor here, of that dtype."""
-        self.engine.check.check_tensor(OPERATIONS[op], name, tensor)
+    def check_tensor(
+        self, op: str, name: str, value: Any, dtype: torch.dtype | None = None, writes: bool = True
+    ) -> torch.Tensor:
+        """The tensor, or the one on an array's memory.
+
+        Raises `InvalidArgumentError` unless it is contiguous, on the right device, and of that dtype.
+        """
+        tensor = self.engine.check.check_tensor(OPERATIONS[op], name, value, writes)
         if dtype is not None and tensor.dtype != dtype:
             self.invalid(op, f"{name} is of {tensor.dtype}, not {dtype}", f"pass tensor.to({dtype})")
+        return tensor
 
-    def check_symmetric(self, op: str, name: str, tensor: Any, dtype: torch.dtype | None = None) -> None:
+    def check_symmetric(
+        self, op: str, name: str, value: Any, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """The same, and it has to lie in this communicator's symmetric memory."""
-        self.check_tensor(op, name, tensor, dtype)
+        tensor = self.check_tensor(op, name, value, dtype)
         if not self.holds(tensor):
             self.invalid(
                 op,
                 f"{name} is not in the symmetric memory of communicator '{self.engine.name}', or was freed",
                 "make it with unicomm.symm.empty(..., comm=comm) on all ranks",
             )
+        return tensor
 
     def remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """`rank`'s copy of a symmetric tensor, as memory of this process."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .arrays import Array
 from .errors import CommTimeoutError, MismatchError, NotReadyError
 from .one_sided import issue
 from .ops import OPERATIONS
@@ -61,7 +62,7 @@ class Window:
 
     # --- what it is for ---------------------------------------------------------------------------------
 
-    def tensor_register(self, tensor: torch.Tensor, timeout: Timeout = None) -> None:
+    def tensor_register(self, tensor: Array, timeout: Timeout = None) -> None:
         """Opens `tensor` to the other ranks. Collective, with the same allocation on all ranks.
 
         It has to be from `unicomm.symm.empty(..., comm=comm)`, or a contiguous view of such a tensor. Raises
@@ -70,13 +71,13 @@ class Window:
         self._open("new_window")
         if self._tensor is not None:
             self._memory.invalid("new_window", "a tensor is registered already", "deregister it first")
-        self._memory.check_symmetric("new_window", "tensor", tensor)
+        own = self._memory.check_symmetric("new_window", "tensor", tensor)
 
         def job(limit: float) -> None:
-            self._memory.meet(limit, "new_window", [tensor])
+            self._memory.meet(limit, "new_window", [own])
 
-        issue(self._engine, "new_window", job, outputs=[tensor], timeout=timeout)
-        self._tensor = tensor
+        issue(self._engine, "new_window", job, outputs=[own], timeout=timeout)
+        self._tensor = own
 
     def tensor_deregister(self, timeout: Timeout = None) -> None:
         """Ends the others' access. Collective: when it returns nobody accesses the tensor any more."""
@@ -115,7 +116,7 @@ class Window:
 
     def put(
         self,
-        tensor: torch.Tensor,
+        tensor: Array,
         dst_rank: int,
         target_offset_nelems: int,
         async_op: bool,
@@ -123,12 +124,12 @@ class Window:
         timeout: Timeout = None,
     ) -> Work:
         """Writes `tensor` into `dst_rank`'s window from that element on. Done there when it has completed."""
-        address = self._place("put", tensor, target_offset_nelems)
-        return self._move("put", True, tensor, address, dst_rank, async_op, hints, timeout)
+        source, address = self._place("put", tensor, target_offset_nelems)
+        return self._move("put", True, source, address, dst_rank, async_op, hints, timeout)
 
     def get(
         self,
-        tensor: torch.Tensor,
+        tensor: Array,
         src_rank: int,
         source_offset_nelems: int,
         async_op: bool,
@@ -136,13 +137,13 @@ class Window:
         timeout: Timeout = None,
     ) -> Work:
         """Fills `tensor` from `src_rank`'s window, from that element on."""
-        address = self._place("get", tensor, source_offset_nelems)
-        return self._move("get", False, tensor, address, src_rank, async_op, hints, timeout)
+        target, address = self._place("get", tensor, source_offset_nelems)
+        return self._move("get", False, target, address, src_rank, async_op, hints, timeout)
 
-    def _place(self, op: str, tensor: Any, offset: Any) -> int:
-        """Where in the own window; all of `tensor` fits there."""
+    def _place(self, op: str, value: Any, offset: Any) -> tuple[torch.Tensor, int]:
+        """The tensor, and where in the own window; all of it fits there."""
         own = self._registered(op)
-        self._memory.check_tensor(op, "tensor", tensor, own.dtype)
+        tensor = self._memory.check_tensor(op, "tensor", value, own.dtype, writes=op == "get")
         start = self._offset(op, offset)
         if start + tensor.numel() > own.numel():
             self._memory.invalid(
@@ -150,7 +151,7 @@ class Window:
                 f"elements {start} to {start + tensor.numel()} of a window of {own.numel()}",
                 "register a larger tensor, or move fewer elements",
             )
-        return own.data_ptr() + start * own.element_size()
+        return tensor, own.data_ptr() + start * own.element_size()
 
     def _offset(self, op: str, offset: Any) -> int:
         try:

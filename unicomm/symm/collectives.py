@@ -23,7 +23,7 @@ def broadcast(
 ) -> torch.Tensor:
     """Copies the root's `tensor` into all ranks' copies, and returns it."""
     call = Exchange("symm_broadcast", comm, timeout, relaxed)
-    call.symmetric(tensor=tensor)
+    (tensor,) = call.symmetric(tensor=tensor)
     root = call.root("root", root)
     call.run(lambda head: call.domain.broadcast(head, tensor), [tensor], [tensor], root=root)
     return tensor
@@ -42,7 +42,7 @@ def all_to_all(
     With `relaxed` others may still read `input` when it returns.
     """
     call = Exchange("symm_all_to_all", comm, timeout, relaxed)
-    call.symmetric(input=input, out=out)
+    input, out = call.symmetric(input=input, out=out)
     call.apart(input=input, out=out)
     call.same_dtype(input, out)
     if input.numel() != out.numel() or input.numel() % call.size:
@@ -75,7 +75,7 @@ def all_to_all_v(
     call = Exchange(op, comm, timeout, relaxed)
     if done is not False:
         call.fast_failed(done, "in_splits", input, out)
-    call.symmetric(input=input, out=out)
+    input, out = call.symmetric(input=input, out=out)
     call.apart(input=input, out=out)
     call.same_dtype(input, out)
     call.same_rows(input, out)
@@ -112,10 +112,11 @@ def one_shot_all_reduce(
     `op` is "sum", "product", "min" or "max". All ranks get the same bits. For small tensors.
     """
     call = Exchange("one_shot_all_reduce", comm, timeout, relaxed)
-    call.symmetric(input=input)
+    (input,) = call.symmetric(input=input)
     red = call.reduction(op, input.dtype)
-    result = torch.empty_like(input) if out is None else out
-    call.memory.check_tensor(call.op, "out", result, input.dtype)
+    result = call.memory.check_tensor(
+        call.op, "out", torch.empty_like(input) if out is None else out, input.dtype
+    )
     if result.numel() != input.numel():
         call.fail(f"input has {input.numel()} elements, out {result.numel()}", "make them of one size")
     call.apart(input=input, out=result)
@@ -129,7 +130,7 @@ def two_shot_all_reduce_(
 ) -> torch.Tensor:
     """Replaces all ranks' `input` by its reduction: each reduces a part and writes it to all."""
     call = Exchange("two_shot_all_reduce_", comm, timeout)
-    call.symmetric(input=input)
+    (input,) = call.symmetric(input=input)
     red = call.reduction(op, input.dtype)
     call.run(lambda head: call.domain.two_shot(head, input), [input], [input], red=red)
     return input
@@ -151,9 +152,9 @@ def reduce_scatter(
     tensor of that many elements.
     """
     call = Exchange("symm_reduce_scatter", comm, timeout, relaxed)
-    call.symmetric(input=input)
+    (input,) = call.symmetric(input=input)
     red = call.reduction(op, input.dtype)
-    call.memory.check_tensor(call.op, "out", out, input.dtype)
+    out = call.memory.check_tensor(call.op, "out", out, input.dtype)
     width = input.shape[-1] if split_last_dim and input.dim() else input.numel()
     if width % call.size or out.numel() * call.size != input.numel():
         call.fail(

@@ -51,9 +51,9 @@ class Exchange:
     def fail(self, message: str, hint: str) -> NoReturn:
         self.memory.invalid(self.op, message, hint)
 
-    def symmetric(self, **tensors: Any) -> None:
-        for name, tensor in tensors.items():
-            self.memory.check_symmetric(self.op, name, tensor)
+    def symmetric(self, **tensors: Any) -> list[torch.Tensor]:
+        """The tensors, or those on arrays' memory."""
+        return [self.memory.check_symmetric(self.op, name, tensor) for name, tensor in tensors.items()]
 
     def same_dtype(self, a: torch.Tensor, b: torch.Tensor) -> None:
         if a.dtype != b.dtype:

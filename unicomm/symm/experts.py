@@ -85,7 +85,9 @@ def all_to_all_vdev_2d_offset(
     call = Exchange(op, comm, timeout, relaxed)
     if done is not False:
         call.fast_failed(done, "in_splits_offsets", input, out)
-    _check(call, input, out, in_splits_offsets, out_splits_offsets, "in_splits_offsets")
+    input, out, in_splits_offsets, out_splits_offsets = _check(
+        call, input, out, in_splits_offsets, out_splits_offsets, "in_splits_offsets"
+    )
     if in_splits_offsets.dim() != 2 or in_splits_offsets.shape[0] != 2:
         call.fail(f"in_splits_offsets is {tuple(in_splits_offsets.shape)}", "[2, e * n]: splits and offsets")
     _check_counts(call, "in_splits_offsets", in_splits_offsets.shape[1], out_splits_offsets)
@@ -116,7 +118,9 @@ def _dispatch(
     call = Exchange(op, comm, timeout, relaxed)
     if done is not False:
         call.fast_failed(done, "in_splits", input, out)
-    _check(call, input, out, in_splits, out_splits_offsets, "in_splits")
+    input, out, in_splits, out_splits_offsets = _check(
+        call, input, out, in_splits, out_splits_offsets, "in_splits"
+    )
     if align is None and in_splits.numel() != call.size:
         call.fail(f"in_splits has {in_splits.numel()} numbers", f"one for each of the {call.size} ranks")
     if align is not None and (not isinstance(align, int) or not 1 <= align <= _MOST_ALIGN):
@@ -137,14 +141,20 @@ def _check(
     splits: torch.Tensor,
     results: torch.Tensor,
     name: str,
-) -> None:
-    """What can be seen without the numbers, at which all ranks look together when they have met."""
-    call.symmetric(input=input, out=out)
-    for what, tensor in ((name, splits), ("out_splits_offsets", results)):
+) -> list[torch.Tensor]:
+    """What can be seen without the numbers, at which all ranks look together when they have met.
+
+    Returns the four tensors, or those on arrays' memory.
+    """
+    input, out = call.symmetric(input=input, out=out)
+    splits, results = (
         call.memory.check_symmetric(call.op, what, tensor, torch.int64)
+        for what, tensor in ((name, splits), ("out_splits_offsets", results))
+    )
     call.apart(input=input, out=out, splits=splits, out_splits_offsets=results)
     call.same_dtype(input, out)
     call.same_rows(input, out)
+    return [input, out, splits, results]
 
 
 def _check_counts(call: Exchange, name: str, count: int, results: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 
+from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.symmetric import Capability, initialize, memory_of
@@ -62,7 +63,7 @@ def empty(
     return memory.allocate(math.prod(shape) * dtype.itemsize, timeout).view(dtype).view(shape)
 
 
-def free(tensor: torch.Tensor, comm: Communicator, timeout: Timeout = None) -> None:
+def free(tensor: Array, comm: Communicator, timeout: Timeout = None) -> None:
     """Gives back what `empty` returned. Collective, and never done by a destructor.
 
     Neither the tensor nor a view of it may be used afterwards.
@@ -116,10 +117,11 @@ class Handle:
         self.window.free(timeout)
 
 
-def rendezvous(tensor: torch.Tensor, comm: Communicator, timeout: Timeout = None) -> Handle:
+def rendezvous(tensor: Array, comm: Communicator, timeout: Timeout = None) -> Handle:
     """Connects the ranks' copies of a symmetric tensor. Collective.
 
     Raises `InvalidArgumentError` for a tensor that is not symmetric, `MismatchError` on all ranks if they
     pass different ones.
     """
-    return Handle(comm.new_window(tensor, timeout=timeout), comm, tensor.nbytes)
+    window = comm.new_window(tensor, timeout=timeout)
+    return Handle(window, comm, window.get_size())

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 
+from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.one_sided import issue
 from unicomm.comms.ops import OPERATIONS
@@ -15,26 +16,26 @@ from unicomm.comms.window import wait_for
 Timeout = timedelta | float | None
 
 
-def _checked(op: str, tensor: torch.Tensor, peer: int, comm: Communicator) -> SymmetricMemory:
+def _checked(op: str, array: Array, peer: int, comm: Communicator) -> tuple[SymmetricMemory, torch.Tensor]:
     memory = memory_of(comm, op)
     memory.require(op, Capability.PUT_GET)
-    memory.check_symmetric(op, "tensor", tensor)
+    tensor = memory.check_symmetric(op, "tensor", array)
     memory.engine.check.check_rank(OPERATIONS[op], "peer", peer)
-    return memory
+    return memory, tensor
 
 
-def put(tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
+def put(tensor: Array, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
     """Writes this rank's copy of a symmetric tensor into rank `peer`'s copy."""
     _move("put", True, tensor, peer, comm, timeout)
 
 
-def get(tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
+def get(tensor: Array, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
     """Reads rank `peer`'s copy of a symmetric tensor into this rank's copy."""
     _move("get", False, tensor, peer, comm, timeout)
 
 
-def _move(op: str, put: bool, tensor: torch.Tensor, peer: int, comm: Communicator, timeout: Timeout) -> None:
-    memory = _checked(op, tensor, peer, comm)
+def _move(op: str, put: bool, array: Array, peer: int, comm: Communicator, timeout: Timeout) -> None:
+    memory, tensor = _checked(op, array, peer, comm)
     at = tensor.data_ptr()
 
     def job(limit: float) -> None:
@@ -45,9 +46,9 @@ def _move(op: str, put: bool, tensor: torch.Tensor, peer: int, comm: Communicato
     issue(memory.engine, op, job, inputs=ins, outputs=outs, peer=peer, timeout=timeout)
 
 
-def _word(memory: SymmetricMemory, op: str, sigpad: torch.Tensor) -> int:
+def _word(memory: SymmetricMemory, op: str, array: Array) -> int:
     memory.require(op, Capability.SIGNAL)
-    memory.check_symmetric(op, "sigpad", sigpad)
+    sigpad = memory.check_symmetric(op, "sigpad", array)
     if sigpad.dtype not in (torch.int64, torch.uint64) or sigpad.numel() != 1:
         memory.invalid(
             op,
@@ -58,29 +59,27 @@ def _word(memory: SymmetricMemory, op: str, sigpad: torch.Tensor) -> int:
 
 
 def put_signal(
-    tensor: torch.Tensor,
-    sigpad: torch.Tensor,
+    tensor: Array,
+    sigpad: Array,
     signal: int,
     peer: int,
     comm: Communicator,
     timeout: Timeout = None,
 ) -> None:
     """`put`, and then sets rank `peer`'s `sigpad`, a symmetric int64, to `signal`."""
-    memory = _checked("put_signal", tensor, peer, comm)
-    word, at = _word(memory, "put_signal", sigpad), tensor.data_ptr()
+    memory, source = _checked("put_signal", tensor, peer, comm)
+    word, at = _word(memory, "put_signal", sigpad), source.data_ptr()
 
     def job(limit: float) -> None:
         fault = memory.domain.put_signal(
-            at, at, tensor.nbytes, word, signal % (1 << 64), SignalOp.SET, peer, 0
+            at, at, source.nbytes, word, signal % (1 << 64), SignalOp.SET, peer, 0
         )
         memory.check(fault, limit)
 
-    issue(memory.engine, "put_signal", job, inputs=[tensor], peer=peer, timeout=timeout)
+    issue(memory.engine, "put_signal", job, inputs=[source], peer=peer, timeout=timeout)
 
 
-def wait_signal(
-    sigpad: torch.Tensor, signal: int, peer: int, comm: Communicator, timeout: Timeout = None
-) -> None:
+def wait_signal(sigpad: Array, signal: int, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
     """Waits until this rank's `sigpad` is `signal`. `peer` is who sends it, whom a timeout names."""
     memory = memory_of(comm, "wait_signal")
     memory.engine.check.check_rank(OPERATIONS["wait_signal"], "peer", peer)

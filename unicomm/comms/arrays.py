@@ -1,0 +1,118 @@
+"""Arrays of other libraries as tensors on the same memory: numpy's, and all that speak DLPack, as cupy's.
+
+The one place where an argument that is no tensor becomes one. What is written to the tensor is in the array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+_READ_ONLY, _COPIED = 1, 2  # bits of DLManagedTensorVersioned::flags
+_VERSIONED = b"dltensor_versioned"
+_FLAGS_AT = 24  # behind the version and two pointers
+_api = ctypes.pythonapi
+_is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
+_is_valid.argtypes = _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_pointer.restype = ctypes.c_void_p
+
+
+class SupportsDLPack(Protocol):
+    """An array of any library: https://dmlc.github.io/dlpack/latest/python_spec.html."""
+
+    def __dlpack__(self, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+#: What operations take: a tensor, or an array whose memory they then use.
+Array = torch.Tensor | NDArray[Any] | SupportsDLPack
+
+
+class NoTensorError(ValueError):
+    """An array that cannot be used where it lies. `hint`: the cure."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array, of numpy or with DLPack; tensors are too."""
+    return isinstance(value, np.ndarray) or hasattr(type(value), "__dlpack__")
+
+
+def as_tensor(array: Any, writes: bool) -> torch.Tensor:
+    """A tensor on the array's memory, which it keeps alive. Raises `NoTensorError`.
+
+    Args:
+        writes: the tensor will be written to, which arrays that are read-only refuse.
+    """
+    return _from_numpy(array, writes) if isinstance(array, np.ndarray) else _from_dlpack(array, writes)
+
+
+class _Readable:
+    """Has numpy make a view of a read-only array that does not say so: nobody writes to it here, and torch
+    warns of arrays that say so."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.array = array
+
+
+def _from_numpy(array: NDArray[Any], writes: bool) -> torch.Tensor:
+    if any(stride < 0 for stride in array.strides):
+        raise NoTensorError("runs backwards through its memory", "pass numpy.ascontiguousarray(array)")
+    if not array.flags.writeable:
+        if writes:
+            raise NoTensorError(
+                "is read-only", "pass a writable array, such as array.copy(), for what is written to"
+            )
+        array = np.asarray(_Readable(array))
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise NoTensorError(
+            f"is of dtype {array.dtype} and cannot be a tensor: {error}",
+            "convert it with array.astype(...): numbers in the machine's byte order",
+        ) from error
+
+
+class _Exporter:
+    """Stands for an array while torch takes it over, and looks at what it says of its memory."""
+
+    def __init__(self, array: SupportsDLPack) -> None:
+        self._array = array
+        self.flags = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        capsule = self._array.__dlpack__(**kwargs)
+        if _is_valid(capsule, _VERSIONED):
+            at = _pointer(capsule, _VERSIONED) + _FLAGS_AT
+            self.flags = ctypes.c_uint64.from_address(at).value
+        return capsule
+
+
+def _from_dlpack(array: SupportsDLPack, writes: bool) -> torch.Tensor:
+    exporter = _Exporter(array)
+    try:
+        tensor = from_dlpack(exporter, copy=False)
+    except Exception as error:  # whatever the other library raises
+        raise NoTensorError(
+            f"does not give its memory: {type(error).__name__}: {error}",
+            "pass a contiguous array that is detached, and on the communicator's device",
+        ) from error
+    if writes and exporter.flags & (_READ_ONLY | _COPIED):
+        what = "is read-only" if exporter.flags & _READ_ONLY else "gives a copy of its memory only"
+        raise NoTensorError(what, "pass a writable array, or a tensor, for what is written to")
+    return tensor
