@@ -9,9 +9,13 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <type_traits>
 
+#include "nccl/allocator.hpp"
 #include "nccl/config.hpp"
 #include "nccl/library.hpp"
 
@@ -76,6 +80,24 @@ using Made = std::pair<int, uintptr_t>;
 Made made(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
 Comm comm_of(uintptr_t comm) { return reinterpret_cast<Comm>(comm); }
 
+// What a call makes of `parent`. With blocking=0 the library fills the place in later, when the parent is no
+// longer in progress: so it must stay until then, or for good where that takes longer than `seconds`.
+template <class Call>
+Made made_of(const Library& self, Comm parent, double seconds, Call call) {
+    auto place = std::make_unique<void*>(nullptr);
+    int result = call(place.get());
+    if (result != kInProgress) return made(result, *place);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    for (;;) {
+        int state = kInProgress;
+        int asked = self().CommGetAsyncError(parent, &state);
+        if (asked != kSuccess) return place.release(), Made(asked, 0);
+        if (state != kInProgress) return made(state, *place);
+        if (std::chrono::steady_clock::now() > end) return place.release(), Made(kInProgress, 0);
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+}
+
 void bind_life(nb::class_<Library>& c) {
     c.def("unique_id", [](const Library& self) {
         UniqueId id;
@@ -104,36 +126,42 @@ void bind_life(nb::class_<Library>& c) {
         int result = function(&comm, size, rank, static_cast<int>(read.size()), read.data(), config.get());
         return made(result, comm);
     });
-    c.def("split", [](const Library& self, uintptr_t parent, int color, int key, const Settings& settings) {
+    c.def("split", [](const Library& self, uintptr_t parent, int color, int key, const Settings& settings,
+                      double seconds) {
         auto function = need(self().CommSplit, "CommSplit");
         FilledConfig config(self.version(), settings);
-        Comm comm = nullptr;
         GilReleased release;
-        int result = function(comm_of(parent), color, key, &comm, config.get());
-        return made(result, comm);
+        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+            return function(comm_of(parent), color, key, place, config.get());
+        });
     });
     c.def("shrink", [](const Library& self, uintptr_t parent, std::vector<int> without,
-                       const Settings& settings, bool abort) {
+                       const Settings& settings, bool abort, double seconds) {
         auto function = need(self().CommShrink, "CommShrink");
         FilledConfig config(self.version(), settings);
-        Comm comm = nullptr;
         GilReleased release;
-        int result = function(comm_of(parent), without.data(), static_cast<int>(without.size()), &comm,
-                              config.get(), abort ? 1 : 0);
-        return made(result, comm);
+        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+            return function(comm_of(parent), without.data(), static_cast<int>(without.size()), place,
+                            config.get(), abort ? 1 : 0);
+        });
     });
-    // `parent` 0 and an id: a newcomer; a parent and no id: a member.
+    // A member has a parent, and an id if it is the one that got it; a newcomer has parent 0 and that id.
     c.def("grow", [](const Library& self, uintptr_t parent, int size, const nb::bytes& id, int rank,
-                     const Settings& settings) {
+                     const Settings& settings, double seconds) {
         auto function = need(self().CommGrow, "CommGrow");
         UniqueId read{};
-        bool newcomer = id.size() != 0;
-        if (newcomer) read = read_id(id);
+        bool has_id = id.size() != 0;
+        if (has_id) read = read_id(id);
         FilledConfig config(self.version(), settings);
-        Comm comm = nullptr;
         GilReleased release;
-        int result = function(comm_of(parent), size, newcomer ? &read : nullptr, rank, &comm, config.get());
-        return made(result, comm);
+        if (parent == 0) {  // as a new one: complete or not, it is there when the call returns
+            Comm comm = nullptr;
+            int result = function(nullptr, size, &read, rank, &comm, config.get());
+            return made(result, comm);
+        }
+        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+            return function(comm_of(parent), size, has_id ? &read : nullptr, rank, place, config.get());
+        });
     });
     c.def("comm_unique_id", [](const Library& self, uintptr_t comm) {
         UniqueId id{};
@@ -163,6 +191,10 @@ void bind_life(nb::class_<Library>& c) {
     });
 }
 
+Allocator allocator_of(const Library& self) {
+    return Allocator::of(need(self().MemAlloc, "MemAlloc"), need(self().MemFree, "MemFree"));
+}
+
 void bind_memory(nb::class_<Library>& c) {
     c.def("mem_alloc", [](const Library& self, size_t bytes) {
         auto function = need(self().MemAlloc, "MemAlloc");
@@ -172,6 +204,18 @@ void bind_memory(nb::class_<Library>& c) {
         return made(result, memory);
     });
     plain(c, "mem_free", &Functions::MemFree, "MemFree");
+    // Addresses of two functions for torch.cuda's pluggable allocator.
+    c.def("allocator", [](const Library& self) {
+        auto [allocate, release] = allocator_of(self).functions();
+        return std::pair(reinterpret_cast<uintptr_t>(allocate), reinterpret_cast<uintptr_t>(release));
+    });
+    // (address, bytes) of the allocation by these in which the byte lies; zeros for none.
+    c.def("block_of", [](const Library& self, uintptr_t address) {
+        if (self().MemAlloc == nullptr) return std::pair<uintptr_t, size_t>(0, 0);
+        Block block = allocator_of(self).block_of(address);
+        return std::pair(block.address, block.bytes);
+    });
+    c.def("bytes_in_use", [](const Library& self) { return allocator_of(self).bytes_in_use(); });
     c.def("register", [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes) {
         auto function = need(self().CommRegister, "CommRegister");
         void* handle = nullptr;
@@ -181,12 +225,12 @@ void bind_memory(nb::class_<Library>& c) {
     });
     plain(c, "deregister", &Functions::CommDeregister, "CommDeregister");
     c.def("window_register",
-          [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags) {
+          [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds) {
               auto function = need(self().CommWindowRegister, "CommWindowRegister");
-              Window window = nullptr;
               GilReleased release;
-              int result = function(comm_of(comm), as<void*>(memory), bytes, &window, flags);
-              return made(result, window);
+              return made_of(self, comm_of(comm), seconds, [&](Window* place) {
+                  return function(comm_of(comm), as<void*>(memory), bytes, place, flags);
+              });
           });
     plain(c, "window_deregister", &Functions::CommWindowDeregister, "CommWindowDeregister");
     c.def("window_pointer", [](const Library& self, uintptr_t comm, uintptr_t window) {
@@ -222,14 +266,13 @@ void bind_operations(nb::class_<Library>& c) {
     plain(c, "recv", &Functions::Recv, "Recv");
     plain(c, "put_signal", &Functions::PutSignal, "PutSignal");
     plain(c, "signal", &Functions::Signal, "Signal");
-    c.def("wait_signal", [](const Library& self, const std::vector<std::pair<int, int>>& counts_and_peers,
-                            uintptr_t comm, uintptr_t stream) {
-        auto function = need(self().WaitSignal, "WaitSignal");
-        std::vector<WaitSignalDesc> waits;
-        for (auto [count, peer] : counts_and_peers) waits.push_back({count, peer, 0, 0});
-        GilReleased release;
-        return function(static_cast<int>(waits.size()), waits.data(), comm_of(comm), as<Stream>(stream));
-    });
+    c.def("wait_signal",
+          [](const Library& self, int count, int peer, int index, uintptr_t comm, uintptr_t stream) {
+              auto function = need(self().WaitSignal, "WaitSignal");
+              WaitSignalDesc wait{count, peer, index, 0};
+              GilReleased release;
+              return function(1, &wait, comm_of(comm), as<Stream>(stream));
+          });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import torch
 from unicomm import _core, register_backend
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, RCCL, Library
+from unicomm.backends.nccl.memory import Memory
 from unicomm.comms import completion
+from unicomm.comms.errors import BackendError
 from unicomm.comms.streams import Streams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl_double"))
@@ -106,6 +109,27 @@ class HostStreams(Streams):
         self._done(self._c.double_stream_sleep(ctypes.c_void_p(self.current()), ctypes.c_double(ms)))
 
 
+class HostMemory(Memory):
+    """The double's memory, by the two functions that torch.cuda's pool would call."""
+
+    pool = None
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        allocate, free = self.library.native.allocator()
+        size, device, stream = ctypes.c_ssize_t(nbytes), ctypes.c_int(0), ctypes.c_void_p()
+        at = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(allocate)(
+            size, device, stream
+        )
+        if not at:
+            raise BackendError(f"no {nbytes} bytes", hint="free tensors")
+        give_back = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
+            free
+        )
+        array = (ctypes.c_uint8 * nbytes).from_address(at)
+        weakref.finalize(array, give_back, at, size, device, stream)
+        return torch.frombuffer(array, dtype=torch.uint8)
+
+
 class DoubleBackend(NcclBackend):
     """A base: `make` gives a class of it for a library."""
 
@@ -119,6 +143,10 @@ class DoubleBackend(NcclBackend):
     @classmethod
     def device_streams(cls, device: torch.device) -> HostStreams:
         return HostStreams(cls.path)
+
+    @classmethod
+    def device_memory(cls, library: Library, device: torch.device) -> Memory:
+        return HostMemory(library, device)
 
     @classmethod
     def on_device(cls, device: torch.device) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from double_backend import DoubleBackend, HostStreams, make
+from kinds import of, streams
 
 import unicomm
 from unicomm import Communicator
@@ -19,18 +21,9 @@ from unicomm.comms.work import WorkStatus
 from unicomm.testing import conformance, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
-KINDS = {"nccl-new": (23203, False), "nccl-old": (21805, False), "rccl-old": (22105, True)}
-_made: dict[str, type[DoubleBackend]] = {}
 
 
-def of(name: str) -> type[DoubleBackend]:
-    if name not in _made:
-        version, rccl = KINDS[name]
-        _made[name] = make(name, version, rccl)
-    return _made[name]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["nccl-new", "nccl-old", "rccl-old"])
 def backend(request) -> str:
     of(request.param)
     return request.param
@@ -40,12 +33,6 @@ def backend(request) -> str:
 def new() -> str:
     of("nccl-new")
     return "nccl-new"
-
-
-def streams(comm: Communicator) -> HostStreams:
-    found = comm._engine.queue.streams
-    assert isinstance(found, HostStreams)
-    return found
 
 
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)
@@ -205,6 +192,26 @@ def test_options_reach_the_library(new):
         assert c.double_last_config_text(handle, b"commName") == b"ranks"
 
     run_ranks(program, 2, backend=new, hints={"max_ctas": "4", "traffic_class": "7"})
+
+
+def test_large_worlds_meet_at_several_roots(backend, monkeypatch, tmp_path):
+    log = tmp_path / "calls"
+    monkeypatch.setenv("NCCL_DOUBLE_LOG", str(log))
+
+    def program(comm: Communicator) -> float:
+        x = torch.ones(1)
+        comm.all_reduce(x, SUM, False).wait_blocking()
+        return x.item()
+
+    assert run_ranks(program, 5, backend=backend, hints={"large_world": "4"}) == [5.0] * 5
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    made = [call for call in calls if call["function"].startswith("ncclCommInitRank")]
+    assert len(made) == 5
+    if backend == "nccl-new":
+        assert {(call["function"], call["ids"]) for call in made} == {("ncclCommInitRankScalable", 2)}
+        assert sum(call["function"] == "ncclGetUniqueId" for call in calls) == 2
+    else:  # they are too old for it
+        assert {call["function"] for call in made} == {"ncclCommInitRankConfig"}
 
 
 def test_unknown_and_unreadable_options_are_refused(new, raised):

@@ -22,6 +22,7 @@ LATEST = 23203
 
 # The version that brought a function; all others are as old as the oldest that is played.
 SINCE = {
+    **dict.fromkeys(("ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"), 21900),
     "ncclGroupSimulateEnd": 22200,
     "ncclCommInitRankScalable": 22300,
     **dict.fromkeys(("ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclCommShrink"), 22700),

@@ -64,7 +64,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::map<int, OwnReduction> reductions;
     std::map<void*, size_t> registered;
     std::map<void*, Window> windows;
-    uint64_t awaited[kMaxRanks] = {};  // signals of each rank that a wait has taken
+    uint64_t awaited[kMaxRanks][kSignals] = {};  // signals of each rank that a wait has taken
     int next_reduction = 0, next_window = 0, shrinks = 0, grows = 0;
     bool growing = false;
     std::chrono::steady_clock::time_point looked_at_peers;

@@ -30,7 +30,7 @@ struct Put : Operation {
         : Operation(std::move(c), function, dtype, -1, -1, count), peer(to) {
         queue = {kOneSided, to, true};
     }
-    int peer, pid = 0;
+    int peer, pid = 0, signal = 0;
     const void* from = nullptr;
     uint64_t to = 0;
     size_t bytes = 0;
@@ -51,7 +51,7 @@ struct Put : Operation {
             written += n;
         }
         if (pid == getpid() && bytes) memmove(reinterpret_cast<void*>(to), from, bytes);
-        comm->segment->signals(peer, comm->rank).fetch_add(1);
+        comm->segment->signals(peer, comm->rank, signal).fetch_add(1);
         comm->segment->ring(peer);
         return true;
     }
@@ -64,9 +64,10 @@ struct SignalWait : Operation {
     }
     bool step() override {
         for (const WaitSignalDesc& d : wanted)
-            if (comm->segment->signals(comm->rank, d.peer).load() < comm->awaited[d.peer] + d.opCnt)
+            if (comm->segment->signals(comm->rank, d.peer, d.sigIdx).load() <
+                comm->awaited[d.peer][d.sigIdx] + d.opCnt)
                 return false;
-        for (const WaitSignalDesc& d : wanted) comm->awaited[d.peer] += d.opCnt;
+        for (const WaitSignalDesc& d : wanted) comm->awaited[d.peer][d.sigIdx] += d.opCnt;
         return done = true;
     }
 };
@@ -204,9 +205,13 @@ bool find_window(Call& call, WindowHandle handle, Window* window) {
     return true;
 }
 
-bool only_zero(Call& call, int signal, int context, unsigned flags) {
-    if (signal == 0 && context == 0 && flags == 0) return true;
-    call.error = call.fail(kInvalidArgument, "signal index, context and flags must be 0");
+// Since 2.31 a communicator has as many indices as its config says; one where that does not.
+bool known_signal(Call& call, int signal, int context, unsigned flags) {
+    int set = call.comm->settings.fields.numRmaSig;
+    int count = version() < 23100 || set == kUndefined ? 1 : std::min(set, kSignals);
+    if (signal >= 0 && signal < count && context == 0 && flags == 0) return true;
+    call.error = call.fail(kInvalidArgument, "signal index " + std::to_string(signal) + " of " +
+                                                 std::to_string(count) + "; context and flags must be 0");
     return false;
 }
 
@@ -228,7 +233,7 @@ EXPORT Result ncclPutSignal(const void* data, size_t count, int dtype, int peer,
     call.peer = peer;
     call.extra += ",\"offset\":" + std::to_string(offset);
     if (!usable(call, handle) || !known_rank(call, peer, "peer") || !known_type(call, dtype) ||
-        !only_zero(call, signal, context, flags))
+        !known_signal(call, signal, context, flags))
         return failed(call.error);
     Window w;
     if (!find_window(call, window, &w)) return failed(call.fail(kInvalidArgument, "no such window"));
@@ -238,6 +243,7 @@ EXPORT Result ncclPutSignal(const void* data, size_t count, int dtype, int peer,
     if (!data && count) return failed(call.fail(kInvalidArgument, "the local buffer is NULL"));
     auto put = std::make_unique<Put>(call.comm, call.function, dtype, count, peer);
     put->pid = w.pids[peer], put->from = data, put->to = w.addresses[peer] + offset, put->bytes = bytes;
+    put->signal = signal;
     return submit(call, std::move(put));
 }
 
@@ -245,10 +251,10 @@ EXPORT Result ncclSignal(int peer, int signal, int context, unsigned flags, Comm
                          StreamHandle stream) {
     Call call = begin("ncclSignal", nullptr, nullptr, 0, -1, stream);
     call.peer = peer;
-    if (!usable(call, handle) || !known_rank(call, peer, "peer") || !only_zero(call, signal, context, flags))
+    if (!usable(call, handle) || !known_rank(call, peer, "peer") || !known_signal(call, signal, context, flags))
         return failed(call.error);
     auto put = std::make_unique<Put>(call.comm, call.function, -1, 0, peer);
-    put->pid = getpid();
+    put->pid = getpid(), put->signal = signal;
     return submit(call, std::move(put));
 }
 
@@ -258,7 +264,7 @@ EXPORT Result ncclWaitSignal(int n, WaitSignalDesc* wanted, CommHandle handle, S
     if (n < 0 || (n && !wanted)) return failed(call.fail(kInvalidArgument, "no descriptors"));
     auto wait = std::make_unique<SignalWait>(call.comm);
     for (int i = 0; i < n; ++i) {
-        if (!known_rank(call, wanted[i].peer, "peer") || !only_zero(call, wanted[i].sigIdx, wanted[i].ctx, 0))
+        if (!known_rank(call, wanted[i].peer, "peer") || !known_signal(call, wanted[i].sigIdx, wanted[i].ctx, 0))
             return failed(call.error);
         if (wanted[i].opCnt < 1) return failed(call.fail(kInvalidArgument, "a count of signals below 1"));
         wait->wanted.push_back(wanted[i]);

@@ -34,7 +34,7 @@ struct alignas(64) RankInfo {
     std::atomic<uint32_t> bell;
     std::atomic<uint32_t> waiting;
     std::atomic<int32_t> pid;
-    std::atomic<uint64_t> signals[kMaxRanks];
+    std::atomic<uint64_t> signals[kMaxRanks][kSignals];
 };
 
 long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* time) {
@@ -92,7 +92,9 @@ bool Segment::complete(int nranks) const { return shared_->arrived.load() >= nra
 void Segment::unlink() { shm_unlink(name_.c_str()); }
 int Segment::pid(int rank) const { return shared_->ranks[rank].pid.load(); }
 uint32_t Segment::bell(int rank) const { return shared_->ranks[rank].bell.load(); }
-std::atomic<uint64_t>& Segment::signals(int to, int from) { return shared_->ranks[to].signals[from]; }
+std::atomic<uint64_t>& Segment::signals(int to, int from, int index) {
+    return shared_->ranks[to].signals[from][index];
+}
 
 Presence Segment::presence(int rank) const {
     return static_cast<Presence>(shared_->ranks[rank].presence.load());

@@ -11,6 +11,7 @@
 namespace nccl_double {
 
 constexpr int kMaxRanks = 16;
+constexpr int kSignals = 8;  // indices of one-sided signals
 
 // Collectives, point-to-point and the exchanges of split and windows do not see each other's messages.
 enum Lane : int { kCollective, kPointToPoint, kControl, kLanes };
@@ -44,7 +45,7 @@ class Segment {
     // Sleeps until the bell of `rank` is no longer at `seen`, at most so long.
     void wait(int rank, uint32_t seen, int ms);
 
-    std::atomic<uint64_t>& signals(int to, int from);
+    std::atomic<uint64_t>& signals(int to, int from, int index);
 
     struct Shared;
     Shared* shared() { return shared_; }

@@ -23,6 +23,9 @@
     slow.py         expect_slow: time that a rank asks the others for
     whereabouts.py  where the ranks are that did not come, by their rings
     objects.py      Python objects (objcol)
+    memory.py       MemAllocator: tensors that a backend uses where they are, and telling it of others
+    window.py       Window: one-sided access         heap_window.py, library_window.py  what is behind it
+    symmetric.py    symmetric memory of a communicator        one_sided.py  how its operations run
 
 Nothing in here imports a backend.
 """

@@ -40,6 +40,9 @@ class Capabilities:
         allocates: it has memory for tensors that it then moves without staging copies.
         prepares: it does persistent all-gathers by itself: `Call.prepared`, and `unprepare`.
         moves_data: False for a backend that only pretends.
+        registers: memory that a communicator's library can be told of beforehand: "local", or "symmetric"
+            where all ranks tell theirs of it together.
+        windows: one-sided operations of the library's own: `Backend.one_sided`.
         reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
             `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
     """
@@ -56,6 +59,8 @@ class Capabilities:
     allocates: bool = False
     prepares: bool = False
     moves_data: bool = True
+    registers: frozenset[str] = frozenset()
+    windows: bool = False
     reconfigures: bool = False
     hints: tuple[Hint, ...] = ()
 
@@ -125,6 +130,44 @@ class Together(Exchange):
         first, self._over = self._over, self._over + len(messages)
         self._backend.exchange(messages, timeout)
         return [(first + i, m.peer, None) for i, m in enumerate(messages)]
+
+
+class OneSided(abc.ABC):
+    """A library's one-sided operations. Memory that others write to is a window, which all ranks open.
+
+    `put`, `signal` and `wait` put their work on the current stream, as `Backend.run` does. Between two ranks
+    there are counters, by an index: each put and each signal adds one to the receiver's, when all that came
+    before it is there, and a wait takes as many off.
+
+    Attributes:
+        indices: how many there are for each pair.
+    """
+
+    indices: int
+
+    @abc.abstractmethod
+    def range_of(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """(address, bytes) of what has to be opened to have the tensor open; `InvalidArgumentError`."""
+
+    @abc.abstractmethod
+    def open(self, at: int, nbytes: int, timeout: float) -> int:
+        """Collective: makes a window of own memory, of the same size on all ranks."""
+
+    @abc.abstractmethod
+    def close(self, window: int) -> None:
+        """When no rank writes to it any more."""
+
+    @abc.abstractmethod
+    def put(self, window: int, tensor: torch.Tensor, peer: int, offset: int, index: int) -> None:
+        """Writes the tensor into `peer`'s window, `offset` bytes from its beginning."""
+
+    @abc.abstractmethod
+    def signal(self, peer: int, index: int) -> None:
+        """Adds one to `peer`'s counter."""
+
+    @abc.abstractmethod
+    def wait(self, peer: int, index: int, count: int) -> None:
+        """Waits until `peer` has added that many to the own counter, besides those waited for before."""
 
 
 class Backend(abc.ABC):
@@ -259,3 +302,30 @@ class Backend(abc.ABC):
     def bytes_allocated(self) -> int:
         """Of this process, in use."""
         return 0
+
+    def memory_pool(self) -> Any | None:
+        """A `torch.cuda.MemPool` of such memory, where tensors of torch's own making can lie there too."""
+        return None
+
+    # --- with capabilities.registers or windows ---------------------------------------------------------
+
+    def lacks(self, capability: str) -> UnsupportedError | None:
+        """Why it has not got `allocates`, `registers`, `symmetric` or `windows`, where there is more to say
+        than that."""
+        return None
+
+    def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
+        """(address, bytes) of what has to be registered for a tensor; `InvalidArgumentError`. Local."""
+        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
+
+    def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
+        """Tells the library of the tensor's memory; with `symmetric` on all ranks. Holds the tensor."""
+        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Undoes that. Raises `InvalidArgumentError` for a tensor that is not registered."""
+        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
+
+    def one_sided(self) -> OneSided | None:
+        """Its one-sided operations, the same object each time, or None."""
+        return None

@@ -522,10 +522,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
         `UnsupportedError` where the backend has no such memory.
         """
-        backend = self._member.backend
-        if not backend.capabilities.allocates:
-            self._engine.refuse("mem_allocator", f"backend '{self.get_backend()}' has no memory of its own")
-        return MemAllocator(backend, self.get_name(), self._member.device)
+        return MemAllocator(self._engine)
 
     @property
     def unsafe_backend(self) -> object:

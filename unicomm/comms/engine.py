@@ -86,6 +86,7 @@ class Engine:
         self._break_lock = threading.Lock()
         self.lane: Lane | None = None
         self.symmetric: SymmetricMemory | None = None
+        self.windows: set[int] = set()  # indices of the library's signals that open windows have
         if vacant is None:
             profiling.register(self)
 

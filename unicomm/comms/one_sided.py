@@ -67,7 +67,8 @@ def issue(
         if engine.hooks.active:
             args = OpArgs(name, op_id, 0, inputs, outputs, peer=peer, async_op=pending_async, timeout=limit)
             engine.hooks.before(args)
-        pending = pending_async or engine.worker.busy
+        on_device = engine.queue is not None
+        pending = not on_device and (pending_async or engine.worker.busy)
         record = engine._recorder.begin(
             engine._recorder_index,
             OPERATIONS[name].code,
@@ -81,7 +82,7 @@ def issue(
             0,
             min(int(limit * 1000), recording.MOST_MS),
             0,
-            not pending,
+            not pending and not on_device,
         )
         tensors = (*inputs, *outputs)
         work = engine._run(run, name, 0, [record], pending, pending_async, limit, args, tensors)
@@ -90,3 +91,32 @@ def issue(
     if args is not None:
         engine.hooks.after(args)
     return work
+
+
+def agree(
+    engine: Engine, name: str, same: Sequence[int], own: Sequence[int], timeout: Timeout
+) -> list[list[int]]:
+    """All ranks' `own`, by rank, through the communicator itself. Collective; blocks the host.
+
+    Raises `MismatchError` on all ranks where they are in different operations, or differ in `same`.
+    """
+    said = torch.tensor([OPERATIONS[name].code, *same, *own], dtype=torch.int64)
+    mine, everyone = (
+        said.to(engine.member.device),
+        torch.empty(engine.group.size * said.numel(), dtype=torch.int64, device=engine.member.device),
+    )
+    engine.collective("all_gather_single", (everyone, mine), False, None, timeout).wait_blocking()
+    rows = everyone.view(engine.group.size, -1).tolist()
+    heads = [tuple(row[: 1 + len(same)]) for row in rows]
+    if len(set(heads)) > 1:
+        most = max(heads, key=heads.count)
+        tie = 2 * heads.count(most) <= len(heads)
+        raise MismatchError(
+            "the ranks called different operations, or with tensors, or blocks of memory, of other sizes",
+            op=name,
+            comm=engine.name,
+            rank=engine.rank,
+            culprits=[r for r, head in enumerate(heads) if tie or head != most],
+            hint="pass tensors of the same shape on all ranks, from the same allocations in the same order",
+        )
+    return [row[1 + len(same) :] for row in rows]

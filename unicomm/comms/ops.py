@@ -220,6 +220,7 @@ _TABLE = (
     Operation("all_to_all_vdev", 81, _S, doc="All-to-all with splits in symmetric memory."),
     Operation("all_to_all_vdev_2d", 82, _S, doc="Rows go to the ranks of their experts (dispatch)."),
     Operation("all_to_all_vdev_2d_offset", 83, _S, doc="Rows come back from their experts (combine)."),
+    Operation("tensor_register", 84, _S, doc="Tells the library of a tensor's memory."),
 )
 
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}

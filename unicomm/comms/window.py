@@ -1,32 +1,31 @@
-"""Window: one-sided access to a symmetric tensor, with torchcomms' names.
+"""Window: one-sided access to the other ranks' tensors, with torchcomms' names.
 
 A window has a counter for each pair of ranks: `signal` adds one to the receiver's, `wait_signal` waits for
-one more than it has waited for before. So signals are never lost, and nobody who signals waits.
+one more than it has waited for before. So signals are never lost, and nobody who signals waits. Here are the
+names and what is checked; heap_window.py has it over symmetric memory, library_window.py over a library's own
+windows.
 """
 
 from __future__ import annotations
 
+import abc
 import enum
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .arrays import Array
-from .errors import CommTimeoutError, MismatchError, NotReadyError
+from .errors import MismatchError, NotReadyError
 from .one_sided import issue
 from .ops import OPERATIONS
-from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, initialize
 from .work import Work
 
 if TYPE_CHECKING:
     from .communicator import Communicator
-    from .engine import Hints, Timeout
-
-_LINE = 8  # words: counters of different ranks do not share a line of the caches
-_BIAS = 1 << 64
+    from .engine import Engine, Hints, Timeout
 
 
 class WindowAccess(enum.IntEnum):
@@ -43,53 +42,45 @@ class WindowAttr:
     access_type: WindowAccess
 
 
-class Window:
+class Window(abc.ABC):
     """Made by `Communicator.new_window`, on all ranks. Offsets and counts are in elements of its dtype.
 
     `put` and `signal` to one rank keep their order: who has seen the signal sees the data. Operations take
     `async_op`, `hints` and `timeout` as the communicator's do, and return a `Work`. Wrong ranks, bounds and
-    dtypes raise `InvalidArgumentError` before anything is sent.
+    dtypes raise `InvalidArgumentError` before anything is sent; what the library behind it lacks raises
+    `UnsupportedError`.
     """
 
-    def __init__(self, memory: SymmetricMemory, timeout: Timeout = None) -> None:
-        self._memory = memory
-        self._engine = memory.engine
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._tensor: torch.Tensor | None = None
-        self._waited = [0] * memory.size
-        self._pad: torch.Tensor | None = memory.allocate(memory.size * _LINE * 8, timeout)
-        self._pad.zero_()
-        self.barrier(False, timeout=timeout)  # before anybody signals
+        self._freed = False
 
     # --- what it is for ---------------------------------------------------------------------------------
 
     def tensor_register(self, tensor: Array, timeout: Timeout = None) -> None:
         """Opens `tensor` to the other ranks. Collective, with the same allocation on all ranks.
 
-        It has to be from `unicomm.symm.empty(..., comm=comm)`, or a contiguous view of such a tensor. Raises
-        `MismatchError` on all ranks if they pass different ones.
+        It has to be from `unicomm.symm.empty(..., comm=comm)`, or a contiguous view of such a tensor; on
+        `nccl` from `comm.mem_allocator`. Raises `MismatchError` on all ranks if they pass different ones.
         """
         self._open("new_window")
         if self._tensor is not None:
-            self._memory.invalid("new_window", "a tensor is registered already", "deregister it first")
-        own = self._memory.check_symmetric("new_window", "tensor", tensor)
-
-        def job(limit: float) -> None:
-            self._memory.meet(limit, "new_window", [own])
-
-        issue(self._engine, "new_window", job, outputs=[own], timeout=timeout)
+            self._invalid("new_window", "a tensor is registered already", "deregister it first")
+        own = self._check_window(tensor)
+        self._attach(own, timeout)
         self._tensor = own
 
     def tensor_deregister(self, timeout: Timeout = None) -> None:
         """Ends the others' access. Collective: when it returns nobody accesses the tensor any more."""
         self._registered("new_window")
         self.barrier(False, timeout=timeout)
+        self._detach()
         self._tensor = None
 
+    @abc.abstractmethod
     def free(self, timeout: Timeout = None) -> None:
         """Gives the window's own memory back. Collective. Does not free the tensor."""
-        pad = self._open("symm_free")
-        self._memory.free(pad, timeout)
-        self._pad = self._tensor = None
 
     def get_tensor(self) -> torch.Tensor | None:
         """This rank's registered tensor."""
@@ -101,16 +92,12 @@ class Window:
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
         """How `peer_rank`'s memory is seen: UNIFIED where this rank can address it."""
-        self._engine.check.check_rank(OPERATIONS["new_window"], "peer_rank", peer_rank)
-        direct = Capability.POINTER in self._memory.capabilities
-        return WindowAttr(WindowAccess.UNIFIED if direct else WindowAccess.SEPARATE)
+        self._peer("new_window", "peer_rank", peer_rank)
+        return WindowAttr(WindowAccess.SEPARATE)
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         """`rank`'s tensor, as memory of this process. It stays mapped for as long as the result lives."""
-        tensor = self._registered("new_window")
-        self._memory.require("new_window", Capability.POINTER)
-        rank = self._engine.check.check_rank(OPERATIONS["new_window"], "rank", rank)
-        return self._memory.remote(tensor, rank)
+        self._lacks("new_window", "cannot address other ranks' memory")
 
     # --- data -------------------------------------------------------------------------------------------
 
@@ -123,9 +110,14 @@ class Window:
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Writes `tensor` into `dst_rank`'s window from that element on. Done there when it has completed."""
-        source, address = self._place("put", tensor, target_offset_nelems)
-        return self._move("put", True, source, address, dst_rank, async_op, hints, timeout)
+        """Writes `tensor` into `dst_rank`'s window from that element on.
+
+        Done there when it has completed; on a device when a signal that came after it has been waited for.
+        """
+        source, start = self._place("put", tensor, target_offset_nelems)
+        peer = self._peer("put", "dst_rank", dst_rank)
+        job = self._putting(source, start, peer)
+        return self._issue("put", job, peer, async_op, hints, timeout, inputs=[source])
 
     def get(
         self,
@@ -137,116 +129,33 @@ class Window:
         timeout: Timeout = None,
     ) -> Work:
         """Fills `tensor` from `src_rank`'s window, from that element on."""
-        target, address = self._place("get", tensor, source_offset_nelems)
-        return self._move("get", False, target, address, src_rank, async_op, hints, timeout)
-
-    def _place(self, op: str, value: Any, offset: Any) -> tuple[torch.Tensor, int]:
-        """The tensor, and where in the own window; all of it fits there."""
-        own = self._registered(op)
-        tensor = self._memory.check_tensor(op, "tensor", value, own.dtype, writes=op == "get")
-        start = self._offset(op, offset)
-        if start + tensor.numel() > own.numel():
-            self._memory.invalid(
-                op,
-                f"elements {start} to {start + tensor.numel()} of a window of {own.numel()}",
-                "register a larger tensor, or move fewer elements",
-            )
-        return tensor, own.data_ptr() + start * own.element_size()
-
-    def _offset(self, op: str, offset: Any) -> int:
-        try:
-            start = operator.index(offset)
-        except TypeError:
-            self._memory.invalid(op, f"offset {offset!r} is no whole number", "count in elements, from 0")
-        if start < 0:
-            self._memory.invalid(op, f"offset {start} is negative", "count in elements, from 0")
-        return start
-
-    def _move(
-        self,
-        op: str,
-        put: bool,
-        tensor: torch.Tensor,
-        address: int,
-        peer: int,
-        async_op: bool,
-        hints: Hints,
-        timeout: Timeout,
-    ) -> Work:
-        memory = self._memory
-        memory.require(op, Capability.PUT_GET)
-        peer = self._engine.check.check_rank(OPERATIONS[op], "dst_rank" if put else "src_rank", peer)
-
-        def job(limit: float) -> None:
-            if tensor.numel():
-                memory.transfer(put, [(tensor.data_ptr(), address, tensor.nbytes, peer)], limit)
-
-        ins, outs = ([tensor], []) if put else ([], [tensor])
-        return issue(
-            self._engine,
-            op,
-            job,
-            inputs=ins,
-            outputs=outs,
-            peer=peer,
-            async_op=async_op,
-            hints=hints,
-            timeout=timeout,
-        )
+        target, start = self._place("get", tensor, source_offset_nelems)
+        peer = self._peer("get", "src_rank", src_rank)
+        job = self._getting(target, start, peer)
+        return self._issue("get", job, peer, async_op, hints, timeout, outputs=[target])
 
     # --- signals ----------------------------------------------------------------------------------------
 
     def signal(self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Signals `peer_rank`, after what was put there before. Does not wait for it."""
-        pad = self._open("signal")
-        memory = self._memory
-        memory.require("signal", Capability.SIGNAL)
-        peer = self._engine.check.check_rank(OPERATIONS["signal"], "peer_rank", peer_rank)
-        word = pad.data_ptr() + memory.rank * _LINE * 8
-
-        def job(limit: float) -> None:
-            memory.check(memory.domain.put_signal(0, 0, 0, word, 1, SignalOp.ADD, peer, 0), limit)
-
-        return self._issue("signal", job, peer, async_op, hints, timeout)
+        self._open("signal")
+        peer = self._peer("signal", "peer_rank", peer_rank)
+        return self._issue("signal", self._signalling(peer), peer, async_op, hints, timeout)
 
     def wait_signal(
         self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Waits for the next signal of `peer_rank`. `CommTimeoutError` breaks the communicator."""
-        pad = self._open("wait_signal")
-        memory = self._memory
-        memory.require("wait_signal", Capability.SIGNAL)
-        peer = self._engine.check.check_rank(OPERATIONS["wait_signal"], "peer_rank", peer_rank)
-        word = pad.data_ptr() + peer * _LINE * 8
+        self._open("wait_signal")
+        peer = self._peer("wait_signal", "peer_rank", peer_rank)
+        return self._issue("wait_signal", self._waiting(peer), peer, async_op, hints, timeout)
 
-        def job(limit: float) -> None:
-            wait_for(memory, word, Compare.GE, self._waited[peer] + 1, peer, limit)
-            self._waited[peer] += 1
-
-        return self._issue("wait_signal", job, peer, async_op, hints, timeout)
-
+    @abc.abstractmethod
     def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Completes when all ranks have called it; what they put before is there then.
 
         `MismatchError` on all ranks if some are in another operation on symmetric memory.
         """
-        self._open("symm_barrier")
-
-        def job(limit: float) -> None:
-            self._memory.meet(limit, "symm_barrier")
-
-        return self._issue("symm_barrier", job, -1, async_op, hints, timeout)
-
-    def _issue(
-        self,
-        op: str,
-        job: Callable[[float], None],
-        peer: int,
-        async_op: bool,
-        hints: Hints,
-        timeout: Timeout,
-    ) -> Work:
-        return issue(self._engine, op, job, peer=peer, async_op=async_op, hints=hints, timeout=timeout)
 
     # --- atomics ----------------------------------------------------------------------------------------
 
@@ -255,47 +164,78 @@ class Window:
 
         The window has to be of int64 or uint64, as for `compare_swap`.
         """
-        address, signed = self._word("fetch_add", offset_nelems)
-        return self._atomic("fetch_add", rank, (address, value % _BIAS), signed, timeout)
+        self._lacks("fetch_add", "has no atomic operations")
 
     def compare_swap(
         self, rank: int, offset_nelems: int, expected: int, value: int, timeout: Timeout = None
     ) -> int:
         """Sets an element of `rank`'s window to `value` if it is `expected`; returns what it was."""
-        address, signed = self._word("compare_swap", offset_nelems)
-        words = (address, expected % _BIAS, value % _BIAS)
-        return self._atomic("compare_swap", rank, words, signed, timeout)
+        self._lacks("compare_swap", "has no atomic operations")
 
-    def _word(self, op: str, offset: Any) -> tuple[int, bool]:
-        tensor = self._registered(op)
-        self._memory.require(op, Capability.ATOMICS)
-        if tensor.dtype not in (torch.int64, torch.uint64):
-            self._memory.invalid(op, f"the window is of {tensor.dtype}", "atomics need int64 or uint64")
+    # --- what it is made of: jobs that run in the order of the operations, with their timeout -------------
+
+    @abc.abstractmethod
+    def _check_window(self, value: Any) -> torch.Tensor:
+        """The tensor, or the one on an array's memory. Raises `InvalidArgumentError` for a tensor that cannot be opened. Local."""
+
+    @abc.abstractmethod
+    def _attach(self, tensor: torch.Tensor, timeout: Timeout) -> None:
+        """Collective: opens it."""
+
+    def _detach(self) -> None:  # noqa: B027
+        """Closes it, when nobody accesses it any more."""
+
+    @abc.abstractmethod
+    def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]: ...
+
+    def _getting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        self._lacks("get", "has no get")
+
+    @abc.abstractmethod
+    def _signalling(self, peer: int) -> Callable[[float], None]: ...
+
+    @abc.abstractmethod
+    def _waiting(self, peer: int) -> Callable[[float], None]: ...
+
+    # --- checks -----------------------------------------------------------------------------------------
+
+    def _place(self, op: str, value: Any, offset: Any) -> tuple[torch.Tensor, int]:
+        """The tensor, and its first element in the window; all of it fits there."""
+        own = self._registered(op)
+        tensor = self._engine.check.check_tensor(OPERATIONS[op], "tensor", value, op == "get")
+        if tensor.dtype != own.dtype:
+            self._invalid(op, f"tensor is of {tensor.dtype}, not {own.dtype}", f"pass tensor.to({own.dtype})")
         start = self._offset(op, offset)
-        if start >= tensor.numel():
-            self._memory.invalid(op, f"element {start} of a window of {tensor.numel()}", "count from 0")
-        return tensor.data_ptr() + 8 * start, tensor.dtype == torch.int64
+        if start + tensor.numel() > own.numel():
+            self._invalid(
+                op,
+                f"elements {start} to {start + tensor.numel()} of a window of {own.numel()}",
+                "register a larger tensor, or move fewer elements",
+            )
+        return tensor, start
 
-    def _atomic(self, op: str, rank: int, words: tuple[int, ...], signed: bool, timeout: Timeout) -> int:
-        peer = self._engine.check.check_rank(OPERATIONS[op], "rank", rank)
-        results = []
+    def _offset(self, op: str, offset: Any) -> int:
+        try:
+            start = operator.index(offset)
+        except TypeError:
+            self._invalid(op, f"offset {offset!r} is no whole number", "count in elements, from 0")
+        if start < 0:
+            self._invalid(op, f"offset {start} is negative", "count in elements, from 0")
+        return start
 
-        def job(limit: float) -> None:
-            fault, before = getattr(self._memory.domain, op)(*words, peer, 0)
-            self._memory.check(fault, limit)
-            results.append(before)
+    def _peer(self, op: str, name: str, rank: Any) -> int:
+        return self._engine.check.check_rank(OPERATIONS[op], name, rank)
 
-        issue(self._engine, op, job, peer=peer, timeout=timeout)
-        before = int(results[0])
-        return before - _BIAS if signed and before >= _BIAS // 2 else before
+    def _invalid(self, op: str, message: str, hint: str) -> NoReturn:
+        self._engine.check.fail(OPERATIONS[op], message, hint)
 
-    # --- state ------------------------------------------------------------------------------------------
+    def _lacks(self, op: str, what: str) -> NoReturn:
+        self._engine.refuse(op, f"backend '{self._engine.backend.name}' {what}")
 
-    def _open(self, op: str) -> torch.Tensor:
+    def _open(self, op: str) -> None:
         self._engine.check_open(op)
-        if self._pad is None:
+        if self._freed:
             raise self._not_ready(op, "the window was freed", "make a new one")
-        return self._pad
 
     def _registered(self, op: str) -> torch.Tensor:
         self._open(op)
@@ -307,18 +247,19 @@ class Window:
         engine = self._engine
         return NotReadyError(message, op=op, comm=engine.name, rank=engine.rank, hint=hint)
 
-
-def wait_for(
-    memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float
-) -> None:
-    """Waits until the own word at that address compares so; errors are about `source`."""
-    fault = memory.domain.wait_signal(word, compare, value, source, limit, 0)
-    try:
-        memory.check(fault, limit)
-    except CommTimeoutError as error:
-        if error.culprits == (source,):
-            raise error.again(f"rank {source} did not signal within {limit:g} s") from None
-        raise
+    def _issue(
+        self,
+        op: str,
+        job: Callable[[float], None],
+        peer: int,
+        async_op: bool,
+        hints: Hints,
+        timeout: Timeout,
+        **tensors: Any,
+    ) -> Work:
+        return issue(
+            self._engine, op, job, peer=peer, async_op=async_op, hints=hints, timeout=timeout, **tensors
+        )
 
 
 def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) -> Window:
@@ -327,17 +268,19 @@ def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) 
     engine.check_open("new_window")
     with engine.located("new_window"):
         engine.per_op("new_window", hints, timeout)
-        if engine.backend.symmetric_table() is None:
+        window: Window
+        if engine.backend.capabilities.windows:
+            from .library_window import LibraryWindow
+
+            window = LibraryWindow.of(engine, tensor)
+        elif engine.backend.symmetric_table() is not None:
+            from .heap_window import HeapWindow
+
+            window = HeapWindow.of(comm, tensor, timeout)
+        elif (reason := engine.backend.lacks("windows")) is not None:
+            raise reason
+        else:
             engine.refuse("new_window", f"backend '{engine.backend.name}' has no one-sided access")
-        if tensor is not None and engine.symmetric is None:
-            engine.check.fail(
-                OPERATIONS["new_window"],
-                "tensor is not in symmetric memory, which the communicator does not have yet",
-                "make it with unicomm.symm.init(comm) and unicomm.symm.empty(..., comm=comm) on all ranks",
-            )
-        if tensor is not None and engine.symmetric is not None:
-            engine.symmetric.check_symmetric("new_window", "tensor", tensor)
-    window = Window(initialize(comm, timeout=timeout), timeout)
     if tensor is not None:
         try:
             window.tensor_register(tensor, timeout)

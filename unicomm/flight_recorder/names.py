@@ -107,7 +107,7 @@ _ON_SYMMETRIC_MEMORY = (
     *("symm_init", "symm_allocate", "symm_free", "symm_barrier", "put", "get", "put_signal", "signal"),
     *("wait_signal", "fetch_add", "compare_swap", "symm_broadcast", "symm_all_to_all", "symm_all_to_all_v"),
     *("one_shot_all_reduce", "two_shot_all_reduce_", "symm_reduce_scatter", "all_to_all_vdev"),
-    *("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset"),
+    *("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset", "tensor_register"),
 )
 _UNNUMBERED = frozenset(
     {

@@ -8,10 +8,10 @@ import torch
 
 from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
+from unicomm.comms.heap_window import wait_for
 from unicomm.comms.one_sided import issue
 from unicomm.comms.ops import OPERATIONS
 from unicomm.comms.symmetric import Capability, Compare, SignalOp, SymmetricMemory, memory_of
-from unicomm.comms.window import wait_for
 
 Timeout = timedelta | float | None
 

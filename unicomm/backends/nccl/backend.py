@@ -13,27 +13,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
-from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.backend import Backend, Capabilities, OneSided, Setup
 from unicomm.comms.call import Call, Message
-from unicomm.comms.errors import CommError
+from unicomm.comms.errors import CommError, UnsupportedError
 from unicomm.comms.reduction import RedOpType
 from unicomm.comms.streams import Streams, TorchStreams
 
 from . import types
 from .causes import known_cause
 from .errors import IN_PROGRESS, SUCCESS, aborted, log_text
-from .hints import HINTS, settings_of
-from .library import NCCL, RCCL, Library, Vendor, not_in_time, open_library, version_text
+from .hints import HINTS, settings_of, signals_of
+from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
+from .making import NOBODY, Maker
+from .memory import Memory, PoolMemory, Registrations, Windows, memory_of
 
-T = TypeVar("T")
-
-_NOBODY = -1  # the color of a rank that is in no part of a split
-_RANKS_PER_ID = 64  # of a large world: so many meet at one root
-_LARGE = 256
+# What can be registered, and the function that does it.
+_REGISTERS = {"local": "CommRegister", "symmetric": "CommWindowRegister"}
+_NEEDED = {"allocates": "MemAlloc", "registers": "CommRegister", "windows": "PutSignal"}
 
 _OWN = frozenset(
     {
@@ -47,27 +47,6 @@ _OWN = frozenset(
         "barrier",
     }
 )
-
-
-def _bounded(what: str, library: Library, timeout: float, since: int, call: Callable[[], T]) -> T:
-    """What `call` returns or raises; the library's calls cannot be interrupted, so it has its own thread."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(call())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name=f"unicomm-{library.vendor.name}-{what}", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise not_in_time(library, what, timeout, since)
-    return done[0]
 
 
 class NcclBackend(Backend):
@@ -98,6 +77,11 @@ class NcclBackend(Backend):
         return torch.cuda.device(device)
 
     @classmethod
+    def device_memory(cls, library: Library, device: torch.device) -> Memory:
+        """The library's memory for tensors of that device."""
+        return PoolMemory(library, device)
+
+    @classmethod
     def fp8(cls, library: Library, device: torch.device) -> bool:
         """Whether the library reduces float8 on that device."""
         since = cls.vendor.fp8_since
@@ -126,87 +110,40 @@ class NcclBackend(Backend):
         ):
             if library.has(function):
                 operations |= {operation}
+        kinds = [kind for kind, name in _REGISTERS.items() if library.has(name)]
         self.capabilities = replace(
             self.capabilities,
             operations=operations,
             reductions=types.reductions(self.fp8(library, setup.device)),
+            allocates=library.has("MemAlloc"),
+            registers=frozenset(kinds),
+            windows=library.has("PutSignal") and "symmetric" in kinds,
         )
+        self._memory = memory_of(library, setup.device, self.device_memory)
+        self._registrations = Registrations(library, self._memory)
+        self._windows = Windows(self, self._registrations, signals_of(setup.hints, library))
 
     @classmethod
     def connect(cls, setup: Setup) -> NcclBackend:
         library = cls.library()
         settings = settings_of(setup.hints, setup.name, library)
+        maker = cls._maker(library, setup.device, settings, setup.timeout)
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:
-            comm = parent._split(setup.color, setup.rank, settings, setup.timeout)
+            comm = maker.split(parent._alive(), setup.color, setup.rank)
         else:
-            comm = cls._init(library, setup, settings)
+            comm = maker.new(setup.rendezvous, setup.rank, setup.size, setup.hints["large_world"])
         return cls(library, comm, setup)
 
     @classmethod
-    def _init(cls, library: Library, setup: Setup, settings: Any) -> int:
-        native, size, rank = library.native, setup.size, setup.rank
-        scalable = size >= _LARGE and library.has("CommInitRankScalable")
-        roots = [0]
-        if scalable:
-            count = size // _RANKS_PER_ID
-            roots = [i * size // count for i in range(count)]
-        mine = b""
-        with cls.on_device(setup.device):
-            began = library.listen()
-            if rank in roots:
-                result, mine = native.unique_id()
-                library.check("GetUniqueId", result, since=began)
-        if scalable:
-            everyone = setup.rendezvous.exchange("unique ids", mine)
-            ids = [everyone[root] for root in roots]
-        else:
-            ids = [setup.rendezvous.broadcast("unique id", mine or None)]
-
-        def init() -> int:
-            with cls.on_device(setup.device):
-                if scalable:
-                    result, comm = native.init_scalable(size, rank, ids, settings)
-                else:
-                    result, comm = native.init(size, ids[0], rank, settings)
-                return cls._made(library, "CommInitRank", result, comm, setup.timeout, began)
-
-        return _bounded("CommInitRank", library, setup.timeout, began, init)
-
-    @classmethod
-    def _made(cls, library: Library, what: str, result: int, comm: int, timeout: float, began: int) -> int:
-        """The new communicator, once it is complete: with blocking=0 it is still being made."""
-        library.check(what, result, comm, began)
-        end = time.monotonic() + timeout
-        while comm:
-            asked, state = library.native.async_error(comm)
-            library.check("CommGetAsyncError", asked, comm, began)
-            if state == SUCCESS:
-                break
-            if state != IN_PROGRESS:
-                error = library.error(what, state, comm, began)
-                library.native.abort(comm)
-                raise error
-            if time.monotonic() > end:
-                library.native.abort(comm)
-                raise not_in_time(library, what, timeout, began)
-            time.sleep(0.001)
-        return int(comm)
-
-    def _split(self, color: int, key: int, settings: Any, timeout: float) -> int:
-        library = self._library
-        began = library.listen()
-
-        def split() -> int:
-            with self.on_device(self._device):
-                result, comm = self._native.split(self._alive(), color, key, settings)
-                return self._made(library, "CommSplit", result, comm, timeout, began)
-
-        return _bounded("CommSplit", library, timeout, began, split)
+    def _maker(
+        cls, library: Library, device: torch.device, settings: Sequence[tuple[str, Any]], timeout: float
+    ) -> Maker:
+        return Maker(library, lambda: cls.on_device(device), settings, timeout)
 
     def split_away(self, timeout: float) -> None:
         if self._splits:
-            self._split(_NOBODY, 0, [], timeout)
+            self._maker(self._library, self._device, [], timeout).split(self._alive(), NOBODY, 0)
 
     def streams(self) -> Streams:
         return self._streams
@@ -217,6 +154,7 @@ class NcclBackend(Backend):
         if not comm:
             return
         with self.on_device(self._device):
+            self._registrations.close(comm)
             if self._library.has("CommFinalize"):
                 self._native.finalize(comm)
                 self._settle(comm)
@@ -240,6 +178,7 @@ class NcclBackend(Backend):
         finally:
             if locked:
                 self._lock.release()
+        self._registrations.close(0)
 
     def forget(self) -> None:
         self._comm = 0
@@ -266,6 +205,42 @@ class NcclBackend(Backend):
             return {}
         result, total = self._native.mem_stats(self._comm, 0)
         return {"library": total} if result == SUCCESS else {}
+
+    # --- memory --------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return self._memory.allocate(nbytes)
+
+    def allocated_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device and self._memory.block_of(tensor)[0] != 0
+
+    def bytes_allocated(self) -> int:
+        return self._memory.in_use()
+
+    def memory_pool(self) -> Any | None:
+        return self._memory.pool
+
+    def lacks(self, capability: str) -> UnsupportedError | None:
+        function = _REGISTERS.get(capability) or _NEEDED[capability]
+        try:
+            self._library.need(function, capability)
+        except UnsupportedError as error:
+            return error
+        return None
+
+    def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
+        return self._registrations.range_of(tensor, symmetric)
+
+    def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
+        with self.on_device(self._device):
+            self._registrations.add(self._alive(), tensor, symmetric, timeout)
+
+    def deregister(self, tensor: torch.Tensor) -> None:
+        with self.on_device(self._device):
+            self._registrations.remove(self._alive(), tensor)
+
+    def one_sided(self) -> OneSided | None:
+        return self._windows if self.capabilities.windows else None
 
     @classmethod
     def version(cls) -> str:

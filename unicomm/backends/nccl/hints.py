@@ -12,6 +12,8 @@ from unicomm.comms.options import Hint
 
 from .library import Library, version_text
 
+_SIGNALS = 8  # indices of one-sided signals that a communicator asks for, where the library lets it choose
+
 _MEANING = {
     "blocking": "0: the library's calls return at once, and are asked for their end. Default: 1.",
     "cga_cluster_size": "Thread blocks in a cluster, 0 to 8.",
@@ -22,6 +24,8 @@ _MEANING = {
     "traffic_class": "Traffic class of its messages on InfiniBand.",
     "comm_name": "Name in the library's own log. Default: the communicator's.",
     "nvls_ctas": "Thread blocks for NVLink SHARP.",
+    "num_rma_sig": f"Counters of signals for each pair of ranks: one for puts, one for each window. "
+    f"Default: {_SIGNALS}.",
 }
 
 
@@ -47,7 +51,24 @@ def _split_by(text: str) -> str:
     return text
 
 
+def _ranks(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError("expected a number of ranks")
+    return value
+
+
+# All ranks of a world connect to its root one after the other, so NCCL's guide gives several unique ids where
+# there are hundreds of ranks. Where it begins to pay was not measured here.
+_LARGE = 256
+
 HINTS = (
+    Hint(
+        "large_world",
+        _ranks,
+        _LARGE,
+        "From how many ranks on they meet at several roots (CommInitRankScalable, since NCCL 2.23), one for "
+        f"64 ranks, at least 2. Default: {_LARGE}.",
+    ),
     Hint(
         "split_by",
         _split_by,
@@ -74,6 +95,8 @@ def settings_of(hints: Mapping[str, Any], name: str, library: Library) -> list[t
         value = hints.get(hint)
         if value is None and hint == "comm_name" and since <= library.version:
             value = name
+        if value is None and hint == "num_rma_sig" and since <= library.version:
+            value = _SIGNALS
         if value is None:
             continue
         if since > library.version:
@@ -84,3 +107,9 @@ def settings_of(hints: Mapping[str, Any], name: str, library: Library) -> list[t
             )
         settings.append((field, value))
     return settings
+
+
+def signals_of(hints: Mapping[str, Any], library: Library) -> int:
+    """How many indices of one-sided signals a communicator with these hints has: one, before they were."""
+    since = _FIELDS["num_rma_sig"][2]
+    return (hints.get("num_rma_sig") or _SIGNALS) if library.version >= since else 1

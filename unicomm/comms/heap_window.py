@@ -1,0 +1,169 @@
+"""A window over symmetric memory: all that a window can do, where the SHMEM library can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import CommTimeoutError
+from .one_sided import issue
+from .ops import OPERATIONS
+from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, initialize
+from .window import Window, WindowAccess, WindowAttr
+from .work import Work
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+    from .engine import Hints, Timeout
+
+_LINE = 8  # words: counters of different ranks do not share a line of the caches
+_BIAS = 1 << 64
+
+
+class HeapWindow(Window):
+    """See the module. The counters of signals are a tensor of its own, in the same memory."""
+
+    def __init__(self, memory: SymmetricMemory, timeout: Timeout = None) -> None:
+        super().__init__(memory.engine)
+        self._memory = memory
+        self._waited = [0] * memory.size
+        self._pad = memory.allocate(memory.size * _LINE * 8, timeout)
+        self._pad.zero_()
+        self.barrier(False, timeout=timeout)  # before anybody signals
+
+    @classmethod
+    def of(cls, comm: Communicator, tensor: Any, timeout: Timeout) -> HeapWindow:
+        """Collective. Refuses a tensor that cannot be opened, before anything else."""
+        engine = comm._engine
+        if tensor is not None and engine.symmetric is None:
+            engine.check.fail(
+                OPERATIONS["new_window"],
+                "tensor is not in symmetric memory, which the communicator does not have yet",
+                "make it with unicomm.symm.init(comm) and unicomm.symm.empty(..., comm=comm) on all ranks",
+            )
+        if tensor is not None and engine.symmetric is not None:
+            engine.symmetric.check_symmetric("new_window", "tensor", tensor)
+        return cls(initialize(comm, timeout=timeout), timeout)
+
+    def _check_window(self, value: Any) -> torch.Tensor:
+        return self._memory.check_symmetric("new_window", "tensor", value)
+
+    def _attach(self, tensor: torch.Tensor, timeout: Timeout) -> None:
+        def job(limit: float) -> None:
+            self._memory.meet(limit, "new_window", [tensor])
+
+        issue(self._engine, "new_window", job, outputs=[tensor], timeout=timeout)
+
+    def free(self, timeout: Timeout = None) -> None:
+        self._open("symm_free")
+        self._memory.free(self._pad, timeout)
+        self._freed, self._tensor = True, None
+
+    def get_attr(self, peer_rank: int) -> WindowAttr:
+        attr = super().get_attr(peer_rank)
+        direct = Capability.POINTER in self._memory.capabilities
+        return WindowAttr(WindowAccess.UNIFIED) if direct else attr
+
+    def map_remote_tensor(self, rank: int) -> torch.Tensor:
+        tensor = self._registered("new_window")
+        self._memory.require("new_window", Capability.POINTER)
+        return self._memory.remote(tensor, self._peer("new_window", "rank", rank))
+
+    # --- data and signals -------------------------------------------------------------------------------
+
+    def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        return self._moving("put", tensor, start, peer)
+
+    def _getting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        return self._moving("get", tensor, start, peer)
+
+    def _moving(self, op: str, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        memory, own = self._memory, self._registered(op)
+        memory.require(op, Capability.PUT_GET)
+        address = own.data_ptr() + start * own.element_size()
+
+        def job(limit: float) -> None:
+            if tensor.numel():
+                memory.transfer(op == "put", [(tensor.data_ptr(), address, tensor.nbytes, peer)], limit)
+
+        return job
+
+    def _signalling(self, peer: int) -> Callable[[float], None]:
+        memory = self._memory
+        memory.require("signal", Capability.SIGNAL)
+        word = self._pad.data_ptr() + memory.rank * _LINE * 8
+
+        def job(limit: float) -> None:
+            memory.check(memory.domain.put_signal(0, 0, 0, word, 1, SignalOp.ADD, peer, 0), limit)
+
+        return job
+
+    def _waiting(self, peer: int) -> Callable[[float], None]:
+        memory = self._memory
+        memory.require("wait_signal", Capability.SIGNAL)
+        word = self._pad.data_ptr() + peer * _LINE * 8
+
+        def job(limit: float) -> None:
+            wait_for(memory, word, Compare.GE, self._waited[peer] + 1, peer, limit)
+            self._waited[peer] += 1
+
+        return job
+
+    def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
+        self._open("symm_barrier")
+
+        def job(limit: float) -> None:
+            self._memory.meet(limit, "symm_barrier")
+
+        return self._issue("symm_barrier", job, -1, async_op, hints, timeout)
+
+    # --- atomics ----------------------------------------------------------------------------------------
+
+    def fetch_add(self, rank: int, offset_nelems: int, value: int, timeout: Timeout = None) -> int:
+        address, signed = self._word("fetch_add", offset_nelems)
+        return self._atomic("fetch_add", rank, (address, value % _BIAS), signed, timeout)
+
+    def compare_swap(
+        self, rank: int, offset_nelems: int, expected: int, value: int, timeout: Timeout = None
+    ) -> int:
+        address, signed = self._word("compare_swap", offset_nelems)
+        words = (address, expected % _BIAS, value % _BIAS)
+        return self._atomic("compare_swap", rank, words, signed, timeout)
+
+    def _word(self, op: str, offset: Any) -> tuple[int, bool]:
+        tensor = self._registered(op)
+        self._memory.require(op, Capability.ATOMICS)
+        if tensor.dtype not in (torch.int64, torch.uint64):
+            self._invalid(op, f"the window is of {tensor.dtype}", "atomics need int64 or uint64")
+        start = self._offset(op, offset)
+        if start >= tensor.numel():
+            self._invalid(op, f"element {start} of a window of {tensor.numel()}", "count from 0")
+        return tensor.data_ptr() + 8 * start, tensor.dtype == torch.int64
+
+    def _atomic(self, op: str, rank: int, words: tuple[int, ...], signed: bool, timeout: Timeout) -> int:
+        peer = self._peer(op, "rank", rank)
+        results = []
+
+        def job(limit: float) -> None:
+            fault, before = getattr(self._memory.domain, op)(*words, peer, 0)
+            self._memory.check(fault, limit)
+            results.append(before)
+
+        issue(self._engine, op, job, peer=peer, timeout=timeout)
+        before = int(results[0])
+        return before - _BIAS if signed and before >= _BIAS // 2 else before
+
+
+def wait_for(
+    memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float
+) -> None:
+    """Waits until the own word at that address compares so; errors are about `source`."""
+    fault = memory.domain.wait_signal(word, compare, value, source, limit, 0)
+    try:
+        memory.check(fault, limit)
+    except CommTimeoutError as error:
+        if error.culprits == (source,):
+            raise error.again(f"rank {source} did not signal within {limit:g} s") from None
+        raise
