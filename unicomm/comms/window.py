@@ -176,7 +176,7 @@ class Window(abc.ABC):
 
     @abc.abstractmethod
     def _check_window(self, value: Any) -> torch.Tensor:
-        """The tensor, or the one on an array's memory. Raises `InvalidArgumentError` for a tensor that cannot be opened. Local."""
+        """The tensor, or the one on an array's memory; `InvalidArgumentError` if it cannot be opened."""
 
     @abc.abstractmethod
     def _attach(self, tensor: torch.Tensor, timeout: Timeout) -> None:
