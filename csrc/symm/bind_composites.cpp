@@ -125,14 +125,11 @@ void bind_composites(nb::class_<End>& end) {
                  return run(
                      e, [&](Composites& c) { return c.reduce_scatter(call_of(head), in, rows, to.data); });
              })
-        .def("reduce_tiles",
-             [](End& e, Head head, Address base, uint64_t bytes, const std::vector<TileOf>& ins,
-                const std::vector<int>& owners, const std::vector<TileOf>& outs) {
-                 auto from = tiles_of(ins), to = tiles_of(outs);
-                 return run(e, [&](Composites& c) {
-                     return c.reduce_tiles(call_of(head), {at<char>(base), bytes}, from, owners, to);
-                 });
-             });
+        .def("reduce_tiles", [](End& e, Head head, const std::vector<TileOf>& ins,
+                                const std::vector<int>& owners, const std::vector<TileOf>& outs) {
+            auto from = tiles_of(ins), to = tiles_of(outs);
+            return run(e, [&](Composites& c) { return c.reduce_tiles(call_of(head), from, owners, to); });
+        });
 }
 
 }  // namespace unicomm

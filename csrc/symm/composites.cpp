@@ -41,7 +41,7 @@ Fault Composites::meet(const Call& call, const std::vector<Memory>& tensors, con
     uint64_t signature = mix(mix(call.op, uint64_t(call.dtype) << 8 | uint64_t(call.red)), call.more);
     signature = mix(signature, uint64_t(call.root) << 1 | call.relaxed);
     for (const Memory& tensor : tensors) {
-        signature = mix(signature, uint64_t(tensor.data - reinterpret_cast<char*>(said_)));
+        if (tensor.bytes) signature = mix(signature, uint64_t(tensor.data - reinterpret_cast<char*>(said_)));
         signature = mix(signature, tensor.bytes);
     }
     ++meetings_;
@@ -95,6 +95,7 @@ Fault Composites::leave(const Call& call, const Refusal* refusal) {
 // --- moving ------------------------------------------------------------------------------------------------
 
 Fault Composites::get(void* to, const void* from, uint64_t bytes, int pe, Stream stream) {
+    if (bytes == 0) return {};  // which may be nowhere
     Error error{};
     return fault_of(table_.get_nbi(domain_, to, from, bytes, pe, stream, &error), error);
 }
@@ -111,7 +112,8 @@ Fault Composites::quiet(Stream stream) {
 
 Fault Composites::copies(const void* at, uint64_t bytes, Stream stream, std::vector<const char*>& out,
                          std::vector<char>& room) {
-    out.resize(size_t(world_));
+    out.assign(size_t(world_), nullptr);
+    if (bytes == 0) return {};
     if (table_.ptr) {
         for (int pe = 0; pe < world_; ++pe) {
             Error error{};
@@ -360,17 +362,18 @@ Fault Composites::reduce_scatter(const Call& call, Memory in, int64_t rows, char
     return leave(call);
 }
 
-Fault Composites::reduce_tiles(const Call& call, Memory all, const std::vector<Tile>& ins,
-                               const std::vector<int>& owners, const std::vector<Tile>& outs) {
+Fault Composites::reduce_tiles(const Call& call, const std::vector<Tile>& ins, const std::vector<int>& owners,
+                               const std::vector<Tile>& outs) {
     Call whole = call;
+    auto* base = reinterpret_cast<char*>(said_);
     for (size_t i = 0; i < ins.size(); ++i) {
         const Tile& t = ins[i];
-        for (int64_t word :
-             {t.data - all.data, t.rows, t.columns, t.row_step, t.column_step, int64_t(owners[i])}) {
+        int64_t at = t.rows && t.columns ? t.data - base : 0;  // nothing is nowhere
+        for (int64_t word : {at, t.rows, t.columns, t.row_step, t.column_step, int64_t(owners[i])}) {
             whole.more = mix(whole.more, uint64_t(word));
         }
     }
-    if (Fault f = meet(whole, {all})) return f;
+    if (Fault f = meet(whole, {})) return f;
     for (size_t i = 0, own = 0; i < ins.size(); ++i) {
         if (owners[i] != rank_) continue;
         const Tile& out = outs[own++];

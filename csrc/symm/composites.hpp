@@ -90,10 +90,10 @@ class Composites {
     Fault two_shot(const Call& call, Memory in);
     // `in` has `rows` rows of n parts each.
     Fault reduce_scatter(const Call& call, Memory in, int64_t rows, char* out);
-    // Each of `ins`, which lie in `all`, is reduced by its owner. Own ones go into `outs`, in their order,
-    // which need not be symmetric.
-    Fault reduce_tiles(const Call& call, Memory all, const std::vector<Tile>& ins,
-                       const std::vector<int>& owners, const std::vector<Tile>& outs);
+    // Each of `ins` is reduced by its owner. Own ones go into `outs`, in their order, which need not be
+    // symmetric.
+    Fault reduce_tiles(const Call& call, const std::vector<Tile>& ins, const std::vector<int>& owners,
+                       const std::vector<Tile>& outs);
 
   private:
     static constexpr uint64_t kHead = 8;  // words before those for each PE

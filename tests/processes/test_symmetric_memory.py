@@ -7,12 +7,13 @@ import pytest
 pytestmark = pytest.mark.processes
 
 
-def test_exchanges(start):
-    job = start("symmetric.py", 2, "exchange")
+@pytest.mark.parametrize("n", [2, 4])
+def test_exchanges(start, n):
+    job = start("symmetric.py", n, "exchange")
     for said in job.next("over"):
-        assert said["total"] == 2000
+        assert said["total"] == 1000 * n
         assert said["after"] == said["before"]
-    assert job.end() == [0, 0]
+    assert job.end() == [0] * n
 
 
 def test_a_rank_that_dies(start):

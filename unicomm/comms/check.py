@@ -92,8 +92,13 @@ class Checker:
             )
         return rank
 
-    def check_tensor(self, row: Operation, name: str, value: Any, writes: bool = True) -> torch.Tensor:
-        """The tensor, or the one on the memory of an array; it can be used as it is."""
+    def check_tensor(
+        self, row: Operation, name: str, value: Any, writes: bool = True, strided: bool = False
+    ) -> torch.Tensor:
+        """The tensor, or the one on the memory of an array; it can be used as it is.
+
+        It has to be contiguous, unless it may be `strided`.
+        """
         tensor = value if isinstance(value, torch.Tensor) else self._from_array(row, name, value, writes)
         if tensor.layout != torch.strided:
             self.fail(row, f"{name} is sparse ({tensor.layout})", "pass tensor.to_dense()")
@@ -104,7 +109,7 @@ class Checker:
                 f"{name} is on {device}, the communicator on {self.device}",
                 f"move it there (tensor.to('{self.device}')), or create a communicator for {device}",
             )
-        if not tensor.is_contiguous():
+        if not strided and not tensor.is_contiguous():
             self.fail(
                 row,
                 f"{name} is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})",

@@ -221,6 +221,9 @@ _TABLE = (
     Operation("all_to_all_vdev_2d", 82, _S, doc="Rows go to the ranks of their experts (dispatch)."),
     Operation("all_to_all_vdev_2d_offset", 83, _S, doc="Rows come back from their experts (combine)."),
     Operation("tensor_register", 84, _S, doc="Tells the library of a tensor's memory."),
+    Operation("tile_reduce", 85, _S, doc="The root reduces a part of all ranks' matrices."),
+    Operation("multi_root_tile_reduce", 86, _S, doc="Several roots reduce a part each."),
+    Operation("reduce_scatter_offset", 87, _S, doc="Each rank reduces its blocks of all ranks' matrices."),
 )
 
 OPERATIONS: dict[str, Operation] = {row.name: row for row in _TABLE}

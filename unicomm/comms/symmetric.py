@@ -128,25 +128,32 @@ class SymmetricMemory:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether all of the tensor lies in one allocation."""
-        return bool(self.domain.holds(tensor.data_ptr(), tensor.nbytes))
+        return not tensor.numel() or bool(self.domain.holds(tensor.data_ptr(), span_of(tensor)))
 
     def check_tensor(
-        self, op: str, name: str, value: Any, dtype: torch.dtype | None = None, writes: bool = True
+        self,
+        op: str,
+        name: str,
+        value: Any,
+        dtype: torch.dtype | None = None,
+        writes: bool = True,
+        strided: bool = False,
     ) -> torch.Tensor:
         """The tensor, or the one on an array's memory.
 
-        Raises `InvalidArgumentError` unless it is contiguous, on the right device, and of that dtype.
+        Raises `InvalidArgumentError` unless it is contiguous or may be `strided`, on the right device, and of
+        that dtype.
         """
-        tensor = self.engine.check.check_tensor(OPERATIONS[op], name, value, writes)
+        tensor = self.engine.check.check_tensor(OPERATIONS[op], name, value, writes, strided)
         if dtype is not None and tensor.dtype != dtype:
             self.invalid(op, f"{name} is of {tensor.dtype}, not {dtype}", f"pass tensor.to({dtype})")
         return tensor
 
     def check_symmetric(
-        self, op: str, name: str, value: Any, dtype: torch.dtype | None = None
+        self, op: str, name: str, value: Any, dtype: torch.dtype | None = None, strided: bool = False
     ) -> torch.Tensor:
         """The same, and it has to lie in this communicator's symmetric memory."""
-        tensor = self.check_tensor(op, name, value, dtype)
+        tensor = self.check_tensor(op, name, value, dtype, strided=strided)
         if not self.holds(tensor):
             self.invalid(
                 op,
@@ -190,6 +197,14 @@ class SymmetricMemory:
     def close(self) -> None:
         """Local. Tensors stay readable for as long as somebody holds them."""
         self.domain.leave()
+
+
+def span_of(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element of a tensor."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.nbytes
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
 
 
 def heading(

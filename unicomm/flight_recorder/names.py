@@ -108,6 +108,7 @@ _ON_SYMMETRIC_MEMORY = (
     *("wait_signal", "fetch_add", "compare_swap", "symm_broadcast", "symm_all_to_all", "symm_all_to_all_v"),
     *("one_shot_all_reduce", "two_shot_all_reduce_", "symm_reduce_scatter", "all_to_all_vdev"),
     *("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset", "tensor_register"),
+    *("tile_reduce", "multi_root_tile_reduce", "reduce_scatter_offset"),
 )
 _UNNUMBERED = frozenset(
     {

@@ -4,8 +4,9 @@
     one_sided.py    put, get, put_signal, wait_signal
     collectives.py  broadcast, all-to-all, all-reduce, reduce-scatter
     experts.py      all-to-all with splits in symmetric memory: MoE dispatch and combine
+    tiles.py        reductions of parts of matrices
     autograd.py     dispatch and combine with gradients
-    exchange.py     what these have in common: checks, meetings, who copies what
+    exchange.py     what these have in common: checks, and how the core runs them
 
 Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
 a group's name, a check of every output's capacity, and a barrier at the end (`relaxed=True` leaves it out).
@@ -36,3 +37,6 @@ from .one_sided import get as get
 from .one_sided import put as put
 from .one_sided import put_signal as put_signal
 from .one_sided import wait_signal as wait_signal
+from .tiles import multi_root_tile_reduce as multi_root_tile_reduce
+from .tiles import reduce_scatter_offset as reduce_scatter_offset
+from .tiles import tile_reduce as tile_reduce

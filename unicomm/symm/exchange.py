@@ -21,7 +21,7 @@ from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.one_sided import fail, issue
 from unicomm.comms.ops import OPERATIONS
 from unicomm.comms.reduction import RedOpType
-from unicomm.comms.symmetric import Capability, NoFastExchange, SymmetricMemory, heading, memory_of
+from unicomm.comms.symmetric import Capability, NoFastExchange, SymmetricMemory, heading, memory_of, span_of
 
 Timeout = timedelta | float | None
 Refusal = tuple[int, int, int] | None  # csrc/symm/composites.hpp: why, whose, rows
@@ -51,9 +51,12 @@ class Exchange:
     def fail(self, message: str, hint: str) -> NoReturn:
         self.memory.invalid(self.op, message, hint)
 
-    def symmetric(self, **tensors: Any) -> list[torch.Tensor]:
+    def symmetric(self, strided: bool = False, **tensors: Any) -> list[torch.Tensor]:
         """The tensors, or those on arrays' memory."""
-        return [self.memory.check_symmetric(self.op, name, tensor) for name, tensor in tensors.items()]
+        return [
+            self.memory.check_symmetric(self.op, name, tensor, strided=strided)
+            for name, tensor in tensors.items()
+        ]
 
     def same_dtype(self, a: torch.Tensor, b: torch.Tensor) -> None:
         if a.dtype != b.dtype:
@@ -68,8 +71,7 @@ class Exchange:
     def apart(self, **tensors: torch.Tensor) -> None:
         """No two of them share memory."""
         for (a, one), (b, other) in itertools.combinations(tensors.items(), 2):
-            begin, start = one.data_ptr(), other.data_ptr()
-            if begin < start + other.nbytes and start < begin + one.nbytes:
+            if spans_meet(one, other):
                 self.fail(f"{a} and {b} share memory, which other ranks read", "pass separate tensors")
 
     def root(self, name: str, root: Any) -> int:
@@ -134,6 +136,12 @@ class Exchange:
             raise_refusal(result[1], splits, input, out)
 
         fail(self.memory.engine, self.op, job)
+
+
+def spans_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether there is memory between the first and the last element of both."""
+    begin, start = a.data_ptr(), b.data_ptr()
+    return begin < start + span_of(b) and start < begin + span_of(a)
 
 
 def raise_refusal(refusal: Refusal, splits: str, input: torch.Tensor, out: torch.Tensor) -> None:

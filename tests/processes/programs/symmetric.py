@@ -1,6 +1,6 @@
 """Ranks with symmetric memory: symmetric.py HOW
 
-exchange  every composite, compared with numpy, with a fork between; what is left after finalize
+exchange  every composite, compared with numpy and Gloo, with a fork between; what is left after finalize
 wait      rank 0 waits for a signal of rank 1, which never sends one
 """
 
@@ -17,18 +17,24 @@ from unicomm import symm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "symm"))
 from exchanges import check_collectives, check_experts
+from gloo_exchanges import check_against_gloo
+from matrices import check_tiles
 
 HOW = sys.argv[1]
 
-unicomm.new_comm(
-    "shm", "cpu", name="first"
-).finalize()  # what the first one leaves for the later ones is no leak
+for backend in ("shm", "gloo"):
+    # What the first one leaves for the later ones is no leak.
+    unicomm.new_comm(backend, "cpu", name=f"first {backend}").finalize()
 before = holdings()
 comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=60)
 symm.init(comm)
 if HOW == "exchange":
     check_experts(comm, 2, [1, 8, 16, 128], seed=5)
     check_collectives(comm, torch.float32, (5, 3), seed=5)
+    check_tiles(comm, torch.float32, seed=5)
+    with unicomm.new_comm("gloo", "cpu", name="gloo", timeout=60) as gloo:
+        check_against_gloo(comm, gloo, seed=5, aligns=(16,))
+    del gloo
     window = comm.new_window(symm.empty(4, dtype=torch.int64, comm=comm).zero_())
     window.barrier()
     for _ in range(1000):
