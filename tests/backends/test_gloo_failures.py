@@ -8,6 +8,8 @@ import socket
 import struct
 import sys
 import threading
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +168,70 @@ def test_strangers_do_not_come_in():
     assert (a.getsockname(), a.getpeername()) == (b.getpeername(), b.getsockname())
     for s in (a, b, *strangers):
         s.close()
+
+
+class ForgottenWork:
+    """A double of a work that Gloo has lost sight of: it is never over."""
+
+    def __init__(self) -> None:
+        self.never = threading.Event()
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self, limit: timedelta) -> None:
+        self.never.wait(min(limit.total_seconds(), 100.0))
+        raise RuntimeError("Operation timed out!")
+
+
+class ForgetfulGroup:
+    """A double of Gloo's group that forgets what it is given."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.works: list[ForgottenWork] = []
+
+    def forget(self, *_: Any) -> ForgottenWork:
+        self.works.append(ForgottenWork())
+        return self.works[-1]
+
+    send = recv = barrier = forget
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+@pytest.mark.parametrize("kind", ["message", "collective", "both ways"])
+def test_what_gloo_forgets_ends_with_the_communicator(kind, raised):
+    """Its connections are ended, of which Gloo does not tell whoever waits for the operation."""
+    entered = threading.Barrier(2, timeout=60)
+
+    def program(comm: Communicator) -> None:
+        backend: Any = comm._engine.backend
+        peer = 1 - comm.get_rank()
+        if comm.get_rank() == 1:
+            entered.wait()
+            comm.abort()
+            return
+        backend._group = group = ForgetfulGroup(backend._group)
+        x = torch.ones(3)
+        threading.Thread(target=lambda: (eventually_called(group), entered.wait())).start()
+        if kind == "message":
+            error = raised(comm.recv, x, peer, False)
+        elif kind == "collective":
+            backend._agreement = None
+            error = raised(comm.barrier, False)
+        else:
+            batch = comm.batch_op_create()
+            batch.send(x, peer)
+            batch.recv(x.clone(), peer)
+            error = raised(batch.issue, False)
+        assert (type(error), list(error.culprits)) == (AbortedError, [1])
+        for work in group.works:
+            work.never.set()
+
+    def eventually_called(group: ForgetfulGroup) -> None:
+        while not group.works:
+            threading.Event().wait(0.01)
+
+    run_ranks(program, 2, backend="gloo", timeout=60)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -325,3 +326,36 @@ def test_an_unexpected_error_in_an_operation_breaks_the_communicator(monkeypatch
         return comm.is_aborted()
 
     assert run_ranks(program, 2) == [True, True]
+
+
+def test_who_finalizes_while_another_thread_aborts_has_not_left(raised: Callable[..., BaseException]) -> None:
+    """The others hear the abort first, however long it takes."""
+    order: list[str] = []
+    begun, refused = threading.Event(), threading.Event()
+
+    def program(comm: Communicator) -> None:
+        backend: Any = comm._engine.backend
+        abort, close = backend.abort, backend.close
+
+        def slow_abort() -> None:
+            begun.set()
+            assert refused.wait(30)
+            threading.Event().wait(0.05)  # so that whoever does not wait for it comes first
+            order.append("abort")
+            abort()
+
+        def noted_close() -> None:
+            order.append("close")
+            close()
+
+        backend.abort, backend.close = slow_abort, noted_close
+        thread = threading.Thread(target=comm.abort)
+        thread.start()
+        assert begun.wait(30)
+        assert type(raised(comm.barrier, False)) is AbortedError
+        refused.set()
+        comm.finalize()
+        thread.join()
+
+    run_ranks(program, 1, backend="shm")
+    assert order == ["abort", "close"]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ from unicomm.comms.reduction import RedOpType
 from . import addresses, mesh
 from .agree import AgreementBySockets
 from .gloo_connect import Connecting
-from .gloo_exchange import GlooExchange, tag
+from .gloo_exchange import GlooExchange, await_messages, tag, waiters
 from .mesh import Sockets
 from .pairs import Pairs
 from .watch import COMPARE, Awaited, Operation
@@ -56,6 +58,8 @@ _HINTS = (
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
+_SLICE = timedelta(seconds=1)  # of waiting, after which it is looked whether that is of any use
+_FORGETS = 2.0  # seconds after which what Gloo has not ended, it never will
 
 
 class GlooBackend(WatchedBackend):
@@ -120,28 +124,67 @@ class GlooBackend(WatchedBackend):
 
     def run(self, call: Call) -> None:
         with self._collective(call):
-            getattr(self, f"_{call.name}")(call).wait(self._limit)
+            self._await(getattr(self, f"_{call.name}")(call))
+
+    def _await(self, work: Any) -> None:
+        """Waits for a collective. In slices: Gloo may have forgotten it, and Ctrl-C is to be heard."""
+        while True:
+            was_over = work.is_completed()
+            try:
+                work.wait(_SLICE if self._pairs else self._limit)
+                return
+            except RuntimeError:
+                if was_over or not self._pairs:
+                    raise
+            if not work.is_completed():
+                self._leave_forgotten()
+
+    def _leave_forgotten(self) -> None:
+        """Raises the fault when Gloo does not end by itself what waits for connections that are ended.
+
+        A message that the loop's thread takes off its list, because the receiver is ready, and cannot write,
+        because the connection has just ended, is on no list whose waiters get an error.
+        """
+        fault, watch = self._watch.fault, self._watch
+        if fault is None or time.monotonic() < watch.fault_at + _FORGETS:
+            return
+        with self._lock:
+            # Its destructor would wait for the thread that waits for ever.
+            if self._group is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+                self._group = None
+        raise self._error_of(fault)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         # Receives first: gloo then has a place for whatever arrives.
         ordered = sorted(messages, key=lambda m: m.send)
         name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
         awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in ordered]
+        over: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
         works: list[Any] = []
-        try:
-            now = time.monotonic()
-            with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
-                self._group.set_timeout(self._limit)
+        now = time.monotonic()
+        with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
+            self._group.set_timeout(self._limit)
+            try:
                 for send, peer, tensor in ordered:
                     # Nor one that means the group, such as its bound method.
                     works.append(
                         (self._group.send if send else self._group.recv)([tensor], peer, tag(tensor))
                     )
-                for i in range(len(works)):
-                    works[i].wait(self._limit)
-                    del awaits[0]
-        finally:
-            works.clear()
+            except RuntimeError:
+                works.clear()
+                raise
+            # In another thread: whoever waits in Gloo for a message cannot give up.
+            waiters.run(partial(await_messages, works, awaits, self._limit, over))
+            while True:
+                try:
+                    failure = over.get(timeout=_SLICE.total_seconds())
+                except queue.Empty:
+                    self._leave_forgotten()
+                    continue
+                if failure is not None:
+                    raise failure
+                return
 
     def open_exchange(self) -> Exchange:
         return GlooExchange(self)

@@ -87,14 +87,27 @@ class GlooExchange(Exchange):
                 work = group.recv([tensor], peer, tag(tensor))
             number = backend._count(peer, send) if peer >= 0 else 0
             self._running[self._added] = Awaited(peer, send, number, tensor.nbytes)
-            _waiters.run(partial(_await_message, work, self._added, peer, limit, self._over))
+            waiters.run(partial(_await_message, work, self._added, peer, limit, self._over))
             self._added += 1
 
     def interrupt(self) -> None:
         self._over.put(None)
 
 
-_waiters = Threads("unicomm-gloo")
+waiters = Threads("unicomm-gloo")
+
+
+def await_messages(works: list[Any], awaits: list[Awaited], limit: timedelta, over: Any) -> None:
+    """Waits for all; `works` and `awaits` are emptied on the way. Puts None, or the first failure."""
+    failure = None
+    try:
+        while works:
+            works[0].wait(limit)
+            del works[0], awaits[0]
+    except RuntimeError as error:
+        failure = error
+        works.clear()
+    over.put(failure)
 
 
 def _await_message(work: Any, number: int, peer: int, limit: timedelta, over: Any) -> None:

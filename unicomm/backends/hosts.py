@@ -37,6 +37,7 @@ from .shm import ShmBackend
 # Seconds that a leader waits longer for the other hosts than the operation may take, where ranks may wait for
 # each other, so that they speak first; and what its own host gives it on top.
 _SLACK = 1.0
+_FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out for whom
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 _RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
@@ -167,6 +168,16 @@ class HostsBackend(Backend):
     def _near_failed(self, error: CommError, late: bool) -> CommError:
         # Who waits for other hosts is not to blame for what does not come from there.
         awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
+        if not late and isinstance(error, CommTimeoutError) and error.culprits:
+            members = self.layout.members
+            named = [members[r] for r in error.culprits if r < len(members)]
+            # Their own deadline passes about now, and then they say who it is.
+            if (
+                not self._far.elsewhere(named)
+                and (told := self._verdict.hear(error, _FAR_VERDICT)) is not None
+            ):
+                self._end()
+                return told
         return self._failed(error, self.layout.members, not late, awaited=awaited)
 
     def _leaders_failed(self, error: CommError) -> CommError:

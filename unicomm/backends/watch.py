@@ -67,6 +67,7 @@ class Watch:
         self.sent: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self.fault: Fault | None = None
+        self.fault_at = 0.0  # of this process's monotonic clock
         self._sockets = dict(sorted(sockets.items()))
         self._on_fault = on_fault
         self._known = threading.Event()  # that there is a fault
@@ -172,6 +173,7 @@ class Watch:
     def _set(self, fault: Fault, tell: bool = True) -> Fault:
         if self.fault is not None:
             return self.fault
+        self.fault_at = time.monotonic()
         self.fault = fault
         if tell:
             self._tell(messages.fault(fault))

@@ -84,6 +84,8 @@ class Engine:
         self._recorder_index = member.recorder_index
         self._order = threading.RLock()  # held while an operation is issued: gives the order
         self._break_lock = threading.Lock()
+        self.ended = threading.Event()  # clear while another thread breaks it
+        self.ended.set()
         self.lane: Lane | None = None
         self.symmetric: SymmetricMemory | None = None
         self.windows: set[int] = set()  # indices of the library's signals that open windows have
@@ -569,13 +571,17 @@ class Engine:
         with self._break_lock:
             if self.broken is not None:
                 return
+            self.ended.clear()
             self.broken = error
-        self.fast.block()
-        if self.queue is not None:
-            self.queue.lookout.ended(error)
-        end()
-        if self.symmetric is not None:
-            self.symmetric.abort()
+        try:
+            self.fast.block()
+            if self.queue is not None:
+                self.queue.lookout.ended(error)
+            end()
+            if self.symmetric is not None:
+                self.symmetric.abort()
+        finally:
+            self.ended.set()
         self._recorder.set_comm_state(self._recorder_index, recording.BROKEN)
         self.hooks.broken(error)
         options = self.member.options

@@ -409,6 +409,8 @@ def _finalize_once(comm: Communicator, timeout: float) -> None:
 
 
 def _finalize(comm: Communicator, timeout: float) -> None:
+    # Another thread may be at abort: the others are to hear that, and not that this rank has left.
+    comm._engine.ended.wait(timeout)
     late: list[str] = []
     worker, queue = comm._engine.worker, comm._engine.queue
     comm._engine.seal_lane()
