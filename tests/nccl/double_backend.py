@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,7 @@ def make(name: str, version: int = LATEST, rccl: bool = False) -> type[DoubleBac
             "vendor": vendor,
             "path": path,
             "opened": Library(vendor, _core.NcclLibrary(path)),
-            "capabilities": NcclBackend.capabilities.__class__(
-                device_types=frozenset({"cpu"}),
-                operations=NcclBackend.capabilities.operations,
-                reductions=NcclBackend.capabilities.reductions,
-                hints=NcclBackend.capabilities.hints,
-            ),
+            "capabilities": replace(NcclBackend.capabilities, device_types=frozenset({"cpu"})),
         },
     )
     register_backend(name, made)

@@ -9,6 +9,7 @@ from unicomm import Communicator
 KINDS = {
     "nccl-new": (23203, False),
     "nccl-one-sided": (22902, False),
+    "nccl-shrinks": (22703, False),
     "nccl-old": (21805, False),
     "rccl-old": (22105, True),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ HERE = Path(__file__).parent
 WITHIN = 100
 
 
-def run(tmp_path: Path, fault: str, n: int = 3, peer_errors: str = "1") -> list[tuple[int, str, str]]:
+def run(
+    tmp_path: Path, fault: str, n: int = 3, peer_errors: str = "1", job: str = "double_job.py"
+) -> list[tuple[int, str, str]]:
     """Exit code, output and complaints of each rank."""
     import os
 
@@ -27,9 +30,10 @@ def run(tmp_path: Path, fault: str, n: int = 3, peer_errors: str = "1") -> list[
         "LOCAL_WORLD_SIZE": str(n),
         "NCCL_DOUBLE_PEER_ERRORS": peer_errors,
         "UNICOMM_TRACE_DIR": str(tmp_path),
+        "NCCL_DOUBLE_LOG": str(tmp_path / "calls"),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(HERE / "double_job.py"), fault]
+    command = [sys.executable, str(HERE / job), fault]
     ranks = [
         subprocess.Popen(
             command,
@@ -74,3 +78,19 @@ def test_a_killed_rank_of_which_the_library_says_nothing_is_found_in_its_ring(tm
     code, out, complaints = ranks[0]
     assert code == 0, complaints
     assert out == "caught CommTimeoutError True (1,)\ndone\n"
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_left_out_and_replaced(tmp_path, nccl_double):
+    nccl_double()
+    ranks = run(tmp_path, "", 4, job="elastic_job.py")
+    assert ranks[1][0] == -9
+    for rank in (0, 2, 3):
+        code, out, complaints = ranks[rank]
+        assert code == 0, complaints
+        before = "epoch [0, 1, 2]\ncaught PeerLostError\nepoch [0, 2]\n" if rank != 3 else ""
+        assert out == f"{before}epoch [0, 2, 3]\ndone\n"
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    made = [call["function"] for call in calls if call["result"] == 0]
+    counts = [made.count(f"ncclComm{name}") for name in ("InitRankConfig", "Revoke", "Shrink", "Grow")]
+    assert counts == [3, 2, 2, 3]

@@ -45,6 +45,7 @@ class Capabilities:
         windows: one-sided operations of the library's own: `Backend.one_sided`.
         reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
             `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
+        bequeaths: the next epoch may be made from what this one leaves: `bequeath`.
     """
 
     device_types: frozenset[str]
@@ -62,7 +63,16 @@ class Capabilities:
     registers: frozenset[str] = frozenset()
     windows: bool = False
     reconfigures: bool = False
+    bequeaths: bool = False
     hints: tuple[Hint, ...] = ()
+
+
+class Legacy(abc.ABC):
+    """What is left of a communicator's epoch for the next one to be made from: see `Backend.bequeath`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Called once the next epoch is connected, or has failed. Local."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,8 @@ class Setup:
         device: of the tensors. timeout: seconds that connecting may take.
         hints: values of all hints that the backend declares, read and defaulted.
         parent, color: of a split: the backend that it is split from, and a number that its members share.
+        dynamic: the communicator can be reconfigured. again: it is, right now; then `before` is what this
+            rank's epoch before has left, None for a rank that joins or has nothing left.
     """
 
     rendezvous: Rendezvous
@@ -90,6 +102,9 @@ class Setup:
     hints: Mapping[str, Any] = field(default_factory=dict)
     parent: Backend | None = None
     color: int = 0
+    dynamic: bool = False
+    again: bool = False
+    before: Legacy | None = None
 
 
 class Exchange(abc.ABC):
@@ -220,6 +235,13 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
+
+    def bequeath(self) -> Legacy | None:
+        """With `capabilities.bequeaths`: what the next epoch may be made from, for the caller to close.
+
+        Called before `close`, on an idle backend, also after `abort`.
+        """
+        return None
 
     def expect_slow(self, name: str, seconds: float) -> None:
         """No operation of any rank times out in the next `seconds`, for this rank does `name` meanwhile.

@@ -20,7 +20,7 @@ from unicomm.flight_recorder import dumps, writer
 from unicomm.flight_recorder.ranks import format_ranks
 
 from . import stream_work
-from .backend import Backend, Setup
+from .backend import Backend, Legacy, Setup
 from .call import OpArgs
 from .dtypes import NAMES
 from .endpoint import Endpoint
@@ -118,12 +118,14 @@ def connect(
     meeting: str = "",
     parent: Backend | None = None,
     color: int = 0,
+    before: Legacy | None = None,
 ) -> Member:
     """Connects a backend and registers it with the recorder. Called by all ranks.
 
     `check_peers` is called while it waits for the others, and raises when they cannot come any more.
     `number`, instead of `labels`, agrees on these with the others; then all are connected, or none.
-    `meeting` is what the ranks call it, where they may have different names for the communicator.
+    `meeting` is what the ranks call it, where they may have different names for the communicator. `before`:
+    what the communicator's last epoch has left.
     """
     given, labels = labels, range(size) if labels is None else labels
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
@@ -173,6 +175,9 @@ def connect(
                 hints,
                 parent,
                 color,
+                options.enable_reconfigure,
+                number is not None,
+                before,
             )
             engine = backend.connect(setup)
             if number is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .attempt import Attempt
-from .backend import Backend
+from .backend import Backend, Legacy
 from .call import Message, OpArgs
 from .endpoint import Endpoint
 from .engine import Engine, Hints, Timeout
@@ -214,8 +214,9 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
     # From here on who asks hears that this rank is in the attempt, and abort() ends it.
     attempt = Attempt(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, plan.timeout)
     dynamic.attempt = attempt
+    left: Legacy | None = None
     try:
-        end_epoch(comm, plan.uuid)
+        left = end_epoch(comm, plan.uuid)
         after = connect(
             before.asked_for,
             before.device,
@@ -229,6 +230,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
             check_peers=attempt.check if meets else None,
             meeting=f"reconfigure {plan.uuid}",
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
+            before=left,
         )
         comm._engine, comm._member = Engine(after, comm._engine.hooks), after
     except CommError as caught:
@@ -248,6 +250,8 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
     else:
         attempt.settle()
     finally:
+        if left is not None:
+            left.close()
         attempt.close()
         dynamic.attempt = None
     if attempt.cancelled:
@@ -292,8 +296,11 @@ def _number(rendezvous: Rendezvous, dynamic: Dynamic, rank: int, size: int) -> l
     return labels
 
 
-def end_epoch(comm: Communicator, uuid: int) -> None:
-    """Gives the connection up. What is pending ends with `AbortedError`, on all ranks that it had."""
+def end_epoch(comm: Communicator, uuid: int) -> Legacy | None:
+    """Gives the connection up, and returns what the next one may be made from.
+
+    What is pending ends with `AbortedError`, on all ranks that it had.
+    """
     engine, member = comm._engine, comm._member
     error = AbortedError(
         f"ended by reconfigure (uuid {uuid}) of this rank",
@@ -303,15 +310,18 @@ def end_epoch(comm: Communicator, uuid: int) -> None:
         hint="issue it again when reconfigure has returned",
     )
     engine.seal_lane()
-    if engine.worker.busy:
+    queue = engine.queue
+    if engine.worker.busy or (queue is not None and queue.busy and not queue.drain(0.0)):
         engine.break_(error, engine.backend.abort)
-    elif engine.broken is None and member.size > 1:
+    elif engine.broken is None and member.size > 1 and not engine.backend.capabilities.bequeaths:
         engine.backend.abort()  # who waits for this rank need not do so any longer
     engine.retire(error)
-    ended = engine.worker.close(_PATIENCE)
+    ended = engine.worker.close(_PATIENCE) and (queue is None or queue.drain(_PATIENCE))
+    left = None
     with engine.quiet(_PATIENCE) as free:
         if ended := ended and free:
             engine.fast = NoFastPath()  # the other one holds the backend's memory
+            left = engine.backend.bequeath()
             engine.backend.close()
             if isinstance(member.store, RemoteStore):
                 member.store.close()
@@ -323,3 +333,4 @@ def end_epoch(comm: Communicator, uuid: int) -> None:
             "an operation did not end when it was aborted; its resources are kept",
             hint="end the process; please report this with the recorder's rings",
         )
+    return left

@@ -11,19 +11,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
-from unicomm.comms.backend import Backend, Capabilities, OneSided, Setup
+from unicomm.backends import addresses
+from unicomm.comms.backend import Backend, Capabilities, Legacy, OneSided, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import CommError, UnsupportedError
 from unicomm.comms.reduction import RedOpType
 from unicomm.comms.streams import Streams, TorchStreams
 
-from . import types
+from . import succession, types
 from .causes import known_cause
 from .errors import IN_PROGRESS, SUCCESS, aborted, log_text
 from .hints import HINTS, settings_of, signals_of
@@ -58,6 +59,7 @@ class NcclBackend(Backend):
         device_types=frozenset({"cuda"}),
         operations=_OWN,
         reductions=types.reductions(fp8=False),
+        reconfigures=True,
         hints=HINTS,
     )
 
@@ -103,6 +105,11 @@ class NcclBackend(Backend):
         self._lock = threading.Lock()
         self._aborted = False
         self._began = library.listen()
+        self._uid = setup.rendezvous.uid
+        # One that may be reconfigured is revoked instead of aborted, so that it can be shrunk after that.
+        shrinks = library.has("CommShrink") and setup.hints["reconfigure_by"] == "shrink"
+        self._revokes = setup.dynamic and shrinks and library.has("CommRevoke")
+        self._revoked = 0
         operations = _OWN
         for function, operation in (
             ("AlltoAll", "all_to_all_single"),
@@ -118,6 +125,7 @@ class NcclBackend(Backend):
             allocates=library.has("MemAlloc"),
             registers=frozenset(kinds),
             windows=library.has("PutSignal") and "symmetric" in kinds,
+            bequeaths=shrinks,
         )
         self._memory = memory_of(library, setup.device, self.device_memory)
         self._registrations = Registrations(library, self._memory)
@@ -131,6 +139,8 @@ class NcclBackend(Backend):
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:
             comm = maker.split(parent._alive(), setup.color, setup.rank)
+        elif setup.again and (plan := succession.agreed(setup, library)) is not None:
+            comm = succession.make(plan, setup, library, maker)
         else:
             comm = maker.new(setup.rendezvous, setup.rank, setup.size, setup.hints["large_world"])
         return cls(library, comm, setup)
@@ -151,6 +161,10 @@ class NcclBackend(Backend):
     def close(self) -> None:
         with self._lock:
             comm, self._comm = self._comm, 0
+            revoked, self._revoked = self._revoked, 0
+        if revoked:
+            with self.on_device(self._device):
+                self._native.abort(revoked)
         if not comm:
             return
         with self.on_device(self._device):
@@ -174,11 +188,39 @@ class NcclBackend(Backend):
             self._aborted = True
             if comm:
                 with self.on_device(self._device):
-                    self._native.abort(comm)
+                    if self._revokes and self._revoke(comm):
+                        self._revoked = comm
+                    else:
+                        self._native.abort(comm)
         finally:
             if locked:
                 self._lock.release()
         self._registrations.close(0)
+
+    def _revoke(self, comm: int) -> bool:
+        """Ends what runs on it, here; it stays as something to shrink."""
+        result = self._native.revoke(comm, 0)
+        if result == IN_PROGRESS:
+            self._settle(comm)
+            result = self._native.async_error(comm)[1]
+        return bool(result == SUCCESS)
+
+    def bequeath(self) -> Legacy | None:
+        with self._lock:
+            comm, clean = (self._comm, True) if self._comm else (self._revoked, False)
+            if not comm or not self.capabilities.bequeaths:
+                return None
+            self._comm = self._revoked = 0
+        device = self._device
+        with self.on_device(device):
+            self._registrations.close(comm if clean else 0)
+        return succession.Parent(
+            self._library, lambda: self.on_device(device), comm, self._uid, self._rank, self._size, clean
+        )
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
 
     def forget(self) -> None:
         self._comm = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicomm import _core
@@ -45,10 +45,13 @@ def _whole(text: str) -> int:
     return value
 
 
-def _split_by(text: str) -> str:
-    if text not in ("split", "init"):
-        raise ValueError("expected split or init")
-    return text
+def _one_of(*texts: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in texts:
+            raise ValueError(f"expected {' or '.join(texts)}")
+        return text
+
+    return read
 
 
 def _ranks(text: str) -> int:
@@ -71,10 +74,17 @@ HINTS = (
     ),
     Hint(
         "split_by",
-        _split_by,
+        _one_of("split", "init"),
         "split",
         "How split makes communicators: split, by the library, which takes every rank of the parent; "
         "init, anew, which takes the members only.",
+    ),
+    Hint(
+        "reconfigure_by",
+        _one_of("shrink", "init"),
+        "shrink",
+        "How reconfigure makes communicators: shrink, by the library's shrinking and growing where it can; "
+        "init, always anew.",
     ),
     *(
         Hint(

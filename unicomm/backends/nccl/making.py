@@ -55,7 +55,7 @@ class Maker:
     ) -> None:
         self._library = library
         self._native = library.native
-        self._on_device = on_device
+        self.on_device = on_device
         self._settings = list(settings)
         self._timeout = timeout
         with on_device():
@@ -80,7 +80,7 @@ class Maker:
         return self._make("CommInitRank", lambda: native.init(size, uid, rank, self._settings))
 
     def unique_id(self) -> bytes:
-        with self._on_device():
+        with self.on_device():
             result, uid = self._native.unique_id()
             self._library.check("GetUniqueId", result, since=self._began)
         return bytes(uid)
@@ -90,9 +90,27 @@ class Maker:
         arguments = parent, color, key, self._settings, self._timeout
         return self._make("CommSplit", lambda: self._native.split(*arguments))
 
+    def shrink(self, parent: int, without: Sequence[int]) -> int:
+        """Of the parent's other ranks, in their order. Ends what runs on the parent; nothing is shared."""
+        arguments = parent, list(without), self._settings, True, self._timeout
+        return self._make("CommShrink", lambda: self._native.shrink(*arguments))
+
+    def grow_id(self, parent: int) -> bytes:
+        """By which others join the parent's ranks; one of these asks for it."""
+        with self.on_device():
+            result, uid = self._native.comm_unique_id(parent)
+            self._library.check("CommGetUniqueId", result, parent, self._began)
+        return bytes(uid)
+
+    def grow(self, parent: int, size: int, uid: bytes, rank: int) -> int:
+        """Of the parent's ranks and others. The rank that has asked for the id passes it, and those that
+        join, with `parent` 0 and their rank; the parent's ranks pass -1."""
+        arguments = parent, size, uid, rank, self._settings, self._timeout
+        return self._make("CommGrow", lambda: self._native.grow(*arguments))
+
     def _make(self, what: str, call: Callable[[], tuple[int, int]]) -> int:
         def make() -> int:
-            with self._on_device():
+            with self.on_device():
                 result, comm = call()
                 return self._complete(what, result, comm)
 
