@@ -23,7 +23,7 @@ def main() -> None:
     me = int(os.environ["RANK"])
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     comm = unicomm.new_comm(
-        "nccl-elastic-double", torch.device("cpu"), name="elastic", timeout=60, enable_reconfigure=True
+        "nccl-elastic-double", torch.device("cpu"), name="elastic", timeout=120, enable_reconfigure=True
     )
     store.set(f"handle-{me}", comm.get_init_handle())
 

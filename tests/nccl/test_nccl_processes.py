@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 HERE = Path(__file__).parent
-WITHIN = 100
+WITHIN = 200
 
 
 def run(
