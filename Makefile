@@ -43,6 +43,7 @@ format: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py
+	$(BIN)/python benchmarks/symm.py
 	$(BIN)/python benchmarks/communicators.py
 	$(BIN)/python benchmarks/record_cost.py
 	$(BIN)/python benchmarks/trace_analyze.py

@@ -50,7 +50,15 @@ console = Console(width=None if sys.stdout.isatty() else 130)
 class Group:
     """The processes of a group of ranks, which hold one contender or several."""
 
-    def __init__(self, name: str, command: list[str], ranks: int, env: dict[str, str], folder: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        ranks: int,
+        env: dict[str, str],
+        folder: str,
+        program: str = "cpu_rank.py",
+    ) -> None:
         self.name = name
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = f"{folder}/{name.replace(' ', '-')}"
@@ -59,7 +67,7 @@ class Group:
         self._listener.settimeout(60)
         self._output = open(f"{path}.log", "w+")  # noqa: SIM115 (closed by end)
         self._process = subprocess.Popen(
-            [*command, str(HERE / "cpu_rank.py"), name],
+            [*command, str(HERE / program), name],
             env=os.environ | env | {"BENCH_SOCKET": path, "OMP_NUM_THREADS": "1"},
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -102,7 +110,7 @@ class Group:
 
 
 @contextlib.contextmanager
-def groups(ranks: int) -> Iterator[list[Group]]:
+def groups(ranks: int, program: str = "cpu_rank.py") -> Iterator[list[Group]]:
     """All contenders, started; those that do not start are named and left out."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     libraries, missing = find()
@@ -111,11 +119,12 @@ def groups(ranks: int) -> Iterator[list[Group]]:
     started: list[Group] = []
     with tempfile.TemporaryDirectory(prefix="unicomm-bench-") as folder:
         try:
-            started.append(Group("torch", torchrun, ranks, {}, folder))
+            started.append(Group("torch", torchrun, ranks, {}, folder, program))
             for library in libraries:
                 command = [*library.command, "-n", str(ranks), sys.executable]
                 try:
-                    started.append(Group(library.name, command, ranks, library.environment, folder))
+                    env = library.environment
+                    started.append(Group(library.name, command, ranks, env, folder, program))
                 except (OSError, ValueError) as error:
                     console.print(f"without {library.name}: it did not start ({error!r})", style="dim")
             yield started

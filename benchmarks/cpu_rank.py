@@ -174,10 +174,16 @@ def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Empty]]]:
     return dist.get_rank(), dist.get_world_size(), table
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    group = sys.argv[1]
-    rank, size, table = contenders(group)
+def serve(
+    group: str,
+    rank: int,
+    size: int,
+    names: list[str],
+    prepare: Callable[[dict[str, Any]], Call | None],
+    barrier_of: Callable[[str], Call | None],
+) -> None:
+    """Does what the driver says until it says "end". `prepare` makes a case's call, or None where there is
+    none, `barrier_of` that of a contender."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.connect(os.environ["BENCH_SOCKET"])
     stream = link.makefile("rw")
@@ -186,7 +192,7 @@ def main() -> None:
         stream.write(json.dumps(what) + "\n")
         stream.flush()
 
-    say(group=group, rank=rank, size=size, contenders=list(table))
+    say(group=group, rank=rank, size=size, contenders=names)
     run: Call | None = None
     barrier: Call = lambda: None  # noqa: E731
     for line in stream:
@@ -194,12 +200,8 @@ def main() -> None:
         if command["do"] == "end":
             break
         if command["do"] == "prepare":
-            make, empty = table[command["contender"]]
-            tensors = Tensors(command["operation"], DTYPES[command["dtype"]], command["bytes"], size, empty)
-            run = make(command["operation"], tensors)
-            barrier = make("barrier", Tensors("barrier", torch.float32, 4, size)) or barrier
-            if run is not None:
-                tensors.check(command["operation"], rank, size, run)
+            run = prepare(command)
+            barrier = barrier_of(command["contender"]) or barrier
             say(able=run is not None)
         elif command["do"] == "wait":
             barrier()
@@ -216,6 +218,25 @@ def main() -> None:
                 run()
             say(seconds=(time.perf_counter() - began) / command["times"])
     os._exit(0)  # some MPIs wait for others in their exit handlers
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    group = sys.argv[1]
+    rank, size, table = contenders(group)
+
+    def prepare(command: dict[str, Any]) -> Call | None:
+        make, empty = table[command["contender"]]
+        tensors = Tensors(command["operation"], DTYPES[command["dtype"]], command["bytes"], size, empty)
+        run = make(command["operation"], tensors)
+        if run is not None:
+            tensors.check(command["operation"], rank, size, run)
+        return run
+
+    def barrier_of(contender: str) -> Call | None:
+        return table[contender][0]("barrier", Tensors("barrier", torch.float32, 4, size))
+
+    serve(group, rank, size, list(table), prepare, barrier_of)
 
 
 if __name__ == "__main__":

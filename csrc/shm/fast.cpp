@@ -27,7 +27,6 @@ class FastPath : public FastCalls {
           g_(*nb::inst_ptr<Group>(group_)),
           pairs_(2 * size_t(g_.world())) {
         g_.deadlock().recorded_in(&r_.writer, comm_);
-        work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
     }
 
     ~FastPath() { g_.deadlock().recorded_in(nullptr, 0); }
@@ -151,22 +150,10 @@ class FastPath : public FastCalls {
         return as_work ? work(static_cast<OpCode>(n.op), n.seq) : nb::borrow(Py_True);
     }
 
-    // A Work that has completed is one with a name and a number; its __init__ would set just these.
     nb::object work(OpCode code, uint64_t seq) {
-        auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
-        nb::object made = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
         nb::str& name = names_[size_t(code)];
         if (!name.is_valid()) name = nb::str(name_of(code));
-        nb::int_ number(seq);
-        if (!made.is_valid() || PyObject_SetAttr(made.ptr(), name_.ptr(), name.ptr()) < 0 ||
-            PyObject_SetAttr(made.ptr(), seq_name_.ptr(), number.ptr()) < 0) {
-            throw nb::python_error();
-        }
-        return made;
-    }
-
-    bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
-        return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
+        return FastCalls::work(name, seq);
     }
 
     // ReduceOp.SUM and its like are singletons: their numbers are remembered by address.
@@ -238,10 +225,7 @@ class FastPath : public FastCalls {
     uint64_t seq_ = 0;             // guarded by the GIL
     std::vector<uint64_t> pairs_;  // too
     nb::object op_, reduce_op_type_;
-    nb::object work_type_;
-    nb::tuple no_arguments_ = nb::make_tuple();
     nb::str names_[kOpCodes];
-    nb::str name_{"name"}, seq_name_{"seq"};
     uint8_t red_ = 0;
 };
 

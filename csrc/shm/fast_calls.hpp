@@ -24,6 +24,7 @@ class FastCalls {
         nb::module_ torch = nb::module_::import_("torch");
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
         parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
+        work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
     }
     FastCalls(const FastCalls&) = delete;
     FastCalls& operator=(const FastCalls&) = delete;
@@ -33,6 +34,9 @@ class FastCalls {
     void block() { ++blocks_; }
     void unblock() { --blocks_; }
     bool blocked() const { return blocks_.load() != 0; }
+    bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
+        return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
+    }
 
     // Complex tensors may be lazy conjugates, which only the general path looks for.
     bool read(nb::handle tensor, Tensor& t) {
@@ -70,6 +74,18 @@ class FastCalls {
     }
     ring::Writer& writer() { return r_.writer; }
 
+    // A Work that has completed is one with a name and a number; its __init__ would set just these.
+    nb::object work(nb::handle name, uint64_t seq) {
+        auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
+        nb::object made = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
+        nb::int_ number(seq);
+        if (!made.is_valid() || PyObject_SetAttr(made.ptr(), name_.ptr(), name.ptr()) < 0 ||
+            PyObject_SetAttr(made.ptr(), seq_name_.ptr(), number.ptr()) < 0) {
+            throw nb::python_error();
+        }
+        return made;
+    }
+
   protected:
     static nb::object no() { return nb::borrow(Py_False); }
 
@@ -88,7 +104,9 @@ class FastCalls {
     }
 
     std::atomic<int> blocks_{0};
-    nb::str is_neg_{"is_neg"};
+    nb::object work_type_;
+    nb::tuple no_arguments_ = nb::make_tuple();
+    nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};
     PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
 
   public:

@@ -80,6 +80,56 @@ class SymmFast {
         return done.ptr() == Py_True ? nb::cast(came) : done;
     }
 
+    // Windows' operations return a Work, False, or (fault, None). `tensor` is read or written at element
+    // `offset` of `count` that begin at `base` on `peer`.
+    nb::object move(nb::handle name, uint32_t op, bool put, nb::handle tensor, nb::handle peer,
+                    nb::handle offset, nb::handle async_op, nb::handle hints, nb::handle timeout,
+                    Address base, int64_t count, int dtype) {
+        Tensor t;
+        int64_t at = 0, pe = 0;
+        if (!calls_.plain(async_op, hints, timeout) || !number(peer, pe) || !number(offset, at)) return no();
+        if (pe < 0 || pe >= world() || !calls_.read(tensor, t) || t.dtype != static_cast<DType>(dtype))
+            return no();
+        if (at < 0 || t.numel == 0 || at > count || t.numel > count - at) return no();
+        auto bytes = uint64_t(t.bytes);
+        void* there = unicomm::at<char>(base) + at * (t.bytes / t.numel);
+        return one_sided(name, op, int(pe), put ? &t : nullptr, put ? nullptr : &t, [&](Error* error) {
+            const Vtbl& table = end_->table();
+            Domain domain = end_->domain();
+            if (table.expect) table.expect(domain, bytes, error);
+            int code = put ? table.put_nbi(domain, there, t.data, bytes, int(pe), nullptr, error)
+                           : table.get_nbi(domain, t.data, there, bytes, int(pe), nullptr, error);
+            return code ? code : table.quiet(domain, nullptr, error);
+        });
+    }
+
+    // Adds one to the word on `peer`.
+    nb::object signal(nb::handle name, uint32_t op, nb::handle peer, nb::handle async_op, nb::handle hints,
+                      nb::handle timeout, Address word) {
+        int64_t pe = 0;
+        if (!end_->table().put_signal || !calls_.plain(async_op, hints, timeout) || !number(peer, pe))
+            return no();
+        if (pe < 0 || pe >= world()) return no();
+        return one_sided(name, op, int(pe), nullptr, nullptr, [&](Error* error) {
+            return end_->table().put_signal(end_->domain(), nullptr, nullptr, 0, unicomm::at<uint64_t>(word),
+                                            1, SignalOp::kAdd, int(pe), nullptr, error);
+        });
+    }
+
+    // Until the own word is `value` or more.
+    nb::object wait_signal(nb::handle name, uint32_t op, nb::handle peer, nb::handle async_op,
+                           nb::handle hints, nb::handle timeout, Address word, uint64_t value) {
+        int64_t pe = 0;
+        if (!end_->table().wait_signal || !calls_.plain(async_op, hints, timeout) || !number(peer, pe))
+            return no();
+        if (pe < 0 || pe >= world()) return no();
+        uint64_t deadline = shm::deadline_after(calls_.timeout);
+        return one_sided(name, op, int(pe), nullptr, nullptr, [&](Error* error) {
+            return end_->table().wait_signal(end_->domain(), unicomm::at<uint64_t>(word), Compare::kGe, value,
+                                             int(pe), deadline, nullptr, error);
+        });
+    }
+
   private:
     static constexpr long kMostAlign = long{1} << 31;
     static constexpr uint32_t kOtherError = 100;  // as in unicomm/comms/recording.py
@@ -129,6 +179,40 @@ class SymmFast {
         return true;
     }
 
+    static bool number(nb::handle object, int64_t& value) {
+        if (!PyLong_CheckExact(object.ptr())) return false;
+        value = PyLong_AsLongLong(object.ptr());
+        if (value != -1 || !PyErr_Occurred()) return true;
+        PyErr_Clear();
+        return false;
+    }
+
+    template <class F>
+    nb::object one_sided(nb::handle name, uint32_t op, int peer, const Tensor* in, const Tensor* out, F f) {
+        std::unique_lock running(end_->running(), std::try_to_lock);
+        if (!running || calls_.blocked()) return no();
+        ring::NewRecord n = calls_.record_of(op, 0, peer);
+        if (in) {
+            n.n_in = 1;
+            describe(*in, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
+        }
+        if (out) {
+            n.n_out = 1;
+            describe(*out, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        }
+        uint64_t record = calls_.writer().begin(n);
+        Error error{};
+        int code;
+        {
+            GilReleased release;
+            code = f(&error);
+        }
+        calls_.writer().finish(record, code ? ring::State::kFailed : ring::State::kCompleted, uint32_t(code));
+        if (code) return nb::make_tuple(fault_tuple(fault_of(code, error)), nb::none());
+        raise_late_signals();
+        return calls_.work(name, 0);
+    }
+
     template <class F>
     nb::object run(uint32_t op, const Exchanged& x, F f) {
         // Taken while the GIL is held, so that records follow the order of the operations.
@@ -155,7 +239,10 @@ class SymmFast {
         bool good = !fault && !refusal.why;
         uint32_t code = refusal.why && !fault ? kOtherError : uint32_t(fault.code);
         calls_.writer().finish(record, good ? ring::State::kCompleted : ring::State::kFailed, code);
-        if (good) return nb::borrow(Py_True);
+        if (good) {
+            raise_late_signals();
+            return nb::borrow(Py_True);
+        }
         return nb::make_tuple(fault_tuple(fault), refusal_tuple(refusal));
     }
 
@@ -173,6 +260,13 @@ void bind_symm_fast(nb::module_& m) {
              nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("combine", &SymmFast::combine, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("move", &SymmFast::move, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg())
+        .def("signal", &SymmFast::signal, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg())
+        .def("wait_signal", &SymmFast::wait_signal, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
         .def("all_to_all_v", &SymmFast::all_to_all_v, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none());
 }

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .dtypes import code_of
 from .errors import CommTimeoutError
-from .one_sided import issue
+from .one_sided import fail, issue
 from .ops import OPERATIONS
 from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, initialize
 from .window import Window, WindowAccess, WindowAttr
 from .work import Work
 
 if TYPE_CHECKING:
+    from .arrays import Array
     from .communicator import Communicator
     from .engine import Hints, Timeout
 
@@ -29,6 +31,7 @@ class HeapWindow(Window):
         super().__init__(memory.engine)
         self._memory = memory
         self._waited = [0] * memory.size
+        self._place_at: tuple[int, int, int] | None = None  # address, elements, dtype of the tensor
         self._pad = memory.allocate(memory.size * _LINE * 8, timeout)
         self._pad.zero_()
         self.barrier(False, timeout=timeout)  # before anybody signals
@@ -55,11 +58,16 @@ class HeapWindow(Window):
             self._memory.meet(limit, "new_window", [tensor])
 
         issue(self._engine, "new_window", job, outputs=[tensor], timeout=timeout)
+        self._place_at = tensor.data_ptr(), tensor.numel(), code_of(tensor.dtype)
+
+    def _detach(self) -> None:
+        self._place_at = None
 
     def free(self, timeout: Timeout = None) -> None:
         self._open("symm_free")
         self._memory.free(self._pad, timeout)
         self._freed, self._tensor = True, None
+        self._detach()
 
     def get_attr(self, peer_rank: int) -> WindowAttr:
         attr = super().get_attr(peer_rank)
@@ -72,6 +80,75 @@ class HeapWindow(Window):
         return self._memory.remote(tensor, self._peer("new_window", "rank", rank))
 
     # --- data and signals -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        tensor: Array,
+        dst_rank: int,
+        target_offset_nelems: int,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        where = (dst_rank, target_offset_nelems, async_op, hints, timeout)
+        done = self._fast_move("put", True, tensor, *where)
+        return done or super().put(tensor, *where)
+
+    def get(
+        self,
+        tensor: Array,
+        src_rank: int,
+        source_offset_nelems: int,
+        async_op: bool,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        where = (src_rank, source_offset_nelems, async_op, hints, timeout)
+        done = self._fast_move("get", False, tensor, *where)
+        return done or super().get(tensor, *where)
+
+    def _fast_move(self, op: str, put: bool, *arguments: Any) -> Work | None:
+        if self._place_at is None:
+            return None
+        code = OPERATIONS[op].code
+        return self._fast_done(op, self._memory.fast.move(op, code, put, *arguments, *self._place_at))
+
+    def _fast_done(self, op: str, done: Any, source: int = -1) -> Work | None:
+        """The Work that a fast path returned, None where the call was not for it, or the error."""
+        if isinstance(done, tuple):
+            fail(self._engine, op, lambda limit: check_wait(self._memory, done[0], source, limit))
+        return done or None
+
+    def signal(self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
+        if not self._freed:
+            word = self._pad.data_ptr() + self._memory.rank * _LINE * 8
+            code = OPERATIONS["signal"].code
+            done = self._memory.fast.signal("signal", code, peer_rank, async_op, hints, timeout, word)
+            if work := self._fast_done("signal", done):
+                return work
+        return super().signal(peer_rank, async_op, hints, timeout)
+
+    def wait_signal(
+        self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
+        # Two threads that wait for the same rank wait for different signals of it.
+        with self._engine._order:
+            if not self._freed and type(peer_rank) is int and 0 <= peer_rank < self._memory.size:
+                word = self._pad.data_ptr() + peer_rank * _LINE * 8
+                done = self._memory.fast.wait_signal(
+                    "wait_signal",
+                    OPERATIONS["wait_signal"].code,
+                    peer_rank,
+                    async_op,
+                    hints,
+                    timeout,
+                    word,
+                    self._waited[peer_rank] + 1,
+                )
+                if work := self._fast_done("wait_signal", done, peer_rank):
+                    self._waited[peer_rank] += 1
+                    return work
+        return super().wait_signal(peer_rank, async_op, hints, timeout)
 
     def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
         return self._moving("put", tensor, start, peer)
@@ -160,7 +237,11 @@ def wait_for(
     memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float
 ) -> None:
     """Waits until the own word at that address compares so; errors are about `source`."""
-    fault = memory.domain.wait_signal(word, compare, value, source, limit, 0)
+    check_wait(memory, memory.domain.wait_signal(word, compare, value, source, limit, 0), source, limit)
+
+
+def check_wait(memory: SymmetricMemory, fault: Any, source: int, limit: float) -> None:
+    """Raises the error of a wait for rank `source` that returned a fault."""
     try:
         memory.check(fault, limit)
     except CommTimeoutError as error:

@@ -222,12 +222,12 @@ def heading(
 
 
 class NoFastExchange:
-    """Stands where a communicator has no fast path: see csrc/symm/fast.cpp."""
+    """Stands where there is no fast path: see csrc/symm/fast.cpp."""
 
     def _never(self, *_: object) -> Any:
         return False
 
-    dispatch = combine = all_to_all_v = _never
+    dispatch = combine = all_to_all_v = move = signal = wait_signal = _never
 
 
 def _disagreement(culprits: list[int], claims: list[tuple[int, ...]]) -> MismatchError:
