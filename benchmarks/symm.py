@@ -48,7 +48,7 @@ def row_of(case: dict[str, Any], ranks: int, size: str, samples: dict[str, list[
 def show(rows: list[dict[str, Any]], ranks: int) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
     table = Table(
-        title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds; ratios: median / of the fastest"
+        title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds; ratios: median, fastest"
     )
     table.add_column("operation")
     for name in ["size", *names, "Gloo / ours", "MPI / ours", "GB/s"]:

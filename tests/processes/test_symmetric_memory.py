@@ -16,6 +16,13 @@ def test_exchanges(start, n):
     assert job.end() == [0] * n
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_beside_gloo(start, n):
+    job = start("symmetric.py", n, "gloo")
+    job.next("over")
+    assert job.end() == [0] * n
+
+
 def test_a_rank_that_dies(start):
     job = start("symmetric.py", 2, "wait")
     job.next("ready")
