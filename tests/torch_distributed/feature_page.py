@@ -29,6 +29,12 @@ ranks, on stock Gloo and with the switch on, and the tests compare losses, gradi
 float rounding.
 
 """
+SYMMETRIC = """
+## Symmetric memory
+
+`torch.distributed._symmetric_memory` and `torch.ops.symm_mem` run on CPU tensors after
+`unicomm.symm.use_in_torch()`: [torch-symmetric-memory.md](torch-symmetric-memory.md) says which operations.
+"""
 SWITCH = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
 # Column: ranks, the program's argument, environment.
 CONTENDERS = {
@@ -79,7 +85,7 @@ def page(columns):
     lines = [f"| feature | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| `{name}` | {' | '.join(c[name] for c in columns.values())} |" for name in features]
     listed = [f"- {name.replace('_', ' ')}" for name in consumers()]
-    return HEAD + "\n".join(lines) + "\n" + CONSUMERS_HEAD + "\n".join(listed) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + CONSUMERS_HEAD + "\n".join(listed) + "\n" + SYMMETRIC
 
 
 def main():

@@ -14,7 +14,8 @@
     hooks.py        pre, post and abort hooks, NanCheckHook           clog.py        the operation log
     engine.py       how an operation runs: order, records, hooks, errors
     profiling.py    when torch.profiler runs     profiling_session.py  events and a table for its traces
-    torch_bridge.py torch's own record of a communication, where it has been built
+    torch_bridge.py extensions against torch's own ABI, where they have been built
+    arrays.py       arrays of numpy and with DLPack as tensors
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize
     reconfigure.py  the same communicator with other ranks     attempt.py    how these find each other
     handles.py      init handles, and calling one      endpoint.py    who is called

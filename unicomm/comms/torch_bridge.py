@@ -1,11 +1,14 @@
-"""The optional extension that emits torch's own record of a communication, where it has been built.
+"""Optional extensions that need the ABI of the torch at hand, where they have been built.
 
-`unicomm build torch-bridge` compiles unicomm/profiler/torch_bridge.cpp for the torch, Python and machine at
-hand into the user's cache; another torch needs another build, and finds none until then.
+`unicomm build torch-bridge` compiles their sources, which lie in the package, for the torch, Python and
+machine at hand into the user's cache; another torch, or another version of the sources, needs another build,
+and finds none until then.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import logging
 import os
@@ -13,37 +16,74 @@ import platform
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
-NAME = "unicomm_torch_bridge"
+_PACKAGE = Path(__file__).parent.parent
 _loaded: dict[Path, ModuleType | None] = {}
 
 
-def bridge_path() -> Path:
-    """Where the extension for this torch and Python is, or would be."""
+class Unit(NamedTuple):
+    """One extension. `source` includes what else lies beside it, `text` says what it is for."""
+
+    name: str
+    source: Path
+    text: str
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.source, *sorted(self.source.parent.glob("*.hpp"))]
+
+
+#: Emits torch's own record of a communication.
+RECORD = Unit(
+    "unicomm_torch_bridge",
+    _PACKAGE / "profiler" / "torch_bridge.cpp",
+    "torch's record_param_comms events; profilers that start from now on use it",
+)
+#: torch's symmetric memory on CPU tensors.
+SYMMETRIC = Unit(
+    "unicomm_torch_symm",
+    _PACKAGE / "symm" / "torch_unit" / "module.cpp",
+    "torch's symmetric memory on CPU tensors: unicomm.symm.use_in_torch()",
+)
+UNITS = {"record": RECORD, "symmetric": SYMMETRIC}
+
+
+@functools.cache
+def _version(unit: Unit) -> str:
+    key = hashlib.sha256()
+    for path in unit.files:
+        key.update(path.read_bytes())
+    return key.hexdigest()[:12]
+
+
+def bridge_path(unit: Unit = RECORD) -> Path:
+    """Where the extension for this torch, Python and source is, or would be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return cache / "unicomm" / f"torch-{torch.__version__}-{python}-{platform.machine()}" / f"{NAME}.so"
+    folder = cache / "unicomm" / f"torch-{torch.__version__}-{python}-{platform.machine()}"
+    return folder / f"{unit.name}-{_version(unit)}.so"
 
 
-def load() -> ModuleType | None:
+def load(unit: Unit = RECORD) -> ModuleType | None:
     """The extension, or None where it is not built or does not load."""
-    path = bridge_path()
+    path = bridge_path(unit)
     if not path.exists():
         return None  # asked for again at the next recording: it may have been built meanwhile
     if path not in _loaded:
         try:
-            _loaded[path] = load_from(path)
+            _loaded[path] = load_from(path, unit)
         except ImportError as error:
             logging.getLogger("unicomm").warning("%s does not load: %s", path, error)
             _loaded[path] = None
     return _loaded[path]
 
 
-def load_from(path: Path) -> ModuleType:
+def load_from(path: Path, unit: Unit = RECORD) -> ModuleType:
     """Raises `ImportError`."""
-    spec = importlib.util.spec_from_file_location(NAME, path)
+    spec = importlib.util.spec_from_file_location(unit.name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no extension")
     module = importlib.util.module_from_spec(spec)

@@ -10,7 +10,7 @@ merged_json.py  as Chrome JSON      pftrace.py, wire.py    as Perfetto's packets
 stencil.py      many records that differ in a few numbers, as bytes
 figures.py      where the time goes and who is late        figures_text.py  figures_html.py
 graphs.py       operations captured in CUDA graphs, put onto the replayed kernels
-bridge.py       builds torch_bridge.cpp, which emits torch's own record of an operation
+bridge.py       builds what needs torch's ABI, such as torch_bridge.cpp: its own record of an operation
 """
 
 from typing import Any

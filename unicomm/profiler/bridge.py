@@ -1,7 +1,8 @@
-"""Building the extension of comms/torch_bridge.py."""
+"""Building the extensions of comms/torch_bridge.py."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -12,26 +13,46 @@ from pathlib import Path
 
 import torch
 
-from unicomm.comms.torch_bridge import bridge_path, load_from
-
-_SOURCE = Path(__file__).with_name("torch_bridge.cpp")
+from unicomm.comms.torch_bridge import RECORD, Unit, bridge_path, load_from
 
 
 class BuildError(RuntimeError):
     """The extension cannot be built; the message says why, and the cure."""
 
 
-def build() -> Path:
-    """Compiles, tries and installs the extension; where it is. Raises `BuildError`."""
+def build(unit: Unit = RECORD) -> Path:
+    """Compiles, installs and tries the extension; where it is. Raises `BuildError`.
+
+    One that was built from these sources for this torch stays, if it loads.
+    """
+    target = bridge_path(unit)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = target.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise BuildError(f"cannot install {target}: {error}; XDG_CACHE_HOME chooses the folder") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes compiles
+        if target.exists():
+            try:
+                load_from(target, unit)
+            except ImportError:
+                target.unlink()
+            else:
+                return target
+        _compile(unit, target)
+    return target
+
+
+def _compile(unit: Unit, target: Path) -> None:
     chosen = os.environ.get("CXX")
     compiler = shlex.split(chosen or "") or [shutil.which("g++") or shutil.which("c++") or ""]
     if not shutil.which(compiler[0]):
         raise BuildError("no C++ compiler: install g++, or name one in CXX")
-    target = bridge_path()
     with tempfile.TemporaryDirectory() as name:
         made = Path(name) / target.name
         done = subprocess.run(
-            [*compiler, *_flags(), str(_SOURCE), "-o", str(made), *_libraries()],
+            [*compiler, *_flags(), str(unit.source), "-o", str(made), *_libraries()],
             capture_output=True,
             text=True,
             check=False,
@@ -39,17 +60,16 @@ def build() -> Path:
         if done.returncode != 0:
             raise BuildError(f"{compiler[0]} failed for torch {torch.__version__}:\n{done.stderr[-3000:]}")
         try:
-            load_from(made)
-        except ImportError as error:
-            raise BuildError(f"what was built does not load: {error}") from None
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(f".{os.getpid()}.part")
             shutil.copy(made, part)
             part.replace(target)  # at once: another process may be loading the one before
         except OSError as error:
             raise BuildError(f"cannot install {target}: {error}; XDG_CACHE_HOME chooses the folder") from None
-    return target
+    try:
+        load_from(target, unit)  # from there, for torch's operations are registered by loading, once
+    except ImportError as error:
+        target.unlink(missing_ok=True)
+        raise BuildError(f"what was built does not load: {error}") from None
 
 
 def _root() -> Path:

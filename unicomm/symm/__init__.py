@@ -6,6 +6,7 @@
     experts.py      all-to-all with splits in symmetric memory: MoE dispatch and combine
     tiles.py        reductions of parts of matrices
     autograd.py     dispatch and combine with gradients
+    in_torch.py     torch's own symmetric memory on CPU tensors, by an extension that is built on demand
     exchange.py     what these have in common: checks, and how the core runs them
 
 Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
@@ -27,6 +28,7 @@ from .collectives import two_shot_all_reduce_ as two_shot_all_reduce_
 from .experts import all_to_all_vdev as all_to_all_vdev
 from .experts import all_to_all_vdev_2d as all_to_all_vdev_2d
 from .experts import all_to_all_vdev_2d_offset as all_to_all_vdev_2d_offset
+from .in_torch import use_in_torch as use_in_torch
 from .memory import Handle as Handle
 from .memory import capabilities as capabilities
 from .memory import empty as empty

@@ -1,0 +1,53 @@
+"""torch.distributed._symmetric_memory and torch.ops.symm_mem on CPU tensors, between processes."""
+
+import shutil
+import signal
+
+import pytest
+import torch
+
+from unicomm import NotReadyError, symm
+from unicomm.comms.torch_bridge import SYMMETRIC, bridge_path
+from unicomm.profiler.bridge import build
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def built():
+    """The extension, compiled once for these sources and this torch: some 20 s of one core."""
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    return build(SYMMETRIC)
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 4), ("unicomm", 3)])
+def test_a_program_for_gpus(built, start, backend, ranks):
+    job = start("torch_symmetric.py", ranks, "all", backend)
+    job.next("over", 90)
+    # Handles and tensors that are gone leave nothing mapped.
+    assert [said["mappings"] for said in job.next("left")] == [0] * ranks
+    assert job.end() == [0] * ranks
+
+
+def test_a_rank_that_is_late_and_then_dies(built, start):
+    job = start("torch_symmetric.py", 2, "wait", "gloo")
+    assert "rank 1 did not signal within 100 ms" in job[0].next("late")["text"]
+    job[1].next("late")
+    job.next("ready")
+    job[1].signal(signal.SIGKILL)
+    assert "rank 1 to signal, but its process has ended" in job[0].next("lost")["text"]
+
+
+def test_a_rank_that_meets_nobody(built, start):
+    job = start("torch_symmetric.py", 2, "alone", "gloo")
+    error = job[0].next("error")
+    assert (error["type"], error["culprits"]) == ("CommTimeoutError", [1])
+    job[1].tell()
+
+
+def test_without_a_build_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not bridge_path(SYMMETRIC).exists()
+    with pytest.raises(NotReadyError, match=f"not built for torch {torch.__version__}".replace("+", r"\+")):
+        symm.use_in_torch()

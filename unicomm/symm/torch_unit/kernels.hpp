@@ -1,0 +1,314 @@
+// torch.ops.symm_mem on CPU tensors: reductions, copies and signals. All ranks have met when an operation
+// reads or writes what is another one's, and meet again before it returns.
+#pragma once
+#include <torch/library.h>
+
+#include "memory.hpp"
+
+namespace unicomm_torch {
+
+using at::Tensor;
+
+inline Handles handle_of(const Tensor& tensor, const std::string& group, const char* name) {
+    auto found = sm::rendezvous(tensor, group);
+    auto handle = c10::dynamic_intrusive_pointer_cast<Handle>(found);
+    TORCH_CHECK(handle, name,
+                " is not in symmetric memory: allocate it with symm_mem.empty(..., device=\"cpu\")");
+    return handle;
+}
+
+// `rank`'s tensor at the same place.
+inline Tensor of_rank(const Handles& handle, const Tensor& like, int rank) {
+    char* at =
+        static_cast<char*>(handle->get_buffer_ptrs()[size_t(rank)]) + like.storage_offset() * like.itemsize();
+    return at::from_blob(at, like.sizes(), like.strides(), like.options());
+}
+
+inline void check_sum(const std::string& op) {
+    TORCH_CHECK(op == "sum", "reduction '", op,
+                "' is not defined here; torch's own backends have \"sum\" only");
+}
+
+inline void check_like(const Tensor& a, const Tensor& b, const char* what) {
+    TORCH_CHECK(a.scalar_type() == b.scalar_type() && a.numel() == b.numel(), what, " is ", b.scalar_type(),
+                " ", b.sizes(), ", input ", a.scalar_type(), " ", a.sizes());
+}
+
+// The sum over the ranks, in their order, so that all get the same bits; `part` cuts what is summed.
+template <class F>
+Tensor sum_of(const Handles& handle, const Tensor& like, F part) {
+    auto type = at::isReducedFloatingType(like.scalar_type()) ? at::kFloat : like.scalar_type();
+    Tensor total = part(of_rank(handle, like, 0)).to(type, false, true);
+    for (int p = 1; p < handle->get_world_size(); ++p) total.add_(part(of_rank(handle, like, p)));
+    return total.to(like.scalar_type());
+}
+
+inline Tensor whole(Tensor t) { return t; }
+
+inline void one_shot(const Tensor& input, const std::string& op, const std::string& group, Tensor out) {
+    check_sum(op);
+    check_like(input, out, "out");
+    auto handle = handle_of(input, group, "input");
+    handle->meet();
+    Tensor total = sum_of(handle, input, whole);
+    handle->meet();  // before the sum is written: it may go where others read
+    out.copy_(total.view_as(out));
+}
+
+inline Tensor one_shot_all_reduce_out(const Tensor& input, std::string op, std::string group, Tensor out) {
+    one_shot(input, op, group, out);
+    return out;
+}
+
+inline Tensor one_shot_all_reduce(const Tensor& input, std::string op, std::string group) {
+    return one_shot_all_reduce_out(input, op, group, at::empty_like(input));
+}
+
+inline Tensor one_shot_all_reduce_copy_out(const Tensor& buffer, const Tensor& local, std::string op,
+                                           std::string group, Tensor out) {
+    TORCH_CHECK(local.numel() <= buffer.numel() && local.scalar_type() == buffer.scalar_type(),
+                "local_input does not fit in symm_buffer");
+    Tensor place = buffer.flatten().narrow(0, 0, local.numel()).view_as(local);
+    place.copy_(local);
+    return one_shot_all_reduce_out(place, op, group, out);
+}
+
+inline Tensor one_shot_all_reduce_copy(const Tensor& buffer, const Tensor& local, std::string op,
+                                       std::string group) {
+    return one_shot_all_reduce_copy_out(buffer, local, op, group, at::empty_like(local));
+}
+
+// This rank's share of a flat tensor: each rank works on its own.
+inline Tensor share(const Tensor& flat, int rank, int world) {
+    int64_t begin = flat.numel() * rank / world, end = flat.numel() * (rank + 1) / world;
+    return flat.narrow(0, begin, end - begin);
+}
+
+inline Tensor two_shot_all_reduce_(Tensor input, std::string op, std::string group) {
+    check_sum(op);
+    TORCH_CHECK(input.is_contiguous(), "input is not contiguous");
+    auto handle = handle_of(input, group, "input");
+    int me = handle->get_rank(), n = handle->get_world_size();
+    auto mine = [&](Tensor t) { return share(t.flatten(), me, n); };
+    handle->meet();
+    Tensor total = sum_of(handle, input, mine);  // nobody else reads or writes this share
+    for (int p = 0; p < n; ++p) mine(of_rank(handle, input, p)).copy_(total);
+    handle->meet();
+    return input;
+}
+
+inline Tensor two_shot_all_reduce_out(Tensor input, std::string op, std::string group, Tensor output) {
+    check_like(input, output, "output");
+    return output.copy_(two_shot_all_reduce_(input, op, group).view_as(output));
+}
+
+inline Tensor reduce_scatter_out(Tensor input, std::string group, bool split_last_dim, Tensor output) {
+    auto handle = handle_of(input, group, "input");
+    int me = handle->get_rank(), n = handle->get_world_size();
+    TORCH_CHECK(input.is_contiguous() && input.scalar_type() == output.scalar_type() &&
+                    output.numel() * n == input.numel() && (!split_last_dim || input.size(-1) % n == 0),
+                "output ", output.sizes(), " is not one of ", n, " equal parts of input ", input.sizes());
+    auto mine = [&](Tensor t) {
+        return split_last_dim ? t.chunk(n, -1)[size_t(me)] : t.flatten().chunk(n)[size_t(me)];
+    };
+    handle->meet();
+    Tensor total = sum_of(handle, input, mine);
+    handle->meet();
+    return output.copy_(total.contiguous().view_as(output));
+}
+
+inline Tensor one_shot_reduce_out(const Tensor& input, std::string op, int64_t root, std::string group,
+                                  Tensor out) {
+    check_sum(op);
+    auto handle = handle_of(input, group, "input");
+    handle->check_rank(root);
+    handle->meet();
+    Tensor total;
+    if (handle->get_rank() == root) check_like(input, out, "out"), total = sum_of(handle, input, whole);
+    handle->meet();
+    if (total.defined()) out.copy_(total.view_as(out));
+    return out;
+}
+
+inline Tensor all_gather_out(const Tensor& input, std::string group, Tensor out) {
+    auto handle = handle_of(out, group, "out");
+    int n = handle->get_world_size();
+    TORCH_CHECK(
+        out.is_contiguous() && out.numel() == input.numel() * n && out.scalar_type() == input.scalar_type(),
+        "out ", out.sizes(), " does not have room for ", n, " times input ", input.sizes());
+    handle->meet();
+    for (int p = 0; p < n; ++p) {
+        of_rank(handle, out, p).flatten().chunk(n)[size_t(handle->get_rank())].copy_(input.flatten());
+    }
+    handle->meet();
+    return out;
+}
+
+inline Tensor words_of(const Tensor& input, int64_t offset, int64_t count) {
+    TORCH_CHECK(input.dim() == 1 && input.is_contiguous() && input.scalar_type() == at::kUInt32,
+                "input has to be a flat contiguous tensor of uint32");
+    TORCH_CHECK(offset >= 0 && count > 0 && offset + count <= input.numel(), "elements ", offset, " to ",
+                offset + count, " of ", input.numel());
+    return input.narrow(0, offset, count);
+}
+
+inline Tensor memset32_(Tensor input, int64_t offset, int64_t value, int64_t count) {
+    TORCH_CHECK(value >= 0 && value <= int64_t(UINT32_MAX), "val=", value, " has no 32 bits");
+    Tensor words = words_of(input, offset, count);
+    auto* at = static_cast<uint32_t*>(words.mutable_data_ptr());
+    for (int64_t i = 0; i < count; ++i) {
+        Word(at[i]).store(uint32_t(value));
+        Handle::wake(at + i);
+    }
+    return input;
+}
+
+inline Tensor stream_write_value32_(Tensor input, int64_t offset, int64_t value) {
+    return memset32_(input, offset, value, 1);
+}
+
+// --- one-sided: `peer` is a rank of the job's group, or of the only one that the tensor has met in
+// ------------
+
+inline void put(Tensor tensor, int64_t peer) {
+    auto handle = Memory::one().any(tensor);
+    handle->check_rank(peer);
+    of_rank(handle, tensor, int(peer)).copy_(tensor);
+}
+
+inline void get(Tensor tensor, int64_t peer) {
+    auto handle = Memory::one().any(tensor);
+    handle->check_rank(peer);
+    tensor.copy_(of_rank(handle, tensor, int(peer)));
+}
+
+inline uint64_t* signal_word(const Tensor& pad) {
+    TORCH_CHECK(pad.itemsize() == 8 && pad.numel() >= 1, "sigpad has to be a tensor of int64 or uint64");
+    return static_cast<uint64_t*>(const_cast<void*>(pad.const_data_ptr()));
+}
+
+inline void put_with_signal(Tensor tensor, Tensor pad, int64_t signal, int64_t peer) {
+    signal_word(pad);
+    put(tensor, peer);
+    uint64_t* word = signal_word(of_rank(Memory::one().any(pad), pad, int(peer)));
+    std::atomic_ref<uint64_t>(*word).store(uint64_t(signal));
+    Handle::wake(word);
+}
+
+inline void wait_for_signal(Tensor pad, int64_t signal, int64_t peer) {
+    auto handle = Memory::one().any(pad);
+    handle->check_rank(peer);
+    handle->await_word<uint64_t>(
+        signal_word(pad), [&](uint64_t v) { return v == uint64_t(signal); }, int(peer), 0, "signal");
+}
+
+inline void handle_put_signal(const Tensor& source, const c10::intrusive_ptr<sm::SymmetricMemory>& memory,
+                              int64_t peer) {
+    auto handle = c10::dynamic_intrusive_pointer_cast<Handle>(memory);
+    TORCH_CHECK(handle, "the handle is of another backend");
+    handle->check_rank(peer);
+    handle->get_buffer(int(peer), source.sizes(), source.scalar_type(), 0).copy_(source);
+    handle->count_signal(int(peer));
+}
+
+inline void handle_wait_signal(const c10::intrusive_ptr<sm::SymmetricMemory>& memory, int64_t peer) {
+    auto handle = c10::dynamic_intrusive_pointer_cast<Handle>(memory);
+    TORCH_CHECK(handle, "the handle is of another backend");
+    handle->await_count(int(peer));
+}
+
+inline Tensor broadcast(Tensor input, int64_t root, std::string group) {
+    auto handle = handle_of(input, group, "input");
+    handle->check_rank(root);
+    handle->meet();
+    if (handle->get_rank() != root) input.copy_(of_rank(handle, input, int(root)));
+    handle->meet();
+    return input;
+}
+
+inline Tensor all_to_all(const Tensor& input, Tensor out, std::string group) {
+    auto handle = handle_of(input, group, "input");
+    int me = handle->get_rank(), n = handle->get_world_size();
+    check_like(input, out, "out");
+    TORCH_CHECK(input.is_contiguous() && out.is_contiguous() && input.numel() % n == 0, "input ",
+                input.sizes(), " and out have to be contiguous, of ", n, " equal blocks");
+    handle->meet();
+    for (int p = 0; p < n && input.numel(); ++p) {
+        out.flatten().chunk(n)[size_t(p)].copy_(of_rank(handle, input, p).flatten().chunk(n)[size_t(me)]);
+    }
+    handle->meet();
+    return out;
+}
+
+// --- tiles
+// ------------------------------------------------------------------------------------------------------
+
+inline void check_tile(const Tensor& in, const Tensor& out) {
+    TORCH_CHECK(in.dim() == 2 && in.sizes() == out.sizes() && in.scalar_type() == out.scalar_type() &&
+                    in.strides() == out.strides() && in.is_floating_point(),
+                "tiles have to be two-dimensional, of one floating dtype, one size and one set of strides");
+}
+
+inline void multi_root_tile_reduce(at::TensorList tiles, Tensor out, at::IntArrayRef roots, std::string group,
+                                   std::string op) {
+    check_sum(op);
+    TORCH_CHECK(!tiles.empty() && tiles.size() == roots.size(), tiles.size(), " tiles for ", roots.size(),
+                " roots");
+    auto handle = handle_of(tiles[0], group, "in_tile");
+    std::vector<bool> seen(size_t(handle->get_world_size()));
+    for (size_t i = 0; i < tiles.size(); ++i) {
+        check_tile(tiles[i], out);
+        handle->check_rank(roots[i]);
+        TORCH_CHECK(!seen[size_t(roots[i])], "rank ", roots[i], " is the root of two tiles");
+        seen[size_t(roots[i])] = true;
+    }
+    handle->meet();
+    Tensor total;
+    for (size_t i = 0; i < tiles.size(); ++i) {
+        if (roots[i] == handle->get_rank())
+            total = sum_of(handle_of(tiles[i], group, "in_tile"), tiles[i], whole);
+    }
+    handle->meet();
+    if (total.defined()) out.copy_(total);
+}
+
+inline void tile_reduce(const Tensor& tile, Tensor out, int64_t root, std::string group, std::string op) {
+    multi_root_tile_reduce({tile}, out, {root}, group, op);
+}
+
+inline void reduce_scatter_offset(const Tensor& input, at::TensorList outs, std::string group, int64_t dim,
+                                  at::OptionalIntArrayRef offsets, at::OptionalIntArrayRef roots,
+                                  std::string op) {
+    check_sum(op);
+    auto handle = handle_of(input, group, "input");
+    int64_t n = handle->get_world_size();
+    TORCH_CHECK(input.dim() == 2 && input.stride(1) == 1 && (dim == 0 || dim == 1),
+                "input has to have two dimensions, of which the last is contiguous, and dim to be 0 or 1");
+    int64_t size = input.size(dim);
+    std::vector<int64_t> ends = offsets ? offsets->vec() : std::vector<int64_t>{};
+    TORCH_CHECK(offsets || size % n == 0, "without offsets ", size, " has to be ", n, " equal blocks");
+    for (int64_t i = 1; !offsets && i <= n; ++i) ends.push_back(size / n * i);
+    TORCH_CHECK(!roots || roots->size() == ends.size(), ends.size(), " blocks for ", roots->size(),
+                " dst_ranks");
+    std::vector<std::pair<int64_t, int64_t>> mine;
+    int64_t begin = 0;
+    for (size_t i = 0; i < ends.size(); begin = ends[i++]) {
+        int64_t root = roots ? (*roots)[i] : int64_t(i) % n;
+        handle->check_rank(root);
+        TORCH_CHECK(ends[i] >= begin && ends[i] <= size, "offsets have to grow, up to ", size);
+        if (root == handle->get_rank()) mine.emplace_back(begin, ends[i] - begin);
+    }
+    TORCH_CHECK(mine.size() == outs.size(), "this rank owns ", mine.size(), " blocks, out has ", outs.size());
+    for (size_t i = 0; i < mine.size(); ++i) {
+        TORCH_CHECK(outs[i].sizes() == input.narrow(dim, mine[i].first, mine[i].second).sizes(), "out[", i,
+                    "] is ", outs[i].sizes());
+    }
+    handle->meet();
+    for (size_t i = 0; i < mine.size(); ++i) {
+        auto cut = [&](Tensor t) { return t.narrow(dim, mine[i].first, mine[i].second); };
+        Tensor(outs[i]).copy_(sum_of(handle, input, cut));
+    }
+    handle->meet();
+}
+
+}  // namespace unicomm_torch
