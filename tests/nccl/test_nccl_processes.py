@@ -81,6 +81,7 @@ def test_a_killed_rank_of_which_the_library_says_nothing_is_found_in_its_ring(tm
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(240)
 def test_a_killed_rank_is_left_out_and_replaced(tmp_path, nccl_double):
     nccl_double()
     ranks = run(tmp_path, "", 4, job="elastic_job.py")

@@ -136,11 +136,13 @@ def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> Tensor:
 
 
 def _place(comm: Communicator, tensor: Tensor, layout: str) -> Tensor:
-    """The same values, lying in memory as `layout` says."""
+    """The same values on the communicator's device, lying in memory as `layout` says."""
+    if comm.get_device().type not in ("cpu", "meta"):
+        tensor = tensor.to(comm.get_device())
     if layout == "matrix" and tensor.numel() % 4 == 0:
         return tensor.reshape(4, -1).clone()
     if layout == "offset":
-        room = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype)
+        room = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype, device=tensor.device)
         room[3:] = tensor
         return room[3:]
     if layout == "allocated" or (layout == "partly allocated" and comm.get_rank() % 2 == 0):
@@ -204,7 +206,7 @@ def _combine(a: Tensor, b: Tensor, kind: RedOpType) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu()
 
 
 def _compare(comm: Communicator, case: Case, label: str, got: Tensor, expected: Tensor) -> None:

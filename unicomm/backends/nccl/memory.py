@@ -63,7 +63,8 @@ class PoolMemory(Memory):
     def pool(self) -> Any:
         if self._made is None:
             functions = self.library.native.allocator()
-            self._made = torch.cuda.MemPool(torch._C._cuda_customAllocator(*functions))
+            with torch.cuda.device(self.device):
+                self._made = torch.cuda.MemPool(torch._C._cuda_customAllocator(*functions))
         return self._made
 
     def allocate(self, nbytes: int) -> torch.Tensor:

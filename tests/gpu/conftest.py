@@ -1,0 +1,23 @@
+"""The kit: each test runs on a GPU, where there is one, and over the double."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kits import KITS
+
+from unicomm import Communicator
+
+
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "double"])
+def kit(request: pytest.FixtureRequest) -> Any:
+    return KITS[request.param]()
+
+
+@pytest.fixture
+def comm(kit: Any) -> Iterator[Communicator]:
+    """One rank on the kit's device."""
+    with kit.new(timeout=60) as made:
+        yield made
