@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <pthread.h>
 
+#include <cstring>
 #include <mutex>
 
 #include "core/tensor.hpp"
@@ -49,6 +50,24 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     return r.writer.begin(n);
 }
 
+// A record without its numbers, for `begin_again`; empty when it was overwritten.
+nb::bytes shape(Recorder& r, uint64_t id) {
+    ring::NewRecord n;
+    if (!r.writer.shape(id, n)) return nb::bytes("", 0);
+    return nb::bytes(reinterpret_cast<const char*>(&n), sizeof n);
+}
+
+uint64_t begin_again(Recorder& r, const nb::bytes& shape, uint64_t seq, uint64_t op_id, uint16_t flags) {
+    ring::NewRecord n;
+    if (shape.size() != sizeof n) return 0;
+    std::memcpy(&n, shape.c_str(), sizeof n);
+    n.seq = seq;
+    n.op_id = op_id;
+    n.flags = flags;
+    n.start_now = false;
+    return r.writer.begin(n);
+}
+
 }  // namespace
 
 void bind_recorder(nb::module_& m) {
@@ -78,6 +97,9 @@ void bind_recorder(nb::module_& m) {
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
              nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout_ms") = 0, nb::arg("batch") = 0,
              nb::arg("start_now") = true)
+        .def("add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); })
+        .def("shape", &shape)
+        .def("begin_again", &begin_again)
         .def(
             "start", [](Recorder& r, uint64_t id, uint64_t ago_ns) { r.writer.start(id, ago_ns); },
             nb::arg("id"), nb::arg("ago_ns") = 0)

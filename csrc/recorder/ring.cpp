@@ -247,6 +247,37 @@ uint64_t Writer::begin(const NewRecord& n) {
     return id;
 }
 
+void Writer::add_flags(uint64_t id, uint16_t flags) {
+    if (Record* r = find(id)) r->flags |= flags;
+}
+
+bool Writer::shape(uint64_t id, NewRecord& n) {
+    Record* r = find(id);
+    if (r == nullptr) return false;
+    n.seq = r->seq;
+    n.op_id = r->op_id;
+    n.signature = r->signature;
+    n.batch = r->batch;
+    n.comm = r->comm;
+    n.op = r->op;
+    n.flags = r->flags;
+    n.red = r->red;
+    n.peer = r->peer;
+    n.frame = r->frame;
+    n.timeout_ms = r->timeout_ms;
+    n.in_dtype = r->in_dtype;
+    n.out_dtype = r->out_dtype;
+    n.in_numel = r->in_numel;
+    n.out_numel = r->out_numel;
+    n.n_in = r->n_in;
+    n.n_out = r->n_out;
+    n.in_ndim = r->in_ndim;
+    n.out_ndim = r->out_ndim;
+    std::memcpy(n.in_dims, r->in_dims, sizeof n.in_dims);
+    std::memcpy(n.out_dims, r->out_dims, sizeof n.out_dims);
+    return true;
+}
+
 Record* Writer::find(uint64_t id) {
     if (id == 0 || !writable_.load(std::memory_order_relaxed)) return nullptr;
     Record& r = recs_[(id - 1) & mask_];

@@ -77,7 +77,15 @@ struct Frame {
 };
 
 enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
-enum RecordFlags : uint16_t { kAsync = 1, kP2P = 2, kBatch = 4, kReceive = 8 };
+// A graph takes down captured operations, which run in its replays; each of these has records of its own.
+enum RecordFlags : uint16_t {
+    kAsync = 1,
+    kP2P = 2,
+    kBatch = 4,
+    kReceive = 8,
+    kCaptured = 16,
+    kReplayed = 32
+};
 
 struct alignas(64) Record {
     std::atomic<uint64_t> id;  // from 1; 0 while the record is being written
@@ -142,6 +150,9 @@ class Writer {
     uint32_t add_frame(std::string_view file, std::string_view function, uint32_t line);
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
+    void add_flags(uint64_t id, uint16_t flags);
+    // What a record was begun with; false once it was overwritten.
+    bool shape(uint64_t id, NewRecord& found);
     // No effect once the record was overwritten. `ago_ns`: it was that long ago, as a device's events say.
     void start(uint64_t id, uint64_t ago_ns = 0);
     void finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns = 0);

@@ -54,8 +54,9 @@ def test_states_flags_and_errors():
     assert {v: k for k, v in states.items()} == ring.STATES
     assert (states["completed"], states["failed"]) == (recording.COMPLETED, recording.FAILED)
     flags = enum("recorder/ring.hpp", "RecordFlags")
-    assert flags == {"async": ring.ASYNC, "p2p": ring.P2P, "batch": ring.BATCH, "receive": ring.RECEIVE}
-    assert tuple(flags.values()) == (recording.ASYNC, recording.P2P, recording.BATCH, recording.RECEIVE)
+    names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED")
+    assert flags == {name.lower(): getattr(ring, name) for name in names}
+    assert list(flags.values()) == [getattr(recording, name) for name in names]
     faults = enum("core/error.hpp", "FaultCode")
     assert {cls.__name__: code for cls, code in recording._ERROR_CODES} == {
         "CommTimeoutError": faults["timeout"],

@@ -34,6 +34,7 @@ from build_double import library as build
 _current = threading.local()
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _called: list[Any] = []
+_NOT_READY = 600
 
 
 class HostStreams(Streams):
@@ -82,7 +83,10 @@ class HostStreams(Streams):
         self._done(self._c.double_stream_wait_event(ctypes.c_void_p(stream), event))
 
     def is_over(self, event: ctypes.c_void_p) -> bool:
-        return bool(self._c.double_event_query(event) == 0)
+        result = self._c.double_event_query(event)
+        if result in (0, _NOT_READY):
+            return bool(result == 0)
+        raise RuntimeError(f"the device's error {result}")
 
     def elapsed(self, first: ctypes.c_void_p, second: ctypes.c_void_p) -> float:
         ms = ctypes.c_float()
@@ -90,7 +94,11 @@ class HostStreams(Streams):
         return ms.value / 1e3
 
     def is_capturing(self) -> bool:
-        return False
+        capturing = ctypes.c_int()
+        self._done(
+            self._c.double_stream_is_capturing(ctypes.c_void_p(self.current()), ctypes.byref(capturing))
+        )
+        return bool(capturing.value)
 
     def synchronize(self) -> None:
         self._done(self._c.double_stream_synchronize(ctypes.c_void_p(self.current())))
@@ -159,6 +167,7 @@ class DoubleBackend(NcclBackend):
 
     def collective(self, call: Any, run: Any) -> None:
         self._composing = not completion.is_native(self.capabilities, call)
+        assert not (self._composing and self._streams.is_capturing()), "its torch parts run at once here"
         if self._composing:
             self._streams.synchronize()
         try:

@@ -9,7 +9,7 @@
 // and how it reads a config.
 //
 // What it is not: fast, NCCL's code or its algorithms, a proof of anything about hardware. It knows no
-// graphs, no networks, no topology; the NULL stream is each thread's own; a communicator has at most 16
+// networks, no topology; the NULL stream is each thread's own; a communicator has at most 16
 // ranks.
 //
 // Of NCCL's variables it knows NCCL_DEBUG (WARN or INFO) and NCCL_DEBUG_FILE: errors are warnings there.

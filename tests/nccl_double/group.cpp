@@ -95,7 +95,24 @@ std::mutex& issuing() {
     return *m;
 }
 
+void launch(std::vector<Pending> pending);
+
+// Leaves operations for the graph that captures their streams; false when no stream is captured.
+bool captured(std::vector<Pending>& pending) {
+    if (std::none_of(pending.begin(), pending.end(), [](Pending& p) { return p.stream->capture(); }))
+        return false;
+    std::vector<std::shared_ptr<Operation>> kept;
+    for (Pending& p : pending) kept.push_back(std::move(p.operation));
+    pending[0].stream->capture_node([kept](const std::shared_ptr<Stream>& stream) {
+        std::vector<Pending> anew;
+        for (auto& operation : kept) anew.push_back({operation->again(), stream});
+        launch(std::move(anew));
+    });
+    return true;
+}
+
 void launch(std::vector<Pending> pending) {
+    if (captured(pending)) return;
     std::vector<std::shared_ptr<Job>> jobs;
     for (Pending& p : pending) {
         auto into = std::make_shared<Job>();
@@ -193,6 +210,8 @@ Result submit(Call& call, std::unique_ptr<Operation> operation) {
     auto stream = find_stream(call.stream);
     if (!stream) return failed(call.fail(kUnhandledCudaError, "no live stream"));
     CommPtr comm = operation->comm;
+    if (stream->capture() && !operation->again())
+        return failed(call.fail(kInvalidUsage, "the double cannot capture that"));
     Pending p{std::move(operation), std::move(stream)};
     if (group.depth > 0) {
         group.pending.push_back(std::move(p));

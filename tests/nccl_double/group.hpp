@@ -21,6 +21,8 @@ struct Operation {
     Operation(CommPtr c, const char* function, int dtype, int op, int root, uint64_t count);
     virtual ~Operation() = default;
     virtual bool step() = 0;  // true when something moved
+    // The same once more, for a graph; asked before it has begun. Null where that cannot be.
+    virtual std::unique_ptr<Operation> again() const { return nullptr; }
     bool step_transfers(std::vector<Transfer>& transfers, bool* all_done);
 };
 

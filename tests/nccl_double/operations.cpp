@@ -37,6 +37,7 @@ struct Collective : Operation {
             any = true;
         }
     }
+    std::unique_ptr<Operation> again() const override { return std::make_unique<Collective>(*this); }
     void send(int to, const void* data, size_t bytes) {
         transfers.push_back(Transfer::send(kCollective, comm->rank, to, data, bytes, false));
     }
@@ -55,6 +56,7 @@ struct PointToPoint : Operation {
                                    : Transfer::receive(kPointToPoint, comm->rank, peer, data, bytes));
     }
     bool step() override { return step_transfers(transfer, &done); }
+    std::unique_ptr<Operation> again() const override { return std::make_unique<PointToPoint>(*this); }
 };
 
 bool has_buffer(Call& call, const void* buffer, const char* what) {

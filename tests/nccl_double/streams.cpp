@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -13,13 +14,27 @@ namespace nccl_double {
 namespace {
 
 // As the CUDA runtime numbers them.
-enum Status : int { kOk = 0, kInvalidValue = 1, kInvalidHandle = 400, kNotReady = 600 };
+enum Status : int {
+    kOk = 0,
+    kInvalidValue = 1,
+    kInvalidHandle = 400,
+    kNotReady = 600,
+    kCaptureUnsupported = 900,
+    kCaptureInvalidated = 901,
+    kCaptureUnjoined = 904,
+    kCaptureIsolation = 905,
+    kCapturedEvent = 907,
+};
 
 constexpr std::chrono::seconds kIdle{2};
 
 struct Event {
     bool timing;
     std::shared_ptr<Mark> mark;  // of the last record
+    // One that was recorded in a capture: which, and after how many nodes of which streams it comes.
+    bool captured = false;
+    std::weak_ptr<Capture> capture = {};  // what it holds ends with its graph
+    std::map<Stream*, size_t> after = {};
 };
 
 // Never destroyed: threads may still run while the process ends.
@@ -27,6 +42,8 @@ struct Tables {
     std::mutex mutex;
     std::map<void*, std::shared_ptr<Stream>> streams;
     std::map<void*, Event> events;
+    std::vector<std::shared_ptr<Capture>> captures;  // under way
+    std::map<void*, std::shared_ptr<Capture>> graphs;
 };
 Tables& tables() {
     static Tables* t = new Tables;
@@ -48,6 +65,18 @@ std::shared_ptr<Mark> mark_of(void* event, bool* known) {
     auto found = tables().events.find(event);
     *known = found != tables().events.end();
     return *known ? found->second.mark : nullptr;
+}
+
+// As in CUDA's global mode (and in any mode with HIP): who asks for an event, from whatever thread, or waits
+// on the host, ends the captures that are under way. True when there were any.
+bool ends_captures() {
+    std::lock_guard lock(tables().mutex);
+    for (auto& capture : tables().captures) capture->invalid = true;
+    return !tables().captures.empty();
+}
+
+void join(std::map<Stream*, size_t>& into, const std::map<Stream*, size_t>& other) {
+    for (auto& [stream, count] : other) into[stream] = std::max(into[stream], count);
 }
 
 int enqueue(void* handle, Stream::Task task) {
@@ -89,7 +118,26 @@ std::chrono::steady_clock::time_point Mark::when() {
     return when_;
 }
 
+std::shared_ptr<Capture> Stream::capture() {
+    std::lock_guard lock(mutex_);
+    return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+    std::lock_guard lock(mutex_);
+    capture_ = std::move(capture);
+}
+
+void Stream::capture_node(Capture::Node node) {
+    auto capture = this->capture();
+    std::lock_guard lock(tables().mutex);
+    capture->nodes.push_back(std::move(node));
+    ++capture->after[this][this];
+}
+
 void Stream::enqueue(Task task) {
+    if (capture())
+        return capture_node([task](const std::shared_ptr<Stream>& stream) { stream->enqueue(task); });
     std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
     if (!thread_) {
@@ -175,6 +223,7 @@ EXPORT int double_stream_destroy(void* handle) {
 EXPORT int double_stream_synchronize(void* handle) {
     auto stream = find_stream(handle);
     if (!stream) return kInvalidHandle;
+    if (ends_captures()) return kCaptureUnsupported;
     stream->synchronize();
     return kOk;
 }
@@ -189,7 +238,29 @@ EXPORT int double_stream_wait_event(void* handle, void* event) {
     bool known;
     auto mark = mark_of(event, &known);
     if (!known) return kInvalidHandle;
-    if (!mark) return find_stream(handle) ? kOk : kInvalidHandle;  // never recorded: nothing to wait for
+    auto stream = find_stream(handle);
+    if (!stream) return kInvalidHandle;
+    auto mine = stream->capture();
+    {
+        std::lock_guard lock(tables().mutex);
+        Event& e = tables().events[event];
+        auto its = e.capture.lock();
+        if (e.captured || (mine && mark)) {
+            // A stream becomes part of a capture by waiting for one of its events; what is in a capture
+            // cannot wait for anything outside of it.
+            if (!its || its->invalid || (mine && mine != its)) {
+                if (mine) mine->invalid = true;
+                return kCaptureIsolation;
+            }
+            if (!mine) {
+                stream->set_capture(its);
+                its->streams.push_back(stream);
+            }
+            join(its->after[stream.get()], e.after);
+            return kOk;
+        }
+    }
+    if (!mark) return kOk;  // never recorded: nothing to wait for
     return enqueue(handle, [mark] { mark->wait(); });
 }
 
@@ -236,6 +307,13 @@ EXPORT int double_event_record(void* event, void* stream) {
         auto found = tables().events.find(event);
         if (found == tables().events.end()) return kInvalidHandle;
         found->second.mark = mark;
+        auto capture = target->capture();
+        found->second.captured = capture != nullptr;
+        found->second.capture = capture;
+        if (capture) {
+            found->second.after = capture->after[target.get()];
+            return kOk;
+        }
     }
     target->enqueue([mark] { mark->set(); });
     return kOk;
@@ -245,6 +323,11 @@ EXPORT int double_event_query(void* event) {
     bool known;
     auto mark = mark_of(event, &known);
     if (!known) return kInvalidHandle;
+    if (ends_captures()) return kCaptureUnsupported;
+    {
+        std::lock_guard lock(tables().mutex);
+        if (tables().events[event].captured) return kCapturedEvent;
+    }
     return !mark || mark->reached() ? kOk : kNotReady;
 }
 
@@ -264,9 +347,69 @@ EXPORT int double_event_elapsed_ms(float* ms, void* start, void* end) {
         auto found = tables().events.find(i ? end : start);
         if (found == tables().events.end() || !found->second.timing || !found->second.mark)
             return kInvalidHandle;
+        if (found->second.captured) return kCapturedEvent;
         marks[i] = found->second.mark;
     }
     if (!marks[0]->reached() || !marks[1]->reached()) return kNotReady;
     *ms = std::chrono::duration<float, std::milli>(marks[1]->when() - marks[0]->when()).count();
     return kOk;
+}
+
+EXPORT int double_stream_begin_capture(void* handle) {
+    auto stream = find_stream(handle);
+    if (!handle || !stream) return kInvalidHandle;  // the default stream cannot be captured
+    if (stream->capture()) return kCaptureUnsupported;
+    auto capture = std::make_shared<Capture>();
+    capture->origin = stream.get();
+    capture->streams.push_back(stream);
+    stream->set_capture(capture);
+    std::lock_guard lock(tables().mutex);
+    tables().captures.push_back(capture);
+    return kOk;
+}
+
+EXPORT int double_stream_is_capturing(void* handle, int* capturing) {
+    auto stream = find_stream(handle);
+    if (!stream) return kInvalidHandle;
+    *capturing = stream->capture() != nullptr;
+    return kOk;
+}
+
+// The capture is over in any case; without an error there is a graph.
+EXPORT int double_stream_end_capture(void* handle, void** graph) {
+    auto stream = find_stream(handle);
+    auto capture = stream ? stream->capture() : nullptr;
+    if (!capture || capture->origin != stream.get() || !graph) return kInvalidValue;
+    for (auto& part : capture->streams) part->set_capture(nullptr);
+    std::lock_guard lock(tables().mutex);
+    auto& open = tables().captures;
+    open.erase(std::remove(open.begin(), open.end(), capture), open.end());
+    *graph = nullptr;
+    if (capture->invalid) return kCaptureInvalidated;
+    for (auto& part : capture->streams) {
+        size_t given = capture->after[part.get()][part.get()];
+        if (capture->after[capture->origin][part.get()] < given) return kCaptureUnjoined;
+    }
+    *graph = new_handle();
+    tables().graphs[*graph] = capture;
+    return kOk;
+}
+
+EXPORT int double_graph_launch(void* graph, void* handle) {
+    auto stream = find_stream(handle);
+    std::shared_ptr<Capture> found;
+    {
+        std::lock_guard lock(tables().mutex);
+        auto entry = tables().graphs.find(graph);
+        if (entry != tables().graphs.end()) found = entry->second;
+    }
+    if (!stream || !found) return kInvalidHandle;
+    // One after the other, which no dependency among them forbids.
+    for (auto& node : found->nodes) node(stream);
+    return kOk;
+}
+
+EXPORT int double_graph_destroy(void* graph) {
+    std::lock_guard lock(tables().mutex);
+    return tables().graphs.erase(graph) ? kOk : kInvalidHandle;
 }

@@ -4,8 +4,10 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace nccl_double {
 
@@ -27,11 +29,28 @@ class Mark {
     std::chrono::steady_clock::time_point when_;
 };
 
+class Stream;
+
+// What a graph captures: tasks in the order in which they were given, over all streams that are part of it.
+struct Capture {
+    using Node = std::function<void(const std::shared_ptr<Stream>&)>;  // puts it into the launching stream
+    std::vector<Node> nodes;
+    bool invalid = false;
+    Stream* origin = nullptr;
+    // Of each stream in it: how many nodes it has given, and how many of the others' it comes after.
+    std::map<Stream*, std::map<Stream*, size_t>> after;
+    std::vector<std::shared_ptr<Stream>> streams;
+};
+
 // Runs tasks one after the other in a thread of its own, which ends when it has long had nothing to do.
 class Stream : public std::enable_shared_from_this<Stream> {
   public:
     using Task = std::function<void()>;
     void enqueue(Task task);
+    // Captured like a task, but put into the launching stream by itself.
+    void capture_node(Capture::Node node);
+    std::shared_ptr<Capture> capture();  // null when it runs
+    void set_capture(std::shared_ptr<Capture> capture);
     bool idle();
     void synchronize();
     // No more tasks will come: the thread ends after the last one.
@@ -42,6 +61,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Task> tasks_;
+    std::shared_ptr<Capture> capture_;
     bool thread_ = false, busy_ = false, released_ = false;
 };
 

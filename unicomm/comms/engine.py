@@ -41,12 +41,14 @@ from .work import Work, Worker
 if TYPE_CHECKING:
     from .backend import Backend
     from .lifecycle import Member
+    from .profiling_session import Span
     from .symmetric import SymmetricMemory
 
 T = TypeVar("T")
 Timeout = timedelta | float | None
 Hints = Mapping[str, str] | None
 
+NO_SPANS: Sequence[Span] = ()
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
@@ -93,7 +95,7 @@ class Engine:
             profiling.register(self)
 
     @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
+    def in_order(self) -> Iterator[None]:
         """One call at a time, in the order of the calls; the fast path stays out meanwhile."""
         with self._order:
             self.fast.block()
@@ -240,14 +242,14 @@ class Engine:
 
     def release(self, handle: object) -> None:
         """Has the backend forget a persistent operation, after the operations that were issued before."""
-        with self._in_order():
+        with self.in_order():
             if self.worker.busy:
                 self.submit(Work("free", 0, True), lambda: self.backend.unprepare(handle))
             elif not self.finalized:
                 self.backend.unprepare(handle)
 
     def _issue(self, call: Call) -> Work:
-        with self._in_order():
+        with self.in_order():
             self.check_open(call.name)
             if not call.async_op:
                 self.check_can_wait(call.name)
@@ -282,10 +284,13 @@ class Engine:
                 call.start_clock()
                 self.backend.collective(call, lambda: completion.run(self.group, call))
 
-            job = run if profiling.session is None else profiling.collective(self, call, pending, run)
+            job, spans = run, NO_SPANS
+            if profiling.session is not None:
+                job, spans = profiling.collective(self, call, pending, run)
             tensors = (*call.inputs, *call.outputs)
             work = self._run(
-                job, call.name, call.seq, [record], pending, call.async_op, call.timeout, args, tensors
+                *(job, call.name, call.seq, [record], pending, call.async_op, call.timeout, args, tensors),
+                spans=spans,
             )
         if not call.async_op and (pending or call.name == "barrier"):
             work.wait()
@@ -313,7 +318,7 @@ class Engine:
         if batch:
             self.check.batch(messages)
         limit = self.per_op(name, hints, timeout)
-        with self._in_order():
+        with self.in_order():
             self.check_open(name)
             if not async_op:
                 self.check_can_wait(name)
@@ -335,13 +340,15 @@ class Engine:
             def run() -> None:
                 completion.exchange(self.group, messages, limit)
 
-            job = run
+            job, spans = run, NO_SPANS
             if profiling.session is not None:
                 numbered = list(zip(messages, seqs, strict=True))
-                job = profiling.messages(self, numbered, pending, bool(async_op), run)
+                job, spans = profiling.messages(self, numbered, pending, bool(async_op), run)
             tensors = [m.tensor for m in messages]
             numbers = [(m.send, m.peer, n) for m, n in zip(messages, seqs, strict=True)] if queue else ()
-            work = self._run(job, name, seq, records, pending, bool(async_op), limit, args, tensors, numbers)
+            work = self._run(
+                *(job, name, seq, records, pending, bool(async_op), limit, args, tensors, numbers, spans)
+            )
         if pending and not async_op:
             work.wait()
         if args is not None:
@@ -513,13 +520,14 @@ class Engine:
         args: OpArgs | None,
         tensors: Sequence[Any],
         messages: Sequence[tuple[bool, int, int]] = (),
+        spans: Sequence[Span] = NO_SPANS,
     ) -> Work:
         """Runs an operation here, or has it run by the worker (`pending`) or on a stream."""
         if self.queue is not None:
             try:
                 self.check_broken()
                 held = tensors if async_op or not self.queue.streams.frees_in_order else ()
-                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held, messages)
+                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held, messages, spans)
             except BaseException as caught:
                 self._failed(caught, op, seq, records)
                 if args is not None:

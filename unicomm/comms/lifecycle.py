@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unicomm.flight_recorder import dumps, writer
 from unicomm.flight_recorder.ranks import format_ranks
 
-from . import stream_work
+from . import watchdog
 from .backend import Backend, Legacy, Setup
 from .call import OpArgs
 from .dtypes import NAMES
@@ -495,7 +495,7 @@ def forget_after_fork() -> None:
         if comm._dynamic is not None:
             comm._dynamic.forget()
     _living.clear()
-    stream_work.forget_after_fork()
+    watchdog.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=forget_after_fork)

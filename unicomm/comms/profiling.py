@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -55,11 +56,17 @@ def register(engine: Engine) -> None:
             _blocked.add(engine)
 
 
-def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None]) -> Callable[[], None]:
-    """`run` with the event and the row of its operation around it; `later`: it runs in the worker."""
+Job = tuple[Callable[[], None], Sequence[Span]]
+
+
+def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None]) -> Job:
+    """`run` with the event and the row of its operation around it; `later`: it runs in the worker.
+
+    With it, for an operation that only is issued here, the rows that have to be told when it has run.
+    """
     now = session
     if now is None:
-        return run
+        return run, ()
     span, event = now.add(
         engine,
         call.name,
@@ -72,19 +79,19 @@ def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None])
         call.in_splits,
         call.out_splits,
     )
-    return _around([(span, event)], later, run)
+    return _around(engine, [(span, event)], later, run)
 
 
 def messages(
     engine: Engine, found: Sequence[tuple[Message, int]], later: bool, async_op: bool, run: Callable[[], None]
-) -> Callable[[], None]:
+) -> Job:
     """The same for sends and receives that run together; `found` has each with its number."""
     now = session
     if now is None:
-        return run
+        return run, ()
     batch = now.next_batch() if len(found) > 1 else 0
     pairs = [_message(now, engine, one, seq, async_op, batch) for one, seq in found]
-    return _around(pairs, later, run)
+    return _around(engine, pairs, later, run)
 
 
 def message(engine: Engine, found: Message, seq: int) -> Span | None:
@@ -106,7 +113,9 @@ def _message(
     return now.add(engine, op, seq, ins, outs, async_op, peer=found.peer, batch=batch)
 
 
-def _around(pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], None]) -> Callable[[], None]:
+def _around(engine: Engine, pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], None]) -> Job:
+    if engine.queue is not None:  # the events say where it is put on its stream
+        return _issuing(pairs, run), [span for span, _ in pairs]
     if later:  # the events say where it was issued; those of the worker show when all threads are recorded
         for span, event in pairs:
             span.enter(event)
@@ -132,6 +141,23 @@ def _around(pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], No
             for span, _ in pairs:
                 span.finish(error)
 
+    return observed, ()
+
+
+def _issuing(pairs: Sequence[tuple[Span, Any]], run: Callable[[], None]) -> Callable[[], None]:
+    def observed() -> None:
+        for span, event in pairs:
+            span.enter(event)
+        try:
+            run()
+        except BaseException as error:
+            for span, _ in pairs:
+                span.finish(error)
+            raise
+        finally:
+            for span, _ in reversed(pairs):
+                span.leave()
+
     return observed
 
 
@@ -156,6 +182,9 @@ def _end() -> None:
         _blocked.clear()
     if now is None:
         return
+    for engine in used:
+        if engine.queue is not None:  # what the device has done by now
+            engine.queue.look(time.monotonic())
     now.close([engine for engine in used if not engine.finalized])
     if now.table["rows"]:
         finished.append(now)

@@ -6,34 +6,36 @@
 
 Who calls never waits for the device. The watchdog looks at the oldest operation of each communicator, asks
 the backend for errors that came later, and ends what is overdue; the error is raised at the next `wait` or
-call on this rank. What a graph takes down is not watched: it runs when the graph is replayed.
+call on this rank. What a graph captures is not watched: it runs when the graph is replayed, which is
+(graphs.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import recording
+from . import graphs, recording, watchdog
 from .call import OpArgs
+from .device_clock import DeviceClock
 from .errors import CommError, CommTimeoutError, NotReadyError
+from .graphs import Capture, Captured
 from .options import seconds
 from .stream_failures import Lookout, Message, Pending
 from .streams import Streams
+from .watchdog import LONGEST_LOOK, LOOK
 from .work import Work, WorkStatus
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-_LOOK = 0.001  # seconds between two looks while something new runs, growing ...
-_LONGEST_LOOK = 0.02  # ... up to this
-_LOOKS_WITHOUT = 500  # looks without anything to watch until the thread ends
+    from .profiling_session import Span
 
 
 class StreamWork(Work):
@@ -48,13 +50,14 @@ class StreamWork(Work):
         self._queue = queue
         self._stream = stream
         self._after: Any = None
-        self._captured = False
+        self._capture: Capture | None = None
+        self._held: Sequence[Any] = ()  # of a branch of a graph, until it is joined
         self._done = False
         self._guard = threading.Lock()
         self._to_call: list[Callable[[Work], None]] = []
 
     def wait(self, timeout: timedelta | float | None = None) -> None:
-        if timeout is not None or (self.name == "barrier" and not self._captured):
+        if timeout is not None or (self.name == "barrier" and self._capture is None):
             self.wait_blocking(timeout)
             return
         self._raise()
@@ -62,9 +65,9 @@ class StreamWork(Work):
             self._queue.order_after(self)
 
     def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
-        if self._captured:
+        if self._capture is not None:
             raise NotReadyError(
-                "an operation that a graph takes down has not run: the host cannot wait for it",
+                "an operation that a graph captures has not run: the host cannot wait for it",
                 op=self.name,
                 seq=self.seq,
                 hint="wait() orders it within the graph; synchronise after the replay",
@@ -82,13 +85,13 @@ class StreamWork(Work):
                     hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
                 )
             time.sleep(min(nap, left))
-            nap = min(2 * nap, _LONGEST_LOOK)
+            nap = min(2 * nap, LONGEST_LOOK)
         self._raise()
 
     def is_completed(self) -> bool:
         if self._done or self._error is not None:
             return True
-        return not self._captured and self._queue.streams.is_over(self._after)
+        return self._capture is None and self._queue.streams.is_over(self._after)
 
     @property
     def status(self) -> WorkStatus:
@@ -121,7 +124,10 @@ class StreamWork(Work):
 
 @dataclass(slots=True)
 class _Running:
-    """An operation that the watchdog looks after. `held`: tensors that must live until it is over."""
+    """An operation that the watchdog looks after, or the replay of a graph.
+
+    `held`: tensors that must live until it is over. `spans`: of the profiler.
+    """
 
     work: StreamWork
     before: Any
@@ -129,6 +135,8 @@ class _Running:
     args: OpArgs | None
     held: Sequence[Any]
     pending: Pending
+    issued_ns: int
+    spans: Sequence[Span] = ()
 
 
 class StreamQueue:
@@ -140,6 +148,8 @@ class StreamQueue:
         self._recorder = engine.member.recorder
         self._own: Any = None  # made by the first asynchronous operation
         self._last: StreamWork | None = None  # that what comes next has to follow, on whatever stream
+        self._last_captured: StreamWork | None = None  # the same within a graph
+        self._clock = DeviceClock(streams)
         self._running: deque[_Running] = deque()
         self._lock = threading.RLock()  # a callback may issue operations
         self.lookout = Lookout(engine)
@@ -155,47 +165,118 @@ class StreamQueue:
         args: OpArgs | None,
         held: Sequence[Any],
         messages: Sequence[Message] = (),
+        spans: Sequence[Span] = (),
     ) -> StreamWork:
         """Puts an operation on a stream. Called in the order of the operations. Raises what `run` raises.
 
-        `messages`: of a send, receive or batch.
+        `messages`: of a send, receive or batch. `spans`: of the profiler, to be told when it ran.
         """
         streams = self.streams
         current = stream = streams.current()
-        captured = streams.is_capturing()
+        capture = graphs.current() if streams.is_capturing() else None
+        issued_ns = time.monotonic_ns()
         if async_op:
             if self._own is None:
                 self._own = streams.new()
             stream = self._own
             streams.wait(stream, streams.record(current))
-        last = self._last
-        if last is not None and last._captured == captured and last._stream != stream and not last._done:
-            streams.wait(stream, last._after)
+        self._follow_last(stream, capture)
         work = StreamWork(name, seq, self, stream)
-        work._captured = captured
-        before = None if captured else streams.record(stream)
+        work._capture = capture
+        before = streams.record(stream) if capture is None else None
         if stream is current:
             run()
         else:
             with streams.use(stream):
                 run()
         work._after = streams.record(stream)
-        # Within a graph what runs on the current stream is ordered by it, and the graph ends unannounced.
-        self._last = work if async_op or not captured else None
-        if not captured:
-            pending = Pending(name, seq, messages, timeout, time.monotonic() + timeout)
-            with self._lock:
-                self._running.append(_Running(work, before, records, args, held, pending))
-            _watchdog.watch(self)
+        if capture is not None:
+            # What runs on the current stream is ordered by it.
+            self._last_captured = work if async_op else None
+            work._held = held if async_op else ()
+            self._note(capture, name, timeout, records, messages)
+            for span in spans:
+                span.start()
+                span.finish(None)
+            return work
+        self._last = work
+        pending = Pending(name, seq, messages, timeout, time.monotonic() + timeout)
+        with self._lock:
+            self._running.append(_Running(work, before, records, args, held, pending, issued_ns, spans))
+        watchdog.watch(self)
         return work
+
+    def _follow_last(self, stream: Any, capture: Capture | None) -> None:
+        """What the stream gets comes after the operation before, on whatever stream that is."""
+        last = self._last if capture is None else self._last_captured
+        if last is not None and last._capture is capture and last._stream != stream and not last._done:
+            self.streams.wait(stream, last._after)
 
     def order_after(self, work: StreamWork) -> None:
         """Makes the current stream wait for it."""
         current = self.streams.current()
         if current != work._stream:
             self.streams.wait(current, work._after)
-        if work._captured and self._last is work:
-            self._last = None  # joined, as every branch of a graph has to be before its end
+        if work._capture is not None:  # joined, as every branch of a graph has to be before its end
+            work._held = ()
+            if self._last_captured is work:
+                self._last_captured = None
+
+    # --- graphs --------------------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        capture: Capture,
+        name: str,
+        timeout: float,
+        records: Sequence[int],
+        messages: Sequence[Message],
+    ) -> None:
+        """Notes an operation that a graph captures: over for the recorder, which gets its replays."""
+        recorder = self._recorder
+        shapes = [recorder.shape(record) for record in records]
+        for record in records:
+            recorder.add_flags(record, recording.CAPTURED)
+            recorder.start(record)
+            recorder.finish(record, recording.COMPLETED, 0)
+        pairs = [(send, peer) for send, peer, _ in messages]
+        capture.operations.append(Captured(self, name, timeout, shapes, pairs))
+
+    @contextlib.contextmanager
+    def replaying(self, operations: Sequence[Captured]) -> Iterator[None]:
+        """Around the launch of a graph with these operations of this communicator."""
+        engine, streams = self._engine, self.streams
+        if streams.is_capturing():  # it becomes a part of another graph
+            graphs.current().operations.extend(operations)
+            yield
+            return
+        with engine.in_order():
+            engine.check_open(operations[0].name)
+            stream = streams.current()
+            self._follow_last(stream, None)
+            records, collectives, messages = graphs.begin_records(engine.fast, self._recorder, operations)
+            issued_ns, before = time.monotonic_ns(), streams.record(stream)
+            seq = collectives[0] if collectives else messages[0][2]
+            try:
+                yield
+            except BaseException:
+                self._give_up(records)
+                raise
+            work = StreamWork(operations[0].name, seq, self, stream)
+            work._after = streams.record(stream)
+            self._last = work
+            timeout = max(operation.timeout for operation in operations)
+            asked = () if collectives else messages
+            pending = Pending(work.name, seq, asked, timeout, time.monotonic() + timeout)
+            with self._lock:
+                self._running.append(_Running(work, before, records, None, (), pending, issued_ns))
+            watchdog.watch(self)
+
+    def _give_up(self, records: Sequence[int]) -> None:
+        for record in records:
+            self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
+
+    # --- the watchdog --------------------------------------------------------------------------------------
 
     def error_of(self, work: StreamWork) -> BaseException | None:
         """The error that ended the communicator, if this operation had not been over before."""
@@ -216,13 +297,15 @@ class StreamQueue:
             if self._running and time.monotonic() >= end:
                 return False
             if self._running:
-                time.sleep(_LOOK / 10)
+                time.sleep(LOOK / 10)
         return True
 
     def look(self, now: float) -> None:
         """Takes out what is over. Called by the watchdog and by whoever drains."""
         engine = self._engine
-        with self._lock:
+        with graphs.events_may_be_asked_for() as free, self._lock:
+            if not free:
+                return
             error: BaseException | None = None
             while self._running and error is None:
                 try:
@@ -263,10 +346,16 @@ class StreamQueue:
     def _finish(self, running: _Running, error: BaseException | None) -> None:
         engine, work = self._engine, running.work
         if error is None:
-            elapsed = int(self.streams.elapsed(running.before, work._after) * 1e9)
+            seen = time.monotonic_ns()
+            start, end = self._clock.place(running.before, work._after, running.issued_ns, seen)
             for record in running.records:
-                self._recorder.start(record, elapsed)
-                self._recorder.finish(record, recording.COMPLETED, 0)
+                self._recorder.start(record, seen - start)
+                self._recorder.finish(record, recording.COMPLETED, 0, seen - end)
+            for span in running.spans:
+                span.ran(seen - start, seen - end)
+        else:
+            for span in running.spans:
+                span.finish(error)
         if running.args is not None:
             engine.hooks.finished(running.args, error)
         work._over(error)
@@ -283,56 +372,9 @@ class StreamQueue:
         while self._running:
             running = self._running.popleft()
             if running is not first:
-                for record in running.records:
-                    self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
+                self._give_up(running.records)
             self._finish(running, error if running is first and isinstance(error, CommError) else final)
 
     def forget(self) -> None:
         """In a forked child, where the device cannot be used."""
         self._running.clear()
-
-
-class _Watchdog:
-    """The thread that looks after all communicators' operations; there is one while there are any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queues: list[StreamQueue] = []
-        self._fresh = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, queue: StreamQueue) -> None:
-        with self._lock:
-            if queue not in self._queues:
-                self._queues.append(queue)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
-                self._thread.start()
-            self._fresh.set()
-
-    def _loop(self) -> None:
-        nap, idle = _LOOK, 0
-        while True:
-            if self._fresh.is_set():
-                self._fresh.clear()
-                nap = _LOOK
-            time.sleep(nap)
-            nap = min(nap * 1.5, _LONGEST_LOOK)
-            now = time.monotonic()
-            for queue in list(self._queues):
-                queue.look(now)
-            with self._lock:
-                self._queues = [queue for queue in self._queues if queue.busy]
-                idle = 0 if self._queues else idle + 1
-                if idle > _LOOKS_WITHOUT:
-                    self._thread = None
-                    return
-
-
-_watchdog = _Watchdog()
-
-
-def forget_after_fork() -> None:
-    """In a forked child, which has no such thread."""
-    global _watchdog
-    _watchdog = _Watchdog()

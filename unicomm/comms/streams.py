@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from . import graphs
+
 
 class Streams(abc.ABC):
     """Streams and events of one device. Their objects are opaque here; equal ones are the same
@@ -58,7 +60,7 @@ class Streams(abc.ABC):
 
     @abc.abstractmethod
     def is_capturing(self) -> bool:
-        """Whether the current stream takes down a graph instead of running."""
+        """Whether a graph captures the current stream, which runs nothing then."""
 
 
 class TorchStreams(Streams):
@@ -67,6 +69,12 @@ class TorchStreams(Streams):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = torch.get_device_module(device)
+        for graph_class in (
+            getattr(self._module, "CUDAGraph", None),
+            getattr(torch.accelerator, "Graph", None),
+        ):
+            if graph_class is not None:
+                graphs.follow(graph_class)
 
     def current(self) -> Any:
         return self._module.current_stream(self._device)
@@ -82,7 +90,7 @@ class TorchStreams(Streams):
         return found
 
     def record(self, stream: Any) -> Any:
-        # Events with times may be taken down in a graph, but not asked for them.
+        # Those of a graph cannot be asked for times.
         event = self._module.Event(enable_timing=not self.is_capturing())
         event.record(stream)
         return event

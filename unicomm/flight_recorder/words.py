@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ring import ASYNC, P2P, RECEIVE, Ring
+from .ring import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
 
 
 def arguments(ring: Ring, record: Any) -> str:
@@ -23,8 +23,12 @@ def arguments(ring: Ring, record: Any) -> str:
         parts.append(f"from {peer}" if flags & RECEIVE else f"to {peer}")
     elif peer >= 0:
         parts.append(f"root {peer}")
-    if flags & ASYNC:
+    if flags & REPLAYED:
+        parts.append("in a graph's replay")
+    elif flags & ASYNC:
         parts.append("async")
+    if flags & CAPTURED:
+        parts.append("captured by a graph")
     return " ".join(parts)
 
 

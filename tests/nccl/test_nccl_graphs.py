@@ -1,0 +1,268 @@
+"""Graphs over the double: operations that are captured, and the records of their replays."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from double_backend import make
+from double_graphs import HostGraph
+
+import unicomm
+from unicomm import Communicator
+from unicomm.comms import graphs
+from unicomm.comms.errors import CommTimeoutError, NotReadyError
+from unicomm.flight_recorder import words, writer
+from unicomm.flight_recorder.analyze import analyze
+from unicomm.flight_recorder.readers import load
+from unicomm.flight_recorder.ring import CAPTURED, P2P, REPLAYED, read_ring
+from unicomm.flight_recorder.verdict import Kind
+from unicomm.testing import run_ranks
+
+SUM = unicomm.ReduceOp.SUM
+_made: list[object] = []
+
+
+@pytest.fixture
+def double(fresh_recorder) -> str:
+    if not _made:
+        _made.append(make("nccl-graphs"))
+    return "nccl-graphs"
+
+
+class Together:
+    """Ranks are threads here, and one that asks for an event ends the captures of all: so none does."""
+
+    def __init__(self, n: int) -> None:
+        self._barrier = threading.Barrier(n)
+
+    def capture(self, comm: Communicator, body) -> HostGraph:
+        graph = HostGraph(comm._engine.queue.streams)
+        self._barrier.wait(60)
+        try:
+            with graph.capture():
+                body()
+        finally:
+            self._barrier.wait(60)
+        return graph
+
+
+def finish(comm: Communicator) -> None:
+    assert comm._engine.queue.drain(30)
+
+
+def of(comm_rank: int):
+    """The ring, and the records of one rank."""
+    ring = read_ring(writer._recorder.path)
+    index = next(c.index for c in ring.comms if c.rank == comm_rank)
+    return ring, ring.records[ring.records["comm"] == index]
+
+
+def test_replays_run_and_are_recorded_anew(double):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        x, y = torch.ones(4), torch.full((2,), float(comm.get_rank() + 1))
+        out = torch.zeros(4)
+
+        def body() -> None:
+            comm.all_reduce(x, SUM, False)
+            comm.all_gather_single(out, y, False)
+
+        graph = together.capture(comm, body)
+        assert x.tolist() == [1.0] * 4  # a capture runs nothing
+        for _ in range(3):
+            graph.replay()
+        comm.all_reduce(x, SUM, False)
+        finish(comm)
+        assert x.tolist() == [16.0] * 4
+        assert out.tolist() == [1.0, 1.0, 2.0, 2.0]
+
+    run_ranks(program, 2, backend=double)
+    for rank in (0, 1):
+        ring, records = of(rank)
+        assert [int(r["seq"]) for r in records] == list(range(1, 10))
+        assert [int(r["flags"]) & (CAPTURED | REPLAYED) for r in records] == [16] * 2 + [32] * 6 + [0]
+        assert [ring.op(r) for r in records] == ["all_reduce", "all_gather_single"] * 4 + ["all_reduce"]
+        assert {int(r["state"]) for r in records} == {3}
+        assert len({ring.frame(r).line for r in records[::2]}) == 2  # replays are where the capture was
+        assert "captured by a graph" in words.arguments(ring, records[0])
+        assert "in a graph's replay" in words.arguments(ring, records[2])
+        assert words.arguments(ring, records[2]).startswith("float32[4] SUM")
+    found = analyze(load([writer._recorder.path])).main.verdict
+    assert found in (Kind.GOOD, Kind.SLOW)  # the ranks' numbers match; one of the two may have been slow
+
+
+def test_a_branch_is_joined_by_wait(double, raised):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        x = torch.ones(4)
+        works = []
+
+        def body() -> None:
+            work = comm.all_reduce(x, SUM, True)
+            assert not work.is_completed()
+            assert type(raised(work.wait_blocking)) is NotReadyError
+            work.wait()
+            comm.all_reduce(x, SUM, False)
+            works.append(work)
+
+        graph = together.capture(comm, body)
+        graph.replay()
+        finish(comm)
+        assert x.tolist() == [4.0] * 4
+        assert works[0]._held == ()
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_a_branch_that_is_not_joined_fails_the_capture_and_nothing_else(double, raised):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        x = torch.ones(4)
+        error = raised(lambda: together.capture(comm, lambda: comm.all_reduce(x, SUM, True)))
+        assert "904" in str(error)
+        again = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
+        again.replay()
+        comm.all_reduce(x, SUM, True).wait_blocking()
+        assert x.tolist() == [4.0] * 4
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_nobody_asks_for_events_while_a_graph_is_captured(double, eventually, monkeypatch):
+    together = Together(2)
+    released = threading.Event()
+    looks = []
+
+    def program(comm: Communicator) -> None:
+        queue = comm._engine.queue
+        x, y = torch.ones(4), torch.ones(4)
+        queue.streams.call(lambda: released.wait(60))
+        work = comm.all_reduce(x, SUM, False)  # is not over during the capture: the watchdog looks after it
+        look = queue.look
+        monkeypatch.setattr(queue, "look", lambda now: (looks.append(comm.get_rank()), look(now)))
+
+        def body() -> None:
+            comm.all_reduce(y, SUM, False)
+            before = len(looks)
+            eventually(lambda: len(looks) > before + 4)
+
+        graph = together.capture(comm, body)
+        graph.replay()
+        released.set()
+        work.wait_blocking()
+        finish(comm)
+        assert (x.tolist(), y.tolist()) == ([2.0] * 4, [2.0] * 4)
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_a_replay_follows_what_was_issued_before(double):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        x = torch.ones(4)
+        graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
+        streams = comm._engine.queue.streams
+        with streams.use(streams.new()):
+            streams.sleep(100)
+            before = comm.all_reduce(x, SUM, True)
+        graph.replay()  # on another stream than that of the operation before
+        after = comm.all_reduce(x, SUM, True)
+        after.wait_blocking()
+        assert before.is_completed()
+        assert x.tolist() == [8.0] * 4
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_messages_of_a_graph_are_numbered_for_their_pair(double):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        peer = 1 - comm.get_rank()
+        out, into = torch.full((3,), float(comm.get_rank())), torch.zeros(3)
+
+        def body() -> None:
+            batch = comm.batch_op_create()
+            batch.send(out, peer)
+            batch.recv(into, peer)
+            batch.issue(False)
+
+        graph = together.capture(comm, body)
+        graph.replay()
+        graph.replay()
+        finish(comm)
+        assert into.tolist() == [float(peer)] * 3
+
+    run_ranks(program, 2, backend=double)
+    _, records = of(0)
+    assert len(records) == 6
+    assert all(int(r["flags"]) & P2P for r in records)
+    assert sorted(int(r["seq"]) for r in records) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_rank_that_does_not_replay_is_named(double, raised):
+    together, over = Together(2), threading.Event()
+
+    def program(comm: Communicator) -> None:
+        comm.set_timeout(1)
+        x = torch.ones(4)
+
+        def body() -> None:
+            comm.all_reduce(x, SUM, False)
+            comm.all_reduce(x, SUM, False)
+
+        graph = together.capture(comm, body)
+        if comm.get_rank() == 1:
+            assert over.wait(60)
+            return
+        graph.replay()
+        error = raised(lambda: comm.all_reduce(x, SUM, True, timeout=30).wait_blocking())
+        over.set()
+        assert (type(error), error.culprits) == (CommTimeoutError, (1,))
+        assert "rank 1 had not arrived after 1 s" in error.message
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_a_graph_of_an_ended_communicator_is_not_launched(double, raised):
+    launched = []
+
+    def program(comm: Communicator) -> HostGraph:
+        x = torch.ones(4)
+        return Together(1).capture(comm, lambda: (comm.all_reduce(x, SUM, False), launched.append(x)))
+
+    graph = run_ranks(program, 1, backend=double)[0]
+    error = raised(graph.replay)
+    assert type(error) is NotReadyError
+    assert "finalized" in error.message
+    assert launched[0].tolist() == [1.0] * 4
+
+
+def test_a_graph_without_operations_of_ours_is_left_alone(double):
+    def program(comm: Communicator) -> None:
+        streams = comm._engine.queue.streams
+        graph = Together(1).capture(comm, lambda: streams.sleep(0))
+        assert "_unicomm_operations" not in vars(graph)
+        graph.replay()
+        graph.reset()
+
+    run_ranks(program, 1, backend=double)
+
+
+def test_torchs_graphs_have_what_is_followed():
+    for graph_class in (torch.cuda.CUDAGraph, torch.accelerator.Graph):
+        for name in ("capture_begin", "capture_end", "reset", "replay"):
+            assert callable(getattr(graph_class, name)), (graph_class, name)
+            assert name in vars(graph_class)  # written in Python, so that it can be wrapped
+
+
+def test_following_twice_is_following_once():
+    before = HostGraph.replay
+    graphs.follow(HostGraph)
+    assert HostGraph.replay is before
