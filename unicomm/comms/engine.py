@@ -95,7 +95,7 @@ class Engine:
             profiling.register(self)
 
     @contextlib.contextmanager
-    def in_order(self) -> Iterator[None]:
+    def _in_order(self) -> Iterator[None]:
         """One call at a time, in the order of the calls; the fast path stays out meanwhile."""
         with self._order:
             self.fast.block()
@@ -242,14 +242,14 @@ class Engine:
 
     def release(self, handle: object) -> None:
         """Has the backend forget a persistent operation, after the operations that were issued before."""
-        with self.in_order():
+        with self._in_order():
             if self.worker.busy:
                 self.submit(Work("free", 0, True), lambda: self.backend.unprepare(handle))
             elif not self.finalized:
                 self.backend.unprepare(handle)
 
     def _issue(self, call: Call) -> Work:
-        with self.in_order():
+        with self._in_order():
             self.check_open(call.name)
             if not call.async_op:
                 self.check_can_wait(call.name)
@@ -318,7 +318,7 @@ class Engine:
         if batch:
             self.check.batch(messages)
         limit = self.per_op(name, hints, timeout)
-        with self.in_order():
+        with self._in_order():
             self.check_open(name)
             if not async_op:
                 self.check_can_wait(name)

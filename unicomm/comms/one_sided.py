@@ -58,7 +58,7 @@ def issue(
     def run() -> None:
         attempt(engine, job, limit)
 
-    with engine.in_order():
+    with engine._in_order():
         engine.check_open(name)
         if not pending_async:
             engine.check_can_wait(name)

@@ -250,7 +250,7 @@ class StreamQueue:
             graphs.current().operations.extend(operations)
             yield
             return
-        with engine.in_order():
+        with engine._in_order():
             engine.check_open(operations[0].name)
             stream = streams.current()
             self._follow_last(stream, None)
