@@ -123,8 +123,9 @@ def test_the_profilers_rows_have_the_devices_times(double):
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
             comm._engine.queue.streams.call(lambda: released.wait(60))
             comm.all_reduce(torch.ones(4), SUM, False)
-            comm.broadcast(torch.ones(2), 0, True)
+            work = comm.broadcast(torch.ones(2), 0, True)
             released.set()
+            work.wait()
             comm._engine.queue.streams.synchronize()
         events = [e for e in prof.events() if e.name.startswith("unicomm::")]
         assert [e.name for e in events] == ["unicomm::all_reduce", "unicomm::broadcast"]
