@@ -142,8 +142,8 @@ void bind_end(nb::module_& m) {
             Domain team = nullptr;
             nb::object fault = e.call(e.table().team_split, "team_split", start, stride, size,
                                       deadline_after(timeout), &team);
-            return nb::make_tuple(fault,
-                                  team ? nb::cast(std::make_shared<End>(e.table(), team)) : nb::none());
+            return nb::make_tuple(
+                fault, team ? nb::cast(std::make_shared<End>(e.table(), team, e.blocks())) : nb::none());
         });
     m.def(
         "symm_bytes",
@@ -186,7 +186,9 @@ void bind_symm(nb::module_& m) {
                 code = need(t.vtbl.init, "init")(&id, rank, world, name.c_str(), shm::deadline_after(timeout),
                                                  &domain, &error);
             }
-            nb::object end = code ? nb::none() : nb::cast(std::make_shared<End>(t.vtbl, domain));
+            nb::object end =
+                code ? nb::none()
+                     : nb::cast(std::make_shared<End>(t.vtbl, domain, std::make_shared<End::Blocks>()));
             return nb::make_tuple(fault_tuple_of(code, error), end);
         });
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");

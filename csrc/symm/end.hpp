@@ -29,7 +29,11 @@ T* at(Address address) {
 
 class End {
   public:
-    End(const symm::Vtbl& table, symm::Domain domain) : table_(table), domain_(domain) {}
+    using Blocks = std::map<Address, uint64_t>;
+
+    // `blocks`: of the heap that a team shares.
+    End(const symm::Vtbl& table, symm::Domain domain, std::shared_ptr<Blocks> blocks)
+        : table_(table), domain_(domain), blocks_(std::move(blocks)) {}
     ~End() {
         symm::Error error{};
         table_.leave(domain_, &error);
@@ -54,13 +58,14 @@ class End {
     }
 
     // Allocations, which the PEs have alike.
-    void allocated(Address address, uint64_t bytes) { blocks_[address] = bytes; }
-    void freed(Address address) { blocks_.erase(address); }
-    bool begins(Address address) const { return blocks_.contains(address); }
+    const std::shared_ptr<Blocks>& blocks() const { return blocks_; }
+    void allocated(Address address, uint64_t bytes) { (*blocks_)[address] = bytes; }
+    void freed(Address address) { blocks_->erase(address); }
+    bool begins(Address address) const { return blocks_->contains(address); }
     // Whether all of it lies in one of them.
     bool holds(Address address, uint64_t bytes) const {
-        auto after = blocks_.upper_bound(address);
-        if (after == blocks_.begin()) return false;
+        auto after = blocks_->upper_bound(address);
+        if (after == blocks_->begin()) return false;
         auto [from, size] = *std::prev(after);
         return bytes <= size && address - from <= size - bytes;
     }
@@ -80,7 +85,7 @@ class End {
   private:
     symm::Vtbl table_;
     symm::Domain domain_;
-    std::map<Address, uint64_t> blocks_;  // guarded by the GIL
+    std::shared_ptr<Blocks> blocks_;  // guarded by the GIL
     std::optional<symm::Composites> composites_;
     std::mutex running_;
 };

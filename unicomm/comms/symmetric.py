@@ -63,12 +63,21 @@ class Compare(enum.IntEnum):
 class SymmetricMemory:
     """One rank's end of a communicator's symmetric heap."""
 
-    def __init__(self, engine: Engine, table: Any, domain: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        capabilities: Capability,
+        library: str,
+        domain: Any,
+        whole: SymmetricMemory | None = None,
+    ) -> None:
+        """`whole`: whose memory a team uses."""
         self.engine = engine
         self.rank, self.size = engine.rank, engine.group.size
-        self.capabilities = Capability(table.capabilities)
-        self.library = str(table.name)
+        self.capabilities = capabilities
+        self.library = library
         self.domain = domain
+        self._whole = whole
         self.fast: Any = NoFastExchange()
 
     def require(self, op: str, needed: Capability) -> None:
@@ -92,6 +101,7 @@ class SymmetricMemory:
     def allocate(self, nbytes: int, timeout: Timeout = None, align: int = 64) -> torch.Tensor:
         """Collective: bytes that all ranks have at the same offset."""
         self.require("symm_allocate", Capability.HEAP)
+        self._refuse_team("symm_allocate")
         addresses = []
 
         def job(limit: float) -> None:
@@ -108,6 +118,7 @@ class SymmetricMemory:
 
     def free(self, tensor: Array, timeout: Timeout = None) -> None:
         """Collective: gives an allocation back. The tensor, and views of it, must not be used any more."""
+        self._refuse_team("symm_free")
         address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
         if not self.domain.begins(address):
             self.invalid(
@@ -120,6 +131,15 @@ class SymmetricMemory:
             self.check(self.domain.free(address, limit), limit)
 
         issue(self.engine, "symm_free", job, timeout=timeout)
+
+    def _refuse_team(self, op: str) -> None:
+        if self._whole is not None:
+            whole = self._whole.engine.name
+            self.engine.refuse(
+                op,
+                f"a team has no memory of its own, nor windows: it is that of communicator '{whole}'",
+                f"allocate, free and make windows with '{whole}', on all its ranks",
+            )
 
     def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
         return torch.from_numpy(_core.symm_bytes(self.domain, address, nbytes))
@@ -176,9 +196,9 @@ class SymmetricMemory:
 
     # --- meetings ---------------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def open(self, said: torch.Tensor | None = None) -> None:
         """Collective, at creation: room for what the ranks tell each other when they meet."""
-        said = self.allocate(self.domain.said_bytes(self.size))
+        said = self.allocate(self.domain.said_bytes(self.size)) if said is None else said
         self.domain.open(self.rank, self.size, said.data_ptr())
         if isinstance(self.engine.fast, _core.FastCalls):
             self.fast = _core.SymmFast(self.engine.fast, self.domain)
@@ -291,12 +311,56 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
-        made.append(SymmetricMemory(engine, table, domain))
+        made.append(SymmetricMemory(engine, Capability(table.capabilities), str(table.name), domain))
 
     issue(engine, "symm_init", job, timeout=timeout)
     engine.symmetric = memory = made[0]
     memory.open()
     return memory
+
+
+def initialize_team(
+    team: Communicator | None, whole: Communicator, timeout: Timeout = None
+) -> SymmetricMemory | None:
+    """Collective over `whole`. See `unicomm.symm.init_team`."""
+    memory = memory_of(whole, "symm_init")
+    memory.require("symm_init", Capability.TEAMS)
+    start, stride, size, wrong = 0, 1, 0, ""
+    if team is not None:
+        team._engine.check_open("symm_init")
+        known = {label: rank for rank, label in enumerate(whole.get_ranks())}
+        ranks = [known.get(label, -1) for label in team.get_ranks()]
+        size, start = len(ranks), ranks[0]
+        stride = ranks[1] - start if size > 1 else 1
+        if team._engine.symmetric is not None:
+            wrong = f"communicator '{team.get_name()}' has symmetric memory already"
+        elif -1 in ranks or any(rank != start + i * stride for i, rank in enumerate(ranks)):
+            wrong = f"ranks {ranks} of '{whole.get_name()}' are not evenly spaced, or not in it"
+        if wrong:
+            size, stride = 2, 0  # no team, which all ranks hear
+    said = memory.allocate(memory.domain.said_bytes(memory.size), timeout)
+    made = []
+
+    def job(limit: float) -> None:
+        fault, domain = memory.domain.team_split(start, stride, size, limit)
+        if wrong:
+            raise InvalidArgumentError(
+                wrong, hint="split ranks i, i + k, i + 2 k ...; or give it memory of its own: symm.init"
+            )
+        memory.check(fault, limit)
+        made.append(domain)
+
+    try:
+        issue(memory.engine, "symm_init", job, timeout=timeout)
+    except (InvalidArgumentError, MismatchError):
+        memory.free(said, timeout)  # on all ranks
+        raise
+    if team is None:
+        return None
+    mine = SymmetricMemory(team._engine, memory.capabilities, memory.library, made[0], memory)
+    mine.open(said)
+    team._engine.symmetric = mine
+    return mine
 
 
 def memory_of(comm: Communicator, op: str) -> SymmetricMemory:

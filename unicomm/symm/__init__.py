@@ -1,6 +1,6 @@
 """Symmetric memory: tensors that every rank of a communicator has at the same place, and one-sided access.
 
-    memory.py       init, empty, free, rendezvous
+    memory.py       init, init_team, empty, free, rendezvous
     one_sided.py    put, get, put_signal, wait_signal
     collectives.py  broadcast, all-to-all, all-reduce, reduce-scatter
     experts.py      all-to-all with splits in symmetric memory: MoE dispatch and combine
@@ -34,6 +34,7 @@ from .memory import capabilities as capabilities
 from .memory import empty as empty
 from .memory import free as free
 from .memory import init as init
+from .memory import init_team as init_team
 from .memory import rendezvous as rendezvous
 from .one_sided import get as get
 from .one_sided import put as put

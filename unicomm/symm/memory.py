@@ -11,7 +11,7 @@ import torch
 from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.symmetric import Capability, initialize, memory_of
+from unicomm.comms.symmetric import Capability, initialize, initialize_team, memory_of
 from unicomm.comms.window import Window
 
 Timeout = timedelta | float | None
@@ -30,6 +30,22 @@ def init(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None) -> No
     that did not come.
     """
     initialize(comm, heap_bytes, timeout)
+
+
+def init_team(team: Communicator | None, whole: Communicator, timeout: Timeout = None) -> None:
+    """Lets a communicator of some of `whole`'s ranks use the symmetric memory of `whole`.
+
+    Collective over `whole`: ranks that are in no team pass None, the others a communicator that
+    `whole.split` made, which has to have evenly spaced ranks. Teams may be made as often as wanted, also of
+    the same ranks.
+
+    Tensors from `empty(..., comm=whole)` can then be passed to operations with `comm=team`, for which the
+    team's ranks alone have to come. A team has no allocations and no windows of its own.
+
+    Raises `InvalidArgumentError` on the ranks of a team that cannot be, `MismatchError` on the others, and
+    `UnsupportedError` where the library has no teams.
+    """
+    initialize_team(team, whole, timeout)
 
 
 def capabilities(comm: Communicator) -> Capability:
