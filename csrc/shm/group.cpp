@@ -144,10 +144,11 @@ Fault Group::lost(const std::vector<int>& ranks) {
 }
 
 Fault Group::await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
-                   uint64_t deadline_ns) {
+                   uint64_t deadline_ns, const WaitKind* kind) {
     if (is_broken_) return why_broken();
     Fault fault;
     auto stop = [&](bool deep) {
+        if (kind) return must_stop_waiting(awaited(), *kind, deadline_ns, deep, fault);
         return must_stop(awaited(), deadline_ns, deep, fault) || (deep && interrupted(fault));
     };
     return waiter_.until(ready, stop) ? Fault{} : break_off(fault);

@@ -91,9 +91,10 @@ class Group {
     // wait.
     Fault lost(const std::vector<int>& ranks);
     // For what ranks write into other memory that they share: waits until `ready`, which is asked again when
-    // somebody has called `wake`. `awaited`: whose doing it would be.
+    // somebody has called `wake`. `awaited`: whose doing it would be. With `kind` nobody else's, so that
+    // others may see in it a circle of ranks that wait for each other.
     Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
-                uint64_t deadline_ns);
+                uint64_t deadline_ns, const WaitKind* kind = nullptr);
     void wake() { waiter_.wake_others(); }
     std::mutex& running() { return running_; }  // held while an operation runs
     Deadlock& deadlock() { return deadlock_; }

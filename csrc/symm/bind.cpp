@@ -48,6 +48,7 @@ nb::object transfer(End& e, bool put, Plan plan, Address stream) {
     int code = 0;
     {
         GilReleased release;
+        std::lock_guard lock(e.running());
         const int64_t* row = plan.data();
         for (size_t i = 0; i < plan.shape(0) && code == 0; ++i, row += 4) {
             auto own = at<void>(Address(row[0])), other = at<void>(Address(row[1]));
@@ -67,8 +68,8 @@ void bind_end(nb::module_& m) {
     bind_composites(end);
     end.def("begins", &End::begins)
         .def("holds", &End::holds)
-        .def("abort", [](End& e) { return e.call(e.table().abort, "abort"); })
-        .def("leave", [](End& e) { return e.call(e.table().leave, "leave"); })
+        .def("abort", [](End& e) { return e.call_now(e.table().abort, "abort"); })
+        .def("leave", [](End& e) { return e.call_now(e.table().leave, "leave"); })
         .def("allocate",
              [](End& e, uint64_t bytes, uint64_t align, double timeout) {
                  void* out = nullptr;
@@ -94,7 +95,8 @@ void bind_end(nb::module_& m) {
         .def("ptr",
              [](End& e, Address address, uint64_t bytes, int pe) {
                  void* out = nullptr;
-                 nb::object fault = e.call(e.table().ptr, "ptr", at<const void>(address), bytes, pe, &out);
+                 nb::object fault =
+                     e.call_now(e.table().ptr, "ptr", at<const void>(address), bytes, pe, &out);
                  return nb::make_tuple(fault, reinterpret_cast<Address>(out));
              })
         .def("transfer", &transfer)

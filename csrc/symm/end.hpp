@@ -45,6 +45,7 @@ class End {
     const symm::Vtbl& table() const { return table_; }
     symm::Domain domain() const { return domain_; }
 
+    // One operation at a time: another thread of this PE does nothing for others while one waits.
     template <class F, class... A>
     nb::object call(F* function, const char* name, A... arguments) {
         need(function, name);
@@ -52,8 +53,16 @@ class End {
         int code;
         {
             GilReleased release;
+            std::lock_guard lock(running_);
             code = function(domain_, arguments..., &error);
         }
+        return fault_tuple(symm::fault_of(code, error));
+    }
+    // What may come at any time.
+    template <class F, class... A>
+    nb::object call_now(F* function, const char* name, A... arguments) {
+        symm::Error error{};
+        int code = need(function, name)(domain_, arguments..., &error);
         return fault_tuple(symm::fault_of(code, error));
     }
 
@@ -75,7 +84,7 @@ class End {
         composites_.emplace(table_, domain_, rank, world, at<void>(said));
     }
     symm::Composites* composites() { return composites_ ? &*composites_ : nullptr; }
-    std::mutex& running() { return running_; }  // held while one of them runs
+    std::mutex& running() { return running_; }  // held while an operation runs
 
     // The PEs do something together that is none of them.
     void met() {

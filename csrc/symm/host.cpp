@@ -71,6 +71,9 @@ class Memory {
 
 enum Meeting : uint32_t { kStart = 1, kAllocate, kFree, kBarrier, kSplit };
 
+// Operations as unicomm/comms/ops.py numbers them, for what is said about ranks that wait for each other.
+constexpr uint32_t kOperation[] = {0, 64, 65, 66, 67, 67}, kWaitSignal = 72;  // by Meeting
+
 // What a PE says at a meeting; two for each, used in turn, as shm::Announcement.
 struct Arrival {
     std::atomic<uint64_t> round;  // written last
@@ -110,7 +113,8 @@ struct Host {
             }
             return missing;
         };
-        if (Fault f = group->await([&] { return absent().empty(); }, absent, deadline)) return f;
+        shm::WaitKind kind{kOperation[what]};
+        if (Fault f = group->await([&] { return absent().empty(); }, absent, deadline, &kind)) return f;
         Fault differ{FaultCode::kMismatch, {}, {}, ""};
         for (int pe = 0; pe < world(); ++pe) {
             Arrival& other = arrival(pe, round);
@@ -417,11 +421,13 @@ int wait_signal(Domain domain, const uint64_t* signal, Compare compare, uint64_t
                 uint64_t deadline, Stream, Error* error) {
     return guarded(error, [&]() -> Fault {
         Host& host = host_of(domain);
-        int code;
-        if (!there(host, signal, sizeof value, source, error, code)) return internal(error->detail);
+        int code, pe = source < 0 ? ~source : source;
+        if (!there(host, signal, sizeof value, pe, error, code)) return internal(error->detail);
         std::lock_guard lock(host.group->running());
         auto ready = [&] { return holds(word(const_cast<uint64_t*>(signal)).load(), compare, value); };
-        return host.group->await(ready, [&] { return std::vector<int>{source}; }, deadline);
+        shm::WaitKind kind{kWaitSignal};
+        return host.group->await(
+            ready, [&] { return std::vector<int>{pe}; }, deadline, source < 0 ? nullptr : &kind);
     });
 }
 

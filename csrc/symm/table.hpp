@@ -64,7 +64,8 @@ enum class Capability : uint64_t {
     /* The signal is seen by its receiver after the data; 0 bytes: the signal alone. */                        \
     X(put_signal, kSignal, int(Domain, void* to, const void* from, uint64_t bytes, uint64_t* signal,           \
                                uint64_t value, SignalOp, int pe, Stream, Error*))                              \
-    /* Until the own `signal` compares so with `value`; `source` is who should send it. */                     \
+    /* Until the own `signal` compares so with `value`. `source`: the only PE that can make it so, or the      \
+       complement of one that should. */                                                                       \
     X(wait_signal, kSignal, int(Domain, const uint64_t* signal, Compare, uint64_t value, int source,           \
                                 uint64_t deadline_ns, Stream, Error*))                                         \
     X(fetch_add, kAtomics, int(Domain, uint64_t* target, uint64_t value, int pe, uint64_t* before, Stream,     \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -61,7 +62,9 @@ class ShmBackend(Backend):
 
     def __init__(self, group: Any, rank: int) -> None:
         self._group = group
-        self.member = (int(group.id), rank)  # of which communicator, as which rank
+        # Of which segments, as which rank: the communicator's, and that of its symmetric memory.
+        self.member_of = [int(group.id)]
+        self.rank = rank
         self.creator = threading.current_thread()
         _open.add(self)
         self._bytes = int(group.bytes)
@@ -187,6 +190,9 @@ class ShmBackend(Backend):
     def symmetric_table(self) -> _core.SymmTable:
         return _core.symm_host()
 
+    def symmetric_joined(self, uid: bytes) -> None:
+        self.member_of.append(int.from_bytes(uid[:8], sys.byteorder))  # HostId in csrc/symm/host.cpp
+
     def bytes_allocated(self) -> int:
         return _core.heap_allocated()
 
@@ -202,8 +208,8 @@ def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] 
     except RuntimeError:  # another thread opens one right now
         return None
     for backend in backends:
-        of, as_rank = backend.member
-        creators.setdefault(of, {})[as_rank] = backend.creator
+        for segment in list(backend.member_of):
+            creators.setdefault(segment, {})[backend.rank] = backend.creator
     return census.bound(waiting, creators, comm, rank)
 
 

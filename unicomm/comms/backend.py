@@ -311,6 +311,9 @@ class Backend(abc.ABC):
         """The SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it, or None."""
         return None
 
+    def symmetric_joined(self, uid: bytes) -> None:  # noqa: B027
+        """This rank now is in the symmetric memory with that id."""
+
     # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
 
     def allocate(self, nbytes: int) -> torch.Tensor:

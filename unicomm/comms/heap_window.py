@@ -183,7 +183,7 @@ class HeapWindow(Window):
         word = self._pad.data_ptr() + peer * _LINE * 8
 
         def job(limit: float) -> None:
-            wait_for(memory, word, Compare.GE, self._waited[peer] + 1, peer, limit)
+            wait_for(memory, word, Compare.GE, self._waited[peer] + 1, peer, limit, True)
             self._waited[peer] += 1
 
         return job
@@ -234,10 +234,14 @@ class HeapWindow(Window):
 
 
 def wait_for(
-    memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float
+    memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float, only: bool
 ) -> None:
-    """Waits until the own word at that address compares so; errors are about `source`."""
-    check_wait(memory, memory.domain.wait_signal(word, compare, value, source, limit, 0), source, limit)
+    """Waits until the own word at that address compares so; errors are about `source`.
+
+    `only`: nobody else can make it so.
+    """
+    fault = memory.domain.wait_signal(word, compare, value, source if only else ~source, limit, 0)
+    check_wait(memory, fault, source, limit)
 
 
 def check_wait(memory: SymmetricMemory, fault: Any, source: int, limit: float) -> None:

@@ -312,6 +312,7 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
         made.append(SymmetricMemory(engine, Capability(table.capabilities), str(table.name), domain))
+        engine.backend.symmetric_joined(uid)
 
     issue(engine, "symm_init", job, timeout=timeout)
     engine.symmetric = memory = made[0]

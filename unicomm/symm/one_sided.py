@@ -86,6 +86,6 @@ def wait_signal(sigpad: Array, signal: int, peer: int, comm: Communicator, timeo
     word = _word(memory, "wait_signal", sigpad)
 
     def job(limit: float) -> None:
-        wait_for(memory, word, Compare.EQ, signal % (1 << 64), peer, limit)
+        wait_for(memory, word, Compare.EQ, signal % (1 << 64), peer, limit, False)
 
     issue(memory.engine, "wait_signal", job, peer=peer, timeout=timeout)
