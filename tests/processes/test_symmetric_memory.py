@@ -23,6 +23,17 @@ def test_beside_gloo(start, n):
     assert job.end() == [0] * n
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_circle_through_the_communicator(start, n):
+    """Said when all of them wait, long before the deadline."""
+    job = start("symmetric.py", n, "circle")
+    said = job.next("error")
+    # Who is in no circle itself hears of it from one who is.
+    assert {error["type"] for error in said} <= {"CommTimeoutError", "AbortedError"}
+    assert any("wait for each other, and would for ever" in error["text"] for error in said)
+    job.end()
+
+
 def test_a_rank_that_dies(start):
     job = start("symmetric.py", 2, "wait")
     job.next("ready")

@@ -2,6 +2,7 @@
 
 exchange  every composite, compared with numpy, with a fork between; what is left after finalize
 gloo      every composite, compared with Gloo
+circle    rank 0 waits in the communicator for the others, which wait for its signal
 wait      rank 0 waits for a signal of rank 1, which never sends one
 """
 
@@ -26,7 +27,7 @@ HOW = sys.argv[1]
 # What the first one leaves for the later ones is no leak.
 unicomm.new_comm("shm", "cpu", name="first").finalize()
 before = holdings()
-comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=60)
+comm = unicomm.new_comm("shm", torch.device("cpu"), name="main", timeout=100)
 symm.init(comm)
 if HOW == "exchange":
     check_experts(comm, 2, [1, 8, 16, 128], seed=5)
@@ -54,6 +55,13 @@ elif HOW == "gloo":
         check_against_gloo(comm, gloo, seed=5, aligns=(16,))
     comm.finalize()
     say("over")
+elif HOW == "circle":
+    window = comm.new_window()
+    with reporting():
+        if comm.get_rank() == 0:
+            comm.barrier(False)
+        else:
+            window.wait_signal(0, False)
 else:
     window = comm.new_window()
     say("ready")
