@@ -103,7 +103,9 @@ class Checker:
         if tensor.layout != torch.strided:
             self.fail(row, f"{name} is sparse ({tensor.layout})", "pass tensor.to_dense()")
         device = tensor.device
-        if device.type != self.device.type or (device.index != self.device.index and not self._any_index):
+        if device != self.device and (
+            device.type != self.device.type or (device.index != self.device.index and not self._any_index)
+        ):
             self.fail(
                 row,
                 f"{name} is on {device}, the communicator on {self.device}",
@@ -192,6 +194,10 @@ class Checker:
         call.op = op
 
     def _check_sizes(self, call: Call, row: Operation, tensors: Sequence[Any]) -> None:
+        if len(row.tensors) == 1 and row.tensors[0].size is Size.COUNT:  # the unit itself
+            if row.same_count:
+                call.count = tensors[0].numel()
+            return
         if row.tensors[0].size is Size.FREE:
             out, own = (side[self.rank].numel() for side in tensors)
             self._check_own_part(row, out, own, "elements")

@@ -53,6 +53,29 @@ NO_SPANS: Sequence[Span] = ()
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
 
+class _InOrder:
+    """See `Engine._in_order`. A class, for a generator costs each operation a microsecond."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        engine = self._engine
+        engine._order.acquire()
+        engine.fast.block()
+        try:
+            engine.seal_lane()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.fast.unblock()
+        self._engine._order.release()
+
+
 class Engine:
     """The part of a `Communicator` that runs operations."""
 
@@ -94,16 +117,9 @@ class Engine:
         if vacant is None:
             profiling.register(self)
 
-    @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
+    def _in_order(self) -> _InOrder:
         """One call at a time, in the order of the calls; the fast path stays out meanwhile."""
-        with self._order:
-            self.fast.block()
-            try:
-                self.seal_lane()
-                yield
-            finally:
-                self.fast.unblock()
+        return _InOrder(self)
 
     def seal_lane(self) -> None:
         """Has the messages of the lane, if there are any, run before what comes next."""

@@ -28,7 +28,8 @@ class _Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
                 self._thread.start()
-            self._fresh.set()
+            if not self._fresh.is_set():  # to look costs a tenth
+                self._fresh.set()
 
     def _loop(self) -> None:
         nap, idle = LOOK, 0

@@ -32,6 +32,8 @@ from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
 from .making import NOBODY, Maker
 from .memory import Memory, PoolMemory, Registrations, Windows, memory_of
 
+_HERE = contextlib.nullcontext()
+
 # What can be registered, and the function that does it.
 _REGISTERS = {"local": "CommRegister", "symmetric": "CommWindowRegister"}
 _NEEDED = {"allocates": "MemAlloc", "registers": "CommRegister", "windows": "PutSignal"}
@@ -76,6 +78,8 @@ class NcclBackend(Backend):
     @classmethod
     def on_device(cls, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Within, the library's calls of this thread are for that device."""
+        if torch.cuda.current_device() == device.index:
+            return _HERE
         return torch.cuda.device(device)
 
     @classmethod
@@ -335,32 +339,34 @@ class NcclBackend(Backend):
                 act = self._native.send if send else self._native.recv
                 self._do("Send/Recv", act(tensor.data_ptr(), tensor.nbytes, types.BYTE, peer, comm, stream))
 
-    @contextlib.contextmanager
-    def _reduction(self, call: Call) -> Iterator[tuple[int, int, int]]:
-        """(element type, operation, elements for each of ours) for the library."""
+    def _reduction(self, call: Call) -> tuple[int, int, int]:
+        """(element type, operation, elements for each of ours) for the library; then `_done_with` it."""
         assert call.op is not None
         assert call.dtype is not None
         dtype, kind, width = types.reduced_as(call.dtype, call.op.type)
         number = types.number_of(dtype)
-        if kind != RedOpType.PREMUL_SUM:
-            yield number, types.op_number(kind), width
-            return
-        comm = self._alive()
-        result, op = self._native.premul_sum(types.factor_bytes(call.op, dtype), number, comm)
+        if kind is not RedOpType.PREMUL_SUM:
+            return number, types.op_number(kind), width
+        result, op = self._native.premul_sum(types.factor_bytes(call.op, dtype), number, self._alive())
         self._do("RedOpCreatePreMulSum", result)
-        try:
-            yield number, op, width
-        finally:
-            self._do("RedOpDestroy", self._native.op_destroy(op, comm))
+        return number, op, width
+
+    def _done_with(self, op: int) -> None:
+        """The library keeps a factor for as long as it needs it."""
+        if op >= types.FIRST_MADE:
+            self._do("RedOpDestroy", self._native.op_destroy(op, self._alive()))
 
     def _reduced(
         self, call: Call, what: str, function: Callable[..., int], to: torch.Tensor, count: int, *root: int
     ) -> None:
         """A reduction of one tensor into another; `count`: elements of ours."""
-        with self._reduction(call) as (dtype, op, width):
+        dtype, op, width = self._reduction(call)
+        try:
             pointers = call.inputs[0].data_ptr(), to.data_ptr()
             result = function(*pointers, count * width, dtype, op, *root, self._alive(), self._stream())
             self._do(what, result)
+        finally:
+            self._done_with(op)
 
     def _all_reduce(self, call: Call) -> None:
         to = call.outputs[0]
@@ -403,13 +409,17 @@ class NcclBackend(Backend):
     def _reduce_scatter(self, call: Call) -> None:
         """A group of reduces, each with its own root and size."""
         to, comm, stream = call.outputs[0], self._alive(), self._stream()
-        with self._reduction(call) as (dtype, op, width), self._group("Reduce"):
-            for root, share in enumerate(call.inputs):
-                out = to.data_ptr() if root == self._rank else share.data_ptr()
-                count = share.numel() * width
-                if count:
-                    result = self._native.reduce(share.data_ptr(), out, count, dtype, op, root, comm, stream)
-                    self._do("Reduce", result)
+        dtype, op, width = self._reduction(call)
+        try:
+            with self._group("Reduce"):
+                for root, share in enumerate(call.inputs):
+                    at = share.data_ptr()
+                    out = to.data_ptr() if root == self._rank else at
+                    if count := share.numel() * width:
+                        result = self._native.reduce(at, out, count, dtype, op, root, comm, stream)
+                        self._do("Reduce", result)
+        finally:
+            self._done_with(op)
 
     _reduce_scatter_v = _reduce_scatter
 

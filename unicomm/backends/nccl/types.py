@@ -24,6 +24,7 @@ BYTE = NUMBERS[torch.uint8]
 FP8_SINCE = 22400
 
 _OPS = {RedOpType.SUM: 0, RedOpType.PRODUCT: 1, RedOpType.MAX: 2, RedOpType.MIN: 3, RedOpType.AVG: 4}
+FIRST_MADE = len(_OPS)  # operations with a factor have numbers from here on
 _REDUCED = frozenset({*_OPS, RedOpType.PREMUL_SUM})
 # For bytes that are 0 or 1.
 _OF_BOOL = {
