@@ -5,7 +5,7 @@
     python benchmarks/gpu_overhead.py --json FILE    # the figures also there
 
 A call is timed from the program's side: it returns when its work is on a stream. Rounds of all kinds take
-turns, the device is waited for between them, and results are checked. Figures are medians over the rounds, and
+turns, the device is waited for between them, and results are checked. Figures are medians over the rounds;
 the ratio is the median of each round's own. `--own` runs over a library, streams and events that do nothing:
 what is left is what this package does in a call, and the smallest of all rounds is the least disturbed.
 """

@@ -100,7 +100,7 @@ def test_graphs(kit, comm, async_op):
     graph = kit.graph()
     x = torch.ones(1000, device=kit.device)
     kit.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):  # what the library does once must not be taken down
+    with kit.use(kit.new_stream()):  # what the library does once must not be captured
         comm.all_reduce(x, DOUBLE, async_op).wait_blocking()
     kit.synchronize()
     with kit.capture(graph):
