@@ -32,6 +32,7 @@ from .errors import (
 )
 from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
+from .in_order import InOrder
 from .lane import ANY_RANK, Lane, LaneWork, Posted
 from .ops import OPERATIONS, Kind, Operation
 from .options import seconds
@@ -51,29 +52,6 @@ Hints = Mapping[str, str] | None
 NO_SPANS: Sequence[Span] = ()
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
-
-
-class _InOrder:
-    """See `Engine._in_order`. A class, for a generator costs each operation a microsecond."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        engine = self._engine
-        engine._order.acquire()
-        engine.fast.block()
-        try:
-            engine.seal_lane()
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.fast.unblock()
-        self._engine._order.release()
 
 
 class Engine:
@@ -117,9 +95,8 @@ class Engine:
         if vacant is None:
             profiling.register(self)
 
-    def _in_order(self) -> _InOrder:
-        """One call at a time, in the order of the calls; the fast path stays out meanwhile."""
-        return _InOrder(self)
+    def _in_order(self) -> InOrder:
+        return InOrder(self)
 
     def seal_lane(self) -> None:
         """Has the messages of the lane, if there are any, run before what comes next."""
