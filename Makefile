@@ -34,12 +34,12 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/nccl_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell find csrc tests/nccl_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format -i $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "shm/dispatch.hpp"
+#include "symm/cuda_ipc.hpp"
 #include "symm/end.hpp"
 
 namespace unicomm {
@@ -193,6 +194,9 @@ void bind_symm(nb::module_& m) {
                      : nb::cast(std::make_shared<End>(t.vtbl, domain, std::make_shared<End::Blocks>()));
             return nb::make_tuple(fault_tuple_of(code, error), end);
         });
+    m.def(
+        "symm_cuda_ipc", [](const std::string& path) { return Table{cuda_ipc_table(path)}; },
+        "The table over the memory of CUDA devices of this host, by the runtime library of that name.");
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
     bind_end(m);
     bind_symm_fast(m);

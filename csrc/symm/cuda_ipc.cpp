@@ -1,0 +1,305 @@
+// Each PE has one piece of device memory, which the others open by its IPC handle. Beside it lies a host heap
+// of the same size whose pages nobody touches: its table agrees on allocations, meets, and knows who died,
+// and an offset in it is the offset on the devices.
+//
+// Copies are the runtime's, in the order of their stream. There are no signals and no atomics: these need
+// kernels, which the host cannot launch without the device's compiler.
+#include "symm/cuda_ipc.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/error.hpp"
+
+namespace unicomm::symm {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kDefaultHeap = uint64_t{1} << 28;  // device memory is there from the beginning
+constexpr int kCopyDefault = 4;                       // cudaMemcpyDefault: by the addresses
+constexpr unsigned kLazyPeerAccess = 1;               // cudaIpcMemLazyEnablePeerAccess
+
+struct IpcHandle {  // cudaIpcMemHandle_t
+    char bytes[64];
+};
+
+#define UNICOMM_CUDART_FUNCTIONS(X)                                  \
+    X(Malloc, int(void**, size_t))                                   \
+    X(Free, int(void*))                                              \
+    X(MemcpyAsync, int(void*, const void*, size_t, int kind, void*)) \
+    X(StreamSynchronize, int(void*))                                 \
+    X(GetDevice, int(int*))                                          \
+    X(IpcGetMemHandle, int(IpcHandle*, void*))                       \
+    X(IpcOpenMemHandle, int(void**, IpcHandle, unsigned flags))      \
+    X(IpcCloseMemHandle, int(void*))                                 \
+    X(GetErrorString, const char*(int))
+
+struct Cudart {
+#define UNICOMM_CUDART_MEMBER(name, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
+    UNICOMM_CUDART_FUNCTIONS(UNICOMM_CUDART_MEMBER)
+#undef UNICOMM_CUDART_MEMBER
+
+    explicit Cudart(const std::string& path) {
+        void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (handle == nullptr) throw SystemFailure(dlerror());
+#define UNICOMM_CUDART_FIND(name, ...)                                                              \
+    this->name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, "cuda" #name)); \
+    if (this->name == nullptr) throw SystemFailure(path + " is no CUDA runtime: it has no cuda" #name);
+        UNICOMM_CUDART_FUNCTIONS(UNICOMM_CUDART_FIND)
+#undef UNICOMM_CUDART_FIND
+    }
+};
+const Cudart* cudart = nullptr;  // set once, by cuda_ipc_table
+
+int failed(const std::string& detail, Error* error) {
+    error->n_culprits = 0;
+    size_t n = std::min(detail.size(), sizeof error->detail - 1);
+    std::memcpy(error->detail, detail.data(), n);
+    error->detail[n] = 0;
+    return int(FaultCode::kInternal);
+}
+
+int checked(int result, const char* what, Error* error) {
+    if (result == 0) return 0;
+    return failed(std::string(what) + ": " + cudart->GetErrorString(result), error);
+}
+
+// What a PE tells the others, in the first page of its part of the host heap.
+struct Offer {
+    IpcHandle handle;
+    void* address;  // for PEs that are threads of the same process
+    int32_t pid, device;
+    std::atomic<int32_t> closed;  // by how many others
+};
+
+// The devices' memory, which teams share.
+struct Devices {
+    int rank = 0, pid = 0;
+    uint64_t bytes = 0;
+    Offer* own = nullptr;
+    std::vector<Offer*> offers;
+    std::vector<char*> bases;    // null: not opened
+    std::shared_ptr<void> host;  // keeps the offers
+
+    // A runtime's memory must not be given back while others have it open: then it stays until the process
+    // ends. A forked child has no device at all.
+    ~Devices() {
+        if (pid != int(getpid())) return;
+        int others = 0;
+        for (size_t pe = 0; pe < bases.size(); ++pe) {
+            if (int(pe) == rank || offers[pe] == nullptr) continue;
+            ++others;
+            if (bases[pe] != nullptr && offers[pe]->pid != pid) cudart->IpcCloseMemHandle(bases[pe]);
+            offers[pe]->closed.fetch_add(1);
+        }
+        if (own != nullptr && bases[size_t(rank)] != nullptr && own->closed.load() >= others) {
+            cudart->Free(bases[size_t(rank)]);
+        }
+    }
+};
+
+struct Ipc {
+    std::shared_ptr<void> host;  // the domain of the host's table
+    char* host_base = nullptr;
+    std::shared_ptr<Devices> devices;
+    std::vector<int> pes;  // of the devices, by PE of this domain
+
+    char* mine() const { return devices->bases[size_t(devices->rank)]; }
+};
+
+const Vtbl& host() { return host_table(); }
+Ipc& ipc_of(Domain domain) { return *static_cast<Ipc*>(domain); }
+
+std::shared_ptr<void> held(Domain domain) {
+    return {domain, [](Domain d) {
+                Error error{};
+                host().release(d, &error);
+            }};
+}
+
+// Where `pe` has what this PE has at `address`; null unless all of it is on the heap.
+char* there(Ipc& ipc, const void* address, uint64_t bytes, int pe, Error* error, int& code) {
+    auto at = uint64_t(static_cast<const char*>(address) - ipc.mine());
+    bool good =
+        pe >= 0 && pe < int(ipc.pes.size()) && at <= ipc.devices->bytes && bytes <= ipc.devices->bytes - at;
+    code = good ? 0 : failed("outside of the symmetric heap, or no such PE", error);
+    return good ? ipc.devices->bases[size_t(ipc.pes[size_t(pe)])] + at : nullptr;
+}
+
+uint64_t* size_in(UniqueId* id) { return reinterpret_cast<uint64_t*>(id->bytes + sizeof id->bytes) - 1; }
+
+int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
+    uint64_t part = ((heap_bytes ? heap_bytes : kDefaultHeap) + kPage - 1) / kPage * kPage + kPage;
+    int code = host().unique_id(world, part, out, error);
+    if (code == 0 && *size_in(out) != 0) return failed("the host's id has no room for another number", error);
+    if (code == 0) *size_in(out) = part;
+    return code;
+}
+
+int discard_id(const UniqueId* id, Error* error) { return host().discard_id(id, error); }
+
+int open_all(Ipc& ipc, int world, Error* error) {
+    Devices& d = *ipc.devices;
+    for (int pe = 0; pe < world; ++pe) {
+        void* place = nullptr;
+        if (int code = host().ptr(ipc.host.get(), ipc.host_base, sizeof(Offer), pe, &place, error))
+            return code;
+        d.offers[size_t(pe)] = static_cast<Offer*>(place);
+    }
+    for (int pe = 0; pe < world; ++pe) {
+        Offer& offer = *d.offers[size_t(pe)];
+        void* base = offer.address;
+        if (offer.pid != d.pid && cudart->IpcOpenMemHandle(&base, offer.handle, kLazyPeerAccess) != 0) {
+            return failed("cannot open the device memory of PE " + std::to_string(pe) + " (device " +
+                              std::to_string(offer.device) + "): the devices have to reach each other",
+                          error);
+        }
+        d.bases[size_t(pe)] = static_cast<char*>(base);
+    }
+    return 0;
+}
+
+int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t deadline, Domain* out,
+         Error* error) {
+    UniqueId id = *uid;
+    uint64_t part = *size_in(&id);
+    *size_in(&id) = 0;
+    Domain domain = nullptr;
+    if (int code = host().init(&id, rank, world, name, deadline, &domain, error)) return code;
+    auto ipc = std::make_unique<Ipc>();
+    ipc->host = held(domain);
+    void* first = nullptr;
+    if (int code = host().allocate(domain, kPage, kPage, deadline, &first, error)) return code;
+    ipc->host_base = static_cast<char*>(first);
+    auto devices = ipc->devices = std::make_shared<Devices>();
+    devices->rank = rank, devices->pid = int(getpid()), devices->bytes = part, devices->host = ipc->host;
+    devices->offers.resize(size_t(world)), devices->bases.resize(size_t(world));
+    for (int pe = 0; pe < world; ++pe) ipc->pes.push_back(pe);
+    auto* own = devices->own = new (first) Offer{};
+    own->pid = devices->pid;
+    void* memory = nullptr;
+    int code = checked(cudart->Malloc(&memory, part), "cudaMalloc", error);
+    devices->bases[size_t(rank)] = static_cast<char*>(own->address = memory);
+    if (code == 0) code = checked(cudart->GetDevice(&own->device), "cudaGetDevice", error);
+    if (code == 0)
+        code = checked(cudart->IpcGetMemHandle(&own->handle, memory), "cudaIpcGetMemHandle", error);
+    // Who fails leaves, and the others hear of it at the barrier.
+    if (code == 0) code = host().barrier(domain, deadline, nullptr, error);
+    if (code == 0) code = open_all(*ipc, world, error);
+    if (code == 0) code = host().barrier(domain, deadline, nullptr, error);
+    if (code != 0) {
+        Error ignored{};
+        host().leave(domain, &ignored);
+        return code;
+    }
+    *out = ipc.release();
+    return 0;
+}
+
+int leave(Domain domain, Error* error) { return host().leave(ipc_of(domain).host.get(), error); }
+
+int release(Domain domain, Error*) {
+    delete &ipc_of(domain);
+    return 0;
+}
+
+int abort_domain(Domain domain, Error* error) { return host().abort(ipc_of(domain).host.get(), error); }
+
+int allocate(Domain domain, uint64_t bytes, uint64_t align, uint64_t deadline, void** out, Error* error) {
+    Ipc& ipc = ipc_of(domain);
+    void* place = nullptr;
+    int code = host().allocate(ipc.host.get(), bytes, align, deadline, &place, error);
+    if (code == 0) *out = ipc.mine() + (static_cast<char*>(place) - ipc.host_base);
+    return code;
+}
+
+int free_memory(Domain domain, void* address, uint64_t deadline, Error* error) {
+    Ipc& ipc = ipc_of(domain);
+    char* place = ipc.host_base + (static_cast<char*>(address) - ipc.mine());
+    return host().free(ipc.host.get(), place, deadline, error);
+}
+
+int quiet(Domain, Stream stream, Error* error) {
+    return checked(cudart->StreamSynchronize(stream), "cudaStreamSynchronize", error);
+}
+
+int barrier(Domain domain, uint64_t deadline, Stream stream, Error* error) {
+    if (int code = quiet(domain, stream, error)) return code;
+    return host().barrier(ipc_of(domain).host.get(), deadline, nullptr, error);
+}
+
+int ptr(Domain domain, const void* address, uint64_t bytes, int pe, void** out, Error* error) {
+    int code;
+    *out = there(ipc_of(domain), address, bytes, pe, error, code);
+    return code;
+}
+
+int copy(void* to, const void* from, uint64_t bytes, Stream stream, Error* error) {
+    return checked(cudart->MemcpyAsync(to, from, bytes, kCopyDefault, stream), "cudaMemcpyAsync", error);
+}
+
+int put_nbi(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+    int code;
+    char* place = there(ipc_of(domain), to, bytes, pe, error, code);
+    return place ? copy(place, from, bytes, stream, error) : code;
+}
+
+int get_nbi(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+    int code;
+    char* place = there(ipc_of(domain), from, bytes, pe, error, code);
+    return place ? copy(to, place, bytes, stream, error) : code;
+}
+
+int put(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+    int code = put_nbi(domain, to, from, bytes, pe, stream, error);
+    return code ? code : quiet(domain, stream, error);
+}
+
+int get(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+    int code = get_nbi(domain, to, from, bytes, pe, stream, error);
+    return code ? code : quiet(domain, stream, error);
+}
+
+int team_split(Domain domain, int start, int stride, int size, uint64_t deadline, Domain* out, Error* error) {
+    Ipc& ipc = ipc_of(domain);
+    *out = nullptr;
+    Domain team = nullptr;
+    int code = host().team_split(ipc.host.get(), start, stride, size, deadline, &team, error);
+    if (code != 0 || team == nullptr) return code;
+    auto made = std::make_unique<Ipc>();
+    made->host = held(team);
+    made->host_base = ipc.host_base;
+    made->devices = ipc.devices;
+    for (int i = 0; i < size; ++i) made->pes.push_back(ipc.pes[size_t(start + i * stride)]);
+    *out = made.release();
+    return 0;
+}
+
+}  // namespace
+
+const Vtbl& cuda_ipc_table(const std::string& path) {
+    static const Cudart library(path);
+    cudart = &library;
+    static const Vtbl table = [] {
+        Vtbl t{};
+        t.name = "CUDA IPC";
+        t.unique_id = unique_id, t.discard_id = discard_id, t.init = init, t.leave = leave;
+        t.release = release, t.abort = abort_domain, t.allocate = allocate, t.free = free_memory;
+        t.barrier = barrier, t.ptr = ptr, t.put = put, t.put_nbi = put_nbi, t.get = get;
+        t.get_nbi = get_nbi, t.fence = t.quiet = quiet, t.team_split = team_split;
+#define UNICOMM_SYMM_HAS(name, capability, ...) \
+    if (t.name != nullptr) t.capabilities |= uint64_t(Capability::capability);
+        UNICOMM_SYMM_FUNCTIONS(UNICOMM_SYMM_HAS)
+#undef UNICOMM_SYMM_HAS
+        return t;
+    }();
+    return table;
+}
+
+}  // namespace unicomm::symm

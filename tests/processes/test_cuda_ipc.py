@@ -1,0 +1,74 @@
+"""Symmetric memory of CUDA devices: on a GPU where there is one, and over a double of the CUDA runtime."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from unicomm import _core
+
+pytestmark = pytest.mark.processes
+SOURCE = Path(__file__).parent.parent / "cudart_double" / "double.cpp"
+LOST = 2
+
+
+def on_the_gpu():
+    """The runtime that torch has loaded."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use here")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = [line.split(maxsplit=5)[-1] for line in maps if "libcudart" in line]
+    return found[0] if found else pytest.skip("torch has the CUDA runtime built in")
+
+
+def double():
+    """Compiled once for this source: a second or two."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if not compiler:
+        pytest.skip("needs a C++ compiler")
+    key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"unicomm-cudart-double-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"libcudart_double-{key}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            part = Path(own) / path.name
+            command = [compiler, "-std=c++17", "-shared", "-fPIC", "-Wall", "-o", str(part), str(SOURCE)]
+            subprocess.run(command, check=True, timeout=100)
+            part.rename(path)
+    return path
+
+
+@pytest.fixture(params=[pytest.param(on_the_gpu, marks=pytest.mark.gpu, id="gpu"), double])
+def cudart(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_processes_share_device_memory(cudart, start, n):
+    job = start("cuda_ipc.py", n, cudart, "all")
+    for said in job.next("over"):
+        # A driver keeps threads and descriptors of its own.
+        assert "double" not in str(cudart) or said["after"] == said["before"]
+    assert job.end() == [0] * n
+
+
+def test_a_rank_that_dies(cudart, start):
+    job = start("cuda_ipc.py", 2, cudart, "wait")
+    job.next("ready")
+    job[0].tell()
+    job[1].signal(signal.SIGKILL)
+    assert job[0].next("fault")["fault"] == [LOST, [1]]
+
+
+def test_what_is_no_runtime():
+    with pytest.raises(OSError, match="no-such-runtime"):
+        _core.symm_cuda_ipc("libno-such-runtime.so")
+    with pytest.raises(OSError, match="is no CUDA runtime: it has no cudaMalloc"):
+        _core.symm_cuda_ipc("libc.so.6")
