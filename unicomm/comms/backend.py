@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 from .call import Call, Message
 from .errors import CommError, UnsupportedError
 from .options import Hint
-from .reduction import RedOpType
+from .reduction import RedOpType, ReduceOp
 from .rendezvous import Rendezvous
 from .streams import Streams
 
@@ -268,6 +268,11 @@ class Backend(abc.ABC):
     def streams(self) -> Streams | None:
         """The streams of its device, if its operations run there: `run` and `exchange` then put them on the
         current one and return. None where they are done when these return."""
+        return None
+
+    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
+        """With streams: what puts an all_reduce of that tensor on the current one, or None where `run` has
+        to. Nothing about the tensor has been checked yet but that it is one."""
         return None
 
     def late_error(self) -> CommError | None:

@@ -92,7 +92,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
         done = self._engine.fast.all_reduce(tensor, op, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("all_reduce", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("all_reduce", done)
         return self._engine.collective("all_reduce", (tensor,), async_op, hints, timeout, op=op)
 
     def reduce(

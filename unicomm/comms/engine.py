@@ -36,6 +36,7 @@ from .in_order import InOrder
 from .lane import ANY_RANK, Lane, LaneWork, Posted
 from .ops import OPERATIONS, Kind, Operation
 from .options import seconds
+from .stream_fast import StreamFast
 from .stream_work import StreamQueue
 from .work import Work, Worker
 
@@ -77,6 +78,8 @@ class Engine:
         self.worker = Worker(f"unicomm-{member.name}")
         streams = member.backend.streams()
         self.queue = None if streams is None else StreamQueue(self, streams)
+        if self.queue is not None and fast is None:
+            self.fast = StreamFast(self)
         self.finalized = False
         self.closing = False
         self.finalizing = threading.RLock()

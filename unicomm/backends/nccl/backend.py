@@ -21,7 +21,7 @@ from unicomm.backends import addresses
 from unicomm.comms.backend import Backend, Capabilities, Legacy, OneSided, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.errors import CommError, UnsupportedError
-from unicomm.comms.reduction import RedOpType
+from unicomm.comms.reduction import RedOpType, ReduceOp
 from unicomm.comms.streams import Streams, TorchStreams
 
 from . import succession, types
@@ -131,6 +131,7 @@ class NcclBackend(Backend):
             windows=library.has("PutSignal") and "symmetric" in kinds,
             bequeaths=shrinks,
         )
+        self._direct = types.direct(self.capabilities.reductions)
         self._memory = memory_of(library, setup.device, self.device_memory)
         self._registrations = Registrations(library, self._memory)
         self._windows = Windows(self, self._registrations, signals_of(setup.hints, library))
@@ -367,6 +368,21 @@ class NcclBackend(Backend):
             self._do(what, result)
         finally:
             self._done_with(op)
+
+    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
+        numbers = self._direct.get((tensor.dtype, op.type))
+        if numbers is None:
+            return None
+
+        def put() -> None:
+            at = tensor.data_ptr()
+            with self.on_device(self._device):
+                result = self._native.all_reduce(
+                    at, at, tensor.numel(), *numbers, self._alive(), self._stream()
+                )
+                self._do("AllReduce", result)
+
+        return put
 
     def _all_reduce(self, call: Call) -> None:
         to = call.outputs[0]

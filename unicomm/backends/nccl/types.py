@@ -60,6 +60,17 @@ def reduced_as(dtype: torch.dtype, op: RedOpType) -> tuple[torch.dtype, RedOpTyp
     return dtype, op, 1
 
 
+def direct(
+    reductions: frozenset[tuple[torch.dtype, RedOpType]],
+) -> dict[tuple[torch.dtype, RedOpType], tuple[int, int]]:
+    """Of these, the ones that run as they are: the library's numbers of type and operation."""
+    return {
+        (dtype, op): (number_of(dtype), _OPS[op])
+        for dtype, op in reductions
+        if op in _OPS and dtype in {**NUMBERS, **FP8}
+    }
+
+
 def number_of(dtype: torch.dtype) -> int:
     return NUMBERS[dtype] if dtype in NUMBERS else FP8[dtype]
 
