@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from . import recording
+from . import profiling, recording
 from .call import OpArgs
 from .errors import CommError, InvalidArgumentError, MismatchError, UnsupportedError
 from .hooks import next_op_id
@@ -85,7 +85,12 @@ def issue(
             not pending and not on_device,
         )
         tensors = (*inputs, *outputs)
-        work = engine._run(run, name, 0, [record], pending, pending_async, limit, args, tensors)
+        observed: profiling.Job = run, ()
+        if profiling.session is not None:
+            observed = profiling.one_sided(engine, name, inputs, outputs, peer, pending, pending_async, run)
+        work = engine._run(
+            *(observed[0], name, 0, [record], pending, pending_async, limit, args, tensors), spans=observed[1]
+        )
     if pending and not pending_async:
         work.wait()
     if args is not None:

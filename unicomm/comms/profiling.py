@@ -30,6 +30,8 @@ from torch._C._autograd import _add_metadata_json
 from .profiling_session import KEY, Session, Span
 
 if TYPE_CHECKING:
+    import torch
+
     from .call import Call, Message
     from .engine import Engine
 
@@ -92,6 +94,24 @@ def messages(
     batch = now.next_batch() if len(found) > 1 else 0
     pairs = [_message(now, engine, one, seq, async_op, batch) for one, seq in found]
     return _around(engine, pairs, later, run)
+
+
+def one_sided(
+    engine: Engine,
+    op: str,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    peer: int,
+    later: bool,
+    async_op: bool,
+    run: Callable[[], None],
+) -> Job:
+    """The same for an operation on symmetric memory, which has no number."""
+    now = session
+    if now is None:
+        return run, ()
+    pair = now.add(engine, op, 0, inputs, outputs, async_op, peer=peer)
+    return _around(engine, [pair], later, run)
 
 
 def message(engine: Engine, found: Message, seq: int) -> Span | None:
