@@ -251,7 +251,8 @@ EXPORT Result ncclSignal(int peer, int signal, int context, unsigned flags, Comm
                          StreamHandle stream) {
     Call call = begin("ncclSignal", nullptr, nullptr, 0, -1, stream);
     call.peer = peer;
-    if (!usable(call, handle) || !known_rank(call, peer, "peer") || !known_signal(call, signal, context, flags))
+    if (!usable(call, handle) || !known_rank(call, peer, "peer") ||
+        !known_signal(call, signal, context, flags))
         return failed(call.error);
     auto put = std::make_unique<Put>(call.comm, call.function, -1, 0, peer);
     put->pid = getpid(), put->signal = signal;
@@ -264,7 +265,8 @@ EXPORT Result ncclWaitSignal(int n, WaitSignalDesc* wanted, CommHandle handle, S
     if (n < 0 || (n && !wanted)) return failed(call.fail(kInvalidArgument, "no descriptors"));
     auto wait = std::make_unique<SignalWait>(call.comm);
     for (int i = 0; i < n; ++i) {
-        if (!known_rank(call, wanted[i].peer, "peer") || !known_signal(call, wanted[i].sigIdx, wanted[i].ctx, 0))
+        if (!known_rank(call, wanted[i].peer, "peer") ||
+            !known_signal(call, wanted[i].sigIdx, wanted[i].ctx, 0))
             return failed(call.error);
         if (wanted[i].opCnt < 1) return failed(call.fail(kInvalidArgument, "a count of signals below 1"));
         wait->wanted.push_back(wanted[i]);
