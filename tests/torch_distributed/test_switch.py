@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from unicomm.launch import switch
+from unicomm.launch import devices, switch
 
 
 def python(code, **env):
@@ -106,8 +106,68 @@ def test_every_known_version_gets_its_names(monkeypatch, version):
         ("auto", "gloo", "cpu", "auto"),
         ("shm", "gloo", "cpu", "shm"),
         ("gloo", "mpi", "cpu", "gloo"),
+        ("shm", "nccl", "cuda", "nccl"),
+        ("nccl", "gloo", "cpu", "nccl"),
+        ("fake", "nccl", "cuda", "fake"),
+        ("cpu:shm,cuda:fake", "nccl", "cuda", "fake"),
+        ("cpu:shm,cuda:fake", "gloo", "cpu", "shm"),
+        ("cuda:fake", "gloo", "cpu", "auto"),
+        ("", "gloo", "cuda", "nccl"),
+        ("", "xccl", "xpu", "xccl"),
     ],
 )
 def test_choice(monkeypatch, choice, name, device, chosen):
     monkeypatch.setenv(switch.CHOICE, choice)
-    assert switch.chosen_backend(name, device) == chosen
+    assert devices.chosen_backend(name, device) == chosen
+
+
+def test_on_amd_gpus_nccl_is_rccl(monkeypatch):
+    monkeypatch.delenv(switch.CHOICE, raising=False)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert devices.chosen_backend("nccl", "cuda") == "rccl"
+
+
+class Gpus:
+    def __init__(self, current, count):
+        self.current_device, self.device_count = (lambda: current), (lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("given", "current", "count", "local", "number"),
+    [
+        (torch.device("cuda", 5), 2, 8, "3", 5),  # device_id= of init_process_group
+        (torch.device("cuda"), 2, 8, "3", 2),  # torch.cuda.set_device
+        (None, 0, 8, "3", 3),  # chosen later, or never
+        (None, 0, 1, "3", 0),  # CUDA_VISIBLE_DEVICES leaves each rank one
+        (None, 0, 8, "", 0),
+        (torch.device("cpu"), 0, 2, "1", 1),
+    ],
+)
+def test_a_rank_has_a_gpu_of_its_own(given, current, count, local, number):
+    environ = {"LOCAL_RANK": local} if local else {}
+    assert devices.device_of("cuda", given, environ, Gpus(current, count)) == torch.device("cuda", number)
+
+
+def test_a_group_has_a_communicator_for_each_device_that_is_named():
+    """With a GPU that is none: the backend fake pretends to be there."""
+    python(
+        "import torch, torch.distributed as dist\n"
+        "from unicomm.launch import devices\n"
+        "devices.is_present = lambda kind: kind in ('cpu', 'cuda')\n"
+        "devices.device_of = lambda kind, given, environ, module: torch.device(kind, 1)\n"
+        "torch.get_device_module = lambda kind: None\n"
+        "def devices_of(backend):\n"
+        "    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)\n"
+        "    group = dist.group.WORLD\n"
+        "    found = {kind: (str(c.get_device()), c.get_backend()) for kind, c in group._comms.items()}\n"
+        "    part = dist.new_group([0])\n"
+        "    assert set(part._comms) == set(group._comms), part._comms\n"
+        "    dist.destroy_process_group()\n"
+        "    return found\n"
+        "both = {'cpu': ('cpu', 'shm'), 'cuda': ('cuda:1', 'fake')}\n"
+        "assert devices_of('cpu:gloo,cuda:nccl') == both\n"
+        "assert devices_of('gloo') == {'cpu': ('cpu', 'shm')}\n"
+        "assert devices_of('nccl') == {'cuda': ('cuda:1', 'fake')}\n",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+        UNICOMM_BACKEND="cuda:fake",
+    )

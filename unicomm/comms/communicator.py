@@ -64,6 +64,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self._member = member
         self._engine = Engine(member, vacant=vacant)
         self._dynamic = dynamic
+        #: Of the same ranks on other devices, for a process group that is made of this one.
+        self.beside: list[Communicator] = []
 
     def __copy__(self) -> Communicator:
         return self

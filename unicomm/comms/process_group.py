@@ -29,7 +29,9 @@ from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK
 from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
+from .stream_work import StreamWork
 from .threads import Threads
+from .torch_batches import post
 from .work import Work
 
 Tensor = torch.Tensor
@@ -94,7 +96,9 @@ class ProcessGroupWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. Returns at once."""
+        """A future of the outputs. Returns at once; on a device who waits for it waits on the stream."""
+        if (on_stream := self._on_stream()) is not None:
+            return on_stream
         future = OperationFuture()
         left = len(self._works)
 
@@ -108,6 +112,21 @@ class ProcessGroupWork(dist.Work):
             future.set_result(self._outputs)
         for work in self._works:
             work.add_done_callback(over)
+        return future
+
+    def _on_stream(self) -> torch.futures.Future[Any] | None:
+        first = next(iter(self._works), None)
+        if not isinstance(first, StreamWork) or (made := first.future()) is None:
+            return None
+        future, on_stream = made
+        with on_stream:
+            try:
+                for work in self._works:
+                    work.wait()
+                self._settle()
+                future.set_result(self._outputs)
+            except Exception as error:
+                future.set_exception(error)
         return future
 
     def _outcome(self) -> list[Tensor]:
@@ -185,6 +204,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def __init__(self, *comms: Communicator, store: Store | None = None) -> None:
         if not comms:
             raise InvalidArgumentError("a process group needs a communicator", hint="pass at least one")
+        comms = (*comms, *(other for comm in comms for other in comm.beside))
         first = comms[0]
         if any(c.get_ranks() != first.get_ranks() or c.get_rank() != first.get_rank() for c in comms):
             raise InvalidArgumentError(
@@ -544,10 +564,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Tags are not sent: messages between two ranks arrive in the order of the calls."""
-        return MessageWork(self._for(tensors[0])._engine.post("send", tensors[0], dst, None), tensors)
+        return MessageWork(post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        return MessageWork(self._for(tensors[0])._engine.post("recv", tensors[0], src, None), tensors)
+        return MessageWork(post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""

@@ -34,6 +34,8 @@ from .watchdog import LONGEST_LOOK, LOOK
 from .work import Work, WorkStatus
 
 if TYPE_CHECKING:
+    from torch.futures import Future
+
     from .engine import Engine
     from .profiling_session import Span
 
@@ -87,6 +89,12 @@ class StreamWork(Work):
             time.sleep(min(nap, left))
             nap = min(2 * nap, LONGEST_LOOK)
         self._raise()
+
+    def future(self) -> tuple[Future[Any], contextlib.AbstractContextManager[Any]] | None:
+        """An empty future whose result is ordered by streams, and the stream to set it on; see `Streams`."""
+        streams = self._queue.streams
+        made = streams.future()
+        return None if made is None else (made, streams.use(self._stream))
 
     def is_completed(self) -> bool:
         if self._done or self._error is not None:

@@ -58,6 +58,11 @@ class Streams(abc.ABC):
     def elapsed(self, first: Any, second: Any) -> float:
         """Seconds of the device between two events that are over."""
 
+    def future(self) -> torch.futures.Future[Any] | None:
+        """An empty future: its result belongs to the current stream, and who waits for it makes that
+        thread's stream wait. None where futures cannot: the result is then set when it is there."""
+        return None
+
     @abc.abstractmethod
     def is_capturing(self) -> bool:
         """Whether a graph captures the current stream, which runs nothing then."""
@@ -103,6 +108,9 @@ class TorchStreams(Streams):
 
     def elapsed(self, first: Any, second: Any) -> float:
         return float(first.elapsed_time(second)) / 1e3
+
+    def future(self) -> torch.futures.Future[Any] | None:
+        return torch.futures.Future(devices=[self._device])
 
     def is_capturing(self) -> bool:
         return bool(self._module.is_current_stream_capturing())

@@ -6,8 +6,8 @@ installed, it gives torch.distributed the three things that torch would import f
 backend wrapper and a recorder hook; env_rendezvous.py does for mpiexec and srun what torchrun does for
 env://. It never raises: an exception here would break `import torch`.
 
-`UNICOMM_BACKEND` chooses what stands behind the backends that programs name; without it that is "auto" for
-CPU tensors.
+`UNICOMM_BACKEND` chooses what stands behind the backends that programs name (devices.py); without it that is
+"auto" for CPU tensors, and NCCL or RCCL for those on GPUs.
 """
 
 from __future__ import annotations
@@ -135,29 +135,57 @@ def _recorder_hook(max_entries: int = 0) -> Any:
     return FlightRecorderHook(max_entries or None)
 
 
-def chosen_backend(name: str, device_type: str) -> str:
-    """What stands behind the backend that a program names."""
-    choice = os.environ.get(CHOICE, "")
-    if choice and choice != "auto":
-        return choice
-    return "auto" if device_type == "cpu" else name
-
-
 def _new_comm(
     backend: str, device: Any, name: str = "main", store: Any = None, hints: Any = None, **more: Any
 ) -> Any:
-    """torch names no rank, size and timeout: they are those of its caller, whatever the environment says."""
+    """torch names no rank, size and timeout: they are those of its caller, whatever the environment says.
+
+    Nor does it ask for the group's other devices, when it has a group of ours for the first one.
+    """
+    frame = sys._getframe(1).f_locals
+    comm = _made(backend, device.type, name, store, frame, more)
+    try:
+        _add_others(comm, name, frame, more)
+    except BaseException:
+        for made in (comm, *comm.beside):
+            made.abort()
+            made.finalize()
+        raise
+    return comm
+
+
+def _add_others(comm: Any, name: str, frame: dict[str, Any], more: Any) -> None:
+    from torch._C._distributed_c10d import PrefixStore
+
+    from .devices import is_present
+
+    asked, config = str(frame.get("backend", "")), frame.get("backend_config")
+    if config is None or ":" not in asked:
+        return  # who names gloo alone means the CPU: a GPU's library connects at once, and wants all GPUs
+    for kind, backend in config.get_device_backend_map().items():
+        if kind != comm.get_device().type and kind in ("cpu", "cuda") and is_present(kind):
+            store = PrefixStore(f"{kind}/", frame["prefix_store"])
+            comm.beside.append(_made(backend, kind, name, store, frame, more))
+
+
+def _made(backend: str, kind: str, name: str, store: Any, frame: dict[str, Any], more: Any) -> Any:
+    import torch
+
     from unicomm.backends.registry import new_comm
 
-    frame = sys._getframe(1).f_locals
+    from .devices import chosen_backend, device_of, is_present
+
+    chosen = chosen_backend(backend, kind)
+    device = torch.device(kind)
+    if kind != "cpu" and is_present(kind):
+        device = device_of(kind, frame.get("device_id"), os.environ, torch.get_device_module(kind))
     rank, size, timeout = frame.get("group_rank"), frame.get("group_size"), frame.get("timeout")
-    chosen = chosen_backend(backend, device.type)
     comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, rank=rank, size=size, **more)
     if comm.get_rank() == 0:
         _log.warning(
             "torch.distributed '%s' on %s now is unicomm '%s' (%s), %d ranks",
             backend,
-            device.type,
+            device,
             chosen,
             comm.get_backend(),
             comm.get_size(),

@@ -9,6 +9,7 @@ of the backend's hints, with `"enable_reconfigure": "true"` for a group whose ra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ from unicomm.comms.options import Hint, parse_bool, read_hints
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.flight_recorder.ranks import format_ranks
 
-from .switch import NAME, chosen_backend
+from .devices import chosen_backend, device_of, is_present
+from .switch import NAME
 
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
@@ -38,7 +40,8 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
         )
     config = caller.get("backend_config")
     wanted = {"cpu": NAME} if config is None else dict(config.get_device_backend_map())
-    ours = [kind for kind, backend in wanted.items() if backend == NAME and _present(kind)]
+    here = [kind for kind, backend in wanted.items() if backend == NAME and _present(kind)]
+    ours = [kind for kind in here if _wanted(kind, caller)]
     if not ours:
         raise UnsupportedError(
             f"this machine has no device of {', '.join(k for k, b in wanted.items() if b == NAME)}",
@@ -50,7 +53,7 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
     comms = [
         new_comm(
             chosen_backend(NAME, kind),
-            torch.device(kind),
+            _device(kind, caller),
             name=name,
             store=PrefixStore(f"unicomm-{kind}", store),
             timeout=options.timeout,
@@ -74,6 +77,12 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
     )
 
 
+def _device(kind: str, caller: Mapping[str, Any]) -> torch.device:
+    if kind == "cpu":
+        return torch.device(kind)
+    return device_of(kind, caller.get("device_id"), os.environ, torch.get_device_module(kind))
+
+
 def _meeting_place(options: Any) -> tuple[str, Store]:
     """A name and a store that all members know, and nobody else.
 
@@ -94,10 +103,17 @@ def _meeting_place(options: Any) -> tuple[str, Store]:
 
 def _present(kind: str) -> bool:
     """Whether tensors can be on that kind of device, and a backend for it is there."""
-    if kind == "cpu":
-        return True
-    module = getattr(torch, kind, None)
-    return bool(module is not None and module.is_available() and chosen_backend(NAME, kind) != NAME)
+    return is_present(kind) and chosen_backend(NAME, kind) != NAME
+
+
+def _wanted(kind: str, caller: Mapping[str, Any]) -> bool:
+    """Whether a group that is asked for by the mere name shall have a communicator for that kind of device.
+
+    It connects at once, each rank on a GPU of its own: so the program has to have said something of GPUs.
+    """
+    given = caller.get("device_id")
+    named = ":" in str(caller.get("backend", "")) or (given is not None and given.type == kind)
+    return kind == "cpu" or named or torch.get_device_module(kind).is_initialized()
 
 
 def _stock(kind: str, backend: str, options: Any, made: Any) -> Any:

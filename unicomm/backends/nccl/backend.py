@@ -140,6 +140,10 @@ class NcclBackend(Backend):
     def connect(cls, setup: Setup) -> NcclBackend:
         library = cls.library()
         settings = settings_of(setup.hints, setup.name, library)
+        if str(setup.device) == setup.device.type != "cpu":
+            # "The current one" is another one in other threads, which the library's calls are made in.
+            current = torch.get_device_module(setup.device).current_device()
+            setup = replace(setup, device=torch.device(setup.device.type, current))
         maker = cls._maker(library, setup.device, settings, setup.timeout)
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:

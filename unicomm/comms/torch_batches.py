@@ -1,0 +1,104 @@
+"""`dist.batch_isend_irecv` on devices: all its messages as one group.
+
+torch groups the messages of a batch for groups of its own class only (until 2.14), and otherwise passes them
+on one by one. On the CPU messages run side by side anyhow; on a stream each would wait for the one before,
+and two ranks that both send first would wait for ever. So a message that comes from within that function
+is kept until its last one is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .work import Work, WorkStatus
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_LIST = "p2p_op_list"  # what torch's function calls its argument
+_DEEP = 8  # frames between that function and us at most
+_batch_code = inspect.unwrap(dist.batch_isend_irecv).__code__
+_here = threading.local()
+
+#: Whether torch's function is as it was read; otherwise messages go one by one.
+understood = _LIST in _batch_code.co_varnames
+
+
+class _Batch:
+    def __init__(self, asked: list[Any]) -> None:
+        self.asked = asked
+        self.items: list[tuple[str, torch.Tensor, Any]] = []
+        self.works: list[BatchedWork] = []
+
+
+class BatchedWork(Work):
+    """A message of a batch; over when the batch is."""
+
+    def __init__(self, name: str, peer: int) -> None:
+        super().__init__(name, 0, False)
+        self.peer = peer
+        self.whole: Work | None = None
+
+    def _issued(self) -> Work:
+        assert self.whole is not None, "torch has not come to the end of its batch"
+        return self.whole
+
+    def wait(self, timeout: timedelta | float | None = None) -> None:
+        self._issued().wait(timeout)
+
+    def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
+        self._issued().wait_blocking(timeout)
+
+    def is_completed(self) -> bool:
+        return self._issued().is_completed()
+
+    @property
+    def status(self) -> WorkStatus:
+        return self._issued().status
+
+    def exception(self) -> BaseException | None:
+        return self._issued().exception()
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        self._issued().add_done_callback(lambda _: callback(self))
+
+
+def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any) -> Work:
+    """Sends or receives for a process group."""
+    asked = _asked() if engine.queue is not None and understood else None
+    if asked is None:
+        return engine.post(kind, tensor, peer, None)
+    batch: _Batch | None = getattr(_here, "batch", None)
+    if batch is None or batch.asked is not asked:  # one before may have ended with an error
+        batch = _here.batch = _Batch(asked)
+    work = BatchedWork(kind, peer)
+    batch.items.append((kind, tensor, peer))
+    batch.works.append(work)
+    if len(batch.items) == len(asked):
+        _here.batch = None
+        whole = engine.messages(batch.items, True, None, None, batch=len(asked) > 1)
+        for one in batch.works:
+            one.whole = whole
+    return work
+
+
+def _asked() -> list[Any] | None:
+    """The messages of torch's function, when it is what calls."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_DEEP):
+        if frame is None:
+            return None
+        if frame.f_code is _batch_code:
+            found: list[Any] = frame.f_locals[_LIST]
+            return found
+        frame = frame.f_back
+    return None
