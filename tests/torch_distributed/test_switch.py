@@ -160,8 +160,8 @@ def test_a_group_has_a_communicator_for_each_device_that_is_named():
         "    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)\n"
         "    group = dist.group.WORLD\n"
         "    found = {kind: (str(c.get_device()), c.get_backend()) for kind, c in group._comms.items()}\n"
-        "    part = dist.new_group([0])\n"
-        "    assert set(part._comms) == set(group._comms), part._comms\n"
+        "    if 'cpu' in found:\n"  # torch asks for the accelerator's, which is the CPU here
+        "        assert set(dist.new_group([0])._comms) == set(group._comms)\n"
         "    dist.destroy_process_group()\n"
         "    return found\n"
         "both = {'cpu': ('cpu', 'shm'), 'cuda': ('cuda:1', 'fake')}\n"
