@@ -7,12 +7,13 @@ asynchronous operations are on a stream of their own, and the watchdog sees them
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from double_backend import DoubleBackend, HostStreams, make
 
-from unicomm import register_backend
+from unicomm import ReduceOp, register_backend
 
 
 class HostIsStream(HostStreams):
@@ -31,6 +32,17 @@ class HostDevice(DoubleBackend):
     def collective(self, call: Any, run: Any) -> None:
         super().collective(call, run)
         self._arrive()
+
+    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
+        put = super().direct_all_reduce(tensor, op)
+        if put is None:
+            return None
+
+        def put_and_arrive() -> None:
+            put()
+            self._arrive()
+
+        return put_and_arrive
 
     def exchange(self, messages: Any, timeout: float) -> None:
         super().exchange(messages, timeout)
