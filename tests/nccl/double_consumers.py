@@ -51,7 +51,8 @@ def main():
         if len(found[True][name]) == len(found[False][name]) > 0
         and all(torch.allclose(a, b) for a, b in zip(found[True][name], found[False][name], strict=True))
     ]
-    print(json.dumps({"groups": groups, "same": same}), flush=True)
+    # In one piece: print writes the end of the line by itself, and another rank's line may come between.
+    os.write(1, json.dumps({"groups": groups, "same": same}).encode() + b"\n")
 
 
 if __name__ == "__main__":
