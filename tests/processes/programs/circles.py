@@ -1,6 +1,7 @@
 """Ranks that wait for each other through several communicators, and ranks that only seem to.
 
-As a program: circles.py NAME..., three ranks; or `threads NAME...`, one process whose ranks are threads. Each
+As a program: circles.py NAME..., three ranks; or `threads NAME...`, one process whose ranks are threads. The
+name `legal:SEED` stands for a legal program that follows from the seed. Each
 function takes the communicator of three ranks, and one for each pair (`pairs[k]` of the ranks k and k+1).
 """
 
@@ -8,10 +9,11 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
-from unicomm import CommError, Communicator, ReduceOp
+from unicomm import CommError, Communicator, ReduceOp, Work
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
@@ -230,23 +232,48 @@ def a_message_that_joins(comm: Communicator, pairs: Pairs, me: int) -> None:
         work.wait()
 
 
-def a_legal_program(comm: Communicator, pairs: Pairs, me: int) -> None:
-    """Everybody runs its part of one sequence, and stops now and then before some of it."""
-    rng = random.Random(5)
+def legal_program(seed: int, comm: Communicator, pairs: Pairs, me: int) -> None:
+    """Everybody runs its part of one sequence, and stops now and then before some of it.
+
+    Some parts run in another thread, which has its turn at the end, or are waited for later.
+    """
+    rng = random.Random(seed)
+    works: list[Work] = []
     for _ in range(25):
-        kind, who, slow = rng.randrange(4), rng.randrange(3), rng.randrange(3)
+        kind, who, slow, how = (rng.randrange(n) for n in (4, 3, 3, 8))
         delay = rng.choice([0.0, 0.05, 0.1, 0.15, 0.2, 0.3])
         if me == slow:
             threading.Event().wait(delay)
+        later = how == 0 and kind > 0
+        part: Callable[[], Work | None] | None = None
         if kind == 0:
-            comm.all_reduce(torch.ones(5), ReduceOp.SUM, False, timeout=FOR_EVER)
+            part = partial(comm.all_reduce, torch.ones(5), ReduceOp.SUM, False, timeout=FOR_EVER)
         elif (pair := pairs[who]) is not None:
             if kind == 1:
-                pair.barrier(False, timeout=FOR_EVER)
+                part = partial(pair.barrier, later, timeout=FOR_EVER)
             elif pair.get_rank() == kind - 2:
-                pair.send(torch.ones(LARGE), other(pair), False, timeout=FOR_EVER)
+                part = partial(pair.send, torch.ones(LARGE), other(pair), later, timeout=FOR_EVER)
             else:
-                pair.recv(torch.ones(LARGE), other(pair), False, timeout=FOR_EVER)
+                part = partial(pair.recv, torch.ones(LARGE), other(pair), later, timeout=FOR_EVER)
+        if part is None:
+            continue
+        if how == 1 and not later:
+            thread = threading.Thread(target=part)
+            thread.start()
+            thread.join()
+        else:
+            work = part()
+            works += [work] if later and work is not None else []
+        if how == 2:
+            for work in works:
+                work.wait()
+            works.clear()
+    for work in works:
+        work.wait()
+
+
+def a_legal_program(comm: Communicator, pairs: Pairs, me: int) -> None:
+    legal_program(5, comm, pairs, me)
 
 
 NO_CIRCLES: dict[str, Callable[[Communicator, Pairs, int], None]] = {
@@ -270,7 +297,10 @@ events: dict[str, threading.Event] = {}
 
 def run_no_circle(name: str, comm: Communicator) -> None:
     pairs = make_pairs(comm)
-    NO_CIRCLES[name](comm, pairs, comm.get_rank())
+    if name.startswith("legal:"):
+        legal_program(int(name.partition(":")[2]), comm, pairs, comm.get_rank())
+    else:
+        NO_CIRCLES[name](comm, pairs, comm.get_rank())
     comm.barrier(False, timeout=FOR_EVER)
 
 
