@@ -248,7 +248,7 @@ def work(spec: Spec, comm: Communicator, say: Callable[..., None]) -> None:
     for step in range(spec.steps):
         say("step", step)
         if step == spec.at and spec.fate == "leave":
-            break
+            return
         if step == spec.at and spec.fate == "abort":
             # From another thread, some time into this step's operations.
             threading.Timer(random.Random(spec.seed).random() * 0.003, comm.abort).start()
@@ -258,6 +258,8 @@ def work(spec: Spec, comm: Communicator, say: Callable[..., None]) -> None:
             split(comm, spec, step, rng)
         else:
             Steps(comm, list(range(spec.size)), spec.rank).run(step, rng)
+    say("step", spec.steps)
+    comm.barrier(False)  # else who has no more messages with a rank that is stopped would be right to end well
 
 
 def connect(spec: Spec) -> Communicator:
