@@ -17,7 +17,7 @@ constexpr uint64_t kFirstNs = 100 * kMs;        // waits that end sooner are nev
 constexpr uint64_t kPauseNs = 40 * kMs;         // between two times that the others are looked at
 constexpr uint64_t kCensusNs = 100 * kMs;       // between two censuses that said no, at first ...
 constexpr uint64_t kMostCensusNs = 1600 * kMs;  // ... and at last
-constexpr uint64_t kGraceNs = 1000 * kMs;       // for the others of a circle, to see it too
+constexpr uint64_t kGraceNs = 10000 * kMs;      // for the others of a circle, to see it too
 constexpr size_t kMostNodes = 4096;
 
 std::mutex census_mutex;
@@ -158,7 +158,7 @@ bool Deadlock::looked(const std::vector<int>& awaited, const WaitKind& kind, Fau
     found_ = describe(graph, round);
     found_ns_ = now;
     members_.clear();
-    for (const Key& key : round) {
+    for (const Key& key : companions(graph, is)) {
         const Node& node = graph.at(key);
         members_.push_back({node.board, {key.slot, node.wait}});
     }
@@ -283,12 +283,17 @@ std::vector<Deadlock::Key> Deadlock::circle(const Graph& graph) const {
     if (!graph.at(mine()).stuck) return {};
     std::map<Key, Key> from;
     std::deque<Key> todo{mine()};
+    bool itself = false;  // this very thread might act for whom it awaits
     while (!todo.empty()) {
         Key key = todo.front();
         todo.pop_front();
         for (const Target& t : graph.at(key).targets) {
             for (const Key& next : t.waits) {
                 if (!graph.at(next).stuck || from.count(next)) continue;
+                if (key == mine() && next == key) {
+                    itself = true;
+                    continue;
+                }
                 from[next] = key;
                 if (next == mine()) {
                     std::vector<Key> way{key};
@@ -300,7 +305,7 @@ std::vector<Deadlock::Key> Deadlock::circle(const Graph& graph) const {
             }
         }
     }
-    return {};
+    return itself ? std::vector<Key>{mine()} : std::vector<Key>{};
 }
 
 // The waits of the circle, and those without which one of them might end.
@@ -328,6 +333,26 @@ Deadlock::Certain Deadlock::certain(const Graph& graph, const std::vector<Key>& 
         }
     }
     return is;
+}
+
+// Those of them that wait for this one, so that they find a circle as well. There may be more than in the
+// circle that is named, where several threads might act for a rank.
+std::set<Deadlock::Key> Deadlock::companions(const Graph& graph, const Certain& is) const {
+    std::map<Key, std::vector<Key>> waiters;
+    for (const auto& [key, seen] : is.waits) {
+        for (const Target& t : graph.at(key).targets) {
+            for (const Key& next : t.waits) waiters[next].push_back(key);
+        }
+    }
+    std::set<Key> found{mine()};
+    std::deque<Key> todo{mine()};
+    while (!todo.empty()) {
+        for (const Key& key : waiters[todo.front()]) {
+            if (found.insert(key).second) todo.push_back(key);
+        }
+        todo.pop_front();
+    }
+    return found;
 }
 
 bool Deadlock::Certain::same(const Certain& other) const {

@@ -92,6 +92,7 @@ class Deadlock {
     static void settle(Graph& graph);
     std::vector<Key> circle(const Graph& graph) const;
     Certain certain(const Graph& graph, const std::vector<Key>& circle) const;
+    std::set<Key> companions(const Graph& graph, const Certain& is) const;
     bool make_promises(const std::vector<std::pair<uint64_t, int>>& own_idle);
     enum class Others { kKnow, kWillKnow, kWentOn };
     Others others() const;

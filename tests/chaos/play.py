@@ -42,6 +42,7 @@ class Seen:
     left: list[str] | None = None  # behind in its process; None when it did not come to look
     exit_code: int | None = None
     handle: int = -1  # of the process, a pidfd
+    forgotten: int = 0  # operations that Gloo never ended
     pid: int = 0
     inner_pid: int = 0  # as the rank itself sees it
 
@@ -241,7 +242,7 @@ class Play:
             seen.outcome, seen.culprits, seen.text = more
             seen.when = when
         elif what == "left":
-            seen.left = more[0]
+            seen.left, seen.forgotten = more
 
     def _strike(self) -> None:
         if self.plan.fault in ("kill", "kill two"):

@@ -34,6 +34,7 @@ def record(play: Play, wrong: list[str], seconds: float, commit: str) -> Record:
         "seconds": round(seconds, 2),
         "outcomes": Counter(s.outcome for s in others),
         "last error": round(max(ends) - play.struck, 3) if ends and play.struck else None,
+        "forgotten": sum(s.forgotten for s in play.seen),
         "wrong": wrong,
     }
 
@@ -81,6 +82,7 @@ def table(records: list[Record]) -> str:
             )
         ),
         rows="\n".join(rows),
+        forgotten=sum(r["forgotten"] > 0 for r in records),
         faults="\n".join(f"- *{name}*: {fault.what}" for name, fault in FAULTS.items()),
         short=SHORT,
         steps=STEPS,
@@ -104,6 +106,10 @@ commit {where};
 | fault | backend | rounds | outcomes of the other ranks | to the last rank's error: median, longest |
 |---|---|---|---|---|
 {rows}
+
+In {forgotten} of the rounds Gloo never ended an operation of a rank whose connections had ended
+([why](design/failures.md)). The rank was told all the same; the four descriptors and the threads of that
+Gloo stay until its process ends, and are not counted as left behind.
 
 The faults:
 

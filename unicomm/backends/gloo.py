@@ -60,6 +60,7 @@ _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
 _NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
 _SLICE = timedelta(seconds=1)  # of waiting, after which it is looked whether that is of any use
 _FORGETS = 2.0  # seconds after which what Gloo has not ended, it never will
+forgotten: list[str] = []  # communicators of this process whose Gloo could not be freed, for that
 
 
 class GlooBackend(WatchedBackend):
@@ -93,6 +94,7 @@ class GlooBackend(WatchedBackend):
     def __init__(self, group: Any, setup: Setup, pairs: Pairs | None, sockets: list[Sockets]) -> None:
         self._group = group
         self._pairs = pairs
+        self._name = setup.name
         self._lock = threading.Lock()
         self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
         self._limit = _NEVER if pairs else timedelta(seconds=setup.timeout)
@@ -153,6 +155,7 @@ class GlooBackend(WatchedBackend):
             if self._group is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
                 self._group = None
+                forgotten.append(self._name)
         raise self._error_of(fault)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:

@@ -61,6 +61,7 @@ def connect(
                         )
                         s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
+                        _await_cause(rendezvous)
                         raise _unreachable(
                             f"cannot reach rank {peer} at {address[0]}", error, comm, library
                         ) from error
@@ -82,6 +83,14 @@ def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str, library:
             culprits=[rendezvous.labels[r] for r in bad],
             hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
         )
+
+
+def _await_cause(rendezvous: Rendezvous) -> None:
+    """Raises what another member says, if it has given up: that is why nobody listens there."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        rendezvous.check()
+        time.sleep(_LOOK / 10)
 
 
 def patience(rendezvous: Rendezvous) -> float:

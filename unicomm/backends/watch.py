@@ -96,8 +96,10 @@ class Watch:
             self._operation = operation
             if operation.number:
                 self.entered = operation.number
-                if left := [peer for peer, entered in self._left.items() if entered < operation.number]:
-                    self._set(Fault("lost", self.rank, dead=tuple(left), detail="finalized"))
+            missing = self._left_before(operation)
+        if missing:  # the monitor knows by then whether they had a reason
+            monitor.current.due(0.0)
+            self._known.wait(10 * ANSWER)
         monitor.current.due(min(operation.deadline, operation.compare))
 
     def end(self) -> None:
@@ -231,10 +233,9 @@ class Watch:
         elif isinstance(message, messages.Slow):
             self._slow[peer] = (time.monotonic() + message.seconds, message.name)
         elif isinstance(message, messages.Bye):
+            # What follows from it is seen when all that came has been read: it may have left because
+            # of a fault of which another rank has told.
             self._left[peer] = message.entered
-            operation = self._operation
-            if operation is not None and operation.number > message.entered:
-                self._set(Fault("lost", self.rank, dead=(peer,), detail="finalized"))
         elif message.by == peer:
             self._set(message, tell=False)
 
@@ -274,6 +275,8 @@ class Watch:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
                 self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
+            if self.fault is None and operation is not None and (missing := self._left_before(operation)):
+                self._set(Fault("lost", self.rank, dead=missing, detail="finalized"))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = monitor.FOREVER
                 self._tell(messages.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
@@ -286,6 +289,10 @@ class Watch:
                 self._tell(messages.ask(), here)
             if now >= self._answer_by or all(peer in self._roll for peer in here):
                 self._set(self._verdict(operation))
+
+    def _left_before(self, operation: Operation) -> tuple[int, ...]:
+        """Those that have finalized and will not come to it."""
+        return tuple(peer for peer, entered in sorted(self._left.items()) if entered < operation.number)
 
     def _verdict(self, operation: Operation) -> Fault:
         """Whom an overdue operation waits for."""

@@ -58,11 +58,19 @@ def bound(
     launched = {t for threads in shared for t in threads}
     others = {t for threads in shared if me in threads for t in threads if t is not me}
     others = {t for t in others if not isinstance(t, threading._DummyThread)}
-    if _stay(lambda: _standing(set(waiting), others, launched, False)):
-        elsewhere = {t.ident for t in others} | _workers_of(others)
-        return [ident for ident in waiting if ident not in elsewhere]
-    # Whoever may be woken by any other thread is bound as long as all are.
-    return list(waiting) if _stay(lambda: _standing(set(waiting), set(), launched, True)) else None
+
+    def alone() -> bool:
+        return _stay(lambda: _standing(set(waiting), others, launched, False))
+
+    # Whoever may be woken by any other thread is bound as long as all are. That is looked at only where what
+    # says more does not hold, which has a second chance: a thread may just have been about to come to rest.
+    if not alone():
+        if not _stay(lambda: _standing(set(waiting), set(), launched, True)):
+            return None
+        if not alone():
+            return list(waiting)
+    elsewhere = {t.ident for t in others} | _workers_of(others)
+    return [ident for ident in waiting if ident not in elsewhere]
 
 
 def _stay(look: Callable[[], dict[int, str] | None]) -> bool:
@@ -87,8 +95,12 @@ def _standing(
     if not _idle_or_in(waiting):
         return None
     threads = {t.ident: t for t in threading.enumerate()}
+    frames = sys._current_frames()
+    # One that is being started runs nothing yet.
+    if any(t.ident not in frames for t in threads.values() if not isinstance(t, threading._DummyThread)):
+        return None
     found = {}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in frames.items():
         if ident in waiting:
             continue
         thread = threads.get(ident)

@@ -1,4 +1,4 @@
-"""Threads for what may block: as many as ever had to at the same time, used again afterwards."""
+"""Threads for what may block: as many as have to at the same time, used again for what comes soon after."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+
+_IDLE = 0.5  # seconds without a job after which a thread ends
 
 
 class Threads:
@@ -36,7 +38,14 @@ class Threads:
 
     def _loop(self) -> None:
         while True:
-            job = self._jobs.get()
+            try:
+                job = self._jobs.get(timeout=_IDLE)
+            except queue.Empty:
+                with self._lock:
+                    if self._free == 0:  # somebody counts on this one
+                        continue
+                    self._free -= 1
+                    return
             try:
                 job()
             except Exception:
