@@ -29,7 +29,8 @@ class FastPath : public FastCalls {
         g_.deadlock().recorded_in(&r_.writer, comm_);
     }
 
-    ~FastPath() { g_.deadlock().recorded_in(nullptr, 0); }
+    ~FastPath() override { g_.deadlock().recorded_in(nullptr, 0); }
+    void give_up() override { g_.abort(); }
     uint64_t next_seq() { return ++seq_; }
     uint64_t seq() const { return seq_; }
 

@@ -11,6 +11,7 @@
 #include "core/bind.hpp"
 #include "core/tensor.hpp"
 #include "recorder/recorder.hpp"
+#include "shm/bind_fault.hpp"
 
 namespace unicomm {
 
@@ -28,6 +29,8 @@ class FastCalls {
     }
     FastCalls(const FastCalls&) = delete;
     FastCalls& operator=(const FastCalls&) = delete;
+    virtual ~FastCalls() = default;
+    virtual void give_up() = 0;  // the communicator, for all ranks
 
     // The general path holds it blocked while it issues, while operations are pending or hooks are there,
     // and for good once the communicator is broken or finalized.
@@ -73,6 +76,15 @@ class FastCalls {
         return n;
     }
     ring::Writer& writer() { return r_.writer; }
+    // Of an operation beside the communicator's own: who was interrupted in it is lost for those, too.
+    nb::object failure(const Fault& fault) {
+        try {
+            return fault_tuple(fault);
+        } catch (nb::python_error&) {
+            give_up();
+            throw;
+        }
+    }
 
     // A Work that has completed is one with a name and a number; its __init__ would set just these.
     nb::object work(nb::handle name, uint64_t seq) {

@@ -208,7 +208,7 @@ class SymmFast {
             code = f(&error);
         }
         calls_.writer().finish(record, code ? ring::State::kFailed : ring::State::kCompleted, uint32_t(code));
-        if (code) return nb::make_tuple(fault_tuple(fault_of(code, error)), nb::none());
+        if (code) return nb::make_tuple(calls_.failure(fault_of(code, error)), nb::none());
         raise_late_signals();
         return calls_.work(name, 0);
     }
@@ -243,7 +243,7 @@ class SymmFast {
             raise_late_signals();
             return nb::borrow(Py_True);
         }
-        return nb::make_tuple(fault_tuple(fault), refusal_tuple(refusal));
+        return nb::make_tuple(calls_.failure(fault), refusal_tuple(refusal));
     }
 
     nb::object kept_;
