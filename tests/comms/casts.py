@@ -1,0 +1,89 @@
+"""Ranks as threads that reconfigure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import unicomm
+import unicomm.profiler
+from unicomm import (
+    Communicator,
+    ReduceOp,
+)
+
+SUM = ReduceOp.SUM
+LONG = 30.0
+
+
+class Cast:
+    """Communicators of one process that have nothing in common yet, each played by a thread when asked to."""
+
+    def __init__(self, backend: str, n: int, timeout: float = LONG) -> None:
+        self.backend = backend
+        self.comms = [
+            unicomm.new_comm(backend, "cpu", name="cast", enable_reconfigure=True, timeout=timeout)
+            for _ in range(n)
+        ]
+        self.handles = [comm.get_init_handle() for comm in self.comms]
+        self.uuid = 100
+
+    def play(self, who: Sequence[int], act: Callable[[Communicator, int], Any]) -> dict[int, Any]:
+        """`act(comm, number)` of each, side by side; what each returns or raises."""
+        results: dict[int, Any] = {}
+        together = threading.Barrier(len(who), timeout=LONG)
+
+        def run(i: int) -> None:
+            together.wait()
+            try:
+                results[i] = act(self.comms[i], i)
+            except Exception as error:
+                results[i] = error
+
+        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in who]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3 * LONG)
+            assert not thread.is_alive()
+        return results
+
+    def become(self, order: Sequence[int], unordered: bool = False, **options: Any) -> None:
+        """All of `order` reconfigure to that, and check what they are then."""
+        self.uuid += 1
+        handles: Any = [self.handles[i] for i in order]
+        handles = set(handles) if unordered else handles
+
+        def act(comm: Communicator, i: int) -> tuple[str, int]:
+            work = comm.reconfigure(self.uuid, handles, **options)
+            assert work.is_completed()
+            work.wait()
+            if not unordered:
+                assert comm.get_rank() == list(order).index(i)
+            self.check(comm, i, order)
+            return comm.get_uid(), comm.get_rank()
+
+        found = self.play(order, act)
+        failed = [result for result in found.values() if isinstance(result, Exception)]
+        if failed:
+            raise failed[0]
+        assert sorted(rank for _, rank in found.values()) == list(range(len(order)))
+        if self.backend != "fake":
+            assert len({uid for uid, _ in found.values()}) == 1
+
+    def check(self, comm: Communicator, i: int, order: Sequence[int]) -> None:
+        assert (comm.get_size(), comm.get_name(), comm.is_aborted()) == (len(order), "cast", False)
+        x = torch.full((5,), float(i + 1))
+        assert comm.all_reduce(x, SUM, False).seq == 1
+        out = torch.zeros(2 * len(order))
+        comm.all_gather_single(out, torch.full((2,), float(comm.get_rank())), True).wait()
+        if self.backend != "fake":
+            assert x.tolist() == [float(sum(order) + len(order))] * 5
+            assert out.tolist() == [float(r) for r in range(len(order)) for _ in range(2)]
+
+    def finalize(self) -> None:
+        for comm in self.comms:
+            comm.finalize()
