@@ -4,11 +4,12 @@ import dataclasses
 import json
 import os
 import sys
+from datetime import date
 from importlib import metadata
 
 import pytest
 
-from unicomm.launch import backend_checks, doctor
+from unicomm.launch import backend_checks, doctor, verified
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +72,14 @@ def test_planned_backends_never_pass_as_supported():
 
 
 def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
-    verified, never = doctor._verified()
-    assert {row["backend"] for row in verified} == {"shm", "gloo", "hosts", "mpi", "fake"}
-    assert not {row["backend"] for row in verified} & set(never)
-    for row in verified:
-        assert set(row) == {"backend", "what", "platform", "hardware", "torch"}
+    ran = verified.load()
+    names = {row.backend for row in ran.on_hardware}
+    assert names == {"shm", "gloo", "hosts", "mpi", "fake"}
+    assert not names & set(ran.never)
+    assert {row.backend for row in ran.on_doubles} <= set(ran.never)
+    for row in ran.on_hardware + ran.on_doubles:
+        assert row.what
+        assert date.fromisoformat(row.when) <= date.today()
 
 
 def test_libraries_of_planned_backends_are_found(monkeypatch):

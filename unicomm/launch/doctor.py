@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rich.table import Table
 
 import unicomm
 
+from . import verified
 from .backend_checks import (
     ABSENT,
     BROKEN,
@@ -77,15 +77,13 @@ def run(as_json: bool) -> int:
 def collect() -> dict[str, Any]:
     """The report as plain data. `ok` says whether the core and at least shm or gloo work."""
     core = _core()
-    verified, never = _verified()
+    ran = verified.load()
     # Before the self-tests, which have this process write a ring of its own.
     recorder = _recorder()
     backends = backend_reports()
     for backend in backends:
         backend.verified = [
-            f"{row['platform']}, {row['hardware']}, torch {row['torch']}: {row['what']}"
-            for row in verified
-            if row["backend"] == backend.name
+            f"{row.where}, {row.when}: {row.what}" for row in ran.on_hardware if row.backend == backend.name
         ]
     works = {backend.name for backend in backends if backend.status == WORKS}
     return {
@@ -96,7 +94,7 @@ def collect() -> dict[str, Any]:
         "environment": [asdict(finding) for finding in _environment()],
         "variables": _variables(),
         "backends": [asdict(backend) for backend in backends],
-        "never_verified": never,
+        "never_verified": ran.never,
     }
 
 
@@ -212,11 +210,6 @@ def _variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name in _NAMES.split() or name.startswith(_PREFIXES)
     }
-
-
-def _verified() -> tuple[list[dict[str, str]], list[str]]:
-    data = json.loads(resources.files("unicomm.launch").joinpath("verified.json").read_text())
-    return data["verified"], data["never"]
 
 
 # --- the recorder ---------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
-
+from . import verified
 from .backend_checks import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, line_of
 
 
@@ -21,8 +19,11 @@ def _vendor(name: str) -> BackendReport:
     except Exception as error:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = library.NCCL if name == "nccl" else library.RCCL
-    data = json.loads(resources.files("unicomm.launch").joinpath("verified.json").read_text())
-    findings = [Finding("proved without a GPU, and never on one", None, data["doubles"][name])]
+    findings = [
+        Finding("proved without a GPU, and never on one", None, f"{row.what} ({row.when})")
+        for row in verified.load().on_doubles
+        if row.backend == name
+    ]
     findings += [
         Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no")
     ]

@@ -24,6 +24,7 @@ from unicomm.comms.completion import is_native
 from unicomm.comms.dtypes import DTYPES
 from unicomm.comms.ops import OPERATIONS, Kind, Operation
 from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+from unicomm.launch import verified
 
 from . import conformance
 from .ranks import run_ranks
@@ -91,7 +92,13 @@ def table() -> str:
     changing = ["yes" if _capabilities(c).reconfigures else "no" for c in COLUMNS]
     lines.append(f"| ranks may be lost and join ([how](docs/reconfigure.md)) | {' | '.join(changing)} |")
     types = ", ".join(info.name for info in DTYPES.values())
-    return "\n".join([*lines, "", f"Element types, on every backend: {types}."])
+    lines += ["", f"Element types, on every backend: {types}.", ""]
+    lines += ["| backend | ran on | last | what |", "|---|---|---|---|"]
+    ran = verified.load()
+    for row in ran.on_hardware + ran.on_doubles:
+        lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what} |")
+    nothing = ", ".join(f"`{name}`" for name in ran.never if name not in {r.backend for r in ran.on_doubles})
+    return "\n".join([*lines, "", f"Not in this version: {nothing}."])
 
 
 def renewed(text: str, new: str) -> str:
