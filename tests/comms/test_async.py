@@ -118,7 +118,7 @@ def test_messages(backend):
 
 
 @both_backends
-def test_a_dropped_work(backend):
+def test_a_dropped_work(backend, eventually):
     """Dropping it blocks nobody and loses nothing: its tensors live until it has run, and no longer."""
     come = threading.Event()
 
@@ -137,7 +137,7 @@ def test_a_dropped_work(backend):
         assert alive() is not None
         come.set()
         comm.barrier(False)
-        assert alive() is None
+        eventually(lambda: alive() is None)  # the worker may be about to let go
         return 3.0
 
     assert run_ranks(program, 2, backend=backend) == [3.0, 3.0]

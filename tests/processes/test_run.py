@@ -57,8 +57,14 @@ def states(folder):
     return {source.rank: source.process for source in load([folder]).sources}
 
 
-def hub_of(rings):
-    [hub] = [note for note in run_folder.running_hubs() if note.folder.startswith(str(rings))]
+def hub_of(rings, eventually):
+    """It says where it is once it listens, which may be after the ranks have begun."""
+
+    def found():
+        return [note for note in run_folder.running_hubs() if note.folder.startswith(str(rings))]
+
+    eventually(found, WITHIN)
+    [hub] = found()
     return hub
 
 
@@ -178,7 +184,7 @@ def test_a_hung_rank_and_a_hub_that_is_stopped(launch, rings, tmp_path, eventual
     pytest.importorskip("zmq")
     process = launch("--nproc-per-node=2", "--hub-port=0", *FORKED, FAULTS, "hangs", 0, tmp_path / "pid")
     eventually((tmp_path / "pid").exists, WITHIN)
-    hub = hub_of(rings)
+    hub = hub_of(rings, eventually)
     os.kill(hub.pid, signal.SIGSTOP)
     code, said = ended(process)
     assert code == 1
@@ -195,7 +201,7 @@ def test_the_live_view_and_a_launcher_that_is_told_to_stop(launch, rings, tmp_pa
     pytest.importorskip("zmq")
     process = launch("--nproc-per-node=2", "--hub-port=0", *FORKED, FAULTS, "waits", 1, tmp_path / "pid")
     eventually((tmp_path / "pid").exists, WITHIN)
-    hub = hub_of(rings)
+    hub = hub_of(rings, eventually)
 
     def look():
         top = [sys.executable, "-m", "unicomm", "trace", "top", f"--connect=localhost:{hub.port}", "--json"]
