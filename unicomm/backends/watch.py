@@ -24,7 +24,7 @@ from .mesh import Sockets
 from .watch_messages import Fault, Here, Pending
 from .whereabouts import where_is
 
-ANSWER = 0.5  # seconds in which a rank has to say where it is; one that cannot is named
+ANSWER = 1.0  # seconds in which a rank has to say where it is; one that cannot is named
 COMPARE = 0.5  # seconds after which a rank asks what the peers of its messages wait for
 _LOOK = 0.01  # seconds between two looks
 
