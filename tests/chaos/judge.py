@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from play import Play, Seen
-from program import CREATION, RINGS
+from program import RINGS
 from rounds import FAULTS, STEPS
 
 _KILLED = ("kill", "kill two")
@@ -82,7 +82,7 @@ def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
     lost for those that were not told why. Elsewhere everybody has to know the cause.
     """
     plan = play.plan
-    if plan.at == CREATION or not any(s.step % 7 == 3 or s.step == plan.split_at for s in play.seen):
+    if not any(s.step % 7 == 3 or s.step == plan.split_at for s in play.seen):
         return False
     ended = {r for r, s in enumerate(play.seen) if "Error" in s.outcome} - {rank}
     if plan.fault == "stop" and seen.outcome == "CommTimeoutError":

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from unicomm.comms.ops import OPERATIONS, Kind
+
 from . import watch_messages as messages
 from . import watch_monitor as monitor
 from .mesh import Sockets
@@ -316,6 +318,10 @@ class Watch:
                     where[peer] = (
                         f"{where.get(peer, '')} (it had asked for time, for '{self._slow[peer][1]}')"
                     )
+        if dead or absent:  # who is in an earlier collective waits for them
+            waiting = [peer for peer in late if _is_collective(self._roll[peer].inside)]
+            late = [peer for peer in late if peer not in waiting]
+            where = {peer: said for peer, said in where.items() if peer not in waiting}
         return Fault(
             "timeout",
             self.rank,
@@ -336,3 +342,7 @@ class Watch:
             if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
                 return True
         return False
+
+
+def _is_collective(name: str) -> bool:
+    return name in OPERATIONS and OPERATIONS[name].kind is Kind.COLLECTIVE
