@@ -94,8 +94,21 @@ def _standing(
     """
     if not _idle_or_in(waiting):
         return None
-    threads = {t.ident: t for t in threading.enumerate()}
     frames = sys._current_frames()
+    try:
+        return _moves_of(frames, waiting, others, launched, events)
+    finally:
+        frames.clear()  # this very frame is among them, and would keep them all, with all that they hold
+
+
+def _moves_of(
+    frames: dict[int, FrameType],
+    waiting: Collection[int],
+    others: Collection[threading.Thread],
+    launched: Collection[threading.Thread],
+    events: bool,
+) -> dict[int, str] | None:
+    threads = {t.ident: t for t in threading.enumerate()}
     # One that is being started runs nothing yet.
     if any(t.ident not in frames for t in threads.values() if not isinstance(t, threading._DummyThread)):
         return None
