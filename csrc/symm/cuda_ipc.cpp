@@ -293,10 +293,7 @@ const Vtbl& cuda_ipc_table(const std::string& path) {
         t.release = release, t.abort = abort_domain, t.allocate = allocate, t.free = free_memory;
         t.barrier = barrier, t.ptr = ptr, t.put = put, t.put_nbi = put_nbi, t.get = get;
         t.get_nbi = get_nbi, t.fence = t.quiet = quiet, t.team_split = team_split;
-#define UNICOMM_SYMM_HAS(name, capability, ...) \
-    if (t.name != nullptr) t.capabilities |= uint64_t(Capability::capability);
-        UNICOMM_SYMM_FUNCTIONS(UNICOMM_SYMM_HAS)
-#undef UNICOMM_SYMM_HAS
+        t.capabilities = capabilities_of(t);
         return t;
     }();
     return table;

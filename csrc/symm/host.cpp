@@ -523,10 +523,7 @@ const Vtbl& host_table() {
         t.put_nbi = put_nbi, t.get_nbi = get_nbi, t.expect = expect;
         t.fence = fence, t.quiet = quiet, t.put_signal = put_signal, t.wait_signal = wait_signal;
         t.fetch_add = fetch_add, t.compare_swap = compare_swap, t.team_split = team_split;
-#define UNICOMM_SYMM_HAS(name, capability, ...) \
-    if (t.name != nullptr) t.capabilities |= uint64_t(Capability::capability);
-        UNICOMM_SYMM_FUNCTIONS(UNICOMM_SYMM_HAS)
-#undef UNICOMM_SYMM_HAS
+        t.capabilities = capabilities_of(t);
         return t;
     }();
     return table;

@@ -88,4 +88,14 @@ struct Vtbl {
 // Shared memory of this host: ranks as processes or threads. Has everything.
 const Vtbl& host_table();
 
+// What a table has, by its functions that are there.
+inline uint64_t capabilities_of(const Vtbl& t) {
+    uint64_t found = 0;
+#define UNICOMM_SYMM_HAS(name, capability, ...) \
+    if (t.name != nullptr) found |= uint64_t(Capability::capability);
+    UNICOMM_SYMM_FUNCTIONS(UNICOMM_SYMM_HAS)
+#undef UNICOMM_SYMM_HAS
+    return found;
+}
+
 }  // namespace unicomm::symm
