@@ -12,6 +12,7 @@
 #include "shm/dispatch.hpp"
 #include "symm/cuda_ipc.hpp"
 #include "symm/end.hpp"
+#include "symm/library.hpp"
 
 namespace unicomm {
 namespace {
@@ -197,6 +198,10 @@ void bind_symm(nb::module_& m) {
     m.def(
         "symm_cuda_ipc", [](const std::string& path) { return Table{cuda_ipc_table(path)}; },
         "The table over the memory of CUDA devices of this host, by the runtime library of that name.");
+    m.def(
+        "symm_library", [](const std::string& path) { return Table{library_table(path)}; },
+        "The table that a shared object exports; OSError where it is none for this version.");
+    m.attr("symm_table_abi") = kTableAbi;
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
     bind_end(m);
     bind_symm_fast(m);

@@ -7,6 +7,7 @@
 // what returns is done. Enums are ours: SHMEM libraries number theirs differently.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 namespace unicomm::symm {
@@ -97,5 +98,25 @@ inline uint64_t capabilities_of(const Vtbl& t) {
 #undef UNICOMM_SYMM_HAS
     return found;
 }
+
+// A table may come from a shared object of another build: it exports this function, which returns null unless
+// it was built for the same list of functions with the same types. So the list itself is the version.
+#define UNICOMM_SYMM_ENTRY "unicomm_symm_table"
+using TableEntry = const Vtbl*(uint32_t abi);
+
+constexpr uint32_t table_abi() {
+    uint32_t hash = 2166136261u;  // FNV-1a
+    auto add = [&hash](const char* text) {
+        for (; *text != 0; ++text) hash = (hash ^ uint8_t(*text)) * 16777619u;
+    };
+#define UNICOMM_SYMM_ABI(name, capability, ...) add(#name "=" #__VA_ARGS__ ";");
+    UNICOMM_SYMM_FUNCTIONS(UNICOMM_SYMM_ABI)
+#undef UNICOMM_SYMM_ABI
+    for (uint64_t size : {sizeof(Vtbl), sizeof(Error), sizeof(UniqueId)}) {
+        hash = (hash ^ uint32_t(size)) * 16777619u;
+    }
+    return hash;
+}
+constexpr uint32_t kTableAbi = table_abi();
 
 }  // namespace unicomm::symm
