@@ -33,8 +33,6 @@ Tensor read(nb::handle object) {
     return t;
 }
 
-Memory memory_of(const Tensor& t) { return {static_cast<char*>(t.data), uint64_t(t.bytes)}; }
-
 template <class F>
 nb::object run(End& end, F f) {
     Composites* composites = end.composites();

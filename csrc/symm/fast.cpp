@@ -57,6 +57,65 @@ class SymmFast {
         });
     }
 
+    // Of one tensor, or from one to another of as many elements. `red`: by name, where it reduces.
+    nb::object broadcast(uint32_t op, nb::handle tensor, nb::handle root, nb::handle relaxed,
+                         nb::handle timeout) {
+        Exchanged x;
+        int64_t pe = 0;
+        if (!plain(x, relaxed, timeout) || !symmetric(tensor, x.in) || !number(root, pe)) return no();
+        if (pe < 0 || pe >= world()) return no();
+        x.out = x.in;
+        x.root = int(pe);
+        return run(op, x, [&](Composites& c, const Call& call, Refusal&) {
+            return c.broadcast(call, memory_of(x.in));
+        });
+    }
+
+    nb::object all_to_all(uint32_t op, nb::handle input, nb::handle out, nb::handle relaxed,
+                          nb::handle timeout) {
+        Exchanged x;
+        if (!plain(x, relaxed, timeout) || !symmetric(input, x.in) || !symmetric(out, x.out)) return no();
+        if (!alike(x, 1) || x.in.numel % world()) return no();
+        return run(op, x, [&](Composites& c, const Call& call, Refusal&) {
+            return c.all_to_all(call, memory_of(x.in), static_cast<char*>(x.out.data));
+        });
+    }
+
+    nb::object one_shot(uint32_t op, nb::handle input, nb::handle out, nb::handle red, nb::handle relaxed,
+                        nb::handle timeout) {
+        Exchanged x;
+        if (!plain(x, relaxed, timeout) || !symmetric(input, x.in) || !calls_.read(out, x.out)) return no();
+        if (!alike(x, 1) || !reduction(x, red)) return no();
+        return run(op, x, [&](Composites& c, const Call& call, Refusal&) {
+            return c.one_shot(call, memory_of(x.in), static_cast<char*>(x.out.data));
+        });
+    }
+
+    nb::object two_shot(uint32_t op, nb::handle input, nb::handle red, nb::handle timeout) {
+        Exchanged x;
+        if (!plain(x, nb::handle(Py_False), timeout) || !symmetric(input, x.in) || !reduction(x, red))
+            return no();
+        x.out = x.in;
+        return run(op, x, [&](Composites& c, const Call& call, Refusal&) {
+            return c.two_shot(call, memory_of(x.in));
+        });
+    }
+
+    // `last_dim`: not by equal parts of the whole.
+    nb::object reduce_scatter(uint32_t op, nb::handle input, nb::handle out, nb::handle red,
+                              nb::handle last_dim, nb::handle relaxed, nb::handle timeout) {
+        Exchanged x;
+        if (!plain(x, relaxed, timeout) || !symmetric(input, x.in) || !calls_.read(out, x.out)) return no();
+        if (!PyBool_Check(last_dim.ptr()) || !alike(x, world()) || !reduction(x, red)) return no();
+        bool split = last_dim.ptr() == Py_True && x.in.ndim;
+        int64_t width = split ? x.in.shape[x.in.ndim - 1] : x.in.numel;
+        if (width == 0 || width % world()) return no();
+        return run(op, x, [&](Composites& c, const Call& call, Refusal&) {
+            return c.reduce_scatter(call, memory_of(x.in), x.in.numel / width,
+                                    static_cast<char*>(x.out.data));
+        });
+    }
+
     // Also returns the list of what came.
     nb::object all_to_all_v(uint32_t op, nb::handle input, nb::handle out, nb::handle splits,
                             nb::handle relaxed, nb::handle timeout) {
@@ -137,6 +196,8 @@ class SymmFast {
     struct Exchanged {
         Tensor in, out, splits, results;
         bool relaxed = false;
+        int root = -1;
+        Red red{};
     };
 
     static nb::object no() { return nb::borrow(Py_False); }
@@ -154,6 +215,26 @@ class SymmFast {
     bool plain(Exchanged& x, nb::handle relaxed, nb::handle timeout) {
         x.relaxed = relaxed.ptr() == Py_True;
         return !calls_.blocked() && timeout.is_none() && PyBool_Check(relaxed.ptr());
+    }
+
+    // Of one dtype and apart, and the input `parts` times as large as the output.
+    static bool alike(const Exchanged& x, int parts) {
+        return x.in.dtype == x.out.dtype && x.in.numel == x.out.numel * parts &&
+               !FastCalls::overlap(x.in, x.out);
+    }
+
+    // The reduction of that name; unicomm/symm/exchange.py takes others, too.
+    bool reduction(Exchanged& x, nb::handle name) {
+        static constexpr std::pair<const char*, Red> kNames[] = {
+            {"sum", Red::kSum}, {"product", Red::kProduct}, {"min", Red::kMin}, {"max", Red::kMax}};
+        if (!PyUnicode_CheckExact(name.ptr())) return false;
+        for (auto [known, red] : kNames) {
+            if (PyUnicode_CompareWithASCIIString(name.ptr(), known) == 0) {
+                x.red = red;
+                return fold_defined(x.in.dtype, red);
+            }
+        }
+        return false;
     }
 
     bool read_rows(Exchanged& x, nb::handle input, nb::handle out) {
@@ -221,6 +302,8 @@ class SymmFast {
         Call call;
         call.op = op;
         call.dtype = x.in.dtype;
+        call.red = x.red;
+        call.root = x.root;
         call.relaxed = x.relaxed;
         call.deadline_ns = shm::deadline_after(calls_.timeout);
         ring::NewRecord n = calls_.record_of(op, 0, -1);
@@ -267,6 +350,15 @@ void bind_symm_fast(nb::module_& m) {
              nb::arg().none(), nb::arg().none(), nb::arg())
         .def("wait_signal", &SymmFast::wait_signal, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
+        .def("broadcast", &SymmFast::broadcast, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none())
+        .def("all_to_all", &SymmFast::all_to_all, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none())
+        .def("one_shot", &SymmFast::one_shot, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none())
+        .def("two_shot", &SymmFast::two_shot, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none())
+        .def("reduce_scatter", &SymmFast::reduce_scatter, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("all_to_all_v", &SymmFast::all_to_all_v, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none());
 }

@@ -11,6 +11,8 @@ inline symm::Rows rows_of(const Tensor& t) {
     return {static_cast<char*>(t.data), rows, rows ? uint64_t(t.bytes / rows) : 0};
 }
 
+inline symm::Memory memory_of(const Tensor& t) { return {static_cast<char*>(t.data), uint64_t(t.bytes)}; }
+
 inline int64_t* numbers_of(const Tensor& t) { return static_cast<int64_t*>(t.data); }
 
 // None, or (why, rank, rows).

@@ -15,9 +15,20 @@ from torch._C._distributed_c10d import HashStore
 
 import unicomm
 from unicomm import symm
+from unicomm.comms.ops import OPERATIONS
 from unicomm.flight_recorder import writer
 from unicomm.flight_recorder.ring import read_ring
 from unicomm.testing import run_ranks
+
+RECORDED = [
+    "all_to_all_vdev",
+    "symm_all_to_all_v",
+    "symm_broadcast",
+    "symm_all_to_all",
+    "one_shot_all_reduce",
+    "two_shot_all_reduce_",
+    "symm_reduce_scatter",
+]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
@@ -217,6 +228,13 @@ def test_records_of_the_fast_path():
             with pytest.raises(unicomm.InvalidArgumentError):
                 symm.all_to_all_vdev(x, out[:1], splits, there, comm)
             assert symm.all_to_all_v(x, out, [1] * n, comm) == [1] * n
+            symm.broadcast(x, 1, comm)
+            symm.all_to_all(x, out, comm)
+            symm.one_shot_all_reduce(x, comm, out=out)
+            symm.two_shot_all_reduce_(x, comm)
+            symm.reduce_scatter(x, torch.empty(3, 2), comm)
+            with pytest.raises(unicomm.MismatchError, match="broadcast of root 1"):
+                symm.broadcast(x, comm.get_rank(), comm)
             comm.barrier(False)
             hook = comm.register_pre_hook(lambda *_: None)  # the second time by the general path
         assert hook is not None
@@ -224,9 +242,45 @@ def test_records_of_the_fast_path():
     run_ranks(program, 2)
     ring = read_ring(writer._recorder.path)
     fields = ("op", "state", "error", "in_numel", "out_numel", "n_in", "n_out", "peer", "seq", "in_dtype")
-    told = [tuple(int(r[f]) for f in fields) for r in ring.records if int(r["op"]) in (77, 81)]
-    assert len(told) == 12
-    assert len(set(told)) == 3
+    exchanges = [op.code for op in OPERATIONS.values() if op.name in RECORDED]
+    told = [tuple(int(r[f]) for f in fields) for r in ring.records if int(r["op"]) in exchanges]
+    assert len(told) == 2 * 2 * 9
+    assert len(set(told)) == 9
+
+
+def test_which_calls_the_fast_path_takes():
+    """Whole tensors of the communicator's memory, and nothing that is wrong."""
+
+    def program(comm):
+        symm.init(comm)
+        fast = comm._engine.symmetric.fast
+        code = {name: OPERATIONS[name].code for name in RECORDED}
+        x, out = shared(comm, torch.ones(6, 2)), shared(comm, torch.zeros(6, 2))
+        small, plain = torch.empty(3, 2), torch.ones(6, 2)
+        assert fast.broadcast(code["symm_broadcast"], x, 0, False, None) is True
+        assert fast.all_to_all(code["symm_all_to_all"], x, out, True, None) is True
+        assert fast.one_shot(code["one_shot_all_reduce"], x, plain, "max", False, None) is True
+        assert fast.two_shot(code["two_shot_all_reduce_"], x, "min", None) is True
+        for last in (False, True):
+            to = small if not last else torch.empty(6, 1)
+            assert fast.reduce_scatter(code["symm_reduce_scatter"], x, to, "sum", last, False, None) is True
+        for call in (
+            lambda: fast.broadcast(0, plain, 0, False, None),
+            lambda: fast.broadcast(0, x, 2, False, None),
+            lambda: fast.broadcast(0, x, 0, False, 1.0),
+            lambda: fast.all_to_all(0, x, x, False, None),
+            lambda: fast.all_to_all(0, x.view(-1)[:5], out.view(-1)[:5], False, None),
+            lambda: fast.one_shot(0, x, out[:3], "sum", False, None),
+            lambda: fast.one_shot(0, x, plain, "avg", False, None),
+            lambda: fast.one_shot(0, x, plain.double(), "sum", False, None),
+            lambda: fast.two_shot(0, plain, "sum", None),
+            lambda: fast.reduce_scatter(0, x, plain, "sum", False, False, None),
+            lambda: fast.reduce_scatter(0, x[:, :1], small, "sum", False, False, None),
+        ):
+            assert call() is False
+        comm.barrier(False)
+
+    run_ranks(program, 2)
 
 
 def test_threads_of_a_rank():

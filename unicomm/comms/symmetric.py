@@ -247,7 +247,8 @@ class NoFastExchange:
     def _never(self, *_: object) -> Any:
         return False
 
-    dispatch = combine = all_to_all_v = move = signal = wait_signal = _never
+    broadcast = all_to_all = all_to_all_v = dispatch = combine = _never
+    one_shot = two_shot = reduce_scatter = move = signal = wait_signal = _never
 
 
 def _disagreement(culprits: list[int], claims: list[tuple[int, ...]]) -> MismatchError:

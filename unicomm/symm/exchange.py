@@ -35,6 +35,15 @@ def fast_of(comm: Communicator) -> Any:
     return _NO_FAST if memory is None else memory.fast
 
 
+def done_fast(op: str, comm: Communicator, way: str, *arguments: Any) -> bool:
+    """Whether one native call did all of an operation that refuses nothing. Raises its error."""
+    done = getattr(fast_of(comm), way)(OPERATIONS[op].code, *arguments)
+    if not isinstance(done, bool):
+        memory = memory_of(comm, op)
+        fail(memory.engine, op, lambda limit: memory.check(done[0], limit))
+    return done
+
+
 class Exchange:
     """One call of an operation: its checks, then its steps within `run`."""
 
