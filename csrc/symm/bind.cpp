@@ -156,6 +156,14 @@ void bind_end(nb::module_& m) {
             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(at<void>(address), {size_t(bytes)}, owner);
         },
         "Memory that can be addressed here, as an array of bytes that holds the domain.");
+    m.def(
+        "symm_device_bytes",
+        [](Ends end, Address address, uint64_t bytes, int device_type, int device) {
+            nb::capsule owner(new Ends(end), [](void* p) noexcept { delete static_cast<Ends*>(p); });
+            return nb::ndarray<uint8_t>(at<void>(address), {size_t(bytes)}, owner, {}, nb::dtype<uint8_t>(),
+                                        device_type, device);
+        },
+        "The same of a device, with DLPack's number of its type.");
 }
 
 }  // namespace
@@ -196,7 +204,11 @@ void bind_symm(nb::module_& m) {
             return nb::make_tuple(fault_tuple_of(code, error), end);
         });
     m.def(
-        "symm_cuda_ipc", [](const std::string& path) { return Table{cuda_ipc_table(path)}; },
+        "symm_cuda_ipc",
+        [](const std::string& path, const std::string& prefix) {
+            return Table{cuda_ipc_table(path, prefix)};
+        },
+        nb::arg("path"), nb::arg("prefix") = "cuda",
         "The table over the memory of CUDA devices of this host, by the runtime library of that name.");
     m.def(
         "symm_library", [](const std::string& path) { return Table{library_table(path)}; },

@@ -2,8 +2,11 @@
 // of the same size whose pages nobody touches: its table agrees on allocations, meets, and knows who died,
 // and an offset in it is the offset on the devices.
 //
-// Copies are the runtime's, in the order of their stream. There are no signals and no atomics: these need
-// kernels, which the host cannot launch without the device's compiler.
+// Copies are the runtime's, in the order of their stream, and nothing waits on the host but what the PEs do
+// together: allocations, teams, and the barrier. There are no signals and no atomics: these need kernels
+// (unicomm/symm/kernels), which the host cannot launch without the device's compiler.
+//
+// HIP's runtime has the same functions under its own prefix.
 #include "symm/cuda_ipc.hpp"
 
 #include <dlfcn.h>
@@ -13,6 +16,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/error.hpp"
@@ -24,13 +28,14 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t kDefaultHeap = uint64_t{1} << 28;  // device memory is there from the beginning
 constexpr int kCopyDefault = 4;                       // cudaMemcpyDefault: by the addresses
 constexpr unsigned kLazyPeerAccess = 1;               // cudaIpcMemLazyEnablePeerAccess
+// hipDeviceMallocFinegrained: AMD's devices see each other's flags in such memory only.
+constexpr unsigned kFineGrained = 1;
 
 struct IpcHandle {  // cudaIpcMemHandle_t
     char bytes[64];
 };
 
 #define UNICOMM_CUDART_FUNCTIONS(X)                                  \
-    X(Malloc, int(void**, size_t))                                   \
     X(Free, int(void*))                                              \
     X(MemcpyAsync, int(void*, const void*, size_t, int kind, void*)) \
     X(StreamSynchronize, int(void*))                                 \
@@ -45,17 +50,35 @@ struct Cudart {
     UNICOMM_CUDART_FUNCTIONS(UNICOMM_CUDART_MEMBER)
 #undef UNICOMM_CUDART_MEMBER
 
-    explicit Cudart(const std::string& path) {
+    std::string prefix;
+    int (*Malloc)(void**, size_t) = nullptr;                        // CUDA's
+    int (*ExtMallocWithFlags)(void**, size_t, unsigned) = nullptr;  // HIP's
+
+    Cudart(const std::string& path, const std::string& prefix) : prefix(prefix) {
         void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (handle == nullptr) throw SystemFailure(dlerror());
-#define UNICOMM_CUDART_FIND(name, ...)                                                              \
-    this->name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, "cuda" #name)); \
-    if (this->name == nullptr) throw SystemFailure(path + " is no CUDA runtime: it has no cuda" #name);
+        auto find = [&](const std::string& name) {
+            void* found = dlsym(handle, (prefix + name).c_str());
+            if (found == nullptr)
+                throw SystemFailure(path + " is no runtime of this device: it has no " + prefix + name);
+            return found;
+        };
+#define UNICOMM_CUDART_FIND(name, ...) \
+    this->name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(find(#name));
         UNICOMM_CUDART_FUNCTIONS(UNICOMM_CUDART_FIND)
 #undef UNICOMM_CUDART_FIND
+        if (prefix == "hip") {
+            ExtMallocWithFlags = reinterpret_cast<decltype(ExtMallocWithFlags)>(find("ExtMallocWithFlags"));
+        } else {
+            Malloc = reinterpret_cast<decltype(Malloc)>(find("Malloc"));
+        }
+    }
+
+    int allocate(void** out, size_t bytes) const {
+        return Malloc ? Malloc(out, bytes) : ExtMallocWithFlags(out, bytes, kFineGrained);
     }
 };
-const Cudart* cudart = nullptr;  // set once, by cuda_ipc_table
+const Cudart* cudart = nullptr;  // set once, by cuda_ipc_table: a process has one kind of device
 
 int failed(const std::string& detail, Error* error) {
     error->n_culprits = 0;
@@ -67,7 +90,7 @@ int failed(const std::string& detail, Error* error) {
 
 int checked(int result, const char* what, Error* error) {
     if (result == 0) return 0;
-    return failed(std::string(what) + ": " + cudart->GetErrorString(result), error);
+    return failed(cudart->prefix + what + ": " + cudart->GetErrorString(result), error);
 }
 
 // What a PE tells the others, in the first page of its part of the host heap.
@@ -184,11 +207,10 @@ int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t de
     auto* own = devices->own = new (first) Offer{};
     own->pid = devices->pid;
     void* memory = nullptr;
-    int code = checked(cudart->Malloc(&memory, part), "cudaMalloc", error);
+    int code = checked(cudart->allocate(&memory, part), "Malloc", error);
     devices->bases[size_t(rank)] = static_cast<char*>(own->address = memory);
-    if (code == 0) code = checked(cudart->GetDevice(&own->device), "cudaGetDevice", error);
-    if (code == 0)
-        code = checked(cudart->IpcGetMemHandle(&own->handle, memory), "cudaIpcGetMemHandle", error);
+    if (code == 0) code = checked(cudart->GetDevice(&own->device), "GetDevice", error);
+    if (code == 0) code = checked(cudart->IpcGetMemHandle(&own->handle, memory), "IpcGetMemHandle", error);
     // Who fails leaves, and the others hear of it at the barrier.
     if (code == 0) code = host().barrier(domain, deadline, nullptr, error);
     if (code == 0) code = open_all(*ipc, world, error);
@@ -225,12 +247,12 @@ int free_memory(Domain domain, void* address, uint64_t deadline, Error* error) {
     return host().free(ipc.host.get(), place, deadline, error);
 }
 
-int quiet(Domain, Stream stream, Error* error) {
-    return checked(cudart->StreamSynchronize(stream), "cudaStreamSynchronize", error);
-}
+// What the stream gets after its copies comes after them.
+int quiet(Domain, Stream, Error*) { return 0; }
 
+// Waits on the host: a runtime has nothing by which streams of several processes meet.
 int barrier(Domain domain, uint64_t deadline, Stream stream, Error* error) {
-    if (int code = quiet(domain, stream, error)) return code;
+    if (int code = checked(cudart->StreamSynchronize(stream), "StreamSynchronize", error)) return code;
     return host().barrier(ipc_of(domain).host.get(), deadline, nullptr, error);
 }
 
@@ -241,29 +263,19 @@ int ptr(Domain domain, const void* address, uint64_t bytes, int pe, void** out, 
 }
 
 int copy(void* to, const void* from, uint64_t bytes, Stream stream, Error* error) {
-    return checked(cudart->MemcpyAsync(to, from, bytes, kCopyDefault, stream), "cudaMemcpyAsync", error);
+    return checked(cudart->MemcpyAsync(to, from, bytes, kCopyDefault, stream), "MemcpyAsync", error);
 }
 
-int put_nbi(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+int put(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
     int code;
     char* place = there(ipc_of(domain), to, bytes, pe, error, code);
     return place ? copy(place, from, bytes, stream, error) : code;
 }
 
-int get_nbi(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
+int get(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
     int code;
     char* place = there(ipc_of(domain), from, bytes, pe, error, code);
     return place ? copy(to, place, bytes, stream, error) : code;
-}
-
-int put(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
-    int code = put_nbi(domain, to, from, bytes, pe, stream, error);
-    return code ? code : quiet(domain, stream, error);
-}
-
-int get(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream stream, Error* error) {
-    int code = get_nbi(domain, to, from, bytes, pe, stream, error);
-    return code ? code : quiet(domain, stream, error);
 }
 
 int team_split(Domain domain, int start, int stride, int size, uint64_t deadline, Domain* out, Error* error) {
@@ -283,16 +295,15 @@ int team_split(Domain domain, int start, int stride, int size, uint64_t deadline
 
 }  // namespace
 
-const Vtbl& cuda_ipc_table(const std::string& path) {
-    static const Cudart library(path);
-    cudart = &library;
+const Vtbl& cuda_ipc_table(const std::string& path, const std::string& prefix) {
+    if (cudart == nullptr) cudart = new Cudart(path, prefix);
     static const Vtbl table = [] {
         Vtbl t{};
-        t.name = "CUDA IPC";
+        t.name = cudart->prefix == "hip" ? "HIP IPC" : "CUDA IPC";
         t.unique_id = unique_id, t.discard_id = discard_id, t.init = init, t.leave = leave;
         t.release = release, t.abort = abort_domain, t.allocate = allocate, t.free = free_memory;
-        t.barrier = barrier, t.ptr = ptr, t.put = put, t.put_nbi = put_nbi, t.get = get;
-        t.get_nbi = get_nbi, t.fence = t.quiet = quiet, t.team_split = team_split;
+        t.barrier = barrier, t.ptr = ptr, t.put = t.put_nbi = put, t.get = t.get_nbi = get;
+        t.fence = t.quiet = quiet, t.team_split = team_split;
         t.capabilities = capabilities_of(t);
         return t;
     }();

@@ -1,4 +1,4 @@
-// The table over the memory of CUDA devices that processes of one host map by IPC handles.
+// The table over the memory of devices, CUDA or HIP, that processes of one host map by IPC handles.
 #pragma once
 #include <string>
 
@@ -6,8 +6,9 @@
 
 namespace unicomm::symm {
 
-// Opens the CUDA runtime at `path`, as dlopen does; the first that was opened counts for the process. Throws
-// SystemFailure with the loader's words, or with the functions that it lacks.
-const Vtbl& cuda_ipc_table(const std::string& path);
+// Opens the runtime at `path`, as dlopen does, whose functions begin with `prefix` ("cuda" or "hip"); the
+// first that was opened counts for the process. Throws SystemFailure with the loader's words, or with the
+// functions that it lacks.
+const Vtbl& cuda_ipc_table(const std::string& path, const std::string& prefix);
 
 }  // namespace unicomm::symm

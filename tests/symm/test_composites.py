@@ -110,7 +110,9 @@ def test_without_pointers(n):
     def program(comm):
         backend = comm._engine.backend
         whole = type(backend).symmetric_table(backend)
-        backend.symmetric_table = lambda: whole.limited(int(symm.Capability.HEAP | symm.Capability.PUT_GET))
+        backend.symmetric_table = lambda *_: whole.limited(
+            int(symm.Capability.HEAP | symm.Capability.PUT_GET)
+        )
         symm.init(comm)
         check_experts(comm, 2, [8], seed=n)
         check_collectives(comm, torch.bfloat16, (5, 3), seed=n)

@@ -124,7 +124,7 @@ def test_the_library_may_have_no_teams(raised, monkeypatch):
     whole = ShmBackend.symmetric_table
     without = ~int(symm.Capability.TEAMS)
     monkeypatch.setattr(
-        ShmBackend, "symmetric_table", lambda self: whole(self).limited(without & ((1 << 64) - 1))
+        ShmBackend, "symmetric_table", lambda self, *_: whole(self).limited(without & ((1 << 64) - 1))
     )
 
     def program(comm):

@@ -163,7 +163,7 @@ def test_a_library_that_lacks_something():
         backend = comm._engine.backend
         whole = type(backend).symmetric_table(backend)
         some = symm.Capability.HEAP | symm.Capability.PUT_GET
-        backend.symmetric_table = lambda: whole.limited(int(some))
+        backend.symmetric_table = lambda *_: whole.limited(int(some))
         symm.init(comm)
         assert symm.capabilities(comm) == some
         x = shared(comm, torch.full((4,), comm.get_rank() + 1, dtype=torch.int64))

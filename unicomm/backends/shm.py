@@ -187,7 +187,7 @@ class ShmBackend(Backend):
     def allocated_here(self, tensor: torch.Tensor) -> bool:
         return tensor.is_contiguous() and _core.heap_holds(tensor.data_ptr(), tensor.nbytes)
 
-    def symmetric_table(self) -> _core.SymmTable:
+    def symmetric_table(self, one_host: bool = True) -> _core.SymmTable:
         return _core.symm_host()
 
     def symmetric_joined(self, uid: bytes) -> None:

@@ -312,8 +312,16 @@ class Backend(abc.ABC):
         """With `capabilities.prepares`: a handle that calls had as `prepared` is not used any more."""
         raise AssertionError(f"{type(self).__name__} declares that it prepares but does not")
 
-    def symmetric_table(self) -> Any | None:
-        """The SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it, or None."""
+    def host(self) -> str:
+        """What ranks of one host have alike, for one whose symmetric memory depends on that; else ""."""
+        return ""
+
+    def symmetric_table(self, one_host: bool = True) -> Any | None:
+        """The SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it, or None.
+
+        Raises `UnsupportedError`, on all ranks, where there is one but not for them. `one_host`: whether all
+        ranks have the same `host`.
+        """
         return None
 
     def symmetric_joined(self, uid: bytes) -> None:  # noqa: B027

@@ -19,7 +19,7 @@ from unicomm import _core
 from .arrays import Array
 from .dtypes import OTHER, code_of
 from .errors import BackendError, InvalidArgumentError, MismatchError, NotReadyError
-from .one_sided import issue
+from .one_sided import agree, issue
 from .ops import BY_CODE, OPERATIONS
 from .reduction import RedOpType
 
@@ -273,7 +273,14 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     engine.check_open("symm_init")
     if engine.symmetric is not None:
         return engine.symmetric
-    table = engine.backend.symmetric_table()
+    if engine.queue is not None:
+        engine.refuse("symm_init", "symmetric memory of devices is not used yet", "use the backend 'shm'")
+    one_host = True
+    if host := engine.backend.host():
+        one_host = (
+            len(set(map(tuple, agree(engine, "symm_init", (), [zlib.crc32(host.encode())], timeout)))) == 1
+        )
+    table = engine.backend.symmetric_table(one_host)
     if table is None:
         engine.refuse(
             "symm_init",
@@ -291,7 +298,9 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         else:
             note[0], trouble = 1, fault[3]
     try:
-        engine.collective("broadcast", (note,), False, None, timeout, root=0)
+        told = note.to(engine.member.device)
+        engine.collective("broadcast", (told,), False, None, timeout, root=0).wait_blocking()
+        note = told.cpu()
         if note[0]:
             raise BackendError(
                 f"no symmetric heap: {trouble or 'rank 0 could not make it'}",

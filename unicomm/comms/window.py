@@ -262,6 +262,13 @@ class Window(abc.ABC):
         )
 
 
+def _in_heap(engine: Engine, tensor: Any) -> bool:
+    """Whether it is a symmetric tensor of the communicator's, whatever windows its library has besides."""
+    return (
+        engine.symmetric is not None and isinstance(tensor, torch.Tensor) and engine.symmetric.holds(tensor)
+    )
+
+
 def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) -> Window:
     """See `Communicator.new_window`."""
     engine = comm._engine
@@ -269,16 +276,20 @@ def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) 
     with engine.located("new_window"):
         engine.per_op("new_window", hints, timeout)
         window: Window
-        if engine.backend.capabilities.windows:
+        if _in_heap(engine, tensor):
+            from .heap_window import HeapWindow
+
+            window = HeapWindow.of(comm, tensor, timeout)
+        elif engine.backend.capabilities.windows:
             from .library_window import LibraryWindow
 
             window = LibraryWindow.of(engine, tensor)
+        elif (reason := engine.backend.lacks("windows")) is not None:
+            raise reason
         elif engine.backend.symmetric_table() is not None:
             from .heap_window import HeapWindow
 
             window = HeapWindow.of(comm, tensor, timeout)
-        elif (reason := engine.backend.lacks("windows")) is not None:
-            raise reason
         else:
             engine.refuse("new_window", f"backend '{engine.backend.name}' has no one-sided access")
     if tensor is not None:

@@ -4,6 +4,7 @@ all   allocations, copies, teams; what is left
 wait  rank 0 waits for rank 1 at a barrier, to which that never comes
 """
 
+import ctypes
 import gc
 import sys
 
@@ -21,6 +22,7 @@ me, n = comm.get_rank(), comm.get_size()
 table = _core.symm_cuda_ipc(LIBRARY)
 lacks = symm.Capability.SIGNAL | symm.Capability.ATOMICS
 assert symm.Capability(table.capabilities) & lacks == 0
+runtime = ctypes.CDLL(LIBRARY)
 before = holdings()
 note = torch.zeros(128, dtype=torch.uint8)
 if me == 0:
@@ -32,6 +34,13 @@ fault, domain = table.init(note.numpy().tobytes(), me, n, "devices", T)
 assert fault is None, fault
 
 
+def transferred(fault):
+    """Copies are in the order of their stream."""
+    assert fault is None, fault
+    assert runtime.cudaStreamSynchronize(None) == 0
+    return True
+
+
 def check():
     fault, x = domain.allocate(8 * N, 256, T)
     assert fault is None
@@ -39,27 +48,27 @@ def check():
     fault, y = domain.allocate(8 * N, 64, T)
     assert fault is None
     own = np.arange(N) + N * me
-    assert domain.put(x, own.ctypes.data, 8 * N, me, 0) is None  # from the host, as on a device
+    assert transferred(domain.put(x, own.ctypes.data, 8 * N, me, 0))  # from the host, as on a device
     assert domain.barrier(T, 0) is None
     got = np.zeros(N, np.int64)
     for pe in range(n):
-        assert domain.get(got.ctypes.data, x, 8 * N, pe, 0) is None
+        assert transferred(domain.get(got.ctypes.data, x, 8 * N, pe, 0))
         assert (got == np.arange(N) + N * pe).all()
-    assert domain.get(y, x, 8 * N, (me + 1) % n, 0) is None  # from device to device
-    assert domain.get(got.ctypes.data, y, 8 * N, me, 0) is None
+    assert transferred(domain.get(y, x, 8 * N, (me + 1) % n, 0))  # from device to device
+    assert transferred(domain.get(got.ctypes.data, y, 8 * N, me, 0))
     assert got[0] == N * ((me + 1) % n)
     assert domain.barrier(T, 0) is None
     # Many at once, done when quiet.
     rows = np.array([[own.ctypes.data + 8 * pe, y + 8 * me, 8, pe] for pe in range(n)])
-    assert domain.transfer(True, rows, 0) is None
+    assert transferred(domain.transfer(True, rows, 0))
     assert domain.barrier(T, 0) is None
-    assert domain.get(got.ctypes.data, y, 8 * n, me, 0) is None
+    assert transferred(domain.get(got.ctypes.data, y, 8 * n, me, 0))
     assert got[:n].tolist() == [N * pe + me for pe in range(n)]
     # Addresses of the others are good for copies of this process's own.
     fault, theirs = domain.ptr(x, 8 * N, (me + 1) % n)
     assert fault is None
-    assert domain.put(y, theirs, 8, me, 0) is None
-    assert domain.get(got.ctypes.data, y, 8, me, 0) is None
+    assert transferred(domain.put(y, theirs, 8, me, 0))
+    assert transferred(domain.get(got.ctypes.data, y, 8, me, 0))
     assert got[0] == N * ((me + 1) % n)
     for wrong in (
         domain.put(own.ctypes.data, x, 8, 0, 0),
@@ -76,7 +85,7 @@ def check():
     fault, team = domain.team_split(me % 2, 2, len(range(me % 2, n, 2)), T)
     assert fault is None
     for pe, rank in enumerate(range(me % 2, n, 2)):
-        assert team.get(got.ctypes.data, x, 8, pe, 0) is None
+        assert transferred(team.get(got.ctypes.data, x, 8, pe, 0))
         assert got[0] == N * rank
     assert team.barrier(T, 0) is None
     for call in (

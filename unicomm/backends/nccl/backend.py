@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import torch
 
 from unicomm.backends import addresses
+from unicomm.backends.shm import host_identity
 from unicomm.comms.backend import Capabilities, Legacy, OneSided, Setup
 from unicomm.comms.errors import CommError, UnsupportedError
 from unicomm.comms.streams import Streams, TorchStreams
 
-from . import succession, types
+from . import succession, symmetric, types
 from .causes import known_cause
 from .errors import IN_PROGRESS, SUCCESS, aborted, log_text
 from .hints import HINTS, settings_of, signals_of
@@ -78,6 +79,11 @@ class NcclBackend(Operations):
             return False
         return torch.cuda.get_device_capability(device) >= (9, 0)
 
+    @classmethod
+    def runtime_path(cls) -> str:
+        """The device's runtime library; "" for the one that is there."""
+        return ""
+
     # --- life ----------------------------------------------------------------------------------------------
 
     def __init__(self, library: Library, comm: int, setup: Setup) -> None:
@@ -87,6 +93,7 @@ class NcclBackend(Operations):
         self._rank, self._size = setup.rank, setup.size
         self._device = setup.device
         self._streams = self.device_streams(setup.device)
+        self._symmetric = setup.hints["symmetric"]
         self._splits = setup.hints["split_by"] == "split" and library.has("CommSplit")
         self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
         self._lock = threading.Lock()
@@ -239,6 +246,12 @@ class NcclBackend(Operations):
             return {}
         result, total = self._native.mem_stats(self._comm, 0)
         return {"library": total} if result == SUCCESS else {}
+
+    def host(self) -> str:
+        return host_identity().split(" ", 1)[1]  # its name may differ between containers of one host
+
+    def symmetric_table(self, one_host: bool = True) -> Any:
+        return symmetric.table_of(self, self._symmetric, one_host)
 
     # --- memory --------------------------------------------------------------------------------------------
 

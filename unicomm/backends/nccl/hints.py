@@ -11,6 +11,7 @@ from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.options import Hint
 
 from .library import Library, version_text
+from .symmetric import AUTO, TABLES
 
 _SIGNALS = 8  # indices of one-sided signals that a communicator asks for, where the library lets it choose
 
@@ -65,6 +66,13 @@ def _ranks(text: str) -> int:
 _LARGE = 256
 
 HINTS = (
+    Hint(
+        "symmetric",
+        _one_of(AUTO, *TABLES),
+        AUTO,
+        "What symmetric memory is made of: cuda_ipc, device memory that the processes of one host open. "
+        "Default: auto, which is that.",
+    ),
     Hint(
         "large_world",
         _ranks,

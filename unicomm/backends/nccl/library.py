@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from unicomm import _core
+from unicomm.backends.device_runtime import CUDA, HIP, Runtime
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
 from . import library_log
@@ -31,6 +32,7 @@ class Vendor:
         cure: what to do when there is none.
         fp8_since: the version that brought float8; None where its meaning depends on the GPU.
         built: whether this torch is built for its GPUs.
+        runtime: of its GPUs.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Vendor:
     cure: str
     fp8_since: int | None
     built: Callable[[], bool]
+    runtime: Runtime
 
 
 NCCL = Vendor(
@@ -50,6 +53,7 @@ NCCL = Vendor(
     "install a torch for CUDA, which brings it, or `pip install unicomm[cuda]`",
     22400,
     lambda: torch.version.cuda is not None,
+    CUDA,
 )
 RCCL = Vendor(
     "rccl",
@@ -59,6 +63,7 @@ RCCL = Vendor(
     "install a torch for ROCm, which brings it",
     None,  # gfx942 has other float8 types under the same numbers
     lambda: torch.version.hip is not None,
+    HIP,
 )
 
 

@@ -1,0 +1,50 @@
+"""The runtime library of a GPU vendor, which symmetric memory of the devices of one host is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicomm import _core
+from unicomm.comms.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What tells the two apart: the prefix of its functions, and what the loader knows it by."""
+
+    title: str
+    prefix: str
+    file: str
+    sonames: tuple[str, ...]
+
+
+CUDA = Runtime("CUDA runtime", "cuda", "libcudart", ("libcudart.so.13", "libcudart.so.12", "libcudart.so"))
+HIP = Runtime("HIP runtime", "hip", "libamdhip64", ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"))
+
+
+def ipc_table(runtime: Runtime, path: str = "") -> Any:
+    """The table over device memory that processes of one host open by its handle.
+
+    Args:
+        path: of the library. By default the copy in this process, as torch loads one, else the system's.
+
+    Raises `UnsupportedError` where there is none.
+    """
+    tried = []
+    for place in [path] if path else [*_loaded(runtime), *runtime.sonames]:
+        try:
+            return _core.symm_cuda_ipc(place, runtime.prefix)
+        except OSError as error:
+            tried.append(str(error))
+    raise UnsupportedError(
+        f"the {runtime.title} is not on this machine: {'; '.join(tried)}",
+        hint="install a torch for this machine's GPUs, which brings it",
+    )
+
+
+def _loaded(runtime: Runtime) -> list[str]:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = (line.split(maxsplit=5)[-1] for line in maps if runtime.file in line)
+    return list(dict.fromkeys(found))

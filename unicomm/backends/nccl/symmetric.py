@@ -1,0 +1,37 @@
+"""Which library is behind the symmetric memory of a communicator of NCCL or RCCL: its hint `symmetric`.
+
+`TABLES` has a function for each: given the backend, and whether all ranks are on one host, it returns the
+table (csrc/symm/table.hpp as Python has it) or raises `UnsupportedError` with what to do instead. All ranks
+have the same hint, and come to the same end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from unicomm.backends.device_runtime import ipc_table
+from unicomm.comms.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from .backend import NcclBackend
+
+AUTO = "auto"
+
+
+def _ipc(backend: NcclBackend, one_host: bool) -> Any:
+    if not one_host:
+        raise UnsupportedError(
+            "the ranks are on several hosts, whose devices cannot open each other's memory",
+            hint="use a communicator of the backend 'nvshmem', or of ranks of one host: comm.split",
+        )
+    return ipc_table(backend.vendor.runtime, backend.runtime_path())
+
+
+#: By the hint's values. What is not there is refused when the hint is read.
+TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {"cuda_ipc": _ipc}
+
+
+def table_of(backend: NcclBackend, kind: str, one_host: bool) -> Any:
+    """That of the hint's value; `auto` is "cuda_ipc"."""
+    return TABLES["cuda_ipc" if kind == AUTO else kind](backend, one_host)
