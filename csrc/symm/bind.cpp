@@ -13,6 +13,7 @@
 #include "symm/cuda_ipc.hpp"
 #include "symm/end.hpp"
 #include "symm/library.hpp"
+#include "symm/nvshmem.hpp"
 
 namespace unicomm {
 namespace {
@@ -214,6 +215,18 @@ void bind_symm(nb::module_& m) {
         "symm_library", [](const std::string& path) { return Table{library_table(path)}; },
         "The table that a shared object exports; OSError where it is none for this version.");
     m.attr("symm_table_abi") = kTableAbi;
+    m.def(
+        "symm_nvshmem",
+        [](const std::string& path, bool loaded) { return Table{nvshmem_table(path, loaded)}; },
+        nb::arg("path"), nb::arg("loaded") = false,
+        "The table over NVSHMEM's library of that name; with `loaded` only if it is in the process already.");
+    m.def(
+        "symm_nvshmem_info",
+        [] {
+            NvshmemInfo info = nvshmem_info();
+            return nb::make_tuple(info.version, info.file, info.status);
+        },
+        "Of the opened NVSHMEM: (version, 30405 being 3.4.5; file; what nvshmemx_init_status says).");
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
     bind_end(m);
     bind_symm_fast(m);

@@ -1,0 +1,568 @@
+// NVSHMEM is initialised once a process and has one world. The first `init` does it; an `init` by the same
+// id joins it, as the communicator's symmetric memory does beside the communicator; any other is refused.
+//
+// What the library does on streams returns at once and cannot be ended: deadlines of such calls are the
+// business of who watches the stream. Calls that block on the host run in a thread of their own (caller.hpp),
+// and whoever waits for them gives up at the deadline; the library is then of no more use to the process.
+//
+// Before it allocates, frees or splits, all PEs tell each other what they are about to do, by single words
+// and a barrier, so that a mismatch is an error on all of them and changes nothing.
+#include "symm/nvshmem.hpp"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/error.hpp"
+#include "symm/caller.hpp"
+#include "symm/nvshmem_abi.hpp"
+
+namespace unicomm::symm {
+namespace {
+
+using namespace nvshmem;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kLeaving = 2'000'000'000;  // ns that who leaves last waits for the others to leave
+constexpr size_t kWords = 4;                  // what a PE says before a collective, see Said
+
+struct Functions {
+#define UNICOMM_NVSHMEM_MEMBER(name, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
+    UNICOMM_NVSHMEM_FUNCTIONS(UNICOMM_NVSHMEM_MEMBER)
+#undef UNICOMM_NVSHMEM_MEMBER
+};
+
+struct World;
+
+struct Library {
+    Functions f;
+    int version = 0;
+    std::string file;
+    Caller& caller = *new Caller;
+    std::mutex mutex;  // of `world`
+    std::weak_ptr<World> world;
+    std::atomic<const std::string*> lost{nullptr};  // why the library is of no more use
+
+    Library(const std::string& path, bool loaded_only);
+};
+Library* library = nullptr;  // set once, by nvshmem_table
+const Functions& f() { return library->f; }
+
+Library::Library(const std::string& path, bool loaded_only) {
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | (loaded_only ? RTLD_NOLOAD : 0));
+    if (handle == nullptr) {
+        const char* why = dlerror();
+        throw SystemFailure(why != nullptr ? why : path + " is not loaded");
+    }
+    std::string absent;
+#define UNICOMM_NVSHMEM_FIND(name, ...)                                                        \
+    this->f.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, #name)); \
+    if (this->f.name == nullptr) absent += std::string(absent.empty() ? "" : ", ") + #name;
+    UNICOMM_NVSHMEM_FUNCTIONS(UNICOMM_NVSHMEM_FIND)
+#undef UNICOMM_NVSHMEM_FIND
+    if (!absent.empty()) throw SystemFailure(path + " is no NVSHMEM, or another one: it lacks " + absent);
+    int major = 0, minor = 0, patch = 0;
+    this->f.nvshmemx_vendor_get_version_info(&major, &minor, &patch);
+    version = major * 10000 + minor * 100 + patch;
+    if (version < kOldest || version > kNewest) {
+        throw SystemFailure(path + " is NVSHMEM " + std::to_string(major) + "." + std::to_string(minor) +
+                            "." + std::to_string(patch) +
+                            ", whose interface is not known here: 3.4 to 3.x are");
+    }
+    Dl_info info;
+    file =
+        dladdr(reinterpret_cast<void*>(this->f.nvshmemx_init_status), &info) != 0 && info.dli_fname != nullptr
+            ? info.dli_fname
+            : path;
+}
+
+int failed(FaultCode code, const std::string& detail, Error* error) {
+    error->n_culprits = 0;
+    size_t n = std::min(detail.size(), sizeof error->detail - 1);
+    std::memcpy(error->detail, detail.data(), n);
+    error->detail[n] = 0;
+    return int(code);
+}
+int failed(const std::string& detail, Error* error) { return failed(FaultCode::kInternal, detail, error); }
+
+uint64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return uint64_t(t.tv_sec) * 1'000'000'000 + uint64_t(t.tv_nsec);
+}
+
+// The library, initialised. All PEs release it in the end, which finalises it.
+struct World {
+    Id id{};
+    std::string name;  // of the communicator that has initialised it
+    int rank = 0, size = 0, pid = 0;
+    bool limited = false;      // several PEs on one GPU without MPS: see `refuse_limited`
+    uint64_t* said = nullptr;  // symmetric: what this PE says, for two collectives in turn
+    uint64_t collectives = 0;
+
+    // Collective. Elsewhere in the process it may still be going on when the next one is made, which then
+    // waits for it. A forked child has no device, and after a failure nobody comes.
+    ~World() {
+        if (pid != int(getpid()) || library->lost != nullptr || said == nullptr) return;
+        library->caller.run(now_ns() + kLeaving, [] { f().nvshmemx_hostlib_finalize(); });
+    }
+};
+
+// A PE's end of the world, or of a team.
+struct Pe {
+    std::shared_ptr<World> world;
+    int32_t team = kTeamWorld;
+    int rank = 0;
+    std::vector<int> pes;  // of the world
+    bool left = false;
+};
+Pe& pe_of(Domain domain) { return *static_cast<Pe*>(domain); }
+
+// Runs what blocks until the other PEs come. `call` owns what it uses.
+int blocking(const char* what, uint64_t deadline, std::function<void()> call, Error* error) {
+    if (auto lost = library->lost.load()) return failed(*lost, error);
+    if (library->caller.run(deadline, std::move(call))) return 0;
+    library->lost = new std::string(std::string("NVSHMEM's ") + what +
+                                    " did not return in time, and cannot be ended: restart the processes");
+    return failed(FaultCode::kTimeout, "", error);
+}
+
+// --- life --------------------------------------------------------------------------------------------------
+
+// The version's place in an id, which all PEs know, carries the heap's size in MiB; 0: the library's default.
+uint32_t& heap_in(UniqueId& id) { return *reinterpret_cast<uint32_t*>(id.bytes); }
+
+void ask_for_heap(uint32_t mebibytes) {
+    if (mebibytes != 0) setenv("NVSHMEM_SYMMETRIC_SIZE", std::to_string(mebibytes * kMiB).c_str(), 1);
+}
+
+bool same_id(const UniqueId& id, const World& world) {
+    return std::memcmp(id.bytes + sizeof id.bytes - sizeof world.id.internal, world.id.internal,
+                       sizeof world.id.internal) == 0;
+}
+
+std::string in_use(const World& world) {
+    return "NVSHMEM has one world a process, which communicator '" + world.name + "' of " +
+           std::to_string(world.size) + " ranks has: split that one, or finalize it on all ranks first";
+}
+
+int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
+    std::lock_guard lock(library->mutex);
+    if (auto lost = library->lost.load()) return failed(*lost, error);
+    Id id{versioned(1, sizeof(Id)), {}};
+    if (auto living = library->world.lock()) {
+        if (living->size != world) return failed(in_use(*living), error);
+        id = living->id;
+        heap_bytes = 0;  // it has one
+    } else {
+        uint64_t mebibytes = (heap_bytes + kMiB - 1) / kMiB;
+        if (mebibytes > UINT32_MAX) return failed("so large a heap has no machine", error);
+        ask_for_heap(uint32_t(mebibytes));  // this process reads its variables now
+        if (int result = f().nvshmemx_get_uniqueid(&id)) {
+            return failed("nvshmemx_get_uniqueid failed with " + std::to_string(result), error);
+        }
+    }
+    if (id.version != versioned(1, sizeof(Id))) return failed("its ids have an unknown version", error);
+    static_assert(sizeof(Id) == sizeof(UniqueId));
+    std::memcpy(out, &id, sizeof id);
+    heap_in(*out) = uint32_t((heap_bytes + kMiB - 1) / kMiB);
+    return 0;
+}
+
+int discard_id(const UniqueId*, Error*) { return 0; }  // NVSHMEM keeps nothing that could be given back
+
+Domain end_of(const std::shared_ptr<World>& world) {
+    auto pe = std::make_unique<Pe>();
+    pe->world = world;
+    pe->rank = world->rank;
+    for (int i = 0; i < world->size; ++i) pe->pes.push_back(i);
+    return pe.release();
+}
+
+struct Started {
+    InitAttr attr{};
+    Id id{};
+    int result = 0, status = 0, rank = -1, size = 0;
+    uint64_t* said = nullptr;
+};
+
+int init(const UniqueId* uid, int rank, int size, const char* name, uint64_t deadline, Domain* out,
+         Error* error) {
+    UniqueId id = *uid;
+    {
+        std::lock_guard lock(library->mutex);
+        if (auto living = library->world.lock()) {
+            if (!same_id(id, *living) || living->size != size || living->rank != rank) {
+                return failed(in_use(*living), error);
+            }
+            *out = end_of(living);
+            return 0;
+        }
+    }
+    // One that is being finalised in that thread comes first.
+    if (int code = blocking("finalize", deadline, [] {}, error)) return code;
+    if (f().nvshmemx_init_status() >= kInitialized) {
+        return failed("NVSHMEM was initialised by something else in this process, and has one world", error);
+    }
+    ask_for_heap(heap_in(id));
+    auto world = std::make_shared<World>();
+    auto started = std::make_shared<Started>();
+    std::memcpy(&started->id, &id, sizeof id);
+    started->id.version = versioned(1, sizeof(Id));
+    world->id = started->id;
+    auto call = [started, rank, size] {
+        InitAttr& attr = started->attr;
+        attr.version = versioned(1, sizeof(InitAttr));
+        attr.args.version = versioned(1, sizeof(InitArgs));
+        attr.args.id.version = versioned(1, sizeof(IdArgs));
+        started->result = f().nvshmemx_set_attr_uniqueid_args(rank, size, &started->id, &attr);
+        if (started->result == 0) {
+            started->result = f().nvshmemx_hostlib_init_attr(kInitWithUniqueId, &attr);
+        }
+        started->status = f().nvshmemx_init_status();
+        if (started->result != 0 || started->status < kInitialized) return;
+        started->rank = f().nvshmem_my_pe(), started->size = f().nvshmem_n_pes();
+        size_t bytes = 2 * kWords * sizeof(uint64_t);
+        started->said = static_cast<uint64_t*>(f().nvshmem_align(64, bytes));
+    };
+    if (int code = blocking("init", deadline, call, error)) return code;
+    if (started->result != 0) {
+        return failed("nvshmemx_hostlib_init_attr failed with " + std::to_string(started->result) +
+                          ": NVSHMEM has written why; NVSHMEM_DEBUG=INFO has it write more",
+                      error);
+    }
+    // Without a device it only connects, and says nothing.
+    if (started->status < kInitialized) {
+        return failed("NVSHMEM has connected the ranks but found no GPU for this one", error);
+    }
+    if (started->rank != rank || started->size != size || started->said == nullptr) {
+        return failed("NVSHMEM made this PE " + std::to_string(started->rank) + " of " +
+                          std::to_string(started->size) + ", or has no memory at all",
+                      error);
+    }
+    world->name = name, world->rank = rank, world->size = size, world->pid = int(getpid());
+    world->limited = started->status == kLimitedMpg;
+    world->said = started->said;
+    std::lock_guard lock(library->mutex);
+    library->world = world;
+    *out = end_of(world);
+    return 0;
+}
+
+int leave(Domain domain, Error*) {
+    pe_of(domain).left = true;
+    return 0;
+}
+
+int release(Domain domain, Error*) {
+    std::unique_ptr<Pe> pe(&pe_of(domain));
+    if (pe->team != kTeamWorld && pe->world->pid == int(getpid()) && library->lost == nullptr) {
+        library->caller.run(now_ns(), [team = pe->team] { f().nvshmem_team_destroy(team); });
+    }
+    return 0;
+}
+
+// What the library would end the process for.
+int refuse_limited(const Pe& pe, const char* what, Error* error) {
+    if (!pe.world->limited) return 0;
+    return failed(std::string(what) +
+                      " is not possible with several PEs on one GPU without the CUDA MPS server (NVSHMEM's "
+                      "limited mode): start nvidia-cuda-mps-control -d, or give each rank a GPU of its own",
+                  error);
+}
+
+// --- collectives on the host -------------------------------------------------------------------------------
+
+enum What : uint64_t { kAllocate = 1, kFree, kSplit };
+using Said = std::array<uint64_t, kWords>;  // What, and its arguments
+
+// All PEs' words. By turns of two: who says the next but one has seen that all read these.
+std::vector<Said> tell(World& world, const Said& mine) {
+    uint64_t* here = world.said + kWords * (world.collectives++ % 2);
+    for (size_t i = 0; i < kWords; ++i) f().nvshmem_uint64_p(here + i, mine[i], world.rank);
+    f().nvshmem_barrier_all();
+    std::vector<Said> all(static_cast<size_t>(world.size));
+    for (int pe = 0; pe < world.size; ++pe) {
+        for (size_t i = 0; i < kWords; ++i) all[size_t(pe)][i] = f().nvshmem_uint64_g(here + i, pe);
+    }
+    return all;
+}
+
+std::string words_of(const Said& said) {
+    if (said[0] == kAllocate) return "allocate " + std::to_string(said[1]) + " bytes";
+    if (said[0] == kFree) return "free at " + std::to_string(said[1]);
+    return said[0] == kSplit ? "team_split" : "?";
+}
+
+// The mismatch of what all say, if any; the same on all PEs.
+int compare(const std::vector<Said>& all, Error* error) {
+    bool same = true;
+    for (const Said& said : all) same = same && said[0] == all[0][0];
+    if (same && all[0][0] != kSplit) same = std::count(all.begin(), all.end(), all[0]) == long(all.size());
+    if (same) return 0;
+    std::string text;
+    for (size_t pe = 0; pe < all.size(); ++pe) {
+        text += (pe ? "; rank " : "rank ") + std::to_string(pe) + ": " + words_of(all[pe]);
+    }
+    int code = failed(FaultCode::kMismatch, text, error);
+    error->n_culprits = int32_t(std::min(all.size(), std::size(error->culprits)));
+    for (int32_t i = 0; i < error->n_culprits; ++i) error->culprits[i] = i;  // nobody says who is right
+    return code;
+}
+
+struct Collective {
+    std::shared_ptr<World> world;
+    Error error{};
+    int code = 0;
+    void* address = nullptr;
+    int32_t team = kTeamInvalid;
+    std::vector<int> pes;
+    int rank = -1;
+};
+
+// Says `mine`, compares, and runs `act` with what all said where they agree.
+template <class F>
+int together(Pe& pe, const char* what, const Said& mine, uint64_t deadline, std::shared_ptr<Collective>& out,
+             Error* error, F act) {
+    if (pe.team != kTeamWorld) return failed("all PEs do that together, not those of a team", error);
+    if (pe.left) return failed("this rank has left", error);
+    auto job = out = std::make_shared<Collective>();
+    job->world = pe.world;
+    auto call = [job, mine, act] {
+        std::vector<Said> all = tell(*job->world, mine);
+        job->code = compare(all, &job->error);
+        if (job->code == 0) act(*job, all);
+    };
+    if (int code = blocking(what, deadline, call, error)) return code;
+    if (job->code != 0) *error = job->error;
+    return job->code;
+}
+
+int allocate(Domain domain, uint64_t bytes, uint64_t align, uint64_t deadline, void** out, Error* error) {
+    std::shared_ptr<Collective> job;
+    uint64_t room = std::max<uint64_t>(bytes, 1), edge = std::max<uint64_t>(align, 64);
+    int code = together(
+        pe_of(domain), "allocation", Said{kAllocate, bytes, align}, deadline, job, error,
+        [room, edge](Collective& c, const std::vector<Said>&) { c.address = f().nvshmem_align(edge, room); });
+    if (code != 0) return code;
+    if (job->address == nullptr) {
+        return failed("no room for " + std::to_string(bytes) +
+                          " bytes in the symmetric heap (NVSHMEM_SYMMETRIC_SIZE is its size)",
+                      error);
+    }
+    *out = job->address;
+    return 0;
+}
+
+int free_memory(Domain domain, void* address, uint64_t deadline, Error* error) {
+    Pe& pe = pe_of(domain);
+    auto at = uint64_t(static_cast<char*>(address) - reinterpret_cast<char*>(pe.world->said));
+    std::shared_ptr<Collective> job;
+    return together(pe, "free", Said{kFree, at}, deadline, job, error,
+                    [address](Collective&, const std::vector<Said>&) { f().nvshmem_free(address); });
+}
+
+// The teams that the PEs name, each once, if every member names the one that it is in.
+struct Team {
+    int start, stride, size;
+    auto operator<=>(const Team&) const = default;
+    int at(int i) const { return start + i * stride; }
+};
+int teams_of(const std::vector<Said>& all, std::vector<Team>& teams, Error* error) {
+    int world = int(all.size());
+    auto named = [&](int pe) {
+        const Said& said = all[size_t(pe)];
+        return Team{int(int64_t(said[1])), int(int64_t(said[2])), int(int64_t(said[3]))};
+    };
+    for (int pe = 0; pe < world; ++pe) {
+        Team team = named(pe);
+        if (team.size == 0) continue;
+        bool good = team.size > 0 && team.size <= world && (team.size == 1 || team.stride > 0);
+        for (int i = 0; good && i < team.size; ++i) {
+            good = team.at(i) >= 0 && team.at(i) < world && named(team.at(i)) == team;
+        }
+        if (!good) {
+            int code = failed(FaultCode::kMismatch,
+                              "the team of rank " + std::to_string(pe) +
+                                  " is none (ranks i, i + k, i + 2 k ...), or its members name others",
+                              error);
+            error->n_culprits = 1, error->culprits[0] = pe;
+            return code;
+        }
+        if (std::find(teams.begin(), teams.end(), team) == teams.end()) teams.push_back(team);
+    }
+    return 0;
+}
+
+void split(Collective& c, const std::vector<Said>& all) {
+    std::vector<Team> teams;
+    if ((c.code = teams_of(all, teams, &c.error)) != 0) return;
+    for (const Team& team : teams) {  // each by all PEs, in the same order
+        int32_t made = kTeamInvalid;
+        int stride = std::max(team.stride, 1);
+        int result =
+            f().nvshmem_team_split_strided(kTeamWorld, team.start, stride, team.size, nullptr, 0, &made);
+        int place = -1;
+        for (int i = 0; i < team.size; ++i) place = team.at(i) == c.world->rank ? i : place;
+        if (place < 0) continue;
+        if (result != 0 || made == kTeamInvalid) {
+            c.code = failed("nvshmem_team_split_strided failed (NVSHMEM_MAX_TEAMS is how many there can be)",
+                            &c.error);
+            continue;
+        }
+        c.team = made, c.rank = place;
+        for (int i = 0; i < team.size; ++i) c.pes.push_back(team.at(i));
+    }
+}
+
+int team_split(Domain domain, int start, int stride, int size, uint64_t deadline, Domain* out, Error* error) {
+    *out = nullptr;
+    Pe& pe = pe_of(domain);
+    if (int code = refuse_limited(pe, "a team", error)) return code;
+    std::shared_ptr<Collective> job;
+    Said mine{kSplit, uint64_t(int64_t(start)), uint64_t(int64_t(stride)), uint64_t(int64_t(size))};
+    if (int code = together(pe, "team_split", mine, deadline, job, error, split)) return code;
+    if (job->team == kTeamInvalid) return 0;
+    auto made = std::make_unique<Pe>();
+    made->world = pe.world, made->team = job->team, made->rank = job->rank, made->pes = job->pes;
+    *out = made.release();
+    return 0;
+}
+
+// --- on streams --------------------------------------------------------------------------------------------
+
+// The PE's number in the world; -1, with the error, where there is none.
+int world_pe(const Pe& pe, int number, Error* error, int& code) {
+    code = 0;
+    if (auto lost = library->lost.load()) {
+        code = failed(*lost, error);
+    } else if (pe.left || number < 0 || number >= int(pe.pes.size())) {
+        code = failed(pe.left ? "this rank has left" : "no such PE", error);
+    }
+    return code == 0 ? pe.pes[size_t(number)] : -1;
+}
+
+int barrier(Domain domain, uint64_t deadline, Stream stream, Error* error) {
+    Pe& pe = pe_of(domain);
+    int code;
+    if (world_pe(pe, pe.rank, error, code) < 0) return code;
+    if (pe.team != kTeamWorld) {
+        int result = f().nvshmemx_barrier_on_stream(pe.team, stream);
+        return result ? failed("nvshmemx_barrier_on_stream failed with " + std::to_string(result), error) : 0;
+    }
+    if (pe.world->limited) {  // the host meets, by memory that the processes share
+        return blocking("barrier", deadline, [stream] { f().nvshmemx_barrier_all_on_stream(stream); }, error);
+    }
+    f().nvshmemx_barrier_all_on_stream(stream);
+    return 0;
+}
+
+int ptr(Domain domain, const void* address, uint64_t, int number, void** out, Error* error) {
+    int code;
+    int pe = world_pe(pe_of(domain), number, error, code);
+    if (pe < 0) return code;
+    *out = f().nvshmem_ptr(address, pe);
+    return *out ? 0
+                : failed("the memory of PE " + std::to_string(number) +
+                             " cannot be addressed from here, or the address is not in the symmetric heap",
+                         error);
+}
+
+template <auto Function>
+int copy(Domain domain, void* to, const void* from, uint64_t bytes, int number, Stream stream, Error* error) {
+    int code;
+    int pe = world_pe(pe_of(domain), number, error, code);
+    if (pe < 0) return code;
+    if (bytes != 0) (f().*Function)(to, from, bytes, pe, stream);
+    return 0;
+}
+
+int quiet(Domain domain, Stream stream, Error* error) {
+    int code;
+    if (world_pe(pe_of(domain), pe_of(domain).rank, error, code) >= 0) f().nvshmemx_quiet_on_stream(stream);
+    return code;
+}
+
+int put_signal(Domain domain, void* to, const void* from, uint64_t bytes, uint64_t* signal, uint64_t value,
+               SignalOp op, int number, Stream stream, Error* error) {
+    int code;
+    int pe = world_pe(pe_of(domain), number, error, code);
+    if (pe < 0) return code;
+    int how = op == SignalOp::kSet ? kSignalSet : kSignalAdd;
+    if (bytes == 0) {
+        f().nvshmemx_signal_op_on_stream(signal, value, how, pe, stream);
+    } else {
+        f().nvshmemx_putmem_signal_on_stream(to, from, bytes, signal, value, how, pe, stream);
+    }
+    return 0;
+}
+
+int number_of(Compare compare) {
+    switch (compare) {
+        case Compare::kEq:
+            return kCmpEq;
+        case Compare::kNe:
+            return kCmpNe;
+        case Compare::kGt:
+            return kCmpGt;
+        case Compare::kGe:
+            return kCmpGe;
+        case Compare::kLt:
+            return kCmpLt;
+        case Compare::kLe:
+            return kCmpLe;
+    }
+    return -1;
+}
+
+// Neither the deadline nor `source` is of any use here: the stream waits, which the host cannot end. What
+// makes the comparison true from elsewhere does, such as a put of the rank to itself.
+int wait_signal(Domain domain, const uint64_t* signal, Compare compare, uint64_t value, int, uint64_t,
+                Stream stream, Error* error) {
+    Pe& pe = pe_of(domain);
+    int code;
+    if (world_pe(pe, pe.rank, error, code) < 0) return code;
+    if (number_of(compare) < 0) return failed("no such comparison", error);
+    if ((code = refuse_limited(pe, "a stream that waits for a signal", error))) return code;
+    f().nvshmemx_signal_wait_until_on_stream(const_cast<uint64_t*>(signal), number_of(compare), value,
+                                             stream);
+    return 0;
+}
+
+}  // namespace
+
+const Vtbl& nvshmem_table(const std::string& path, bool loaded_only) {
+    static Library& opened = *new Library(path, loaded_only);  // its threads may outlive every communicator
+    library = &opened;
+    static const Vtbl table = [] {
+        Vtbl t{};
+        t.name = "NVSHMEM";
+        t.unique_id = unique_id, t.discard_id = discard_id, t.init = init, t.leave = leave;
+        t.release = release, t.allocate = allocate, t.free = free_memory, t.barrier = barrier, t.ptr = ptr;
+        t.put = copy<&Functions::nvshmemx_putmem_on_stream>;
+        t.get = copy<&Functions::nvshmemx_getmem_on_stream>;
+        t.put_nbi = copy<&Functions::nvshmemx_putmem_nbi_on_stream>;
+        t.get_nbi = copy<&Functions::nvshmemx_getmem_nbi_on_stream>;
+        t.fence = t.quiet = quiet;  // quiet on a stream orders more than a fence, which there is none of
+        t.put_signal = put_signal, t.wait_signal = wait_signal, t.team_split = team_split;
+        t.capabilities = capabilities_of(t);
+        return t;
+    }();
+    return table;
+}
+
+NvshmemInfo nvshmem_info() {
+    if (library == nullptr) throw SystemFailure("NVSHMEM is not open");
+    return {library->version, library->file, f().nvshmemx_init_status()};
+}
+
+}  // namespace unicomm::symm
