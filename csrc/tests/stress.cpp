@@ -66,10 +66,10 @@ void heap_is_reused() {
 
 // Ranks that wait for each other through two communicators, beside others that come late but do come.
 void circles() {
-    // As the interpreter's: every thread of these ranks is in a wait, or is the other rank's.
+    // As the interpreter's: nothing can be said before both threads are in a wait.
     shm::set_census([](uint64_t, int, const std::vector<uint64_t>& waiting, std::vector<uint64_t>& matter) {
         matter = waiting;
-        return true;
+        return waiting.size() == 2;
     });
     std::vector<int> pids(2, static_cast<int>(getpid()));
     for (int turn = 0; turn < 4; ++turn) {
