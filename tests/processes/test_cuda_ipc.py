@@ -1,11 +1,7 @@
 """Symmetric memory of CUDA devices: on a GPU where there is one, and over a double of the CUDA runtime."""
 
-import hashlib
-import os
-import shutil
 import signal
-import subprocess
-import tempfile
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +9,11 @@ import torch
 
 from unicomm import _core
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
+import device_double
+from device_double import NoCompiler
+
 pytestmark = pytest.mark.processes
-SOURCE = Path(__file__).parent.parent / "cudart_double" / "double.cpp"
 LOST = 2
 
 
@@ -28,21 +27,10 @@ def on_the_gpu():
 
 
 def double():
-    """Compiled once for this source: a second or two."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if not compiler:
-        pytest.skip("needs a C++ compiler")
-    key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"unicomm-cudart-double-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"libcudart_double-{key}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            part = Path(own) / path.name
-            command = [compiler, "-std=c++17", "-shared", "-fPIC", "-Wall", "-o", str(part), str(SOURCE)]
-            subprocess.run(command, check=True, timeout=100)
-            part.rename(path)
-    return path
+    try:
+        return device_double.runtime()
+    except NoCompiler as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(params=[pytest.param(on_the_gpu, marks=pytest.mark.gpu, id="gpu"), double])

@@ -18,6 +18,11 @@ def shared(comm, values):
     return tensor
 
 
+def host(tensor):
+    """What a tensor has, wherever it is: what was put on the stream before is there."""
+    return tensor.cpu()
+
+
 def plans(rng, n, experts):
     """Splits [from, to * experts] of many kinds."""
     k = n * experts
@@ -56,14 +61,14 @@ def check_experts(comm, experts, aligns, seed, width=3, dtype=torch.float32):
             sent.fill_(FILL)
             wanted = dispatch(data, plan.tolist(), outs, align)
             symm.all_to_all_vdev_2d(x, sent, splits, there, comm, align)
-            assert (there.numpy() == wanted[me]).all(), (align, plan, there, wanted[me])
-            assert (sent.float().numpy() == outs[me]).all(), (align, plan)
+            assert (host(there).numpy() == wanted[me]).all(), (align, plan, there, wanted[me])
+            assert (host(sent).float().numpy() == outs[me]).all(), (align, plan)
             returned = np.full((n, capacity, width), FILL, np.float32)
             wanted_back = combine(outs, wanted, returned)
             back.fill_(FILL)
             symm.all_to_all_vdev_2d_offset(sent, back, there, again, comm)
-            assert (again.numpy() == wanted_back[me]).all()
-            assert (back.float().numpy() == returned[me]).all()
+            assert (host(again).numpy() == wanted_back[me]).all()
+            assert (host(back).float().numpy() == returned[me]).all()
             # And that is what there was at first.
             total = int(plan[me].sum())
             assert torch.equal(back[:total], x[:total])
@@ -73,8 +78,8 @@ def check_experts(comm, experts, aligns, seed, width=3, dtype=torch.float32):
                 dense = dispatch(data, plan.tolist(), flat, None)
                 sent.fill_(FILL)
                 symm.all_to_all_vdev(x, sent, splits, there, comm, relaxed=True)
-                assert (there.numpy() == dense[me]).all()
-                assert (sent.float().numpy() == flat[me]).all()
+                assert (host(there).numpy() == dense[me]).all()
+                assert (host(sent).float().numpy() == flat[me]).all()
                 # `relaxed`: the others may not have read x yet, which the next round changes.
                 comm.barrier(False)
     for tensor in (x, sent, back, splits, there, again):
@@ -87,27 +92,27 @@ def check_collectives(comm, dtype, shape, seed):
     rng = np.random.default_rng(seed)
     data = torch.from_numpy(rng.integers(-3, 4, (n, n, *shape))).to(dtype)
     x, out = shared(comm, data[me]), shared(comm, torch.zeros_like(data[me]))
-    assert torch.equal(symm.all_to_all(x, out, comm), data[:, me])
+    assert torch.equal(host(symm.all_to_all(x, out, comm)), data[:, me])
     for name, fold in (
         ("sum", lambda d: d.sum(0)),
         ("max", lambda d: d.amax(0)),
         ("min", lambda d: d.amin(0)),
     ):
         wanted = fold(data.double()).to(dtype)
-        assert torch.equal(symm.one_shot_all_reduce(x, comm, name), wanted)
+        assert torch.equal(host(symm.one_shot_all_reduce(x, comm, name)), wanted)
         out.copy_(x)
         assert symm.two_shot_all_reduce_(out, comm, name) is out
-        assert torch.equal(out, wanted)
-        part = torch.empty(shape, dtype=dtype)
-        assert torch.equal(symm.reduce_scatter(x, part, comm, name), wanted[me])
+        assert torch.equal(host(out), wanted)
+        part = torch.empty(shape, dtype=dtype, device=comm.get_device())
+        assert torch.equal(host(symm.reduce_scatter(x, part, comm, name)), wanted[me])
     columns = data.transpose(1, -1).contiguous()  # the n parts last
     y = shared(comm, columns[me])
-    piece = torch.empty((*columns.shape[1:-1], 1), dtype=dtype)
+    piece = torch.empty((*columns.shape[1:-1], 1), dtype=dtype, device=comm.get_device())
     symm.reduce_scatter(y, piece, comm, split_last_dim=True)
-    assert torch.equal(piece, columns.double().sum(0).to(dtype)[..., me : me + 1])
+    assert torch.equal(host(piece), columns.double().sum(0).to(dtype)[..., me : me + 1])
     for root in range(n):
         x.copy_(data[me])
-        assert torch.equal(symm.broadcast(x, root, comm), data[root])
+        assert torch.equal(host(symm.broadcast(x, root, comm)), data[root])
     for plan in plans(rng, n, 1):
         rows = torch.from_numpy(rng.integers(-9, 9, (n, 300, 2)))
         z = shared(comm, rows[me])
@@ -115,7 +120,7 @@ def check_collectives(comm, dtype, shape, seed):
         came = symm.all_to_all_v(z, got, plan[me].tolist(), comm)
         assert came == plan[:, me].tolist()
         parts = [rows[p, plan[p, :me].sum() : plan[p, : me + 1].sum()] for p in range(n)]
-        assert torch.equal(got[: sum(came)], torch.cat(parts))
+        assert torch.equal(host(got)[: sum(came)], torch.cat(parts))
         assert (got[sum(came) :] == -99).all()
         symm.free(z, comm)
         symm.free(got, comm)

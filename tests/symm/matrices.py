@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from exchanges import FILL, shared
+from exchanges import FILL, host, shared
 
 from unicomm import symm
 
@@ -36,8 +36,8 @@ def check_tiles(comm, dtype, seed, rows=9, columns=14):
             if me == root:
                 view(wanted)[...] = fold(np.stack([view(d) for d in data]), 0)
             symm.tile_reduce(view(x), view(out), root, comm, name)
-            assert (out.double().numpy() == wanted).all(), (name, label, root)
-    assert torch.equal(x, values[me])
+            assert (host(out).double().numpy() == wanted).all(), (name, label, root)
+    assert torch.equal(host(x), values[me])
 
     # Each root gets another column of tiles; one rank is no root.
     roots = rng.permutation(n)[: max(n - 1, 1)].tolist()
@@ -47,7 +47,7 @@ def check_tiles(comm, dtype, seed, rows=9, columns=14):
     if me in roots:
         wanted[:, :2] = data[:, :, tiles[roots.index(me)]].sum(0)
     symm.multi_root_tile_reduce([x[:, t] for t in tiles], out[:, :2], roots, comm)
-    assert (out.double().numpy() == wanted).all()
+    assert (host(out).double().numpy() == wanted).all()
 
     for dim in (0, 1):
         for _ in range(4):
@@ -67,8 +67,8 @@ def check_offsets(comm, x, data, dim, ends, owners, default=False):
     ends = np.minimum(ends, data.shape[1 + dim])
     blocks = [data.take(range(a, b), 1 + dim).sum(0) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
     own = [block for block, owner in zip(blocks, owners, strict=True) if owner == comm.get_rank()]
-    outs = [torch.full(block.shape, FILL).to(x.dtype) for block in own]
+    outs = [torch.full(block.shape, FILL).to(x) for block in own]
     chosen = {} if default else {"offsets": ends.tolist(), "dst_ranks": owners.tolist()}
     symm.reduce_scatter_offset(x, outs, comm, dim=dim, **chosen)
     for got, wanted in zip(outs, own, strict=True):
-        assert (got.double().numpy() == wanted).all()
+        assert (host(got).double().numpy() == wanted).all()

@@ -324,6 +324,12 @@ class Backend(abc.ABC):
         """
         return None
 
+    def kernels(self, device: torch.device) -> Any:
+        """What launches the kernels of symmetric memory: a `device_kernels.Launcher`."""
+        from .device_kernels import CupyLauncher
+
+        return CupyLauncher(device)
+
     def symmetric_joined(self, uid: bytes) -> None:  # noqa: B027
         """This rank now is in the symmetric memory with that id."""
 

@@ -183,6 +183,9 @@ class HeapWindow(Window):
         word = self._pad.data_ptr() + peer * _LINE * 8
 
         def job(limit: float) -> None:
+            if memory.counts_on_device:
+                memory.domain.wait_next(word, word + 8, peer, limit)
+                return
             wait_for(memory, word, Compare.GE, self._waited[peer] + 1, peer, limit, True)
             self._waited[peer] += 1
 
@@ -224,7 +227,7 @@ class HeapWindow(Window):
         results = []
 
         def job(limit: float) -> None:
-            fault, before = getattr(self._memory.domain, op)(*words, peer, 0)
+            fault, before = self._memory.atomic(op, words, peer, limit)
             self._memory.check(fault, limit)
             results.append(before)
 

@@ -88,8 +88,10 @@ def issue(
         observed: profiling.Job = run, ()
         if profiling.session is not None:
             observed = profiling.one_sided(engine, name, inputs, outputs, peer, pending, pending_async, run)
+        allowed = limit + (engine.symmetric.grace() if engine.symmetric is not None else 0.0)
         work = engine._run(
-            *(observed[0], name, 0, [record], pending, pending_async, limit, args, tensors), spans=observed[1]
+            *(observed[0], name, 0, [record], pending, pending_async, allowed, args, tensors),
+            spans=observed[1],
         )
     if pending and not pending_async:
         work.wait()

@@ -97,7 +97,8 @@ class Lookout:
         if self.heard is not None:
             return self._settled(self.heard)
         verdict = self._verdict()
-        lost, timeout = isinstance(error, PeerLostError), isinstance(error, CommTimeoutError)
+        lost = isinstance(error, PeerLostError)
+        timeout = isinstance(error, CommTimeoutError) and not error.explained
         told = None
         if verdict is not None and (lost or timeout):
             # Where somebody's connection is gone: who has ended it is about to say why.

@@ -220,6 +220,10 @@ class StreamQueue:
         if last is not None and last._capture is capture and last._stream != stream and not last._done:
             self.streams.wait(stream, last._after)
 
+    def follow_last(self) -> None:
+        """What the current stream gets comes after the last operation, on whatever stream that is."""
+        self._follow_last(self.streams.current(), None)
+
     def order_after(self, work: StreamWork) -> None:
         """Makes the current stream wait for it."""
         current = self.streams.current()
@@ -317,7 +321,9 @@ class StreamQueue:
             error: BaseException | None = None
             while self._running and error is None:
                 try:
-                    if not self._is_over(self._running[0]):
+                    over = self._is_over(self._running[0])
+                    error = self._of_symmetric_memory(not over)
+                    if error is not None or not over:
                         break
                 except Exception as failed:  # of the device: nothing more will be over
                     error = failed
@@ -341,6 +347,11 @@ class StreamQueue:
                 if isinstance(error, CommError) and error is not engine.broken:
                     error = self.lookout.explained(error, pending)
                 self._end(error)
+
+    def _of_symmetric_memory(self, waiting: bool) -> CommError | None:
+        """What ended a wait of its kernels, after which their operation is over like any other."""
+        memory = self._engine.symmetric
+        return None if memory is None or self._engine.broken is not None else memory.late_error(waiting)
 
     def _is_over(self, running: _Running) -> bool:
         if self.streams.is_over(running.work._after):

@@ -18,7 +18,14 @@ from unicomm import _core
 
 from .arrays import Array
 from .dtypes import OTHER, code_of
-from .errors import BackendError, InvalidArgumentError, MismatchError, NotReadyError
+from .errors import (
+    BackendError,
+    CommError,
+    InvalidArgumentError,
+    MismatchError,
+    NotReadyError,
+    UnsupportedError,
+)
 from .one_sided import agree, issue
 from .ops import BY_CODE, OPERATIONS
 from .reduction import RedOpType
@@ -61,7 +68,13 @@ class Compare(enum.IntEnum):
 
 
 class SymmetricMemory:
-    """One rank's end of a communicator's symmetric heap."""
+    """One rank's end of a communicator's symmetric heap.
+
+    Attributes:
+        counts_on_device: how many signals were waited for is counted there, where graphs are replayed.
+    """
+
+    counts_on_device = False
 
     def __init__(
         self,
@@ -90,7 +103,7 @@ class SymmetricMemory:
         """Raises the error of a fault that the native core returned."""
         if fault is not None:
             if fault[0] == _MISMATCH and fault[2]:
-                raise _disagreement(*fault[1:3])
+                raise disagreement(*fault[1:3])
             self.engine.backend.raise_fault(fault, limit)
 
     def invalid(self, op: str, message: str, hint: str) -> NoReturn:
@@ -105,6 +118,7 @@ class SymmetricMemory:
         addresses = []
 
         def job(limit: float) -> None:
+            self.settle(limit)
             fault, address = self.domain.allocate(nbytes, align, limit)
             if fault is not None and fault[0] == _INTERNAL:
                 raise InvalidArgumentError(  # the same on all ranks, which stay in step
@@ -128,6 +142,7 @@ class SymmetricMemory:
             )
 
         def job(limit: float) -> None:
+            self.settle(limit)
             self.check(self.domain.free(address, limit), limit)
 
         issue(self.engine, "symm_free", job, timeout=timeout)
@@ -208,6 +223,32 @@ class SymmetricMemory:
         head = heading(op, tensors[0].dtype if tensors else None, limit)
         self.check(self.domain.meet(head, list(tensors)), limit)
 
+    # --- what devices do otherwise: device_memory.py --------------------------------------------------------
+
+    def reduces(self, dtype: torch.dtype, red: int) -> bool:
+        """Whether the composites can."""
+        return bool(_core.fold_defined(code_of(dtype), red))
+
+    def atomic(self, op: str, words: tuple[int, ...], peer: int, limit: float) -> tuple[Any, int]:
+        """A fault, and what was there."""
+        fault, before = getattr(self.domain, op)(*words, peer, 0)
+        return fault, before
+
+    def settle(self, limit: float) -> None:
+        """Waits until what was put on the current stream is done, and raises what went wrong there."""
+
+    def synchronize(self, timeout: Timeout = None) -> None:
+        """See `unicomm.symm.synchronize`."""
+        self.engine.check_open("symm_barrier")
+
+    def grace(self) -> float:
+        """Seconds by which the watchdog lets operations be late, which end their waits themselves."""
+        return 0.0
+
+    def late_error(self, waiting: bool) -> CommError | None:
+        """What ends the communicator; the watchdog asks. `waiting`: an operation is not over."""
+        return None
+
     # --- life -------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
@@ -251,7 +292,8 @@ class NoFastExchange:
     one_shot = two_shot = reduce_scatter = move = signal = wait_signal = _never
 
 
-def _disagreement(culprits: list[int], claims: list[tuple[int, ...]]) -> MismatchError:
+def disagreement(culprits: Sequence[int], claims: Sequence[tuple[int, ...]]) -> MismatchError:
+    """Of ranks that met: (rank, operation, -, reduction, root, -, -) of each."""
     said: dict[str, list[int]] = {}
     for rank, op, _, red, root, _, _ in claims:
         row = BY_CODE.get(op)
@@ -273,13 +315,9 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     engine.check_open("symm_init")
     if engine.symmetric is not None:
         return engine.symmetric
+    one_host, launcher = True, None
     if engine.queue is not None:
-        engine.refuse("symm_init", "symmetric memory of devices is not used yet", "use the backend 'shm'")
-    one_host = True
-    if host := engine.backend.host():
-        one_host = (
-            len(set(map(tuple, agree(engine, "symm_init", (), [zlib.crc32(host.encode())], timeout)))) == 1
-        )
+        one_host, launcher = _look_around(engine, timeout)
     table = engine.backend.symmetric_table(one_host)
     if table is None:
         engine.refuse(
@@ -321,13 +359,49 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
-        made.append(SymmetricMemory(engine, Capability(table.capabilities), str(table.name), domain))
+        made.append(_memory(engine, table, domain, launcher))
         engine.backend.symmetric_joined(uid)
 
     issue(engine, "symm_init", job, timeout=timeout)
     engine.symmetric = memory = made[0]
     memory.open()
     return memory
+
+
+def _look_around(engine: Engine, timeout: Timeout) -> tuple[bool, Any]:
+    """Collective: whether all ranks are on one host, and what launches kernels on this rank's device."""
+    launcher: Any = None
+    trouble: UnsupportedError | None = None
+    try:
+        launcher = engine.backend.kernels(engine.member.device)
+    except UnsupportedError as error:
+        trouble = error
+    own = [zlib.crc32(engine.backend.host().encode()), int(trouble is None)]
+    rows = agree(engine, "symm_init", (), own, timeout)
+    lacking = [rank for rank, (_, fine) in enumerate(rows) if not fine]
+    if trouble is not None:
+        raise trouble
+    if lacking:
+        raise UnsupportedError(
+            f"ranks {lacking} cannot compile the kernels of symmetric memory; they say why",
+            op="symm_init",
+            comm=engine.name,
+            rank=engine.rank,
+            culprits=lacking,
+            hint="install there what it says",
+        )
+    return len({host for host, _ in rows}) == 1, launcher
+
+
+def _memory(engine: Engine, table: Any, domain: Any, launcher: Any) -> SymmetricMemory:
+    capabilities, name = Capability(table.capabilities), str(table.name)
+    if engine.queue is None:
+        return SymmetricMemory(engine, capabilities, name, domain)
+    from .device_domain import DeviceDomain
+    from .device_memory import DeviceMemory
+
+    device = DeviceDomain(domain, engine.queue.streams, launcher, engine.member.device)
+    return DeviceMemory(engine, capabilities, name, device)
 
 
 def initialize_team(
@@ -368,7 +442,7 @@ def initialize_team(
         raise
     if team is None:
         return None
-    mine = SymmetricMemory(team._engine, memory.capabilities, memory.library, made[0], memory)
+    mine = type(memory)(team._engine, memory.capabilities, memory.library, made[0], memory)
     mine.open(said)
     team._engine.symmetric = mine
     return mine

@@ -36,6 +36,7 @@ from .memory import free as free
 from .memory import init as init
 from .memory import init_team as init_team
 from .memory import rendezvous as rendezvous
+from .memory import synchronize as synchronize
 from .one_sided import get as get
 from .one_sided import put as put
 from .one_sided import put_signal as put_signal

@@ -14,9 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from unicomm import _core
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.dtypes import code_of
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.one_sided import fail, issue
 from unicomm.comms.ops import OPERATIONS
@@ -92,7 +90,7 @@ class Exchange:
             red = RedOpType[op.upper()]
         except (KeyError, AttributeError):
             self.fail(f"reduction {op!r} is unknown", 'it is "sum", "product", "min" or "max"')
-        if red in (RedOpType.PREMUL_SUM, RedOpType.AVG) or not _core.fold_defined(code_of(dtype), int(red)):
+        if red in (RedOpType.PREMUL_SUM, RedOpType.AVG) or not self.memory.reduces(dtype, int(red)):
             self.memory.engine.refuse(
                 self.op, f"{op} of {dtype} is not defined", 'use "sum", or another dtype'
             )

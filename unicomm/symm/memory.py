@@ -48,6 +48,18 @@ def init_team(team: Communicator | None, whole: Communicator, timeout: Timeout =
     initialize_team(team, whole, timeout)
 
 
+def synchronize(comm: Communicator, timeout: Timeout = None) -> None:
+    """Waits on the host for what the current stream has, and raises what was refused on the device.
+
+    On a device, operations are in the order of their stream and nobody waits. So the errors that all ranks
+    find together, splits beyond their input, an output that is too small, ranks that disagree, are raised
+    here, at `empty` and `free`, and by the operations that return numbers: `InvalidArgumentError`,
+    `MismatchError`; nothing was written. All ranks have to call it at the same place. On the CPU each
+    operation has raised its own, and this does nothing.
+    """
+    memory_of(comm, "symm_barrier").synchronize(timeout)
+
+
 def capabilities(comm: Communicator) -> Capability:
     """What the library behind the communicator's symmetric memory can do."""
     return memory_of(comm, "symm_init").capabilities

@@ -1,0 +1,602 @@
+// Operations on symmetric memory of devices: csrc/symm/composites.cpp as kernels, one source for CUDA and HIP,
+// compiled at run time. What differs is in device.h.
+//
+// An operation is some kernels on a stream: one block that meets the other ranks (and looks at all their
+// splits), many blocks that move data, and one block that waits until all have done so. A meeting: each rank
+// says in its own control block what it calls, writes the number of the meeting to all others, waits for
+// theirs, and compares what they say with what it said itself. That number is kept on the device, so graphs
+// can be replayed. Only the kernels of one block wait, so ranks may share a device.
+//
+// No wait lasts for ever: it ends with the others' words, at a time limit, or by the host's `abort` word. What
+// went wrong is written into the host's status record, once, and the data kernels behind it do nothing.
+//
+// A thread block is as large as the caller likes; nothing depends on the size of a warp.
+#include "device.h"
+
+// What a kernel gets. The launcher reads the names here: one whole number each, addresses too.
+struct Args {
+    Int rank;
+    Int world;
+    Int distances;  // Int[world]: of the others' memory from the own
+    Int control;    // the own control block, of control_words, at the same place on all ranks
+    Int status;     // Word[8 + 4 * world] of the host
+    Int abort;      // Word of the host: not 0 ends all waits
+    Int limit_ns;   // that a wait may last
+    Int called;     // op | dtype << 32 | reduction << 40
+    Int signature;
+    Int root;
+    Int relaxed;  // the operation ends without a barrier, unless it was refused
+    Int in;
+    Int in_rows;
+    Int out;
+    Int out_rows;
+    Int row_bytes;  // or bytes of a block
+    Int splits;     // symmetric; 0: those that the ranks say at the meeting
+    Int said_splits;  // Int[world] to say there, or 0
+    Int results;      // Int[2 * columns]: rows and offsets in `out`
+    Int sources;      // Int[columns]: offsets in the others' `in`
+    Int scratch;
+    Int experts;
+    Int align;  // of experts' blocks, in rows; 0: dense
+    Int by_rank;  // results are rank-major
+    Int red;
+    Int spread;  // the result goes to all ranks
+    Int rows;
+    Int columns;
+    Int in_row_step;
+    Int in_column_step;
+    Int out_row_step;
+    Int out_column_step;
+    Int peer;
+    Int word;
+    Int value;
+    Int expected;
+    Int compare;
+    Int counter;  // of the waits for a word that is only ever added to, or 0
+};
+
+// Words of the control block. Behind them: one for each rank, which that rank writes; then two places for what
+// is said, used in turn: who is at a meeting a second time has seen all at the one between, after they read.
+enum { kEpoch = 0, kBroken = 1, kVerdict = 2, kArrived = 8 };
+enum { kMeeting = 0, kSignature = 1, kCalled = 2, kRoot = 3, kHead = 8 };
+// Of the status record; four for each rank behind it.
+enum { kKind = 0, kOperation = 1, kWho = 2, kRows = 3, kEach = 8 };
+enum Verdict { kGood = 0, kFull = 1, kSplits = 2, kMismatch = 3, kLate = 4, kAborted = 5 };
+enum { kSum = 1, kProduct = 2, kMin = 3, kMax = 4 };
+
+struct alignas(16) Wide {
+    Word a, b;
+};
+
+// --- where things are --------------------------------------------------------------------------------------
+
+#define EACH(i, n) for (Int i = threadIdx.x; i < (n); i += blockDim.x)
+
+template <class T>
+__device__ T* at(Int address) {
+    return reinterpret_cast<T*>(address);
+}
+template <class T>
+__device__ T* theirs(const Args& a, Int own, Int rank) {
+    return at<T>(own + at<Int>(a.distances)[rank]);
+}
+__device__ Word* control(const Args& a) { return at<Word>(a.control); }
+__device__ Word* said(const Args& a, Word epoch) {
+    return control(a) + kArrived + a.world + (epoch % 2) * Word(kHead + a.world);
+}
+
+// --- waiting -----------------------------------------------------------------------------------------------
+
+__device__ bool is_so(Word word, Int compare, Word value) {
+    switch (compare) {
+        case 0:
+            return word == value;
+        case 1:
+            return word != value;
+        case 2:
+            return word > value;
+        case 3:
+            return word >= value;
+        case 4:
+            return word < value;
+        default:
+            return word <= value;
+    }
+}
+
+__device__ Verdict wait_for(const Args& a, const Word* word, Int compare, Word value) {
+    Word start = now_ns();
+    for (unsigned n = 1;; ++n) {
+        if (is_so(load_acquire(word), compare, value)) return kGood;
+        if (n % 32 == 0) {  // the host's memory is far
+            if (load_acquire(at<Word>(a.abort)) != 0) return kAborted;
+            if (now_ns() - start > Word(a.limit_ns)) return kLate;
+        }
+        pause_a_little();
+    }
+}
+
+// By one thread, when what belongs to it has been written. The first that went wrong counts.
+__device__ void tell(const Args& a, Verdict kind, Int who, Int rows) {
+    Word* status = at<Word>(a.status);
+    if (load_acquire(status + kKind) == 0) {
+        status[kOperation] = Word(a.called);
+        status[kWho] = Word(who);
+        status[kRows] = Word(rows);
+        store_release(status + kKind, Word(kind));
+    }
+    if (kind == kLate || kind == kAborted) control(a)[kBroken] = 1;
+    control(a)[kVerdict] = kind;
+}
+
+// All threads of the one block. False when somebody did not come.
+__device__ bool all_arrive(const Args& a) {
+    __shared__ Word epoch;
+    __shared__ int worst;
+    Word* own = control(a);
+    if (threadIdx.x == 0) {
+        epoch = own[kEpoch] + 1;
+        own[kEpoch] = epoch;
+        worst = kGood;
+    }
+    __syncthreads();
+    __threadfence_system();
+    EACH(p, a.world) store_release(theirs<Word>(a, a.control, p) + kArrived + a.rank, epoch);
+    __syncthreads();
+    EACH(p, a.world) {
+        Verdict came = wait_for(a, own + kArrived + p, 3, epoch);
+        if (came != kGood) worst = came;
+    }
+    __syncthreads();
+    if (worst != kGood) {
+        Word* status = at<Word>(a.status);
+        if (threadIdx.x == 0 && load_acquire(status + kKind) == 0) {
+            for (Int p = 0; p < a.world; ++p)
+                status[kEach + 4 * p] = load_acquire(own + kArrived + p) >= epoch;
+        }
+        __threadfence_system();
+        if (threadIdx.x == 0) tell(a, Verdict(worst), -1, 0);
+    }
+    return worst == kGood;
+}
+
+// The same. False when nothing of the operation must be done.
+__device__ bool meet(const Args& a) {
+    __shared__ int differs;
+    Word* own = control(a);
+    bool broken = own[kBroken] != 0;
+    Word epoch = own[kEpoch] + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        own[kVerdict] = broken ? Word(kAborted) : Word(kGood);
+        differs = 0;
+    }
+    if (broken) return false;
+    Word* mine = said(a, epoch);
+    if (threadIdx.x == 0) {
+        mine[kMeeting] = epoch;
+        mine[kSignature] = Word(a.signature);
+        mine[kCalled] = Word(a.called);
+        mine[kRoot] = Word(a.root);
+    }
+    if (a.said_splits) EACH(p, a.world) mine[kHead + p] = at<Word>(a.said_splits)[p];
+    __syncthreads();
+    if (!all_arrive(a)) return false;
+    Int place = Int(mine);
+    EACH(p, a.world) {
+        const Word* other = theirs<Word>(a, place, p);
+        if (other[kMeeting] != epoch || other[kSignature] != Word(a.signature)) differs = 1;
+    }
+    __syncthreads();
+    if (!differs) return true;
+    Word* status = at<Word>(a.status);
+    if (threadIdx.x == 0 && load_acquire(status + kKind) == 0) {
+        for (Int p = 0; p < a.world; ++p) {
+            const Word* other = theirs<Word>(a, place, p);
+            bool here = other[kMeeting] == epoch;  // else it is at something else than a meeting
+            status[kEach + 4 * p] = here;
+            status[kEach + 4 * p + 1] = other[kCalled];
+            status[kEach + 4 * p + 2] = other[kRoot];
+            status[kEach + 4 * p + 3] = other[kSignature];
+        }
+    }
+    __threadfence_system();
+    if (threadIdx.x == 0) tell(a, kMismatch, -1, 0);
+    return false;
+}
+
+extern "C" __global__ void symm_meet(Args a) { meet(a); }
+
+extern "C" __global__ void symm_leave(Args a) {
+    Word verdict = control(a)[kVerdict];
+    if (verdict > kSplits || (a.relaxed && verdict == kGood)) return;
+    all_arrive(a);
+}
+
+// --- exchanges of rows: all look at all numbers, so that all come to the same end before a row moves --------
+
+__device__ void add(Int* to, Int value) { atomicAdd(reinterpret_cast<Word*>(to), Word(value)); }
+
+// What both plans have in `scratch`, cleared.
+struct Plan {
+    Int *before, *total, *filled, *rows, *starts;
+    unsigned* bad;  // the first rank whose splits are wrong
+};
+
+__device__ Plan plan_in(const Args& a) {
+    Int columns = a.world * a.experts;
+    Plan plan;
+    plan.before = at<Int>(a.scratch);
+    plan.total = plan.before + a.world;
+    plan.filled = plan.total + a.world;
+    plan.rows = plan.filled + columns;
+    plan.starts = plan.rows + columns;
+    plan.bad = reinterpret_cast<unsigned*>(plan.starts + a.experts);
+    EACH(i, 2 * a.world + columns) plan.before[i] = 0;
+    if (threadIdx.x == 0) *plan.bad = unsigned(a.world);
+    __syncthreads();
+    return plan;
+}
+
+__device__ Int padded(const Args& a, Int rows) {
+    if (a.align == 0) return rows;
+    Int blocks = (rows + a.align - 1) / a.align;
+    return (blocks ? blocks : 1) * a.align;
+}
+
+__device__ bool refused(const Args& a, Verdict why, Int who, Int rows) {
+    if (why != kGood && threadIdx.x == 0) tell(a, why, who, rows);
+    return why != kGood;
+}
+
+// Whose rows do not fit, if any: `rows_of(rank)` is the row behind its last one.
+template <class F>
+__device__ Int fullest(const Args& a, F rows_of, Int* rows) {
+    Int who = -1;
+    *rows = 0;
+    for (Int q = 0; q < a.world; ++q) {
+        Int need = rows_of(q);
+        if (need > a.out_rows && need > *rows) who = q, *rows = need;
+    }
+    return who;
+}
+
+extern "C" __global__ void symm_meet_dispatch(Args a) {
+    if (!meet(a)) return;
+    Int n = a.world, experts = a.experts, columns = n * experts;
+    Int splits = a.splits ? a.splits : Int(said(a, control(a)[kEpoch]) + kHead);
+    Plan plan = plan_in(a);
+    EACH(i, n * columns) {
+        Int p = i / columns, k = i % columns, own = k - a.rank * experts;
+        Int rows = theirs<Int>(a, splits, p)[k];
+        if (rows < 0 || rows > a.in_rows) {
+            atomicMin(plan.bad, unsigned(p));
+            continue;
+        }
+        add(plan.total + p, rows);
+        add(plan.filled + k, rows);
+        if (own < 0) add(plan.before + p, rows);
+        if (own >= 0 && own < experts) plan.rows[own * n + p] = rows;
+    }
+    __syncthreads();
+    EACH(p, n) {
+        if (plan.total[p] > a.in_rows) atomicMin(plan.bad, unsigned(p));
+    }
+    __syncthreads();
+    if (*plan.bad < unsigned(n)) {
+        refused(a, kSplits, *plan.bad, 0);
+        return;
+    }
+    // Where the last row of each rank would end.
+    EACH(q, n) {
+        Int start = 0, end = 0;
+        for (Int e = 0; e < experts; ++e) {
+            Int rows = plan.filled[q * experts + e];
+            if (q == a.rank) plan.starts[e] = start;
+            if (rows) end = start + rows;
+            start += padded(a, rows);
+        }
+        plan.total[q] = end;
+    }
+    __syncthreads();
+    Int rows, who = fullest(a, [&](Int q) { return plan.total[q]; }, &rows);
+    if (refused(a, who < 0 ? kGood : kFull, who, rows)) return;
+    EACH(e, experts) {
+        Int place = plan.starts[e];
+        for (Int p = 0; p < n; ++p) {
+            at<Int>(a.results)[e * n + p] = plan.rows[e * n + p];
+            at<Int>(a.results)[columns + e * n + p] = place;
+            place += plan.rows[e * n + p];
+        }
+    }
+    EACH(p, n) {
+        Int source = plan.before[p];
+        for (Int e = 0; e < experts; ++e) {
+            at<Int>(a.sources)[e * n + p] = source;
+            source += plan.rows[e * n + p];
+        }
+    }
+}
+
+extern "C" __global__ void symm_meet_combine(Args a) {
+    if (!meet(a)) return;
+    Int n = a.world, experts = a.experts, columns = n * experts;
+    Plan plan = plan_in(a);
+    EACH(i, n * columns) {
+        Int p = i / columns, k = i % columns, to = p * experts + k / n;
+        const Int* splits = theirs<Int>(a, a.splits, p);
+        Int rows = splits[k], source = splits[columns + k];
+        // The offset of nothing may be anywhere.
+        bool beyond = rows > a.in_rows || source < 0 || source > a.in_rows - rows;
+        if (rows < 0 || (rows > 0 && beyond)) {
+            atomicMin(plan.bad, unsigned(p));
+            continue;
+        }
+        add(plan.filled + k % n, rows);
+        if (k % n == a.rank) {
+            plan.rows[to] = rows;
+            at<Int>(a.sources)[to] = source;
+            add(plan.total + p, rows);
+        }
+    }
+    __syncthreads();
+    if (*plan.bad < unsigned(n)) {
+        refused(a, kSplits, *plan.bad, 0);
+        return;
+    }
+    Int most, who = fullest(a, [&](Int q) { return plan.filled[q]; }, &most);
+    if (refused(a, who < 0 ? kGood : kFull, who, most)) return;
+    EACH(p, n) {
+        Int place = 0;
+        for (Int q = 0; q < p; ++q) place += plan.total[q];
+        for (Int k = p * experts; k < (p + 1) * experts; ++k) {
+            at<Int>(a.results)[k] = plan.rows[k];
+            at<Int>(a.results)[columns + k] = place;
+            place += plan.rows[k];
+        }
+    }
+}
+
+// --- moving ------------------------------------------------------------------------------------------------
+
+template <class U>
+__device__ void copy_units(char* to, const char* from, Int units, Int first, Int step) {
+    U* out = reinterpret_cast<U*>(to);
+    const U* in = reinterpret_cast<const U*>(from);
+    Int i = first;
+    for (; i + 3 * step < units; i += 4 * step) {  // four on their way
+        U a = in[i], b = in[i + step], c = in[i + 2 * step], d = in[i + 3 * step];
+        out[i] = a, out[i + step] = b, out[i + 2 * step] = c, out[i + 3 * step] = d;
+    }
+    for (; i < units; i += step) out[i] = in[i];
+}
+
+// By `step` threads, of which this is `first`: 16 bytes at a time where both sides allow it.
+__device__ void copy(char* to, const char* from, Int bytes, Int first, Int step) {
+    Word skew = Word(to) ^ Word(from);
+    Int unit = skew % 16 == 0 ? 16 : skew % 8 == 0 ? 8 : skew % 4 == 0 ? 4 : 1;
+    Int head = (unit - Int(Word(to) % unit)) % unit;
+    if (head > bytes) head = bytes;
+    Int units = (bytes - head) / unit, done = head + units * unit;
+    for (Int i = first; i < head; i += step) to[i] = from[i];
+    if (unit == 16) copy_units<Wide>(to + head, from + head, units, first, step);
+    if (unit == 8) copy_units<Word>(to + head, from + head, units, first, step);
+    if (unit == 4) copy_units<unsigned>(to + head, from + head, units, first, step);
+    if (unit == 1) copy_units<char>(to + head, from + head, units, first, step);
+    for (Int i = done + first; i < bytes; i += step) to[i] = from[i];
+}
+
+// A kernel of world x k blocks: k of them for each of the others, beginning with the own so that not all ranks
+// read from the same.
+struct Part {
+    Int peer, first, step;
+};
+__device__ Part part_of(const Args& a) {
+    Int lanes = gridDim.x / a.world, lane = blockIdx.x / a.world;
+    return {(a.rank + blockIdx.x % a.world) % a.world, lane * blockDim.x + threadIdx.x, lanes * blockDim.x};
+}
+
+extern "C" __global__ void symm_move_rows(Args a) {
+    if (control(a)[kVerdict] != kGood) return;
+    Part part = part_of(a);
+    Int columns = a.world * a.experts;
+    const Int *results = at<Int>(a.results), *sources = at<Int>(a.sources);
+    const char* in = theirs<char>(a, a.in, part.peer);
+    for (Int e = 0; e < a.experts; ++e) {
+        Int k = a.by_rank ? part.peer * a.experts + e : e * a.world + part.peer;
+        copy(at<char>(a.out) + results[columns + k] * a.row_bytes, in + sources[k] * a.row_bytes,
+             results[k] * a.row_bytes, part.first, part.step);
+    }
+}
+
+// Blocks of row_bytes: from the root's, or the own one of each.
+extern "C" __global__ void symm_move_blocks(Args a) {
+    if (control(a)[kVerdict] != kGood) return;
+    if (a.root >= 0) {
+        if (a.root == a.rank) return;
+        copy(at<char>(a.out), theirs<char>(a, a.in, a.root), a.row_bytes,
+             Int(blockIdx.x) * blockDim.x + threadIdx.x, Int(gridDim.x) * blockDim.x);
+        return;
+    }
+    Part part = part_of(a);
+    copy(at<char>(a.out) + part.peer * a.row_bytes,
+         theirs<char>(a, a.in, part.peer) + a.rank * a.row_bytes, a.row_bytes, part.first, part.step);
+}
+
+// --- reducing: in order of the ranks, half precision in float, rounded once ---------------------------------
+
+struct Half {
+    unsigned short bits;
+};
+struct Bfloat {
+    unsigned short bits;
+};
+template <class T, class A>
+struct Same {
+    typedef A Wider;
+    __device__ static A up(T x) { return A(x); }
+    __device__ static T down(A x) { return T(x); }
+};
+template <class T>
+struct Number;
+template <>
+struct Number<double> : Same<double, double> {};
+template <>
+struct Number<float> : Same<float, float> {};
+template <>
+struct Number<signed char> : Same<signed char, Int> {};
+template <>
+struct Number<short> : Same<short, Int> {};
+template <>
+struct Number<int> : Same<int, Int> {};
+template <>
+struct Number<Int> : Same<Int, Int> {};
+template <>
+struct Number<unsigned char> : Same<unsigned char, Word> {};
+template <>
+struct Number<unsigned short> : Same<unsigned short, Word> {};
+template <>
+struct Number<unsigned> : Same<unsigned, Word> {};
+template <>
+struct Number<Word> : Same<Word, Word> {};
+template <>
+struct Number<Half> {
+    typedef float Wider;
+    __device__ static float up(Half x) { return half_to_float(x.bits); }
+    __device__ static Half down(float x) { return {float_to_half(x)}; }
+};
+template <>
+struct Number<Bfloat> {
+    typedef float Wider;
+    union Bits {
+        float value;
+        unsigned bits;
+    };
+    __device__ static float up(Bfloat x) {
+        Bits b;
+        b.bits = unsigned(x.bits) << 16;
+        return b.value;
+    }
+    __device__ static Bfloat down(float x) {
+        Bits b;
+        b.value = x;
+        if (x != x) return {(unsigned short)(b.bits >> 16 | 64)};  // quiet
+        return {(unsigned short)((b.bits + 0x7fff + (b.bits >> 16 & 1)) >> 16)};  // to even
+    }
+};
+
+template <class A>
+__device__ A sum(A a, A b) {
+    return a + b;
+}
+template <class A>
+__device__ A product(A a, A b) {
+    return a * b;
+}
+// Integers wrap around.
+template <>
+__device__ Int sum(Int a, Int b) {
+    return Int(Word(a) + Word(b));
+}
+template <>
+__device__ Int product(Int a, Int b) {
+    return Int(Word(a) * Word(b));
+}
+
+template <class A>
+__device__ A fold(A a, A b, Int red) {
+    if (red == kSum) return sum(a, b);
+    if (red == kProduct) return product(a, b);
+    if (b != b) return b;  // NaN passes on, also as the first
+    return red == kMin ? (b < a ? b : a) : (b > a ? b : a);
+}
+
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Pack {
+    T each[kCount];
+};
+
+// kCount elements that lie side by side, `from` and `to` bytes behind the beginning.
+template <class T, int kCount>
+__device__ void reduce_pack(const Args& a, Int from, Int to) {
+    typedef Pack<T, kCount> P;
+    typename Number<T>::Wider total[kCount];
+    P x = *theirs<P>(a, a.in + from, 0), out;
+    for (int i = 0; i < kCount; ++i) total[i] = Number<T>::up(x.each[i]);
+    for (Int p = 1; p < a.world; ++p) {
+        x = *theirs<P>(a, a.in + from, p);
+        for (int i = 0; i < kCount; ++i) total[i] = fold(total[i], Number<T>::up(x.each[i]), a.red);
+    }
+    for (int i = 0; i < kCount; ++i) out.each[i] = Number<T>::down(total[i]);
+    if (!a.spread) *at<P>(a.out + to) = out;
+    for (Int i = 0; a.spread && i < a.world; ++i) *theirs<P>(a, a.out + to, (a.rank + i) % a.world) = out;
+}
+
+template <class T>
+__device__ void reduce(const Args& a) {
+    if (control(a)[kVerdict] != kGood) return;
+    const Int element = sizeof(T), kCount = 16 / sizeof(T);
+    Int first = Int(blockIdx.x) * blockDim.x + threadIdx.x, step = Int(gridDim.x) * blockDim.x;
+    bool side_by_side = a.in_column_step == 1 && a.out_column_step == 1;
+    bool aligned = (a.in | a.out) % 16 == 0 &&
+                   (a.rows == 1 || (a.in_row_step * element | a.out_row_step * element) % 16 == 0);
+    Int packs = side_by_side && aligned ? a.columns / kCount : 0, rest = a.columns - packs * kCount;
+    for (Int i = first; i < a.rows * packs; i += step) {
+        Int row = i / packs, column = i % packs * kCount;
+        reduce_pack<T, kCount>(a, (row * a.in_row_step + column) * element,
+                               (row * a.out_row_step + column) * element);
+    }
+    for (Int i = first; i < a.rows * rest; i += step) {
+        Int row = i / rest, column = packs * kCount + i % rest;
+        reduce_pack<T, 1>(a, (row * a.in_row_step + column * a.in_column_step) * element,
+                          (row * a.out_row_step + column * a.out_column_step) * element);
+    }
+}
+
+#define SYMM_REDUCE(name, T) \
+    extern "C" __global__ void symm_reduce_##name(Args a) { reduce<T>(a); }
+SYMM_REDUCE(float64, double)
+SYMM_REDUCE(float32, float)
+SYMM_REDUCE(float16, Half)
+SYMM_REDUCE(bfloat16, Bfloat)
+SYMM_REDUCE(int8, signed char)
+SYMM_REDUCE(int16, short)
+SYMM_REDUCE(int32, int)
+SYMM_REDUCE(int64, Int)
+SYMM_REDUCE(uint8, unsigned char)
+SYMM_REDUCE(uint16, unsigned short)
+SYMM_REDUCE(uint32, unsigned)
+SYMM_REDUCE(uint64, Word)
+
+// --- single words: by one thread ---------------------------------------------------------------------------
+
+extern "C" __global__ void symm_signal(Args a) {  // compare: 0 sets, 1 adds
+    if (threadIdx.x != 0 || control(a)[kBroken]) return;
+    __threadfence_system();  // what the stream has put before
+    Word* word = theirs<Word>(a, a.word, a.peer);
+    if (a.compare == 0)
+        store_release(word, Word(a.value));
+    else
+        fetch_add(word, Word(a.value));
+}
+
+extern "C" __global__ void symm_wait(Args a) {
+    if (threadIdx.x != 0 || control(a)[kBroken]) return;
+    Word value = Word(a.value);
+    if (a.counter) value = *at<Word>(a.counter) += 1;
+    Verdict came = wait_for(a, at<Word>(a.word), a.compare, value);
+    if (came == kGood) return;
+    for (Int p = 0; p < a.world; ++p) at<Word>(a.status)[kEach + 4 * p] = p != a.peer;
+    tell(a, came, a.peer, 0);
+}
+
+extern "C" __global__ void symm_fetch_add(Args a) {
+    if (threadIdx.x == 0) *at<Word>(a.out) = fetch_add(theirs<Word>(a, a.word, a.peer), Word(a.value));
+}
+
+extern "C" __global__ void symm_compare_swap(Args a) {
+    if (threadIdx.x == 0) {
+        Word* word = theirs<Word>(a, a.word, a.peer);
+        *at<Word>(a.out) = compare_swap(word, Word(a.expected), Word(a.value));
+    }
+}
