@@ -132,6 +132,7 @@ SymmTile = tuple[int, int, int, int, int]
 class SymmDomain:
     """One PE's end of a symmetric heap: csrc/symm/table.hpp. Addresses are whole numbers."""
 
+    capabilities: int
     def begins(self, address: int, /) -> bool: ...
     def holds(self, address: int, bytes: int, /) -> bool: ...
     @staticmethod
@@ -211,6 +212,20 @@ symm_table_abi: int
 
 def symm_nvshmem(path: str, loaded: bool = False) -> SymmTable: ...
 def symm_nvshmem_info() -> tuple[int, str, int]: ...
+def symm_nccl_windows(
+    library: NcclLibrary,
+    comm: int,
+    window: int,
+    memory: int,
+    bytes: int,
+    rank: int,
+    world: int,
+    signals: int,
+    copy: int,
+    query: int,
+    /,
+) -> SymmDomain: ...
+def symm_nccl_windows_reserve(world: int, /) -> int: ...
 def symm_bytes(domain: SymmDomain, address: int, bytes: int, /) -> NDArray[Any]: ...
 def symm_device_bytes(
     domain: SymmDomain, address: int, bytes: int, device_type: int, device: int, /

@@ -15,7 +15,8 @@ enum class FaultCode : int32_t {
     kMismatch = 3,  // culprits: the minority
     kAborted = 4,   // culprits: the rank that aborted
     kInternal = 5,
-    kDeadlock = 6,  // culprits: ranks that wait for each other; claims: in what, `root` being for whom
+    kDeadlock = 6,     // culprits: ranks that wait for each other; claims: in what, `root` being for whom
+    kUnsupported = 7,  // the library at hand cannot do that; nothing was done
 };
 
 // What one rank said it was doing, for the message of a mismatch.

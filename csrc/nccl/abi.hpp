@@ -87,6 +87,7 @@ constexpr int version_code(int major, int minor, int patch = 0) {
     X(CommWindowRegister, version_code(2, 27), int(Comm, void*, size_t, Window*, int))                         \
     X(CommWindowDeregister, version_code(2, 27), int(Comm, Window))                                            \
     X(WinGetUserPtr, version_code(2, 29, 2), int(Comm, Window, void**))                                        \
+    X(GetPeerDevicePointer, version_code(2, 29, 2), int(Window, size_t, int, void**))                          \
     X(MemAlloc, version_code(2, 19), int(void**, size_t))                                                      \
     X(MemFree, version_code(2, 19), int(void*))                                                                \
     X(RedOpCreatePreMulSum, version_code(2, 11), int(int*, void*, int, int, Comm))                             \

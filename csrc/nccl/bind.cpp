@@ -9,15 +9,13 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
 #include <cstring>
-#include <memory>
-#include <thread>
 #include <type_traits>
 
 #include "nccl/allocator.hpp"
 #include "nccl/config.hpp"
 #include "nccl/library.hpp"
+#include "nccl/making.hpp"
 
 namespace unicomm {
 namespace {
@@ -80,22 +78,10 @@ using Made = std::pair<int, uintptr_t>;
 Made made(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
 Comm comm_of(uintptr_t comm) { return reinterpret_cast<Comm>(comm); }
 
-// What a call makes of `parent`. With blocking=0 the library fills the place in later, when the parent is no
-// longer in progress: so it must stay until then, or for good where that takes longer than `seconds`.
 template <class Call>
-Made made_of(const Library& self, Comm parent, double seconds, Call call) {
-    auto place = std::make_unique<void*>(nullptr);
-    int result = call(place.get());
-    if (result != kInProgress) return made(result, *place);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    for (;;) {
-        int state = kInProgress;
-        int asked = self().CommGetAsyncError(parent, &state);
-        if (asked != kSuccess) return place.release(), Made(asked, 0);
-        if (state != kInProgress) return made(state, *place);
-        if (std::chrono::steady_clock::now() > end) return place.release(), Made(kInProgress, 0);
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
+Made made_by(const Library& self, uintptr_t parent, double seconds, Call call) {
+    auto [result, what] = made_of(self(), comm_of(parent), seconds, call);
+    return made(result, what);
 }
 
 void bind_life(nb::class_<Library>& c) {
@@ -131,7 +117,7 @@ void bind_life(nb::class_<Library>& c) {
         auto function = need(self().CommSplit, "CommSplit");
         FilledConfig config(self.version(), settings);
         GilReleased release;
-        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+        return made_by(self, parent, seconds, [&](Comm* place) {
             return function(comm_of(parent), color, key, place, config.get());
         });
     });
@@ -140,7 +126,7 @@ void bind_life(nb::class_<Library>& c) {
         auto function = need(self().CommShrink, "CommShrink");
         FilledConfig config(self.version(), settings);
         GilReleased release;
-        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+        return made_by(self, parent, seconds, [&](Comm* place) {
             return function(comm_of(parent), without.data(), static_cast<int>(without.size()), place,
                             config.get(), abort ? 1 : 0);
         });
@@ -159,7 +145,7 @@ void bind_life(nb::class_<Library>& c) {
             int result = function(nullptr, size, &read, rank, &comm, config.get());
             return made(result, comm);
         }
-        return made_of(self, comm_of(parent), seconds, [&](Comm* place) {
+        return made_by(self, parent, seconds, [&](Comm* place) {
             return function(comm_of(parent), size, has_id ? &read : nullptr, rank, place, config.get());
         });
     });
@@ -228,7 +214,7 @@ void bind_memory(nb::class_<Library>& c) {
           [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds) {
               auto function = need(self().CommWindowRegister, "CommWindowRegister");
               GilReleased release;
-              return made_of(self, comm_of(comm), seconds, [&](Window* place) {
+              return made_by(self, comm, seconds, [&](Window* place) {
                   return function(comm_of(comm), as<void*>(memory), bytes, place, flags);
               });
           });

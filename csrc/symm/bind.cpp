@@ -69,7 +69,8 @@ void bind_end(nb::module_& m) {
     using shm::deadline_after;
     nb::class_<End> end(m, "SymmDomain");
     bind_composites(end);
-    end.def("begins", &End::begins)
+    end.def_prop_ro("capabilities", [](const End& e) { return e.table().capabilities; })
+        .def("begins", &End::begins)
         .def("holds", &End::holds)
         .def("abort", [](End& e) { return e.call_now(e.table().abort, "abort"); })
         .def("leave", [](End& e) { return e.call_now(e.table().leave, "leave"); })
@@ -230,6 +231,7 @@ void bind_symm(nb::module_& m) {
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
     bind_end(m);
     bind_symm_fast(m);
+    bind_nccl_windows(m);
 }
 
 }  // namespace unicomm

@@ -102,5 +102,6 @@ using Ends = std::shared_ptr<End>;
 
 void bind_composites(nb::class_<End>& end);
 void bind_symm_fast(nb::module_& m);
+void bind_nccl_windows(nb::module_& m);
 
 }  // namespace unicomm

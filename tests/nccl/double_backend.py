@@ -158,6 +158,12 @@ class DoubleBackend(NcclBackend):
         return HostMemory(library, device)
 
     @classmethod
+    def device_copies(cls) -> tuple[int, int]:
+        device = ctypes.CDLL(cls.path)
+        copy, query = device.double_memcpy_async, device.double_stream_query
+        return tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (copy, query))
+
+    @classmethod
     def on_device(cls, device: torch.device) -> Any:
         return contextlib.nullcontext()
 

@@ -29,6 +29,7 @@ SINCE = {
     **dict.fromkeys(("ncclAlltoAll", "ncclGather", "ncclScatter"), 22800),
     "ncclCommRevoke": 22807,
     **dict.fromkeys(("ncclCommGetUniqueId", "ncclCommGrow", "ncclWinGetUserPtr"), 22902),
+    "ncclGetPeerDevicePointer": 22902,
     **dict.fromkeys(("ncclPutSignal", "ncclSignal", "ncclWaitSignal"), 22902),
     **dict.fromkeys(("ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"), 22907),
     **dict.fromkeys(("ncclAllReduceConfig", "ncclReduceConfig", "ncclBroadcastConfig"), 23200),

@@ -16,6 +16,7 @@
 //
 // For tests: NCCL_DOUBLE_LOG=PATH gets a JSON line for each call, and for each message whose signature is not
 // what its receiver expected; NCCL_DOUBLE_PEER_ERRORS=1 makes dead and aborted peers remote errors;
+// NCCL_DOUBLE_LSA=N lets N neighbours address each other's windows, and nobody else;
 // NCCL_DOUBLE_INIT_ERROR=CODE[@RANK] fails initialisation; NCCL_DOUBLE_SLOW_ENQUEUE=1 lets calls of
 // non-blocking communicators say "in progress" first.
 #include "abi.hpp"

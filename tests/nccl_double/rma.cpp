@@ -1,4 +1,5 @@
 // Memory: allocation, registration, windows, one-sided operations. And the reductions of a caller's own.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
@@ -6,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "group.hpp"
@@ -20,9 +22,68 @@ std::mutex& allocations_mutex() {
     static std::mutex* m = new std::mutex;
     return *m;
 }
-std::map<void*, size_t>& allocations() {
-    static auto* a = new std::map<void*, size_t>;
+struct Allocation {
+    size_t size;
+    int fd;  // by which other processes map it
+};
+std::map<void*, Allocation>& allocations() {
+    static auto* a = new std::map<void*, Allocation>;
     return *a;
+}
+
+// Which allocation has all of this memory: its file, and the place in it. -1: none.
+std::pair<int, uint64_t> file_of(void* memory, size_t size) {
+    std::lock_guard lock(allocations_mutex());
+    auto after = allocations().upper_bound(memory);
+    if (after == allocations().begin()) return {-1, 0};
+    auto [begin, allocation] = *std::prev(after);
+    uint64_t at = static_cast<char*>(memory) - static_cast<char*>(begin);
+    bool inside = at <= allocation.size && size <= allocation.size - at;
+    return inside ? std::pair(allocation.fd, at) : std::pair(-1, uint64_t(0));
+}
+
+// What other ranks have registered, as memory of this process.
+struct Reached {
+    std::vector<char*> places;
+    std::vector<size_t> sizes;
+    std::vector<std::pair<void*, size_t>> mapped;
+
+    // `pid` 0: out of reach.
+    void add(int pid, int fd, uint64_t address, uint64_t at, size_t size) {
+        sizes.push_back(size);
+        char* place = pid == getpid() ? reinterpret_cast<char*>(address) : nullptr;
+        if (pid != 0 && pid != getpid() && fd >= 0) {
+            std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+            int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
+            void* whole =
+                own < 0 ? MAP_FAILED : mmap(nullptr, at + size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+            if (own >= 0) close(own);
+            if (whole != MAP_FAILED) {
+                mapped.emplace_back(whole, at + size);
+                place = static_cast<char*>(whole) + at;
+            }
+        }
+        places.push_back(place);
+    }
+    ~Reached() {
+        for (auto [whole, size] : mapped) munmap(whole, size);
+    }
+};
+
+// Windows by their handles, of all communicators, for the calls that take nothing else.
+std::mutex& windows_mutex() {
+    static std::mutex* m = new std::mutex;
+    return *m;
+}
+std::map<WindowHandle, std::shared_ptr<Reached>>& reached() {
+    static auto* r = new std::map<WindowHandle, std::shared_ptr<Reached>>;
+    return *r;
+}
+
+// How many neighbours can address each other's memory: NCCL_DOUBLE_LSA, by default all.
+bool same_domain(int a, int b) {
+    const char* size = environment("NCCL_DOUBLE_LSA");
+    return !size || a / atoi(size) == b / atoi(size);
 }
 
 struct Put : Operation {
@@ -110,13 +171,16 @@ EXPORT Result ncclMemAlloc(void** memory, size_t size) {
     Call call("ncclMemAlloc");
     call.count = static_cast<long long>(size);
     if (!memory || !size) return call.fail(kInvalidArgument, memory ? "a size of 0" : "the place is NULL");
-    *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (*memory == MAP_FAILED) {
-        *memory = nullptr;
+    *memory = nullptr;
+    int fd = memfd_create("nccl-double", MFD_CLOEXEC);
+    bool good = fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0;
+    void* place = good ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (place == MAP_FAILED) {
+        if (fd >= 0) close(fd);
         return call.fail(kUnhandledCudaError, "out of memory");
     }
     std::lock_guard lock(allocations_mutex());
-    allocations()[*memory] = size;
+    allocations()[*memory = place] = {size, fd};
     return call.done();
 }
 
@@ -126,7 +190,8 @@ EXPORT Result ncclMemFree(void* memory) {
     std::lock_guard lock(allocations_mutex());
     auto found = allocations().find(memory);
     if (found == allocations().end()) return call.fail(kInvalidUsage, "not memory of ncclMemAlloc");
-    munmap(memory, found->second);
+    munmap(memory, found->second.size);
+    close(found->second.fd);
     allocations().erase(found);
     return call.done();
 }
@@ -165,24 +230,34 @@ EXPORT Result ncclCommWindowRegister(CommHandle handle, void* memory, size_t siz
     *window = nullptr;
     return perform(call, comm, comm->settings.blocking(), [comm, memory, size, window] {
         struct Part {
-            int pid;
-            uint64_t address, size;
+            int pid, fd;
+            uint64_t address, size, at;
         };
         Part mine;
         memset(&mine, 0, sizeof mine);
-        mine = {getpid(), reinterpret_cast<uint64_t>(memory), size};
+        auto [fd, at] = file_of(memory, size);
+        mine = {getpid(), fd, reinterpret_cast<uint64_t>(memory), size, at};
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // peers write into this process
         std::vector<Part> all(comm->nranks);
         if (!comm->exchange(&mine, sizeof mine, all.data())) return kInternalError;
-        std::lock_guard lock(comm->mutex);
-        Window w{comm->next_window++, memory, {}, {}, {}};
+        auto peers = std::make_shared<Reached>();
+        Window w{0, memory, {}, {}, {}};
         for (const Part& p : all) {
+            bool near = same_domain(int(w.pids.size()), comm->rank);
+            peers->add(near ? p.pid : 0, p.fd, p.address, p.at, p.size);
             w.pids.push_back(p.pid);
             w.addresses.push_back(p.address);
             w.sizes.push_back(p.size);
         }
+        // Nobody gives its memory back before all have mapped it.
+        std::vector<char> done(comm->nranks);
+        if (!comm->exchange("", 1, done.data())) return kInternalError;
+        std::lock_guard lock(comm->mutex);
+        w.index = comm->next_window++;
         *window = reserve_handle();
         comm->windows[*window] = std::move(w);
+        std::lock_guard known(windows_mutex());
+        reached()[*window] = peers;
         return kSuccess;
     });
 }
@@ -192,6 +267,23 @@ EXPORT Result ncclCommWindowDeregister(CommHandle handle, WindowHandle window) {
     if (!call.find(handle)) return failed(call.error);
     std::lock_guard lock(call.comm->mutex);
     if (!call.comm->windows.erase(window)) return call.done(kInvalidArgument);
+    std::lock_guard known(windows_mutex());
+    reached().erase(window);
+    return call.done();
+}
+
+// Null, and no error, where that rank's memory cannot be addressed.
+EXPORT Result ncclGetPeerDevicePointer(WindowHandle window, size_t offset, int peer, void** pointer) {
+    Call call("ncclGetPeerDevicePointer");
+    call.peer = peer;
+    std::lock_guard lock(windows_mutex());
+    auto found = reached().find(window);
+    if (found == reached().end() || !pointer)
+        return call.fail(kInvalidArgument, "no such window, or no place");
+    const Reached& r = *found->second;
+    if (peer < 0 || peer >= int(r.places.size()) || offset > r.sizes[peer])
+        return call.fail(kInvalidArgument, "no such rank, or an offset beyond its window");
+    *pointer = r.places[peer] ? r.places[peer] + offset : nullptr;
     return call.done();
 }
 

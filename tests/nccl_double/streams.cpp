@@ -280,6 +280,11 @@ EXPORT int double_stream_memcpy(void* handle, void* to, const void* from, size_t
     return enqueue(handle, [=] { memmove(to, from, bytes); });
 }
 
+// With the arguments of cudaMemcpyAsync; 4 is "by the addresses".
+EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
+    return kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
+}
+
 EXPORT int double_stream_host_function(void* handle, void (*function)(void*), void* argument) {
     if (!function) return kInvalidValue;
     return enqueue(handle, [=] { function(argument); });

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unicomm import _core
 from unicomm.comms.errors import UnsupportedError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,25 @@ def ipc_table(runtime: Runtime, path: str = "") -> Any:
 
     Raises `UnsupportedError` where there is none.
     """
+    return _first(runtime, path, lambda place: _core.symm_cuda_ipc(place, runtime.prefix))
+
+
+def copies(runtime: Runtime, path: str = "") -> tuple[int, int]:
+    """Addresses of its functions that copy on a stream, and that say whether a stream has done all it has.
+
+    The argument, and what it raises, as of `ipc_table`.
+    """
+    library = _first(runtime, path, ctypes.CDLL)
+    found = [getattr(library, runtime.prefix + name) for name in ("MemcpyAsync", "StreamQuery")]
+    copy, query = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    return copy, query
+
+
+def _first(runtime: Runtime, path: str, use: Callable[[str], T]) -> T:
     tried = []
     for place in [path] if path else [*_loaded(runtime), *runtime.sonames]:
         try:
-            return _core.symm_cuda_ipc(place, runtime.prefix)
+            return use(place)
         except OSError as error:
             tried.append(str(error))
     raise UnsupportedError(

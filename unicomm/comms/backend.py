@@ -156,9 +156,19 @@ class OneSided(abc.ABC):
 
     Attributes:
         indices: how many there are for each pair.
+        used: those that somebody has. Where there are several, the first is for what nobody waits for.
     """
 
     indices: int
+    used: set[int]
+
+    def take_index(self) -> int | None:
+        """One that nobody has, or None; the same on all ranks, which take and give theirs in one order."""
+        free = [i for i in range(min(1, self.indices - 1), self.indices) if i not in self.used]
+        if not free:
+            return None
+        self.used.add(free[0])
+        return free[0]
 
     @abc.abstractmethod
     def range_of(self, tensor: torch.Tensor) -> tuple[int, int]:

@@ -94,7 +94,6 @@ class Engine:
         self.ended.set()
         self.lane: Lane | None = None
         self.symmetric: SymmetricMemory | None = None
-        self.windows: set[int] = set()  # indices of the library's signals that open windows have
         if vacant is None:
             profiling.register(self)
 

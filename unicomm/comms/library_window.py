@@ -49,15 +49,14 @@ class LibraryWindow(Window):
         assert library is not None
         if tensor is not None:
             _check(engine, library, tensor)
-        used = engine.windows
-        free = [i for i in range(min(1, library.indices - 1), library.indices) if i not in used]
-        if not free:
+        index = library.take_index()
+        if index is None:
             raise UnsupportedError(
-                f"{len(used)} windows are open, and the library has no signals for another one",
+                f"windows and symmetric memory have all {len(library.used)} of the library's signals, and"
+                " there is none for another window",
                 hint="free one; a newer library has more of them (NCCL since 2.31: hint num_rma_sig)",
             )
-        used.add(free[0])
-        return cls(engine, library, free[0])
+        return cls(engine, library, index)
 
     def _check_window(self, value: Any) -> torch.Tensor:
         return _check(self._engine, self._library, value)
@@ -79,7 +78,7 @@ class LibraryWindow(Window):
         self._open("symm_free")
         if self._tensor is not None:
             self.tensor_deregister(timeout)  # with a barrier, after which no signal is on its way
-        self._engine.windows.discard(self._index)
+        self._library.used.discard(self._index)
         self._freed = True
 
     # --- data and signals -------------------------------------------------------------------------------

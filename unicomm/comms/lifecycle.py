@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unicomm.flight_recorder import dumps, writer
 from unicomm.flight_recorder.ranks import format_ranks
 
-from . import watchdog
+from . import threads, watchdog
 from .backend import Backend, Legacy, Setup
 from .call import OpArgs
 from .dtypes import NAMES
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unicomm")
 _EXIT_GRACE = 5.0  # seconds that pending operations of unfinalized communicators get when the process ends
+_LAST_WORDS = 2.0  # and then what this rank is about to tell the others
 
 
 @dataclass
@@ -522,3 +523,4 @@ def _at_exit() -> None:
                 _log.exception("at exit: communicator '%s'", comm.get_name())
     for action in _when_closed:
         action()
+    threads.finish(_LAST_WORDS)

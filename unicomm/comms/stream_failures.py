@@ -24,7 +24,7 @@ _SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a ran
 _EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
 _PER_RANK = 1e-3
 _MOST_MESSAGES = 256
-_threads = Threads("unicomm-lookout")
+_threads = Threads("unicomm-lookout", awaited=True)
 
 Message = tuple[bool, int, int]  # send, peer, number in the pair
 

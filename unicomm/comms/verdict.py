@@ -27,7 +27,7 @@ GRACE = 1.0  # seconds that the other ranks get to say what they know, or that t
 _PATIENCE = 2.0  # seconds for the store, whose host may be what is gone
 _LOOK = 0.01  # seconds between two looks
 _RANKS = ("culprits", "dead", "absent", "late")  # fields of an error
-_threads = Threads("unicomm-verdict")
+_threads = Threads("unicomm-verdict", awaited=True)
 
 
 class Verdict:

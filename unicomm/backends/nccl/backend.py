@@ -10,19 +10,20 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from unicomm.backends import addresses
+from unicomm.backends.device_runtime import copies
 from unicomm.backends.shm import host_identity
 from unicomm.comms.backend import Capabilities, Legacy, OneSided, Setup
-from unicomm.comms.errors import CommError, UnsupportedError
+from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
 from unicomm.comms.streams import Streams, TorchStreams
 
 from . import succession, symmetric, types
 from .causes import known_cause
-from .errors import IN_PROGRESS, SUCCESS, aborted, log_text
+from .errors import IN_PROGRESS, SUCCESS, aborted, fault_error, log_text
 from .hints import HINTS, settings_of, signals_of
 from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
 from .making import NOBODY, Maker
@@ -83,6 +84,11 @@ class NcclBackend(Operations):
     def runtime_path(cls) -> str:
         """The device's runtime library; "" for the one that is there."""
         return ""
+
+    @classmethod
+    def device_copies(cls) -> tuple[int, int]:
+        """Addresses of functions of the device's: see `device_runtime.copies`."""
+        return copies(cls.vendor.runtime, cls.runtime_path())
 
     # --- life ----------------------------------------------------------------------------------------------
 
@@ -240,6 +246,12 @@ class NcclBackend(Operations):
             _, lines = self._library.said(self._comm, self._began)
         error.message += log_text(self.vendor.title, lines)
         error.hint = known_cause("\n".join(lines)) or error.hint
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        error = fault_error(self.vendor.title, fault, timeout)
+        if isinstance(error, (BackendError, PeerLostError)):
+            self.explain(error)
+        raise error
 
     def memory(self) -> dict[str, int]:
         if not self._comm or not self._library.has("CommMemStats"):

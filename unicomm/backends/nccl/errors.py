@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from unicomm.comms.errors import AbortedError, BackendError, CommError, PeerLostError
+from unicomm.comms.errors import (
+    AbortedError,
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    MismatchError,
+    PeerLostError,
+    UnsupportedError,
+)
 
 from .causes import cure
 
 SUCCESS, IN_PROGRESS = 0, 7
 _REMOTE = 6
+_TIMED_OUT, _PEER_LOST, _MISMATCH, _ABORTED, _UNSUPPORTED = 1, 2, 3, 4, 7  # FaultCode
 _NAMES = {
     1: "unhandled device error",
     2: "unhandled system error",
@@ -43,3 +53,22 @@ def log_text(library: str, log: Sequence[str], known: str = "") -> str:
 
 def aborted() -> AbortedError:
     return AbortedError("the communicator was aborted", hint="create a new one with unicomm.new_comm")
+
+
+def fault_error(library: str, fault: Any, timeout: float) -> CommError:
+    """The error for a fault of csrc/symm/nccl_windows.cpp: (FaultCode, culprits, claims, text)."""
+    code, culprits, _, text = fault
+    if code == _TIMED_OUT:
+        return CommTimeoutError(
+            f"{text} within {timeout:g} s", culprits=culprits, hint="see what the others are doing"
+        )
+    if code == _MISMATCH:
+        return MismatchError(text, culprits=culprits, hint="make the same calls on all ranks, in one order")
+    if code == _ABORTED:
+        return aborted()
+    if code == _UNSUPPORTED:
+        return UnsupportedError(
+            f"{library}: {text}", hint="use a backend whose signals are words: nvshmem, shm"
+        )
+    kind = PeerLostError if code == _PEER_LOST else BackendError
+    return kind(f"{library}: {text}", culprits=culprits, hint="please report this")

@@ -110,6 +110,7 @@ class Registrations:
         self._memory = memory
         self._blocks: dict[tuple[int, int, bool], _Registered] = {}
         self._tensors: dict[int, tuple[torch.Tensor, tuple[int, int, bool]]] = {}
+        self.heaps: list[Any] = []  # of symmetric memory, each with its window
 
     def range_of(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
         """(address, bytes) of what has to be registered for the tensor. Raises `InvalidArgumentError`."""
@@ -165,6 +166,9 @@ class Registrations:
     def close(self, comm: int) -> None:
         """Before the communicator's end, with `comm` 0 after its abort."""
         blocks, self._blocks = self._blocks, {}
+        heaps, self.heaps = self.heaps, []
+        for heap in heaps:
+            heap.leave() if comm else heap.abort()
         if comm:
             for key, block in blocks.items():
                 self._forget(comm, key, block.handle)
@@ -194,6 +198,7 @@ class Windows(OneSided):
         self._backend = backend  # for its communicator, its stream, and its errors
         self._registrations = registrations
         self.indices = indices
+        self.used = set()
 
     def range_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         return self._registrations.range_of(tensor, True)

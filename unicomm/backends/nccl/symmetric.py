@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unicomm.backends.device_runtime import ipc_table
 from unicomm.comms.errors import UnsupportedError
 
+from .window_heap import WindowTable
+
 if TYPE_CHECKING:
     from .backend import NcclBackend
 
@@ -29,7 +31,7 @@ def _ipc(backend: NcclBackend, one_host: bool) -> Any:
 
 
 #: By the hint's values. What is not there is refused when the hint is read.
-TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {"cuda_ipc": _ipc}
+TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {"cuda_ipc": _ipc, "windows": WindowTable}
 
 
 def table_of(backend: NcclBackend, kind: str, one_host: bool) -> Any:
