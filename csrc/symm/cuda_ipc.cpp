@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kDefaultHeap = uint64_t{1} << 28;  // device memory is there from the beginning
 constexpr int kCopyDefault = 4;                       // cudaMemcpyDefault: by the addresses
+constexpr int kAlreadyEnabled = 704;                  // cudaErrorPeerAccessAlreadyEnabled
 constexpr unsigned kLazyPeerAccess = 1;               // cudaIpcMemLazyEnablePeerAccess
 // hipDeviceMallocFinegrained: AMD's devices see each other's flags in such memory only.
 constexpr unsigned kFineGrained = 1;
@@ -40,6 +42,7 @@ struct IpcHandle {  // cudaIpcMemHandle_t
     X(MemcpyAsync, int(void*, const void*, size_t, int kind, void*)) \
     X(StreamSynchronize, int(void*))                                 \
     X(GetDevice, int(int*))                                          \
+    X(DeviceEnablePeerAccess, int(int device, unsigned flags))       \
     X(IpcGetMemHandle, int(IpcHandle*, void*))                       \
     X(IpcOpenMemHandle, int(void**, IpcHandle, unsigned flags))      \
     X(IpcCloseMemHandle, int(void*))                                 \
@@ -101,6 +104,27 @@ struct Offer {
     std::atomic<int32_t> closed;  // by how many others
 };
 
+// A runtime's memory must not be given back while others have it open. What they still had open when it was
+// let go is looked after when the next one comes or goes.
+struct Kept {
+    std::shared_ptr<void> host;
+    Offer* own;
+    char* base;
+    int others;
+};
+
+void keep_or_free(std::vector<Kept> more) {
+    static std::mutex mutex;
+    static auto* kept = new std::vector<Kept>;  // never destroyed: the runtime may be gone by then
+    std::lock_guard lock(mutex);
+    kept->insert(kept->end(), more.begin(), more.end());
+    std::erase_if(*kept, [](const Kept& k) {
+        if (k.own->closed.load() < k.others) return false;
+        cudart->Free(k.base);
+        return true;
+    });
+}
+
 // The devices' memory, which teams share.
 struct Devices {
     int rank = 0, pid = 0;
@@ -110,8 +134,7 @@ struct Devices {
     std::vector<char*> bases;    // null: not opened
     std::shared_ptr<void> host;  // keeps the offers
 
-    // A runtime's memory must not be given back while others have it open: then it stays until the process
-    // ends. A forked child has no device at all.
+    // A forked child has no device at all.
     ~Devices() {
         if (pid != int(getpid())) return;
         int others = 0;
@@ -121,8 +144,8 @@ struct Devices {
             if (bases[pe] != nullptr && offers[pe]->pid != pid) cudart->IpcCloseMemHandle(bases[pe]);
             offers[pe]->closed.fetch_add(1);
         }
-        if (own != nullptr && bases[size_t(rank)] != nullptr && own->closed.load() >= others) {
-            cudart->Free(bases[size_t(rank)]);
+        if (own != nullptr && bases[size_t(rank)] != nullptr) {
+            keep_or_free({{host, own, bases[size_t(rank)], others}});
         }
     }
 };
@@ -167,6 +190,12 @@ int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
 
 int discard_id(const UniqueId* id, Error* error) { return host().discard_id(id, error); }
 
+// For PEs that are threads of one process, each with a device of its own.
+bool enabled(int device) {
+    int result = cudart->DeviceEnablePeerAccess(device, 0);
+    return result == 0 || result == kAlreadyEnabled;
+}
+
 int open_all(Ipc& ipc, int world, Error* error) {
     Devices& d = *ipc.devices;
     for (int pe = 0; pe < world; ++pe) {
@@ -178,7 +207,9 @@ int open_all(Ipc& ipc, int world, Error* error) {
     for (int pe = 0; pe < world; ++pe) {
         Offer& offer = *d.offers[size_t(pe)];
         void* base = offer.address;
-        if (offer.pid != d.pid && cudart->IpcOpenMemHandle(&base, offer.handle, kLazyPeerAccess) != 0) {
+        bool fine = offer.pid != d.pid ? cudart->IpcOpenMemHandle(&base, offer.handle, kLazyPeerAccess) == 0
+                                       : offer.device == d.own->device || enabled(offer.device);
+        if (!fine) {
             return failed("cannot open the device memory of PE " + std::to_string(pe) + " (device " +
                               std::to_string(offer.device) + "): the devices have to reach each other",
                           error);
@@ -193,6 +224,7 @@ int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t de
     UniqueId id = *uid;
     uint64_t part = *size_in(&id);
     *size_in(&id) = 0;
+    keep_or_free({});
     Domain domain = nullptr;
     if (int code = host().init(&id, rank, world, name, deadline, &domain, error)) return code;
     auto ipc = std::make_unique<Ipc>();

@@ -17,9 +17,14 @@ from matrices import check_tiles
 def exchanges(comm):
     """Every composite, beside numpy."""
     check_experts(comm, 3, [1, 8, 16, 128], seed=5)
-    check_experts(comm, 1, [1], seed=6, width=5, dtype=torch.bfloat16)
-    check_experts(comm, 40, [16], seed=7, width=1, dtype=torch.int16)  # more than upstream takes
+    check_tiles(comm, torch.float32, seed=5)
     check_collectives(comm, torch.float32, (5, 3), seed=5)
+
+
+def more_exchanges(comm):
+    """Other types, and more experts than upstream takes."""
+    check_experts(comm, 1, [1], seed=6, width=5, dtype=torch.bfloat16)
+    check_experts(comm, 40, [16], seed=7, width=1, dtype=torch.int16)
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32):
         check_tiles(comm, dtype, seed=5)
         check_collectives(comm, dtype, (4, 7), seed=6)
@@ -147,11 +152,13 @@ def refusals(comm):
     )
 
 
-def all_of_it(comm):
+def all_of_it(comm, more=False):
     symm.init(comm, heap_bytes=64 << 20)
     lacks = symm.Capability.HEAP | symm.Capability.POINTER | symm.Capability.SIGNAL | symm.Capability.ATOMICS
     assert symm.capabilities(comm) & lacks == lacks
     exchanges(comm)
+    if more:
+        more_exchanges(comm)
     large(comm)
     windows(comm)
     refusals(comm)

@@ -31,7 +31,7 @@ def run(backend, program, n, **options):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_everything(backend, n):
-    run(backend, device_bodies.all_of_it if n > 1 else one_rank, n)
+    run(backend, (lambda comm: device_bodies.all_of_it(comm, more=True)) if n > 1 else one_rank, n)
 
 
 def one_rank(comm):
