@@ -221,8 +221,9 @@ def test_all_good_and_empty():
 def test_the_last_arrival_is_that_of_all_ranks():
     """The timeline of two ranks of three knows that the third came later."""
     table = missing_rank(3, guilty=-1, operations=3)
-    table.created_ns[table.rank == 2] += 50_000_000
-    table.completed_ns[table.completed_ns > 0] += 60_000_000
+    # By more than any pause between the ranks' recording, which are this process's.
+    table.created_ns[table.rank == 2] += 50_000_000_000
+    table.completed_ns[table.completed_ns > 0] += 60_000_000_000
     report = analyze(table, stuck_after=0)
     report.clock_offsets_ns = {}
     line = timeline.build(report, table, [0, 1], 100)

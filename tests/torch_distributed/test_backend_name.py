@@ -99,5 +99,8 @@ def test_tensors_of_other_devices_are_passed_on():
 
 def test_what_cannot_be_combined_says_so(group, raised):
     error = raised(group, "cpu:unicomm,cuda:mpi")
+    if type(error) is RuntimeError:  # torch 2.14 looks itself
+        assert "MPI" in str(error)
+        return
     assert type(error) is UnsupportedError, error
     assert "'mpi' cannot be combined" in str(error)

@@ -2,8 +2,9 @@
 
 import feature_page
 import pytest
+import torch
 
-# Where its own switch is on.
+# Where its own switch is on, up to 2.13.
 TORCH_REFUSES = {"new_group_without_the_others"}
 
 
@@ -11,13 +12,17 @@ TORCH_REFUSES = {"new_group_without_the_others"}
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("contender", [name for name in feature_page.CONTENDERS if name != "stock Gloo"])
 def test_features(contender):
-    """What runs is what docs/torch-features.md says; with the switch that is everything."""
+    """What runs is what docs/torch-features.md says; with the switch that is everything. It is of torch 2.13;
+    with another one no less runs."""
     said, errors = feature_page.results(contender)
-    assert feature_page.column(said) == feature_page.written()[contender], [r["results"] for r in said]
+    runs, page = feature_page.column(said), feature_page.written()[contender]
+    if not torch.__version__.startswith("2.13."):
+        runs, page = ({n: cell for n, cell in of.items() if page[n] == "yes"} for of in (runs, page))
+    assert runs == page, [r["results"] for r in said]
     assert {rank["group"] for rank in said} == {"UnicommProcessGroup"}
     if contender.startswith("switch"):
         failed = {name for rank in said for name, text in rank["results"].items() if text != "ok"}
-        assert failed == TORCH_REFUSES
+        assert failed <= TORCH_REFUSES
         assert f"now is unicomm '{contender.split()[1]}'" in errors
 
 

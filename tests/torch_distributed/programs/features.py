@@ -438,7 +438,10 @@ def main():
     backend = next((a for a in sys.argv[1:] if not a.startswith("-")), "gloo")
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
     results = {}
-    for name, f in FEATURES.items():
+    # Last, for torch 2.14 counts it as a group of its members only, and names all later ones differently from
+    # rank to rank: then no backend can make them.
+    last = "new_group_without_the_others"
+    for name, f in [*((n, f) for n, f in FEATURES.items() if n != last), (last, FEATURES[last])]:
         try:
             f()
             results[name] = "ok"

@@ -5,37 +5,57 @@
 namespace unicomm_torch {
 namespace {
 
+// Boxed: a torch with CUDA has kernels of its own, and dies of a second one whose C++ type differs by as much
+// as a reference, which changes from release to release. What counts is the schema; an operation that this
+// torch lacks, or declares otherwise, has no kernel.
+template <auto F>
+void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    using Pointer = c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(F)>, F>;
+    using Functor = typename c10::impl::WrapFunctionIntoFunctor<Pointer>::type;
+    static Functor functor;
+    c10::impl::make_boxed_from_unboxed_functor<Functor, false>::call(&functor, op, keys, stack);
+}
+
+template <auto F>
+void impl(torch::Library& library, const char* name) {
+    auto declared = c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + name, ""});
+    if (!declared) return;
+    auto inferred = c10::detail::inferFunctionSchemaFromFunctor<decltype(F)>();
+    if (c10::findSchemaDifferences(*inferred, declared->schema())) return;
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed<F>>());
+}
+
 TORCH_LIBRARY_IMPL(symm_mem, CPU, m) {
-    m.impl("one_shot_all_reduce", one_shot_all_reduce);
-    m.impl("one_shot_all_reduce_out", one_shot_all_reduce_out);
-    m.impl("one_shot_all_reduce_copy", one_shot_all_reduce_copy);
-    m.impl("one_shot_all_reduce_copy_out", one_shot_all_reduce_copy_out);
-    m.impl("two_shot_all_reduce_", two_shot_all_reduce_);
-    m.impl("two_shot_all_reduce_out", two_shot_all_reduce_out);
-    m.impl("reduce_scatter_out", reduce_scatter_out);
+    impl<one_shot_all_reduce>(m, "one_shot_all_reduce");
+    impl<one_shot_all_reduce_out>(m, "one_shot_all_reduce_out");
+    impl<one_shot_all_reduce_copy>(m, "one_shot_all_reduce_copy");
+    impl<one_shot_all_reduce_copy_out>(m, "one_shot_all_reduce_copy_out");
+    impl<two_shot_all_reduce_>(m, "two_shot_all_reduce_");
+    impl<two_shot_all_reduce_out>(m, "two_shot_all_reduce_out");
+    impl<reduce_scatter_out>(m, "reduce_scatter_out");
     // What multicast does, without it.
-    m.impl("multimem_all_reduce_", two_shot_all_reduce_);
-    m.impl("multimem_one_shot_all_reduce", one_shot_all_reduce);
-    m.impl("multimem_one_shot_all_reduce_out", one_shot_all_reduce_out);
-    m.impl("multimem_one_shot_reduce_out", one_shot_reduce_out);
-    m.impl("multimem_all_gather_out", all_gather_out);
-    m.impl("memset32_", memset32_);
-    m.impl("stream_write_value32_", stream_write_value32_);
-    m.impl("nvshmem_put", put);
-    m.impl("nvshmem_get", get);
-    m.impl("nvshmem_put_with_signal", put_with_signal);
-    m.impl("nvshmem_wait_for_signal", wait_for_signal);
-    m.impl("nvshmem_broadcast", broadcast);
-    m.impl("nvshmem_all_to_all", all_to_all);
-    m.impl("all_to_all_vdev", all_to_all_vdev);
-    m.impl("all_to_all_vdev_2d", all_to_all_vdev_2d);
-    m.impl("all_to_all_vdev_2d_offset", all_to_all_vdev_2d_offset);
-    m.impl("tile_reduce", tile_reduce);
-    m.impl("multi_root_tile_reduce", multi_root_tile_reduce);
-    m.impl("nccl_put", put);
-    m.impl("nccl_get", get);
-    m.impl("nccl_put_signal", handle_put_signal);
-    m.impl("nccl_reduce_scatter_offset", reduce_scatter_offset);
+    impl<two_shot_all_reduce_>(m, "multimem_all_reduce_");
+    impl<one_shot_all_reduce>(m, "multimem_one_shot_all_reduce");
+    impl<one_shot_all_reduce_out>(m, "multimem_one_shot_all_reduce_out");
+    impl<one_shot_reduce_out>(m, "multimem_one_shot_reduce_out");
+    impl<all_gather_out>(m, "multimem_all_gather_out");
+    impl<memset32_>(m, "memset32_");
+    impl<stream_write_value32_>(m, "stream_write_value32_");
+    impl<put>(m, "nvshmem_put");
+    impl<get>(m, "nvshmem_get");
+    impl<put_with_signal>(m, "nvshmem_put_with_signal");
+    impl<wait_for_signal>(m, "nvshmem_wait_for_signal");
+    impl<broadcast>(m, "nvshmem_broadcast");
+    impl<all_to_all>(m, "nvshmem_all_to_all");
+    impl<all_to_all_vdev>(m, "all_to_all_vdev");
+    impl<all_to_all_vdev_2d>(m, "all_to_all_vdev_2d");
+    impl<all_to_all_vdev_2d_offset>(m, "all_to_all_vdev_2d_offset");
+    impl<tile_reduce>(m, "tile_reduce");
+    impl<multi_root_tile_reduce>(m, "multi_root_tile_reduce");
+    impl<put>(m, "nccl_put");
+    impl<get>(m, "nccl_get");
+    impl<handle_put_signal>(m, "nccl_put_signal");
+    impl<reduce_scatter_offset>(m, "nccl_reduce_scatter_offset");
 }
 
 // The first name is the default of CPU tensors; those that this torch has a backend for already are left out.
@@ -47,7 +67,7 @@ std::vector<std::string> install(const std::vector<std::string>& names, py::obje
         !wait->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
         static torch::Library more(torch::Library::IMPL, "symm_mem",
                                    c10::DispatchKey::CompositeExplicitAutograd, __FILE__, __LINE__);
-        more.impl("nccl_wait_signal", handle_wait_signal);
+        impl<handle_wait_signal>(more, "nccl_wait_signal");
     }
     std::vector<std::string> taken;
     for (auto& name : names) {
