@@ -139,7 +139,38 @@ class HostMemory(Memory):
         return torch.frombuffer(array, dtype=torch.uint8)
 
 
-class DoubleBackend(NcclBackend):
+class AtOnce:
+    """Of a backend over host memory: what torch does there at once, in composed operations, waits first."""
+
+    capabilities: Any
+    _streams: HostStreams
+
+    def collective(self, call: Any, run: Any) -> None:
+        self._composing = not completion.is_native(self.capabilities, call)
+        assert not (self._composing and self._streams.is_capturing()), "its torch parts run at once here"
+        if self._composing:
+            self._streams.synchronize()
+        try:
+            super().collective(call, run)  # type: ignore[misc]
+        finally:
+            self._composing = False
+
+    def run(self, call: Any) -> None:
+        super().run(call)  # type: ignore[misc]
+        self._settle_part()
+
+    def exchange(self, messages: Any, timeout: float) -> None:
+        super().exchange(messages, timeout)  # type: ignore[misc]
+        self._settle_part()
+
+    def _settle_part(self) -> None:
+        if self._composing:
+            self._streams.synchronize()
+
+    _composing = False
+
+
+class DoubleBackend(AtOnce, NcclBackend):
     """A base: `make` gives a class of it for a library."""
 
     path: str
@@ -170,30 +201,6 @@ class DoubleBackend(NcclBackend):
     @classmethod
     def fp8(cls, library: Library, device: torch.device) -> bool:
         return cls.vendor.fp8_since is not None and library.version >= cls.vendor.fp8_since
-
-    def collective(self, call: Any, run: Any) -> None:
-        self._composing = not completion.is_native(self.capabilities, call)
-        assert not (self._composing and self._streams.is_capturing()), "its torch parts run at once here"
-        if self._composing:
-            self._streams.synchronize()
-        try:
-            run()
-        finally:
-            self._composing = False
-
-    def run(self, call: Any) -> None:
-        super().run(call)
-        self._settle_part()
-
-    def exchange(self, messages: Any, timeout: float) -> None:
-        super().exchange(messages, timeout)
-        self._settle_part()
-
-    def _settle_part(self) -> None:
-        if self._composing:
-            self._streams.synchronize()
-
-    _composing = False
 
 
 def make(name: str, version: int = LATEST, rccl: bool = False) -> type[DoubleBackend]:

@@ -28,6 +28,8 @@ _BUILT_IN = {
     "mpi": "unicomm.backends.mpi:MpiBackend",
     "nccl": "unicomm.backends.nccl.backend:NcclBackend",
     "rccl": "unicomm.backends.nccl.backend:RcclBackend",
+    "nvshmem": "unicomm.backends.shmem.backend:NvshmemBackend",
+    "rocshmem": "unicomm.backends.shmem.backend:RocshmemBackend",
     "fake": "unicomm.backends.fake:FakeBackend",
     "auto": "unicomm.backends.auto:AutoBackend",
 }
@@ -100,8 +102,8 @@ def new_comm(
 
     Args:
         backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
-            "mpi" (ranks that mpiexec started), "nccl", "rccl" (GPUs), "fake" (one process plays any rank), or
-            a registered one.
+            "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
+            process plays any rank), or a registered one.
         device: on which tensors will be; required.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
         timeout: of the creation, and of each operation that brings no other; seconds or timedelta.

@@ -5,7 +5,6 @@ Nothing in here raises: whatever a check runs into becomes a finding.
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import select
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import unicomm
 
-WORKS, BROKEN, MISSING, ABSENT = "works", "broken", "not installed", "not in this version"
+WORKS, BROKEN, MISSING = "works", "broken", "not installed"
 NOT_HERE = "not on this machine"
 
 
@@ -43,10 +42,10 @@ class BackendReport:
 
 
 def backend_reports() -> list[BackendReport]:
-    """All backends: those of this version, those of other packages, and those that are yet to come."""
+    """All backends: those of this version, and those of other packages."""
     from .gpu_checks import gpu_reports
 
-    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points(), *_planned()]
+    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
 
 
 def version_of(package: str) -> str | None:
@@ -224,17 +223,6 @@ def _entry_points() -> list[BackendReport]:
     return reports
 
 
-# --- planned backends: what of their libraries is here ------------------------------------------------
-
-
-def _library(name: str, *wheels: str) -> Finding:
-    """Whether the dynamic linker or one of some wheels has lib`name`."""
-    found = [f"{wheel} {version}" for wheel in wheels if (version := version_of(wheel))]
-    if system := ctypes.util.find_library(name):
-        found.insert(0, f"{system} of the system")
-    return Finding(f"lib{name}", None, "; ".join(found) or "not found")
-
-
 def _package(name: str) -> Finding:
     return Finding(name, None, version_of(name) or "not installed")
 
@@ -268,15 +256,3 @@ def _which_mpi() -> Finding:
         return Finding(what, True, done.stdout.strip().splitlines()[0])
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return Finding(what, False, f"mpi4py finds none: {said[-1]}", _MPI_CURE)
-
-
-def _planned() -> list[BackendReport]:
-    """Backends of the design that this version does not have: honest about that, and about what is here."""
-    found = {
-        "nvshmem": [
-            _library("nvshmem_host", "nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12"),
-            _package("nvshmem4py"),
-        ],
-        "rocshmem": [_library("rocshmem"), _package("rocshmem4py")],
-    }
-    return [BackendReport(name, ABSENT, findings) for name, findings in found.items()]

@@ -23,7 +23,6 @@ import unicomm
 
 from . import verified
 from .backend_checks import (
-    ABSENT,
     BROKEN,
     MISSING,
     NOT_HERE,
@@ -244,7 +243,7 @@ def _size(count: int) -> str:
 
 
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
-_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim", ABSENT: "dim"}
+_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim"}
 
 
 def _show(report: dict[str, Any], console: Console) -> None:

@@ -7,7 +7,7 @@ from .backend_checks import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, lin
 
 
 def gpu_reports() -> list[BackendReport]:
-    return [_vendor("nccl"), _vendor("rccl")]
+    return [_vendor("nccl"), _vendor("rccl"), _shmem("nvshmem"), _shmem("rocshmem")]
 
 
 def _vendor(name: str) -> BackendReport:
@@ -20,12 +20,8 @@ def _vendor(name: str) -> BackendReport:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = library.NCCL if name == "nccl" else library.RCCL
     findings = [
-        Finding("proved without a GPU, and never on one", None, f"{row.what} ({row.when})")
-        for row in verified.load().on_doubles
-        if row.backend == name
-    ]
-    findings += [
-        Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no")
+        *_proved(name),
+        Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no"),
     ]
     try:
         opened = library.open_library(vendor)
@@ -36,7 +32,40 @@ def _vendor(name: str) -> BackendReport:
     found = f"{library.version_text(opened.version)}, {opened.native.file}"
     findings.append(Finding(vendor.title, True, found))
     findings.append(Finding("functions that it lacks", None, ", ".join(lacking) or "none"))
-    count = torch.cuda.device_count() if vendor.built() else 0
+    return _on_gpus(name, findings, torch.cuda.device_count() if vendor.built() else 0)
+
+
+def _shmem(name: str) -> BackendReport:
+    try:
+        import torch
+
+        from unicomm.backends.shmem import vendors
+    except Exception as error:
+        return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
+    vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
+    findings = _proved(name)
+    try:
+        vendors.table_of(vendor)
+    except Exception as error:
+        findings.append(Finding(vendor.title, None, line_of(error), vendor.cure))
+        return BackendReport(name, NOT_HERE, findings)
+    findings.append(Finding(vendor.title, True, vendor.version()))
+    hip = torch.version.hip is not None
+    return _on_gpus(name, findings, torch.cuda.device_count() if hip == (name == "rocshmem") else 0)
+
+
+def _proved(name: str) -> list[Finding]:
+    return [
+        Finding("proved without a GPU, and never on one", None, f"{row.what} ({row.when})")
+        for row in verified.load().on_doubles
+        if row.backend == name
+    ]
+
+
+def _on_gpus(name: str, findings: list[Finding], count: int) -> BackendReport:
+    """The report, once the library is found: with the GPUs, and a self-test where there is one."""
+    import torch
+
     if not count:
         findings.append(Finding("GPUs", None, "none that this torch sees"))
         return BackendReport(name, NOT_HERE, findings)

@@ -97,8 +97,7 @@ def table() -> str:
     ran = verified.load()
     for row in ran.on_hardware + ran.on_doubles:
         lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what} |")
-    nothing = ", ".join(f"`{name}`" for name in ran.never if name not in {r.backend for r in ran.on_doubles})
-    return "\n".join([*lines, "", f"Not in this version: {nothing}."])
+    return "\n".join(lines)
 
 
 def renewed(text: str, new: str) -> str:

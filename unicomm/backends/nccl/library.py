@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from unicomm import _core
 from unicomm.backends.device_runtime import CUDA, HIP, Runtime
+from unicomm.backends.packages import in_packages
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
 from . import library_log
@@ -143,7 +142,7 @@ def open_library(vendor: Vendor) -> Library:
 def _open(vendor: Vendor) -> Library:
     tried = []
     places = [(name, True) for name in vendor.sonames]
-    places += [(str(path), False) for path in _in_packages(vendor)]
+    places += [(str(path), False) for path in in_packages(vendor.packages)]
     places += [(name, False) for name in vendor.sonames]
     for place, loaded in places:
         try:
@@ -154,18 +153,6 @@ def _open(vendor: Vendor) -> Library:
     raise UnsupportedError(
         f"{vendor.title} is not on this machine; looked for {', '.join(tried)}", hint=vendor.cure
     )
-
-
-def _in_packages(vendor: Vendor) -> list[Path]:
-    found = []
-    for package, path in vendor.packages:
-        try:
-            spec = importlib.util.find_spec(package)
-        except ImportError:  # its parent is not there
-            continue
-        folders = (spec and spec.submodule_search_locations) or ()
-        found += [Path(folder) / path for folder in folders if (Path(folder) / path).exists()]
-    return found
 
 
 def not_in_time(library: Library, what: str, timeout: float, since: int) -> BackendError:

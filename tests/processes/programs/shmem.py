@@ -1,0 +1,84 @@
+"""Ranks over a SHMEM library's table: shmem.py MODULE BACKEND HOW
+
+MODULE, of tests/shmem, registers BACKEND. HOW:
+conform   every operation, at sizes that take several chunks
+splits    parts of the ranks, in any order; more than there is room for
+absent    rank 0 waits for the others in a collective, to which they never come
+killed    all but rank 1 wait for it in a broadcast
+aborted   rank 1 aborts while the others wait for it
+"""
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+from common import describe, hear, reporting, say
+
+import unicomm
+from unicomm.testing import conformance
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "shmem"))
+MODULE, BACKEND, HOW = sys.argv[1:]
+importlib.import_module(MODULE)
+TIMEOUT = 1.0 if HOW == "absent" else 60.0
+HINTS = {"staging_bytes": "64K", "communicators": "3"}
+comm = unicomm.new_comm(BACKEND, torch.device("cpu"), timeout=60.0, hints=HINTS)
+me, n = comm.get_rank(), comm.get_size()
+
+
+def summed(part):
+    x = torch.full((5000,), float(me + 1))
+    part.all_reduce(x, unicomm.ReduceOp.SUM, False).wait_blocking()
+    return float(x[-1])
+
+
+def waits():
+    """Raises what comes of it, on the host or on the stream."""
+    x = torch.ones(1000)
+    work = comm.broadcast(x, 1, True, timeout=TIMEOUT)
+    work.wait_blocking()
+
+
+if HOW == "conform":
+    few = (0, 1, 17, 67, 1000, 70001)
+    done = [conformance.check(comm, op, lambda case: case.count in few) for op in conformance.OPERATIONS]
+    say("conforms", fewest=min(done))
+elif HOW == "splits":
+    assert summed(comm) == n * (n + 1) / 2
+    for _ in range(3):  # what is finalized leaves its room
+        first = comm.split(list(range(n))[::-1])
+        assert (first.get_rank(), summed(first)) == (n - 1 - me, n * (n + 1) / 2)
+        second = comm.split([0, 1] if me < 2 else list(range(2, n)))
+        assert summed(second) == (3 if me < 2 else sum(range(3, n + 1)))
+        conformance.check(second, "all_to_all_v_single", lambda case: case.count == 1000)
+        try:
+            comm.split(list(range(n)))
+            raise RuntimeError("there was room for it")
+        except unicomm.UnsupportedError as error:
+            hint = error.hint
+        assert "'communicators'" in hint
+        second.finalize()
+        first.finalize()
+    say("over")
+elif HOW == "absent":
+    if me == 0:
+        with reporting():
+            waits()
+    else:
+        hear()
+        say("done")
+else:
+    summed(comm)
+    say("ready")
+    hear()
+    if me == 1:
+        comm.abort()
+        say("done")
+    else:
+        with reporting():
+            waits()
+try:
+    comm.finalize()
+except unicomm.CommError as error:
+    say("late", **describe(error))

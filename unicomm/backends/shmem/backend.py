@@ -1,0 +1,431 @@
+"""The communicator of a SHMEM library: its operations are puts with signals into the members' memory.
+
+Beside the library's world, the ranks have connections of our own (watched.py), on which they tell each other
+what goes wrong: SHMEM libraries know of no dead process and cannot be interrupted. Where an operation runs on
+the host, as over the table of the host's memory, the table's own waits are ended. Where it runs on a stream,
+the stream waits for words in this rank's memory; to end it, this rank sets them itself.
+
+What reduces is composed (comms/completion.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from unicomm.backends import addresses, mesh
+from unicomm.backends.agree import AgreementBySockets
+from unicomm.backends.mesh import Sockets
+from unicomm.backends.shm import _error as error_of_core
+from unicomm.backends.watch import COMPARE, Awaited, Operation
+from unicomm.backends.watch_messages import Fault
+from unicomm.backends.watched import CHECK_HINT, WatchedBackend, checks
+from unicomm.comms.backend import Capabilities, Setup
+from unicomm.comms.call import Call, Message
+from unicomm.comms.completion import parts_of
+from unicomm.comms.errors import BackendError, CommError, UnsupportedError
+from unicomm.comms.options import Hint, parse_size
+from unicomm.comms.streams import Streams, TorchStreams
+from unicomm.comms.symmetric import Capability, Compare
+from unicomm.comms.verdict import GRACE
+
+from . import heap as heaps
+from .heap import Heap, Region
+from .pipe import Pipe
+from .vendors import NVSHMEM, ROCSHMEM, Vendor, table_of
+
+_NEEDED = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL
+_TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL = 1, 2, 4, 5  # FaultCode
+_STAGED = 16 << 20
+_HEARD = GRACE + 1.0  # seconds after which all ranks that live know of a fault; only then streams are let go
+_EMPTIES = 5.0  # seconds in which the stream of a communicator that ends must be empty
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError("expected a number of communicators")
+    return value
+
+
+_HINTS = (
+    CHECK_HINT,
+    Hint(
+        "library",
+        str,
+        "",
+        "File of the library. Default: the copy in the process, a package's, or the system's.",
+    ),
+    Hint("heap_bytes", parse_size, 0, "Bytes of each rank's symmetric heap. Default: the library's own."),
+    Hint(
+        "staging_bytes",
+        parse_size,
+        _STAGED,
+        "Bytes of the heap for each communicator's messages on their way. Default: 16M.",
+    ),
+    Hint(
+        "communicators",
+        _count,
+        8,
+        "How many communicators there may be at a time on a rank: this one, and those split from it.",
+    ),
+    Hint("hostname", str, "", "Address at which this rank is told of failures. Default: by routing."),
+)
+
+
+class _TableFault(RuntimeError):
+    """What a call of the table returned."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail or f"fault {code}")
+        self.code = code
+
+
+class ShmemBackend(WatchedBackend):
+    """A base: a class of it for each library says `vendor`. Another table is one with its own `table`."""
+
+    vendor: ClassVar[Vendor]
+    capabilities = Capabilities(
+        device_types=frozenset({"cuda"}),
+        operations=frozenset(
+            [
+                "broadcast",
+                "all_gather",
+                "all_gather_v",
+                "all_gather_single",
+                "all_to_all",
+                "all_to_all_single",
+                "all_to_all_v_single",
+                "gather",
+                "gather_single",
+                "scatter",
+                "barrier",
+            ]
+        ),
+        bytes_only=True,
+        checks_mismatch=True,
+        hints=_HINTS,
+    )
+
+    # --- what another table or device replaces -----------------------------------------------------------
+
+    @classmethod
+    def table(cls, path: str = "") -> Any:
+        """The library's; `path` where it is asked for."""
+        return table_of(cls.vendor, path)
+
+    @classmethod
+    def device_streams(cls, device: torch.device) -> Streams | None:
+        """None where operations are over when they return."""
+        return TorchStreams(device)
+
+    @classmethod
+    def on_device(cls, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Within, the library's calls of this thread are for that device."""
+        found: contextlib.AbstractContextManager[Any] = torch.get_device_module(device).device(device)
+        return found
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """On the current stream, as all that a call does."""
+        if to.data_ptr() != source.data_ptr():
+            to.copy_(source)
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    def __init__(
+        self,
+        setup: Setup,
+        table: Any,
+        heap: Heap,
+        region: Region,
+        pes: Sequence[int],
+        streams: Streams | None,
+        sockets: Sequence[Sockets],
+    ) -> None:
+        self._table, self._heap, self._region = table, heap, region
+        self._rank, self._size = setup.rank, setup.size
+        self._pes = list(pes)
+        self._device, self._streams = setup.device, streams
+        self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
+        self._aborted = False
+        self._pipe = Pipe(heap, region, setup.rank, pes, self._done)
+        super().__init__(
+            setup, sockets[0], AgreementBySockets(self._said, setup.rank) if self._said else None
+        )
+        self.capabilities = replace(self.capabilities, checks_mismatch=bool(self._said))
+
+    @classmethod
+    def connect(cls, setup: Setup) -> ShmemBackend:
+        table = cls.table(setup.hints["library"])
+        lacking = _NEEDED & ~Capability(table.capabilities)
+        if lacking:
+            names = ", ".join(c.name or "" for c in Capability if c in lacking).lower()
+            raise UnsupportedError(
+                f"{table.name} lacks what the backend '{cls.name}' needs: {names}", hint="install a newer one"
+            )
+        if str(setup.device) == setup.device.type != "cpu":  # it is another one in other threads
+            current = torch.get_device_module(setup.device).current_device()
+            setup = replace(setup, device=torch.device(setup.device.type, current))
+        streams = cls.device_streams(setup.device)
+        parent = setup.parent
+        with cls.on_device(setup.device):
+            if type(parent) is cls:
+                parent._check()
+                heap = parent._heap
+            else:
+                heap = cls._make_heap(setup, table, streams)
+            pes = [int(pe) for pe in setup.rendezvous.exchange("PEs", str(heap.pe).encode())]
+            region = heap.take(setup.rendezvous)
+            sockets: list[Sockets] = [{}]
+            try:
+                if setup.size > 1:
+                    sockets = cls._sockets(setup, streams)
+                return cls(setup, table, heap, region, pes, streams, sockets)
+            except BaseException:
+                for each in sockets:
+                    for s in each.values():
+                        s.close()
+                heap.leave(region, clean=True)
+                raise
+
+    @classmethod
+    def _make_heap(cls, setup: Setup, table: Any, streams: Streams | None) -> Heap:
+        stream = 0 if streams is None else streams.handle(streams.current())
+        room, count = setup.hints["staging_bytes"], setup.hints["communicators"]
+
+        def fill(heap: Heap) -> str:
+            left = max(0.1, 0.8 * setup.rendezvous.remaining())
+            if trouble := heap.fill(count, room, setup.device, stream, _emptying(streams), left):
+                return trouble
+            word = heap.regions[0].bell(heap.pe)  # whether a stream may wait for a signal at all
+            fault = heap.domain.wait_signal(word, int(Compare.GE), 0, heap.pe, left, stream)
+            return "" if fault is None else str(fault[3])
+
+        return heaps.make(
+            table, setup.rendezvous, cls.vendor.title, setup.name, setup.hints["heap_bytes"], fill
+        )
+
+    @classmethod
+    def _sockets(cls, setup: Setup, streams: Streams | None) -> list[Sockets]:
+        # Who compares what all call waits for them on the host, which is asked for where a device would not.
+        compares = checks(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
+        addresses.guard_store(setup.store)
+        routed = addresses.agree(setup.rendezvous, setup.store)
+        host = setup.hints["hostname"] or routed or "127.0.0.1"
+        return mesh.connect(setup.rendezvous, host, 1 + compares, setup.name, cls.vendor.title)
+
+    def streams(self) -> Streams | None:
+        return self._streams
+
+    def close(self) -> None:
+        clean = self._watch.fault is None and not self._aborted and self._emptied()
+        self._watch.close()
+        for s in self._said.values():
+            s.close()
+        with self.on_device(self._device):
+            self._heap.leave(self._region, clean)
+        del self._heap, self._pipe
+
+    def _emptied(self) -> bool:
+        """Whether all that this rank has said to others is there, so that its region may be used again."""
+        with self.on_device(self._device):
+            stream = self._stream()
+            if self._heap.domain.quiet(stream) is not None:
+                return False
+            return _emptying(self._streams)()
+
+    def forget(self) -> None:
+        # Its destructor would take this child for its parent.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._heap))
+        self._watch.forget()
+        for s in self._said.values():
+            s.close()
+
+    def _interrupt(self) -> None:
+        for s in self._said.values():
+            with contextlib.suppress(OSError):
+                s.shutdown(2)
+        if Capability.ABORT in Capability(self._table.capabilities):
+            self._heap.domain.abort()
+
+    def abort(self) -> None:
+        if self._streams is None:
+            super().abort()
+        elif not self._aborted:  # the other ranks hear of it with its reason, from comms/verdict.py
+            self._aborted = True
+            arguments = self._heap, self._region, self._streams
+            threading.Thread(
+                target=self._let_go, args=arguments, name="unicomm-shmem-let-go", daemon=True
+            ).start()
+
+    def _let_go(self, heap: Heap, region: Region, streams: Streams) -> None:
+        """Ends what a stream waits for. What comes after it there still runs, and may send what never came:
+        so not before all others know that it must not be used.
+        """
+        time.sleep(_HEARD)
+        with self.on_device(self._device):
+            beside = streams.new()
+            with streams.use(beside):
+                handle = streams.handle(beside)
+                heap.domain.put(region.words, heap.high, heap.words_bytes, heap.pe, handle)
+
+    def _drop(self) -> None:
+        pass
+
+    def late_error(self) -> CommError | None:
+        return self.fault()
+
+    def memory(self) -> dict[str, int]:
+        return {"symmetric heap": self._heap.nbytes}
+
+    @classmethod
+    def version(cls) -> str:
+        cls.table()
+        return cls.vendor.version()
+
+    # --- symmetric memory ----------------------------------------------------------------------------------
+
+    def symmetric_table(self, one_host: bool = True) -> Any:
+        return self._table
+
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        code, culprits, _, detail = fault
+        if code != _TIMEOUT and (known := self.fault()) is not None:
+            raise known
+        if code == _INTERNAL:
+            raise BackendError(f"{self.vendor.title}: {detail}", culprits=culprits, hint="see docs/shmem.md")
+        raise error_of_core(fault, timeout)
+
+    # --- operations ----------------------------------------------------------------------------------------
+
+    def _stream(self) -> int:
+        return 0 if self._streams is None else self._streams.handle(self._streams.current())
+
+    def _done(self, fault: Any) -> None:
+        if fault is not None:
+            raise _TableFault(fault[0], fault[3])
+
+    def _failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
+        if isinstance(error, _TableFault) and error.code == _INTERNAL and self._watch.fault is None:
+            fault = self._watch.give_up(Fault("error", self._watch.rank, detail=str(error)))
+            return self._error_of(fault)
+        return super()._failure(error, awaits)
+
+    def collective(self, call: Call, run: Callable[[], None]) -> None:
+        if self._streams is None or self._agreement is not None:
+            super().collective(call, self._issued(run))
+        else:
+            self._issue(run)
+
+    def _issued(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run if self._streams is None else lambda: self._issue(run)
+
+    def _issue(self, run: Callable[[], None]) -> None:
+        """Puts an operation on the stream. Its deadline is the business of who watches the stream."""
+        assert self._streams is not None
+        self._check()
+        if self._streams.is_capturing():
+            raise UnsupportedError(
+                f"backend '{self.name}' counts its signals, which a graph would repeat",
+                hint="leave its operations out of the captured part, or use the backend 'nccl'",
+            )
+        try:
+            run()
+        except _TableFault as error:
+            raise self._failure(error, []) from error
+
+    def run(self, call: Call) -> None:
+        with self.on_device(self._device):
+            if call.name == "broadcast":
+                self._pipe.broadcast(call.outputs[0], call.root, self._stream())
+            elif call.name == "barrier":
+                self._pipe.barrier(self._stream())
+            else:
+                self._swap(*_shares(call, self._rank, self._size))
+
+    def _swap(self, ins: dict[int, torch.Tensor], outs: dict[int, torch.Tensor]) -> None:
+        """`ins`: what goes to each rank. Nothing is sent for what is empty, which both ends know."""
+        if self._rank in ins:
+            self._copy(outs[self._rank], ins[self._rank])
+        outgoing = {r: [t] for r, t in ins.items() if r != self._rank and t.numel()}
+        incoming = {r: [t] for r, t in outs.items() if r != self._rank and t.numel()}
+        self._pipe.move(outgoing, incoming, self._stream())
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        outgoing: dict[int, list[torch.Tensor]] = {}
+        incoming: dict[int, list[torch.Tensor]] = {}
+        for send, peer, tensor in messages:
+            (outgoing if send else incoming).setdefault(peer, []).append(tensor)
+
+        def move() -> None:
+            with self.on_device(self._device):
+                self._pipe.move(outgoing, incoming, self._stream())
+
+        if self._streams is not None:
+            self._issue(move)
+            return
+        awaits = []
+        if not self._current:
+            awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in messages]
+        name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
+        now = time.monotonic()
+        with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
+            move()
+
+
+def _emptying(streams: Streams | None) -> Callable[[], bool]:
+    """Waits until the current stream has done all that it has; whether it has."""
+
+    def wait() -> bool:
+        if streams is None:
+            return True
+        event = streams.record(streams.current())
+        end = time.monotonic() + _EMPTIES
+        while not streams.is_over(event):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.001)
+        return True
+
+    return wait
+
+
+def _shares(call: Call, rank: int, size: int) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    """What a call moves, from this rank and to it, by the other rank."""
+    name = call.name
+    if name.startswith("all_gather"):
+        return dict.fromkeys(range(size), call.inputs[0]), _by_rank(call.outputs, None, size)
+    if name.startswith("gather"):
+        ins = {call.root: call.inputs[0]}
+        return ins, _by_rank(call.outputs, None, size) if rank == call.root else {}
+    if name == "scatter":
+        outs = {call.root: call.outputs[0]}
+        return _by_rank(call.inputs, None, size) if rank == call.root else {}, outs
+    ins, outs = _by_rank(call.inputs, call.in_splits, size), _by_rank(call.outputs, call.out_splits, size)
+    return ins, outs
+
+
+def _by_rank(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> dict[int, torch.Tensor]:
+    return dict(enumerate(parts_of(tensors, splits, size)))
+
+
+class NvshmemBackend(ShmemBackend):
+    """NVIDIA's library."""
+
+    name = "nvshmem"
+    library = "NVSHMEM"
+    vendor = NVSHMEM
+
+
+class RocshmemBackend(ShmemBackend):
+    """AMD's library, as `unicomm build rocshmem` has built it."""
+
+    name = "rocshmem"
+    library = "rocSHMEM"
+    vendor = ROCSHMEM

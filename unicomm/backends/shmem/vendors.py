@@ -1,0 +1,103 @@
+"""The SHMEM libraries, as data: where each is, and how its table is opened."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unicomm import _core
+from unicomm.backends.packages import in_packages
+from unicomm.comms.errors import UnsupportedError
+
+Open = Callable[[str, bool], Any]  # by a path, or only if it is in the process already; raises OSError
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """What tells the libraries apart.
+
+    Attributes:
+        name: of the backend. title: as people write it.
+        sonames: that the loader knows it by.
+        packages: Python packages that may bring it, as (import name, path within).
+        cure: what to do when there is none.
+        open: the table of a file. version: of the library, once its table is open.
+    """
+
+    name: str
+    title: str
+    sonames: tuple[str, ...]
+    packages: tuple[tuple[str, str], ...]
+    cure: str
+    open: Open
+    version: Callable[[], str]
+
+
+def _nvshmem_version() -> str:
+    code = _core.symm_nvshmem_info()[0]
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def _open_built(path: str, loaded: bool) -> Any:
+    if loaded:  # it is the same object then
+        raise OSError(f"{path} is opened by its path")
+    return _core.symm_library(path)
+
+
+NVSHMEM = Vendor(
+    "nvshmem",
+    "NVSHMEM",
+    ("libnvshmem_host.so.3",),
+    (("nvidia.nvshmem", "lib/libnvshmem_host.so.3"),),
+    "`pip install nvidia-nvshmem-cu13` (or -cu12) brings it; or name its file by the hint 'library'",
+    _core.symm_nvshmem,
+    _nvshmem_version,
+)
+ROCSHMEM = Vendor(
+    "rocshmem",
+    "rocSHMEM",
+    ("libunicomm_rocshmem.so",),
+    (),
+    "AMD has no shared library of it: `unicomm build rocshmem` makes one from yours, and says its path; "
+    "name it by the hint 'library'",
+    _open_built,
+    lambda: "",
+)
+
+_opened: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def table_of(vendor: Vendor, path: str = "") -> Any:
+    """The library's table: of the copy in the process, else of `path`, of a package, or of the system.
+
+    The first counts for the process. Raises `UnsupportedError` where there is none.
+    """
+    with _lock:
+        if vendor.name not in _opened:
+            _opened[vendor.name] = _open(vendor, path)
+        return _opened[vendor.name]
+
+
+def _open(vendor: Vendor, path: str) -> Any:
+    tried = []
+    places: Sequence[tuple[str, bool]] = [
+        *((name, True) for name in vendor.sonames),
+        *([(path, False)] if path else []),
+        *((str(found), False) for found in in_packages(vendor.packages)),
+        *((name, False) for name in vendor.sonames),
+    ]
+    for place, loaded in places:
+        try:
+            return vendor.open(place, loaded)
+        except OSError as error:
+            if not loaded:
+                tried.append(str(error) if os.sep in place else place)
+            if place == path:  # what was asked for, and nothing instead
+                break
+    raise UnsupportedError(
+        f"{vendor.title} is not on this machine; looked for {', '.join(tried)}", hint=vendor.cure
+    )
