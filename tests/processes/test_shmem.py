@@ -45,6 +45,12 @@ def test_splits(job, table):
     assert ranks.end() == [0] * 4
 
 
+def test_symmetric_memory_over_the_same_library(job):
+    ranks = job(DEVICE, 4, "symmetric", NVSHMEM_DOUBLE_HOST_STREAM="1")
+    assert [said["total"] for said in ranks.next("over", 100.0)] == [2, 4, 2, 4]
+    assert ranks.end() == [0] * 4
+
+
 @BOTH
 def test_who_waits_in_vain_says_for_whom(job, table):
     ranks = job(table, 2, "absent")

@@ -1,6 +1,7 @@
 """The backend nvshmem over the double of tests/nvshmem_double: host memory, and streams of host threads.
 
-A process is one rank of it. As "nvshmem-double" it runs like on a device; each test has its own process.
+A process is one rank of it. Where NVSHMEM_DOUBLE_HOST_STREAM is set the host is the current stream, so that
+torch's operations on the tensors are in order with all else.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from unicomm.backends.shmem.backend import NvshmemBackend
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
 import build_nvshmem
+from device_double import HostLauncher
 from double_backend import AtOnce, HostStreams
+from host_device import HostIsStream
 
 NAME = "nvshmem-double"
 
@@ -40,7 +44,11 @@ class NvshmemDouble(AtOnce, NvshmemBackend):
 
     @classmethod
     def device_streams(cls, device: torch.device) -> HostStreams:
-        return HostStreams(cls.path())
+        kind = HostIsStream if os.environ.get("NVSHMEM_DOUBLE_HOST_STREAM") else HostStreams
+        return kind(cls.path())
+
+    def kernels(self, device: torch.device) -> HostLauncher:
+        return HostLauncher(self.path())
 
     @classmethod
     def on_device(cls, device: torch.device) -> Any:

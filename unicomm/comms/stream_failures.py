@@ -142,7 +142,7 @@ class Lookout:
     def _for_all(self, error: CommError) -> CommError:
         """As the other ranks have to read it."""
         rank = self._engine.rank
-        if isinstance(error, AbortedError):
+        if isinstance(error, AbortedError) and not set(error.culprits) - {rank}:
             did = "aborted the communicator" if error.culprits else error.message
             return AbortedError(f"rank {rank} {did}", culprits=(rank,), hint=error.hint)
         if error.culprits or isinstance(error, CommTimeoutError):

@@ -2,6 +2,7 @@
 
 MODULE, of tests/shmem, registers BACKEND. HOW:
 conform   every operation, at sizes that take several chunks
+symmetric symmetric memory over the same library, and teams of it
 splits    parts of the ranks, in any order; more than there is room for
 absent    rank 0 waits for the others in a collective, to which they never come
 killed    all but rank 1 wait for it in a broadcast
@@ -44,6 +45,25 @@ if HOW == "conform":
     few = (0, 1, 17, 67, 1000, 70001)
     done = [conformance.check(comm, op, lambda case: case.count in few) for op in conformance.OPERATIONS]
     say("conforms", fewest=min(done))
+elif HOW == "symmetric":
+    sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
+    import device_bodies
+
+    from unicomm import symm
+
+    symm.init(comm)
+    device_bodies.check_collectives(comm, torch.float32, (5, 3), seed=5)
+    device_bodies.windows(comm)
+    assert summed(comm) == n * (n + 1) / 2
+    total = device_bodies.teams(comm)
+    part = comm.split([1, 0] if me < 2 else [3, 2])
+    try:
+        symm.init(part)
+        raise RuntimeError("the library has one symmetric memory")
+    except unicomm.UnsupportedError as error:
+        hint = error.hint
+    assert "init_team" in hint
+    say("over", total=total)
 elif HOW == "splits":
     assert summed(comm) == n * (n + 1) / 2
     for _ in range(3):  # what is finalized leaves its room

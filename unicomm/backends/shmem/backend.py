@@ -255,9 +255,8 @@ class ShmemBackend(WatchedBackend):
             self._heap.domain.abort()
 
     def abort(self) -> None:
-        if self._streams is None:
-            super().abort()
-        elif not self._aborted:  # the other ranks hear of it with its reason, from comms/verdict.py
+        super().abort()
+        if self._streams is not None and not self._aborted:
             self._aborted = True
             arguments = self._heap, self._region, self._streams
             threading.Thread(
@@ -292,6 +291,12 @@ class ShmemBackend(WatchedBackend):
     # --- symmetric memory ----------------------------------------------------------------------------------
 
     def symmetric_table(self, one_host: bool = True) -> Any:
+        if self._pes != list(range(self._heap.pes)):
+            raise UnsupportedError(
+                f"{self.vendor.title} has one symmetric memory, that of all its {self._heap.pes} ranks",
+                hint="initialise it on the communicator that this one was split from, and use it here by "
+                "unicomm.symm.init_team",
+            )
         return self._table
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
