@@ -5,8 +5,8 @@
 //     NVSHMEM_DOUBLE_NO_P2P=1      no PE can address another's memory; sources of puts must be symmetric
 //     NVSHMEM_DOUBLE_NO_DEVICE=1   as where there is no GPU: init succeeds, and nothing but connects (3.4.5)
 //     NVSHMEM_DOUBLE_REFUSES=N     init returns N
-//     NVSHMEM_DOUBLE_HOST_STREAM=1 the default stream is the host's: what is put there is done when a call returns
-//     NVSHMEM_DOUBLE_LOG=FILE      each call of the host's life as a line: PE, function, argument
+//     NVSHMEM_DOUBLE_HOST_STREAM=1 the default stream is the host's: what is put there is done when a call
+//     returns NVSHMEM_DOUBLE_LOG=FILE      each call of the host's life as a line: PE, function, argument
 //
 // As the library does, it ends the process where a call is wrong or not allowed.
 #include <unistd.h>

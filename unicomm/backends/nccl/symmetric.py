@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from unicomm.backends.device_runtime import ipc_table
+from unicomm.backends.shmem import vendors
 from unicomm.comms.errors import UnsupportedError
 
 from .window_heap import WindowTable
@@ -31,7 +32,11 @@ def _ipc(backend: NcclBackend, one_host: bool) -> Any:
 
 
 #: By the hint's values. What is not there is refused when the hint is read.
-TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {"cuda_ipc": _ipc, "windows": WindowTable}
+TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {
+    "cuda_ipc": _ipc,
+    "windows": WindowTable,
+    "nvshmem": lambda backend, one_host: vendors.table_of(vendors.NVSHMEM),
+}
 
 
 def table_of(backend: NcclBackend, kind: str, one_host: bool) -> Any:
