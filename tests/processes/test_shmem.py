@@ -51,6 +51,14 @@ def test_symmetric_memory_over_the_same_library(job):
     assert ranks.end() == [0] * 4
 
 
+def test_several_ranks_on_one_gpu_are_refused(job):
+    ranks = job(DEVICE, 2, "conform", NVSHMEM_DOUBLE_LIMITED="1")
+    assert ranks.end() == [1, 1]
+    for rank in (0, 1):
+        assert "BackendError" in ranks[rank].complaints
+        assert "nvidia-cuda-mps-control" in ranks[rank].complaints
+
+
 @BOTH
 def test_who_waits_in_vain_says_for_whom(job, table):
     ranks = job(table, 2, "absent")

@@ -48,6 +48,7 @@ if HOW == "conform":
 elif HOW == "symmetric":
     sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
     import device_bodies
+    from double_graphs import HostGraph
 
     from unicomm import symm
 
@@ -63,6 +64,25 @@ elif HOW == "symmetric":
     except unicomm.UnsupportedError as error:
         hint = error.hint
     assert "init_team" in hint
+    part.finalize()
+    again = unicomm.new_comm(BACKEND, torch.device("cpu"), name="again", hints=HINTS)  # in the same world
+    assert summed(again) == n * (n + 1) / 2
+    again.finalize()
+    try:
+        unicomm.new_comm(BACKEND, torch.device("cpu"), rank=0, size=1)
+        raise RuntimeError("the library has one world")
+    except unicomm.BackendError as error:
+        text = str(error)
+    assert "communicator 'main' of 4 ranks has: split that one" in text, text
+    x, graph = torch.ones(4), HostGraph(comm._engine.queue.streams)
+    with graph.capture():
+        try:
+            comm.broadcast(x, 0, False)
+            raise RuntimeError("a replay would repeat the counts")
+        except unicomm.UnsupportedError as error:
+            text = str(error)
+    assert "which a graph would repeat" in text
+    assert summed(comm) == n * (n + 1) / 2
     say("over", total=total)
 elif HOW == "splits":
     assert summed(comm) == n * (n + 1) / 2
