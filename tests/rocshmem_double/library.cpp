@@ -175,9 +175,9 @@ rocshmem_team_t host::ROCSHMEM_TEAM_WORLD = handle(&everybody);
 #endif
 
 #if ROCSHMEM_DOUBLE_VERSION < 30100
-void rocshmem_init(MPI_Comm) {  // MPI is played by what mpirun sets
+void rocshmem_init(MPI_Comm) {  // mpirun is played by torchrun's variables
     auto number = [](const char* name) { return std::atoi(std::getenv(name)); };
-    start(number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"), std::getenv("ROCSHMEM_DOUBLE_JOB"));
+    start(number("RANK"), number("WORLD_SIZE"), std::getenv("ROCSHMEM_DOUBLE_JOB"));
 }
 #else
 void rocshmem_init() { misused("plays no MPI"); }

@@ -8,10 +8,8 @@ and finds none until then.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import logging
-import os
 import platform
 import sys
 from pathlib import Path
@@ -19,6 +17,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+
+from .builds import cache_folder, version_of_files
 
 _PACKAGE = Path(__file__).parent.parent
 _loaded: dict[Path, ModuleType | None] = {}
@@ -53,17 +53,13 @@ UNITS = {"record": RECORD, "symmetric": SYMMETRIC}
 
 @functools.cache
 def _version(unit: Unit) -> str:
-    key = hashlib.sha256()
-    for path in unit.files:
-        key.update(path.read_bytes())
-    return key.hexdigest()[:12]
+    return version_of_files(unit.files)
 
 
 def bridge_path(unit: Unit = RECORD) -> Path:
     """Where the extension for this torch, Python and source is, or would be."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    folder = cache / "unicomm" / f"torch-{torch.__version__}-{python}-{platform.machine()}"
+    folder = cache_folder() / f"torch-{torch.__version__}-{python}-{platform.machine()}"
     return folder / f"{unit.name}-{_version(unit)}.so"
 
 

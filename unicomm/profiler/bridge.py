@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import shutil
@@ -13,11 +12,8 @@ from pathlib import Path
 
 import torch
 
+from unicomm.comms.builds import BuildError, building, install
 from unicomm.comms.torch_bridge import RECORD, Unit, bridge_path, load_from
-
-
-class BuildError(RuntimeError):
-    """The extension cannot be built; the message says why, and the cure."""
 
 
 def build(unit: Unit = RECORD) -> Path:
@@ -26,13 +22,7 @@ def build(unit: Unit = RECORD) -> Path:
     One that was built from these sources for this torch stays, if it loads.
     """
     target = bridge_path(unit)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise BuildError(f"cannot install {target}: {error}; XDG_CACHE_HOME chooses the folder") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes compiles
+    with building(target):
         if target.exists():
             try:
                 load_from(target, unit)
@@ -59,12 +49,7 @@ def _compile(unit: Unit, target: Path) -> None:
         )
         if done.returncode != 0:
             raise BuildError(f"{compiler[0]} failed for torch {torch.__version__}:\n{done.stderr[-3000:]}")
-        try:
-            part = target.with_suffix(f".{os.getpid()}.part")
-            shutil.copy(made, part)
-            part.replace(target)  # at once: another process may be loading the one before
-        except OSError as error:
-            raise BuildError(f"cannot install {target}: {error}; XDG_CACHE_HOME chooses the folder") from None
+        install(made, target)
     try:
         load_from(target, unit)  # from there, for torch's operations are registered by loading, once
     except ImportError as error:

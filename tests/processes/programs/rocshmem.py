@@ -41,7 +41,7 @@ def good(fault):
     assert fault is None, fault
 
 
-def check(domain):  # noqa: PLR0914
+def check(domain):
     fault, x = domain.allocate(8 * N, 256, T)
     good(fault)
     assert x % 256 == 0
@@ -162,7 +162,9 @@ def check(domain):  # noqa: PLR0914
     good(team.put(x + 16, own.ctypes.data + 16, 8, (me // 2 + 1) % count, 0))
     good(team.barrier(T, 0))
     settle()
-    assert _core.symm_bytes(domain, x + 16, 8).view(np.int64)[0] == 2 + N * (me % 2 + (me // 2 - 1) % count * 2)
+    assert _core.symm_bytes(domain, x + 16, 8).view(np.int64)[0] == 2 + N * (
+        me % 2 + (me // 2 - 1) % count * 2
+    )
     assert "a team has no memory" in team.allocate(8, 8, T)[0][3]
     fault, none = domain.team_split(0, 1, 1 if me == 0 else 0, T)
     good(fault)

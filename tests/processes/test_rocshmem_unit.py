@@ -1,0 +1,55 @@
+"""rocSHMEM's unit, built as a user builds it over a double of the library: it moves data between processes.
+
+The double (tests/rocshmem_double) is ours: this proves the unit, and nothing about AMD's library or GPUs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from unicomm.symm import Capability
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
+from rocshmem_install import unit
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+ALL = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL | Capability.ATOMICS | Capability.TEAMS
+
+
+def settings(name, wave=64):
+    """What mpirun would tell, and the double's waves."""
+    return {"ROCSHMEM_DOUBLE_JOB": f"/rocshmem-double-{os.getpid()}-{name}", "HIP_DOUBLE_WAVE": str(wave)}
+
+
+@pytest.fixture
+def play(start):
+    def run(version, n, how, wave=64):
+        return start("rocshmem.py", n, unit(version), how, settings=settings(f"{version}-{n}-{how}", wave))
+
+    return run
+
+
+def test_a_rank_that_does_not_come(play):
+    job = play(30000, 2, "absent")
+    said = job[0].next("fault", within=60)
+    assert said["fault"] == [1, [1]]  # a timeout, for which rank 1 is to blame
+    assert "rocSHMEM cannot be interrupted" in said["text"]
+    assert "end the processes" in job[0].next("again")["text"]
+
+
+@pytest.mark.parametrize(
+    ("version", "n", "wave", "has"),
+    [
+        (20001, 3, 64, ALL),  # names of 2.x, ranks by MPI, no pointers on the host
+        (30000, 2, 32, ALL | Capability.POINTER),
+        (30300, 4, 64, ALL | Capability.POINTER),  # functions on streams
+        (30500, 2, 64, ALL | Capability.POINTER),  # and barriers of teams among them
+    ],
+)
+def test_the_unit_over_the_double(play, version, n, wave, has):
+    job = play(version, n, "all", wave)
+    for said in job.next("over", within=120):
+        assert Capability(said["capabilities"]) == has
+    assert job.end() == [0] * n
