@@ -147,7 +147,7 @@ inline int await(Part& part, uint64_t deadline, Error* error) {
     if (copied == hipSuccess) std::memcpy(seen.data(), w.draft + 1, sizeof(Words) * seen.size());
     failed("rocSHMEM cannot be interrupted: end the processes", error);
     for (int pe = 0; copied == hipSuccess && pe < part.size(); ++pe) {
-        bool here = seen[size_t(part.pes[size_t(pe)])].round == part.round;
+        bool here = pe == part.rank || seen[size_t(part.pes[size_t(pe)])].round == part.round;
         if (!here && error->n_culprits < 64) error->culprits[error->n_culprits++] = pe;
     }
     return int(FaultCode::kTimeout);

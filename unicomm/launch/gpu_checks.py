@@ -44,6 +44,8 @@ def _shmem(name: str) -> BackendReport:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
     findings = _proved(name)
+    if name == "rocshmem":
+        findings.append(rocshmem_unit())
     try:
         vendors.table_of(vendor)
     except Exception as error:
@@ -52,6 +54,17 @@ def _shmem(name: str) -> BackendReport:
     findings.append(Finding(vendor.title, True, vendor.version()))
     hip = torch.version.hip is not None
     return _on_gpus(name, findings, torch.cuda.device_count() if hip == (name == "rocshmem") else 0)
+
+
+def rocshmem_unit() -> Finding:
+    """Whether the unit over the user's rocSHMEM is built, and with what."""
+    from unicomm.backends.rocshmem_build import built
+
+    what = "unit for rocSHMEM"
+    unit = built()
+    if unit is None:
+        return Finding(what, None, "not built", "with AMD GPUs and rocSHMEM: unicomm build rocshmem")
+    return Finding(what, True, f"rocSHMEM {unit.rocshmem}, {unit.hipcc}, for {', '.join(unit.targets)}: {unit.path}")
 
 
 def _proved(name: str) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from unicomm import _core
 from unicomm.backends.packages import in_packages
+from unicomm.backends.rocshmem_build import built, unit_path
 from unicomm.comms.errors import UnsupportedError
 
 Open = Callable[[str, bool], Any]  # by a path, or only if it is in the process already; raises OSError
@@ -25,6 +26,7 @@ class Vendor:
         packages: Python packages that may bring it, as (import name, path within).
         cure: what to do when there is none.
         open: the table of a file. version: of the library, once its table is open.
+        made: files of it that this machine has built, or would.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Vendor:
     cure: str
     open: Open
     version: Callable[[], str]
+    made: Callable[[], Sequence[str]] = tuple
 
 
 def _nvshmem_version() -> str:
@@ -59,12 +62,12 @@ NVSHMEM = Vendor(
 ROCSHMEM = Vendor(
     "rocshmem",
     "rocSHMEM",
-    ("libunicomm_rocshmem.so",),
     (),
-    "AMD has no shared library of it: `unicomm build rocshmem` makes one from yours, and says its path; "
-    "name it by the hint 'library'",
+    (),
+    "AMD has no shared library of it: `unicomm build rocshmem` makes one from yours",
     _open_built,
-    lambda: "",
+    lambda: unit.rocshmem if (unit := built()) else "",
+    lambda: [str(unit_path())],
 )
 
 _opened: dict[str, Any] = {}
@@ -87,6 +90,7 @@ def _open(vendor: Vendor, path: str) -> Any:
     places: Sequence[tuple[str, bool]] = [
         *((name, True) for name in vendor.sonames),
         *([(path, False)] if path else []),
+        *((found, False) for found in vendor.made()),
         *((str(found), False) for found in in_packages(vendor.packages)),
         *((name, False) for name in vendor.sonames),
     ]
