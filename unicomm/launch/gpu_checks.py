@@ -64,7 +64,9 @@ def rocshmem_unit() -> Finding:
     unit = built()
     if unit is None:
         return Finding(what, None, "not built", "with AMD GPUs and rocSHMEM: unicomm build rocshmem")
-    return Finding(what, True, f"rocSHMEM {unit.rocshmem}, {unit.hipcc}, for {', '.join(unit.targets)}: {unit.path}")
+    return Finding(
+        what, True, f"rocSHMEM {unit.rocshmem}, {unit.hipcc}, for {', '.join(unit.targets)}: {unit.path}"
+    )
 
 
 def _proved(name: str) -> list[Finding]:
