@@ -45,10 +45,12 @@ extern rocshmem_team_t ROCSHMEM_TEAM_WORLD;
 namespace host {
 extern rocshmem_team_t ROCSHMEM_TEAM_WORLD;
 }
-#if __HIP_DEVICE_COMPILE__
+#if defined(__HIP__)
 namespace device {
 extern __constant__ rocshmem_team_t ROCSHMEM_TEAM_WORLD;
 }
+#endif
+#if __HIP_DEVICE_COMPILE__
 using device::ROCSHMEM_TEAM_WORLD;
 #else
 using host::ROCSHMEM_TEAM_WORLD;

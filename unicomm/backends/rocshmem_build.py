@@ -24,7 +24,7 @@ from unicomm.comms.builds import BuildError, building, cache_folder, install, ve
 # Installed beside the core: the sources that it was made with.
 _SOURCES = Path(_core.__file__).parent / "csrc"
 _UNIT = _SOURCES / "rocshmem" / "unit.hip.cpp"
-_SYSTEM = Path("/opt/rocm")
+_SYSTEM, _USR = Path("/opt/rocm"), Path("/usr")
 _TARGET = re.compile(r"\bgfx[0-9a-f]{3,}\b")
 
 
@@ -71,7 +71,9 @@ class Tools:
         """The compiler's calls; `HIP_PLATFORM` has to be amd for them."""
         targets = [f"--offload-arch={target}" for target in self.targets]
         unit = made.with_suffix(".o")
-        folders = [_SOURCES, self.rocshmem / "include", self.rocm / "include"]
+        # The system's own folders come last by themselves; named, they would come too early.
+        folders = [_SOURCES, *(p / "include" for p in (self.rocshmem, self.rocm) if p != _USR)]
+        rocm = [f"-L{self.rocm / 'lib'}", f"-Wl,-rpath,{self.rocm / 'lib'}"] if self.rocm != _USR else []
         compile_ = [
             *(*self.hipcc, "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fgpu-rdc"),
             *("-Wno-deprecated-declarations", *targets),
@@ -80,8 +82,8 @@ class Tools:
         ]
         link = [
             *(*self.hipcc, "-fgpu-rdc", "--hip-link", "-shared", *targets, str(unit), str(self.library)),
-            *(*self.mpi_link, f"-L{self.rocm / 'lib'}", f"-Wl,-rpath,{self.rocm / 'lib'}"),
-            *("-lamdhip64", "-lhsa-runtime64", *shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(made)),
+            *(*self.mpi_link, *rocm, "-lamdhip64", "-lhsa-runtime64"),
+            *(*shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(made)),
         ]
         return [compile_, link]
 
