@@ -100,7 +100,7 @@ def installed(version: int) -> Path:
             ["ar", "rcs", str(lib / "librocshmem.a"), str(made)],
             ["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(lib / "libmpi.so")],
         ):
-            subprocess.run(command, check=True, timeout=100)
+            subprocess.run(command, check=True, timeout=250)
         part.rename(folder)
     return folder
 
