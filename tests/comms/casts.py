@@ -22,10 +22,14 @@ LONG = 30.0
 class Cast:
     """Communicators of one process that have nothing in common yet, each played by a thread when asked to."""
 
-    def __init__(self, backend: str, n: int, timeout: float = LONG) -> None:
+    def __init__(
+        self, backend: str, n: int, timeout: float = LONG, hints: dict[str, str] | None = None
+    ) -> None:
         self.backend = backend
         self.comms = [
-            unicomm.new_comm(backend, "cpu", name="cast", enable_reconfigure=True, timeout=timeout)
+            unicomm.new_comm(
+                backend, "cpu", name="cast", enable_reconfigure=True, timeout=timeout, hints=hints
+            )
             for _ in range(n)
         ]
         self.handles = [comm.get_init_handle() for comm in self.comms]
@@ -77,9 +81,11 @@ class Cast:
     def check(self, comm: Communicator, i: int, order: Sequence[int]) -> None:
         assert (comm.get_size(), comm.get_name(), comm.is_aborted()) == (len(order), "cast", False)
         x = torch.full((5,), float(i + 1))
-        assert comm.all_reduce(x, SUM, False).seq == 1
+        work = comm.all_reduce(x, SUM, False)
+        work.wait_blocking()  # also where the device does it
+        assert work.seq == 1
         out = torch.zeros(2 * len(order))
-        comm.all_gather_single(out, torch.full((2,), float(comm.get_rank())), True).wait()
+        comm.all_gather_single(out, torch.full((2,), float(comm.get_rank())), True).wait_blocking()
         if self.backend != "fake":
             assert x.tolist() == [float(sum(order) + len(order))] * 5
             assert out.tolist() == [float(r) for r in range(len(order)) for _ in range(2)]

@@ -175,6 +175,7 @@ class DoubleBackend(AtOnce, NcclBackend):
 
     path: str
     opened: Library
+    copies = "double_memcpy_async"
 
     @classmethod
     def library(cls) -> Library:
@@ -191,8 +192,11 @@ class DoubleBackend(AtOnce, NcclBackend):
     @classmethod
     def device_copies(cls) -> tuple[int, int]:
         device = ctypes.CDLL(cls.path)
-        copy, query = device.double_memcpy_async, device.double_stream_query
-        return tuple(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (copy, query))
+        copy, query = (
+            ctypes.cast(device[name], ctypes.c_void_p).value or 0
+            for name in (cls.copies, "double_stream_query")
+        )
+        return copy, query
 
     @classmethod
     def on_device(cls, device: torch.device) -> Any:

@@ -25,6 +25,8 @@ class HostIsStream(HostStreams):
 
 
 class HostDevice(DoubleBackend):
+    copies = "double_memcpy_at_once"
+
     @classmethod
     def device_streams(cls, device: torch.device) -> HostStreams:
         return HostIsStream(cls.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kinds import of, streams
 
 import unicomm
 from unicomm import Communicator
+from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -17,6 +19,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
+from unicomm.comms.lifecycle import check_device
 from unicomm.comms.work import WorkStatus
 from unicomm.testing import conformance, run_ranks
 
@@ -295,3 +298,11 @@ def test_records_have_the_devices_times(new, fresh_recorder):
     assert created < started <= completed
     # Between call and start lies the sleep, which the device's own events leave out of the duration.
     assert started - created > completed - started
+
+
+def test_a_device_type_alone_is_the_current_device(monkeypatch):
+    """At creation, once: tensors are on a device with a number."""
+    current = SimpleNamespace(current_device=lambda: 3)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: current)
+    assert check_device("cuda", NcclBackend) == torch.device("cuda", 3)
+    assert check_device("cuda:1", NcclBackend) == torch.device("cuda", 1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
-from double_backend import make
 from double_graphs import HostGraph
 
 import unicomm
@@ -21,14 +19,6 @@ from unicomm.flight_recorder.verdict import Kind
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
-_made: list[object] = []
-
-
-@pytest.fixture
-def double(fresh_recorder) -> str:
-    if not _made:
-        _made.append(make("nccl-graphs"))
-    return "nccl-graphs"
 
 
 class Together:

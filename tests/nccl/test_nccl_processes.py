@@ -71,13 +71,15 @@ def test_a_killed_rank_is_an_error_on_the_others(tmp_path, nccl_double):
 
 
 @pytest.mark.processes
-def test_a_killed_rank_of_which_the_library_says_nothing_is_found_in_its_ring(tmp_path, nccl_double):
+def test_a_killed_rank_of_which_the_library_says_nothing_is_found_long_before_the_deadline(
+    tmp_path, nccl_double
+):
     nccl_double()
     ranks = run(tmp_path, "kill silently", 2, "0")
     assert ranks[1][0] == -9
     code, out, complaints = ranks[0]
     assert code == 0, complaints
-    assert out == "caught CommTimeoutError True (1,)\ndone\n"
+    assert out == "caught PeerLostError True (1,)\ndone\n"
 
 
 @pytest.mark.processes

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kinds import of
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "comms"))
+from casts import SUM, Cast
+
 import unicomm
 from unicomm import AbortedError, CommTimeoutError, Communicator
 from unicomm.backends.nccl.succession import Plan, plan_of
 
-SUM = unicomm.ReduceOp.SUM
-LONG = 30.0
 BACKENDS = ["nccl-new", "nccl-shrinks", "nccl-old", "rccl-old"]
 
 # How the library comes from one list to the next: the calls that make a communicator, other than the first.
@@ -36,62 +38,13 @@ STEPS = {
 }
 
 
-class Cast:
-    """Communicators of one process, each played by a thread; all of them write the library's log."""
+class NcclCast(Cast):
+    """All of them write the library's log."""
 
-    def __init__(self, backend: str, n: int, log: Any, hints: dict[str, str] | None = None) -> None:
+    def __init__(self, backend: str, n: int, log: Any, **options: Any) -> None:
         of(backend)
-        self.comms = [
-            unicomm.new_comm(backend, "cpu", name="cast", enable_reconfigure=True, timeout=LONG, hints=hints)
-            for _ in range(n)
-        ]
-        self.handles = [comm.get_init_handle() for comm in self.comms]
-        self.uuid = 0
+        super().__init__(backend, n, **options)
         self._log, self._seen = log, 0
-
-    def play(self, who: Sequence[int], act: Callable[[Communicator, int], Any]) -> dict[int, Any]:
-        results: dict[int, Any] = {}
-
-        def run(i: int) -> None:
-            try:
-                results[i] = act(self.comms[i], i)
-            except Exception as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in who]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(3 * LONG)
-            assert not thread.is_alive()
-        return results
-
-    def become(self, order: Sequence[int], **options: Any) -> None:
-        self.uuid += 1
-        handles = [self.handles[i] for i in order]
-
-        def act(comm: Communicator, i: int) -> str:
-            comm.reconfigure(self.uuid, handles, **options)
-            assert (comm.get_rank(), comm.get_size()) == (order.index(i), len(order))
-            self.check(comm, i, order)
-            return comm.get_uid()
-
-        found = self.play(order, act)
-        failed = [result for result in found.values() if isinstance(result, Exception)]
-        if failed:
-            raise failed[0]
-        assert len(set(found.values())) == 1
-
-    def check(self, comm: Communicator, i: int, order: Sequence[int]) -> None:
-        assert not comm.is_aborted()
-        x = torch.full((5,), float(i + 1))
-        work = comm.all_reduce(x, SUM, False)
-        work.wait_blocking()
-        assert work.seq == 1
-        assert x.tolist() == [float(sum(order) + len(order))] * 5
-        out = torch.zeros(len(order))
-        comm.all_gather_single(out, torch.tensor([float(comm.get_rank())]), True).wait_blocking()
-        assert out.tolist() == [float(r) for r in range(len(order))]
 
     def made(self) -> set[str]:
         """Functions that have made communicators since the last call of this."""
@@ -110,19 +63,18 @@ class Cast:
 
 
 @pytest.fixture
-def cast(tmp_path, monkeypatch) -> Iterator[Callable[..., Cast]]:
+def cast(tmp_path, monkeypatch) -> Iterator[Callable[..., NcclCast]]:
     log = tmp_path / "calls"
     monkeypatch.setenv("NCCL_DOUBLE_LOG", str(log))
-    played: list[Cast] = []
+    played: list[NcclCast] = []
 
-    def make(*args: Any, **kwargs: Any) -> Cast:
-        played.append(Cast(*args, log, **kwargs))
+    def make(*args: Any, **kwargs: Any) -> NcclCast:
+        played.append(NcclCast(*args, log, **kwargs))
         return played[-1]
 
     yield make
     for one in played:
-        for comm in one.comms:
-            comm.finalize()
+        one.finalize()
         made, gone = one.ended()
         assert made == gone  # each once, neither lost nor ended twice
 

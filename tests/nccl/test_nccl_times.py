@@ -6,9 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-import pytest
 import torch
-from double_backend import make
 from torch.profiler import ProfilerActivity, profile
 
 import unicomm
@@ -20,14 +18,6 @@ from unicomm.flight_recorder.ring import read_ring
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
-_made: list[object] = []
-
-
-@pytest.fixture
-def double(fresh_recorder) -> str:
-    if not _made:
-        _made.append(make("nccl-times"))
-    return "nccl-times"
 
 
 def records() -> list:

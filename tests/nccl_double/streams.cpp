@@ -285,6 +285,12 @@ EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kin
     return kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
 }
 
+// The same where the default stream is the host: what it copies is there when it returns.
+EXPORT int double_memcpy_at_once(void* to, const void* from, size_t bytes, int kind, void* handle) {
+    int result = double_memcpy_async(to, from, bytes, kind, handle);
+    return result == kOk && handle == nullptr ? double_stream_synchronize(handle) : result;
+}
+
 EXPORT int double_stream_host_function(void* handle, void (*function)(void*), void* argument) {
     if (!function) return kInvalidValue;
     return enqueue(handle, [=] { function(argument); });

@@ -263,6 +263,11 @@ class Backend(abc.ABC):
             hint="pass a longer timeout= to their operations",
         )
 
+    @classmethod
+    def which_device(cls, device: torch.device) -> torch.device:
+        """The one that is meant by a device type alone, where a backend's devices have numbers."""
+        return device
+
     def check_peers(self, ranks: Sequence[int]) -> None:  # noqa: B027
         """Raises the error if one of these ranks is known to be gone. Called now and then while other means
         of the same communicator's ranks wait for each other: while a split meets. Must not wait.

@@ -8,7 +8,6 @@ same places. What ends a communicator, a wait in vain, is raised by the watchdog
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from unicomm import _core
 
 from . import device_domain
 from .device_domain import DeviceDomain, Outcome
-from .errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError, PeerLostError
+from .errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from .one_sided import attempt, issue
 from .ops import BY_CODE
 from .symmetric import Capability, SymmetricMemory, disagreement
@@ -26,7 +25,6 @@ from .symmetric import Capability, SymmetricMemory, disagreement
 if TYPE_CHECKING:
     from .engine import Timeout
 
-_LOOK = 1.0  # seconds between two looks whether a rank has died
 _GRACE = 2.0  # seconds that the kernels have to say what they wait for, before the watchdog ends them
 _DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
 
@@ -36,10 +34,6 @@ class DeviceMemory(SymmetricMemory):
 
     domain: DeviceDomain
     counts_on_device = True
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._next_look = 0.0
 
     def open(self, said: torch.Tensor | None = None) -> None:
         said = self.allocate(self.domain.said_bytes(self.size)) if said is None else said
@@ -83,8 +77,8 @@ class DeviceMemory(SymmetricMemory):
                 engine.queue.follow_last()
             engine._execute(lambda: attempt(engine, self.settle, limit), "symm_barrier", 0, [], False, None)
 
-    def late_error(self, waiting: bool) -> CommError | None:
-        from .whereabouts import dead_ranks, explain
+    def late_error(self) -> CommError | None:
+        from .whereabouts import explain
 
         found = self.domain.outcome(clear=False)
         if found is not None and found.kind == device_domain.LATE:
@@ -93,19 +87,7 @@ class DeviceMemory(SymmetricMemory):
                 explain(error, self.engine.member.uid)
                 error.explained = True  # the device knows who did not come
             return error
-        now = time.monotonic()
-        if not waiting or now < self._next_look:
-            return None
-        self._next_look = now + _LOOK
-        dead = dead_ranks(self.engine.member.uid)
-        if not dead:
-            return None
-        ranks = ", ".join(map(str, sorted(dead)))
-        return PeerLostError(
-            f"rank {ranks} has died, and others wait for it on the device",
-            culprits=sorted(dead),
-            hint="look at why it ended; unicomm trace shows what it did last",
-        )
+        return None
 
     def _error(self, outcome: Outcome, limit: float) -> CommError:
         row = BY_CODE.get(outcome.op)

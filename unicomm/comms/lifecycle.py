@@ -82,7 +82,7 @@ def recorder_of(world: Environment) -> Any:
 
 
 def check_device(device: Any, backend: type[Backend]) -> torch.device:
-    """The device as given, if the backend takes it."""
+    """The device as given, if the backend takes it; which one, where it says the type alone."""
     if device is None:
         raise InvalidArgumentError(
             "a communicator needs a device",
@@ -99,7 +99,7 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
             f"backend '{backend.name}' has no device type '{checked.type}'",
             hint=f"it takes {', '.join(sorted(backend.capabilities.device_types))}",
         )
-    return checked
+    return backend.which_device(checked)
 
 
 def connect(

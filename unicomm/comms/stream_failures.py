@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AbortedError, CommError, CommTimeoutError, PeerLostError
@@ -24,6 +25,9 @@ _SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a ran
 _EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
 _PER_RANK = 1e-3
 _MOST_MESSAGES = 256
+_LONG = 0.2  # seconds after which a rank looks whether those of its host are alive ...
+_LOOK = 0.1  # ... every so often; who has died may have done its part, which arrives ...
+_ARRIVAL = 0.3  # ... within this
 _threads = Threads("unicomm-lookout", awaited=True)
 
 Message = tuple[bool, int, int]  # send, peer, number in the pair
@@ -58,6 +62,9 @@ class Lookout:
         self._next = 0.0
         self._told = b""
         self._pronounced = False
+        self._neighbours: dict[int, Path] | None = None  # None: nobody has looked yet
+        self._next_look = 0.0
+        self._dead_since = float("inf")
 
     def _verdict(self) -> Verdict | None:
         member, size = self._engine.member, self._engine.group.size
@@ -92,6 +99,42 @@ class Lookout:
 
         _threads.run(tell)
 
+    def lost(self, pending: Pending, now: float) -> PeerLostError | None:
+        """The device waits in the oldest operation, for ranks of this host whose process is gone. Returns at
+        once. The library need not notice, where GPUs write into each other's memory.
+        """
+        if not pending.reached or now < max(self._next_look, pending.deadline - pending.timeout + _LONG):
+            return None
+        self._next_look = now + _LOOK
+        if self._neighbours is None:
+            self._neighbours = {}
+            _threads.run(self._meet_neighbours)
+            return None
+        from .whereabouts import dead_ranks
+
+        asked = {peer for _, peer, _ in pending.messages} or self._neighbours.keys()
+        dead = [rank for rank in dead_ranks(self._neighbours) if rank in asked]
+        if not dead:
+            self._dead_since = float("inf")
+            return None
+        self._dead_since = min(self._dead_since, now)
+        if now < self._dead_since + _ARRIVAL:
+            return None
+        error = PeerLostError(
+            f"{_ranks(dead)} gone (process ended), and the device waits in {pending.name}",
+            hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
+        )
+        error.sort_culprits(dead, (), ())
+        return error
+
+    def _meet_neighbours(self) -> None:
+        from .whereabouts import neighbours
+
+        member = self._engine.member
+        found = neighbours(member.uid)
+        found.pop(member.rank, None)
+        self._neighbours = found
+
     def explained(self, error: CommError, pending: Pending) -> CommError:
         """The error to raise for one that the watchdog found: with culprits, or what another rank found."""
         if self.heard is not None:
@@ -102,16 +145,16 @@ class Lookout:
         told = None
         if verdict is not None and (lost or timeout):
             # Where somebody's connection is gone: who has ended it is about to say why.
-            told = verdict.hear(error, GRACE if lost else 0.0)
+            told = verdict.hear(error, GRACE if lost and not error.culprits else 0.0)
         if told is not None:
             return self._settled(told)
         if timeout:
             error = self._overdue(error, pending, verdict)
             self._engine.backend.explain(error)
         elif lost and not error.culprits:
-            from .whereabouts import dead_ranks
+            from .whereabouts import dead_ranks, neighbours
 
-            error.sort_culprits(dead_ranks(self._engine.member.uid), (), ())
+            error.sort_culprits(dead_ranks(neighbours(self._engine.member.uid)), (), ())
             if error.culprits:
                 error.message = f"{_ranks(error.culprits)} gone: {error.message}"
         if verdict is not None:

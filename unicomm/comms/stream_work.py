@@ -322,7 +322,7 @@ class StreamQueue:
             while self._running and error is None:
                 try:
                     over = self._is_over(self._running[0])
-                    error = self._of_symmetric_memory(not over)
+                    error = self._of_symmetric_memory()
                     if error is not None or not over:
                         break
                 except Exception as failed:  # of the device: nothing more will be over
@@ -335,6 +335,7 @@ class StreamQueue:
                 return
             pending = self._running[0].pending
             error = error or engine.broken or self.lookout.heard or engine.backend.late_error()
+            error = error or self.lookout.lost(pending, now)
             if error is None and now >= pending.deadline:
                 error = CommTimeoutError(
                     f"not finished on the device within {pending.timeout:g} s",
@@ -348,10 +349,10 @@ class StreamQueue:
                     error = self.lookout.explained(error, pending)
                 self._end(error)
 
-    def _of_symmetric_memory(self, waiting: bool) -> CommError | None:
+    def _of_symmetric_memory(self) -> CommError | None:
         """What ended a wait of its kernels, after which their operation is over like any other."""
         memory = self._engine.symmetric
-        return None if memory is None or self._engine.broken is not None else memory.late_error(waiting)
+        return None if memory is None or self._engine.broken is not None else memory.late_error()
 
     def _is_over(self, running: _Running) -> bool:
         if self.streams.is_over(running.work._after):

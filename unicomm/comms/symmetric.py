@@ -245,8 +245,8 @@ class SymmetricMemory:
         """Seconds by which the watchdog lets operations be late, which end their waits themselves."""
         return 0.0
 
-    def late_error(self, waiting: bool) -> CommError | None:
-        """What ends the communicator; the watchdog asks. `waiting`: an operation is not over."""
+    def late_error(self) -> CommError | None:
+        """What ends the communicator; the watchdog asks."""
         return None
 
     # --- life -------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.folder import SUFFIX
+from unicomm.flight_recorder.folder import SUFFIX, is_alive
 from unicomm.flight_recorder.ring import P2P, RECEIVE, Comm, Ring, RingError, read_ring
 
 from .errors import CommTimeoutError
@@ -81,14 +81,19 @@ def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
             yield path, ring, of_comm
 
 
-def dead_ranks(uid: str) -> list[int]:
-    """Ranks of the communicator on this host whose process is gone."""
-    return sorted(
-        comm.rank
-        for _, ring, of_comm in _rings(uid)
+def neighbours(uid: str) -> dict[int, Path]:
+    """Ranks of the communicator that are processes of this host, or were, with their rings."""
+    return {
+        comm.rank: path
+        for path, ring, of_comm in _rings(uid)
         for comm in of_comm
-        if ring.process_state in ("ended", "killed")
-    )
+        if ring.process_state != "elsewhere"
+    }
+
+
+def dead_ranks(rings: Mapping[int, Path]) -> list[int]:
+    """Those of `neighbours` whose process is gone."""
+    return sorted(rank for rank, path in rings.items() if is_alive(path) is False)
 
 
 def progress(uid: str, rank: int, seq: int, messages: Sequence[tuple[bool, int, int]]) -> dict[int, int]:

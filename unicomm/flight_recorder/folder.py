@@ -92,6 +92,14 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def pid_namespace() -> str:
+    """In which numbers of processes mean the same; "" where that is not known."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def is_alive(path: Path) -> bool | None:
     """Whether the process behind a ring runs on this host; None for a file that is no ring."""
     try:

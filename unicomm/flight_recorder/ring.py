@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .folder import SUFFIX, process_start_ticks
+from .folder import SUFFIX, pid_namespace, process_start_ticks
 from .ranks import parse_ranks
 
 MAGIC = b"UCRING01"
@@ -349,7 +349,8 @@ class Ring:
 
     @cached_property
     def process_state(self) -> str:
-        """running, stopped, killed, ended, or elsewhere (on another host, or before this host's last start).
+        """running, stopped, killed, ended, or elsewhere: on another host, before this host's last start, or
+        where numbers of processes mean others.
 
         Of a copy: as it was when the copy was made.
         """
@@ -360,6 +361,8 @@ class Ring:
         except OSError:
             boot = ""
         if self.meta.get("boot_id") != boot:
+            return "elsewhere"
+        if self.meta.get("pid_namespace", here := pid_namespace()) != here:
             return "elsewhere"
         if process_start_ticks(self.pid) != int(self.header["proc_start_ticks"]):
             return "ended" if self.closed else "killed"

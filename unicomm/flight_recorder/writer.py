@@ -18,7 +18,7 @@ from typing import Any
 
 from unicomm import _core
 
-from .folder import FolderError, clean, ring_name, rings_folder
+from .folder import FolderError, clean, pid_namespace, ring_name, rings_folder
 
 _DEFAULT_RECORDS = 4096
 _KEEP = ("failure", "always", "never")
@@ -66,6 +66,7 @@ def _meta(names: Mapping[str, Any]) -> str:
         **names,
         "host": socket.gethostname(),
         "boot_id": boot,
+        "pid_namespace": pid_namespace(),
         "argv": sys.argv[:16],
         "python": sys.version.split()[0],
         "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

@@ -133,13 +133,16 @@ class NcclBackend(Operations):
         self._windows = Windows(self, self._registrations, signals_of(setup.hints, library))
 
     @classmethod
+    def which_device(cls, device: torch.device) -> torch.device:
+        if str(device) != device.type or device.type == "cpu":
+            return device
+        # "The current one" is another one in other threads, which the library's calls are made in.
+        return torch.device(device.type, torch.get_device_module(device).current_device())
+
+    @classmethod
     def connect(cls, setup: Setup) -> NcclBackend:
         library = cls.library()
         settings = settings_of(setup.hints, setup.name, library)
-        if str(setup.device) == setup.device.type != "cpu":
-            # "The current one" is another one in other threads, which the library's calls are made in.
-            current = torch.get_device_module(setup.device).current_device()
-            setup = replace(setup, device=torch.device(setup.device.type, current))
         maker = cls._maker(library, setup.device, settings, setup.timeout)
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:

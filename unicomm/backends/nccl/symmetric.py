@@ -26,7 +26,7 @@ def _ipc(backend: NcclBackend, one_host: bool) -> Any:
     if not one_host:
         raise UnsupportedError(
             "the ranks are on several hosts, whose devices cannot open each other's memory",
-            hint="use a communicator of the backend 'nvshmem', or of ranks of one host: comm.split",
+            hint="use the hint symmetric=windows, the backend 'nvshmem', or ranks of one host: comm.split",
         )
     return ipc_table(backend.vendor.runtime, backend.runtime_path())
 
@@ -40,5 +40,7 @@ TABLES: dict[str, Callable[[NcclBackend, bool], Any]] = {
 
 
 def table_of(backend: NcclBackend, kind: str, one_host: bool) -> Any:
-    """That of the hint's value; `auto` is "cuda_ipc"."""
-    return TABLES["cuda_ipc" if kind == AUTO else kind](backend, one_host)
+    """That of the hint's value; `auto` is "cuda_ipc" for ranks of one host, else "windows"."""
+    if kind == AUTO:
+        kind = "cuda_ipc" if one_host else "windows"
+    return TABLES[kind](backend, one_host)
