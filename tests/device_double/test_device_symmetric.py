@@ -174,7 +174,7 @@ def test_ranks_on_several_hosts(backend, monkeypatch):
             symm.init(comm)
         assert "nvshmem" in error.value.hint
 
-    run(backend, program, 2)
+    run(backend, program, 2, hints={"symmetric": "cuda_ipc"})
 
 
 def test_a_rank_without_a_compiler(backend, monkeypatch):
