@@ -108,7 +108,11 @@ int failed(const End& end, const char* what, int result, Error* error) {
     const char* words = library.GetLastError != nullptr ? library.GetLastError(end.comm) : nullptr;
     std::string detail = std::string("nccl") + what + ": " + library.GetErrorString(result);
     if (words != nullptr && *words != 0) detail += std::string(": ") + words;
-    return report(result == kRemote ? FaultCode::kPeerLost : FaultCode::kInternal, detail, error);
+    // A call on a communicator that has lost a rank says only that it is in error.
+    int late = nccl::kSuccess;
+    if (!end.over()) library.CommGetAsyncError(end.comm, &late);
+    bool lost = result == kRemote || late == kRemote;
+    return report(lost ? FaultCode::kPeerLost : FaultCode::kInternal, detail, error);
 }
 
 // With blocking=0 a call may go on for a while after it has returned.

@@ -71,7 +71,7 @@ HINTS = (
         _one_of(AUTO, *TABLES),
         AUTO,
         "What symmetric memory is made of: cuda_ipc, device memory that the processes of one host open; "
-        "windows, the library's own (NCCL since 2.29.2); nvshmem, the heap of NVSHMEM. Default: auto, cuda_ipc "
+        "windows, the library's own (NCCL since 2.29.2); nvshmem, NVSHMEM's heap. Default: auto, cuda_ipc "
         "where all ranks are on one host, else windows.",
     ),
     Hint(
