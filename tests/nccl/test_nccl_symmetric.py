@@ -292,4 +292,4 @@ def test_processes_share_it_and_miss_who_dies(tmp_path, nccl_double):
     ranks = run(tmp_path, "kill", job="symmetric_job.py")
     assert ranks[1][0] == -9
     for code, out, complaints in (ranks[0], ranks[2]):
-        assert (code, out) == (0, f"fault {PEER_LOST}\ndone\n"), complaints
+        assert (code, out) == (0, f"fault {PEER_LOST}\ndone\n"), (ranks, complaints)

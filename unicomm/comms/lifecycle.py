@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unicomm")
 _EXIT_GRACE = 5.0  # seconds that pending operations of unfinalized communicators get when the process ends
-_LAST_WORDS = 2.0  # and then what this rank is about to tell the others
+_LAST_WORDS = 5.0  # and then what this rank is about to tell the others
 
 
 @dataclass
