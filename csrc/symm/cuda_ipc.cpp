@@ -181,6 +181,7 @@ char* there(Ipc& ipc, const void* address, uint64_t bytes, int pe, Error* error,
 uint64_t* size_in(UniqueId* id) { return reinterpret_cast<uint64_t*>(id->bytes + sizeof id->bytes) - 1; }
 
 int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
+    keep_or_free({});
     uint64_t part = ((heap_bytes ? heap_bytes : kDefaultHeap) + kPage - 1) / kPage * kPage + kPage;
     int code = host().unique_id(world, part, out, error);
     if (code == 0 && *size_in(out) != 0) return failed("the host's id has no room for another number", error);
@@ -221,10 +222,10 @@ int open_all(Ipc& ipc, int world, Error* error) {
 
 int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t deadline, Domain* out,
          Error* error) {
+    keep_or_free({});
     UniqueId id = *uid;
     uint64_t part = *size_in(&id);
     *size_in(&id) = 0;
-    keep_or_free({});
     Domain domain = nullptr;
     if (int code = host().init(&id, rank, world, name, deadline, &domain, error)) return code;
     auto ipc = std::make_unique<Ipc>();
