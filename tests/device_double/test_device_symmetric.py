@@ -119,6 +119,21 @@ def test_graphs(backend):
     run(backend, program, 2)
 
 
+def test_gradients_through_an_exchange(backend):
+    def program(comm):
+        symm.init(comm)
+        me = comm.get_rank()
+        exchange = symm.ExpertExchange(comm, experts=2, rows=6, width=3)
+        x = torch.ones(6, 3, requires_grad=True)
+        rows, route = exchange.dispatch(x, [[1, 2, 0, 3], [2, 0, 2, 2]][me])
+        done = [rows[block] * (2 * me + expert) for expert, block in enumerate(route.blocks)]
+        exchange.combine(torch.cat(done), route).sum().backward()
+        exchange.free()
+        return x.grad[:, 0].tolist()
+
+    assert run(backend, program, 2) == [[0, 1, 1, 3, 3, 3], [0, 0, 2, 2, 3, 3]]
+
+
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_rank_that_does_not_come(backend, own_stream):
     def program(comm):

@@ -7,6 +7,7 @@ and hear of it if not.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import zlib
 from collections.abc import Sequence
@@ -356,7 +357,8 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     made: list[SymmetricMemory] = []
 
     def job(limit: float) -> None:
-        fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
+        with _on(engine.member.device):
+            fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
         made.append(_memory(engine, table, domain, launcher))
@@ -391,6 +393,14 @@ def _look_around(engine: Engine, timeout: Timeout) -> tuple[bool, Any]:
             hint="install there what it says",
         )
     return len({host for host, _ in rows}) == 1, launcher
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within, what a library allocates in this thread is on that device."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    module = torch.get_device_module(device)
+    return module.device(module.current_device() if device.index is None else device.index)  # type: ignore[no-any-return]
 
 
 def _memory(engine: Engine, table: Any, domain: Any, launcher: Any) -> SymmetricMemory:

@@ -16,7 +16,7 @@ from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, NotReadyError
 
 from .experts import all_to_all_vdev_2d, all_to_all_vdev_2d_offset
-from .memory import empty, free
+from .memory import empty, free, synchronize
 
 Timeout = timedelta | float | None
 
@@ -135,6 +135,7 @@ class ExpertExchange:
             self.major_align,
             timeout=self._timeout,
         )
+        synchronize(self._comm, self._timeout)  # a device's refusal, before its numbers are used
         there = self._there.clone()
         blocks = self._blocks(there)
         out = rows.new_zeros(blocks[-1].stop, self.width)
