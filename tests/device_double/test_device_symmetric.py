@@ -136,11 +136,14 @@ def test_gradients_through_an_exchange(backend):
 
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_rank_that_does_not_come(backend, own_stream):
+    over = threading.Event()  # whose communicator ends is no longer absent but gone
+
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
         streams = comm._engine.queue.streams
         if comm.get_rank() == 1:
+            over.wait(60)
             return
         with streams.use(streams.new() if own_stream else streams.current()):
             with pytest.raises(unicomm.CommTimeoutError, match="rank 1") as error:
@@ -148,21 +151,26 @@ def test_a_rank_that_does_not_come(backend, own_stream):
             assert tuple(error.value.culprits) == (1,)
             with pytest.raises(unicomm.CommTimeoutError, match="broken earlier"):
                 symm.broadcast(x, 0, comm)
+        over.set()
 
     run(backend, program, 2)
 
 
 def test_abort_ends_waits(backend):
+    over = threading.Event()  # whose communicator ends is no longer absent but gone
+
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
         streams = comm._engine.queue.streams
         if comm.get_rank() == 1:
+            over.wait(60)
             return
         with streams.use(streams.new()):
             symm.one_shot_all_reduce(x, comm)
             comm.abort()
             streams.synchronize()  # it would wait for minutes
+        over.set()
 
     run(backend, program, 2, timeout=300)
 
