@@ -36,6 +36,14 @@ def test_what_the_table_does(start, n, version, tmp_path):
 
 
 @pytest.mark.processes
+def test_for_a_communicator_of_nccl(start, nccl_double):
+    nccl_double()
+    job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_DOUBLE_HOST_STREAM": "1"})
+    assert [said["library"] for said in job.next("over", 60.0)] == ["NVSHMEM"] * 2
+    assert job.end() == [0, 0]
+
+
+@pytest.mark.processes
 def test_several_pes_on_one_gpu(start):
     job = start("nvshmem_table.py", 2, library(), "limited", settings={"NVSHMEM_DOUBLE_LIMITED": "1"})
     job.next("over")
