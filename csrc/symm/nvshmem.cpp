@@ -9,22 +9,16 @@
 // and a barrier, so that a mismatch is an error on all of them and changes nothing.
 #include "symm/nvshmem.hpp"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstring>
-#include <ctime>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "core/error.hpp"
-#include "symm/caller.hpp"
-#include "symm/nvshmem_abi.hpp"
+#include "symm/nvshmem_world.hpp"
 
 namespace unicomm::symm {
 namespace {
@@ -32,109 +26,6 @@ namespace {
 using namespace nvshmem;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr uint64_t kLeaving = 2'000'000'000;  // ns that who leaves last waits for the others to leave
-constexpr size_t kWords = 4;                  // what a PE says before a collective, see Said
-
-struct Functions {
-#define UNICOMM_NVSHMEM_MEMBER(name, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
-    UNICOMM_NVSHMEM_FUNCTIONS(UNICOMM_NVSHMEM_MEMBER)
-#undef UNICOMM_NVSHMEM_MEMBER
-};
-
-struct World;
-
-struct Library {
-    Functions f;
-    int version = 0;
-    std::string file;
-    Caller& caller = *new Caller;
-    std::mutex mutex;  // of `world`
-    std::weak_ptr<World> world;
-    std::atomic<const std::string*> lost{nullptr};  // why the library is of no more use
-
-    Library(const std::string& path, bool loaded_only);
-};
-Library* library = nullptr;  // set once, by nvshmem_table
-const Functions& f() { return library->f; }
-
-Library::Library(const std::string& path, bool loaded_only) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | (loaded_only ? RTLD_NOLOAD : 0));
-    if (handle == nullptr) {
-        const char* why = dlerror();
-        throw SystemFailure(why != nullptr ? why : path + " is not loaded");
-    }
-    std::string absent;
-#define UNICOMM_NVSHMEM_FIND(name, ...)                                                        \
-    this->f.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, #name)); \
-    if (this->f.name == nullptr) absent += std::string(absent.empty() ? "" : ", ") + #name;
-    UNICOMM_NVSHMEM_FUNCTIONS(UNICOMM_NVSHMEM_FIND)
-#undef UNICOMM_NVSHMEM_FIND
-    if (!absent.empty()) throw SystemFailure(path + " is no NVSHMEM, or another one: it lacks " + absent);
-    int major = 0, minor = 0, patch = 0;
-    this->f.nvshmemx_vendor_get_version_info(&major, &minor, &patch);
-    version = major * 10000 + minor * 100 + patch;
-    if (version < kOldest || version > kNewest) {
-        throw SystemFailure(path + " is NVSHMEM " + std::to_string(major) + "." + std::to_string(minor) +
-                            "." + std::to_string(patch) +
-                            ", whose interface is not known here: 3.4 to 3.x are");
-    }
-    Dl_info info;
-    file =
-        dladdr(reinterpret_cast<void*>(this->f.nvshmemx_init_status), &info) != 0 && info.dli_fname != nullptr
-            ? info.dli_fname
-            : path;
-}
-
-int failed(FaultCode code, const std::string& detail, Error* error) {
-    error->n_culprits = 0;
-    size_t n = std::min(detail.size(), sizeof error->detail - 1);
-    std::memcpy(error->detail, detail.data(), n);
-    error->detail[n] = 0;
-    return int(code);
-}
-int failed(const std::string& detail, Error* error) { return failed(FaultCode::kInternal, detail, error); }
-
-uint64_t now_ns() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return uint64_t(t.tv_sec) * 1'000'000'000 + uint64_t(t.tv_nsec);
-}
-
-// The library, initialised. All PEs release it in the end, which finalises it.
-struct World {
-    Id id{};
-    std::string name;  // of the communicator that has initialised it
-    int rank = 0, size = 0, pid = 0;
-    bool limited = false;      // several PEs on one GPU without MPS: see `refuse_limited`
-    uint64_t* said = nullptr;  // symmetric: what this PE says, for two collectives in turn
-    uint64_t collectives = 0;
-
-    // Collective. Elsewhere in the process it may still be going on when the next one is made, which then
-    // waits for it. A forked child has no device, and after a failure nobody comes.
-    ~World() {
-        if (pid != int(getpid()) || library->lost != nullptr || said == nullptr) return;
-        library->caller.run(now_ns() + kLeaving, [] { f().nvshmemx_hostlib_finalize(); });
-    }
-};
-
-// A PE's end of the world, or of a team.
-struct Pe {
-    std::shared_ptr<World> world;
-    int32_t team = kTeamWorld;
-    int rank = 0;
-    std::vector<int> pes;  // of the world
-    bool left = false;
-};
-Pe& pe_of(Domain domain) { return *static_cast<Pe*>(domain); }
-
-// Runs what blocks until the other PEs come. `call` owns what it uses.
-int blocking(const char* what, uint64_t deadline, std::function<void()> call, Error* error) {
-    if (auto lost = library->lost.load()) return failed(*lost, error);
-    if (library->caller.run(deadline, std::move(call))) return 0;
-    library->lost = new std::string(std::string("NVSHMEM's ") + what +
-                                    " did not return in time, and cannot be ended: restart the processes");
-    return failed(FaultCode::kTimeout, "", error);
-}
 
 // --- life --------------------------------------------------------------------------------------------------
 
@@ -266,7 +157,7 @@ int leave(Domain domain, Error*) {
 int release(Domain domain, Error*) {
     std::unique_ptr<Pe> pe(&pe_of(domain));
     if (pe->team != kTeamWorld && pe->world->pid == int(getpid()) && library->lost == nullptr) {
-        library->caller.run(now_ns(), [team = pe->team] { f().nvshmem_team_destroy(team); });
+        library->caller.run(0, [team = pe->team] { f().nvshmem_team_destroy(team); });
     }
     return 0;
 }
@@ -281,43 +172,6 @@ int refuse_limited(const Pe& pe, const char* what, Error* error) {
 }
 
 // --- collectives on the host -------------------------------------------------------------------------------
-
-enum What : uint64_t { kAllocate = 1, kFree, kSplit };
-using Said = std::array<uint64_t, kWords>;  // What, and its arguments
-
-// All PEs' words. By turns of two: who says the next but one has seen that all read these.
-std::vector<Said> tell(World& world, const Said& mine) {
-    uint64_t* here = world.said + kWords * (world.collectives++ % 2);
-    for (size_t i = 0; i < kWords; ++i) f().nvshmem_uint64_p(here + i, mine[i], world.rank);
-    f().nvshmem_barrier_all();
-    std::vector<Said> all(static_cast<size_t>(world.size));
-    for (int pe = 0; pe < world.size; ++pe) {
-        for (size_t i = 0; i < kWords; ++i) all[size_t(pe)][i] = f().nvshmem_uint64_g(here + i, pe);
-    }
-    return all;
-}
-
-std::string words_of(const Said& said) {
-    if (said[0] == kAllocate) return "allocate " + std::to_string(said[1]) + " bytes";
-    if (said[0] == kFree) return "free at " + std::to_string(said[1]);
-    return said[0] == kSplit ? "team_split" : "?";
-}
-
-// The mismatch of what all say, if any; the same on all PEs.
-int compare(const std::vector<Said>& all, Error* error) {
-    bool same = true;
-    for (const Said& said : all) same = same && said[0] == all[0][0];
-    if (same && all[0][0] != kSplit) same = std::count(all.begin(), all.end(), all[0]) == long(all.size());
-    if (same) return 0;
-    std::string text;
-    for (size_t pe = 0; pe < all.size(); ++pe) {
-        text += (pe ? "; rank " : "rank ") + std::to_string(pe) + ": " + words_of(all[pe]);
-    }
-    int code = failed(FaultCode::kMismatch, text, error);
-    error->n_culprits = int32_t(std::min(all.size(), std::size(error->culprits)));
-    for (int32_t i = 0; i < error->n_culprits; ++i) error->culprits[i] = i;  // nobody says who is right
-    return code;
-}
 
 struct Collective {
     std::shared_ptr<World> world;

@@ -55,7 +55,7 @@ def test_only_devices():
 
 
 def test_hints_are_read():
-    for hint, value in (("communicators", "0"), ("staging_bytes", "much")):
+    for hint, value in (("communicators", "0"), ("staging_bytes", "much"), ("staging_bytes", "383")):
         with pytest.raises(unicomm.InvalidArgumentError, match=hint):
             unicomm.new_comm(host_shmem.NAME, "cpu", rank=0, size=1, hints={hint: value})
 

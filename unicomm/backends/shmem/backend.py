@@ -30,7 +30,7 @@ from unicomm.backends.watched import CHECK_HINT, WatchedBackend, checks
 from unicomm.comms.backend import Capabilities, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.completion import parts_of
-from unicomm.comms.errors import BackendError, CommError, UnsupportedError
+from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_size
 from unicomm.comms.streams import Streams, TorchStreams
 from unicomm.comms.symmetric import Capability, Compare
@@ -38,7 +38,7 @@ from unicomm.comms.verdict import GRACE
 
 from . import heap as heaps
 from .heap import Heap, Region
-from .pipe import Pipe
+from .pipe import Pipe, least_room
 from .vendors import NVSHMEM, ROCSHMEM, Vendor, table_of
 
 _NEEDED = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL
@@ -168,6 +168,11 @@ class ShmemBackend(WatchedBackend):
             names = ", ".join(c.name or "" for c in Capability if c in lacking).lower()
             raise UnsupportedError(
                 f"{table.name} lacks what the backend '{cls.name}' needs: {names}", hint="install a newer one"
+            )
+        if (least := least_room(setup.size)) > setup.hints["staging_bytes"]:
+            raise InvalidArgumentError(
+                f"staging_bytes={setup.hints['staging_bytes']} is too little for {setup.size} ranks",
+                hint=f"leave the hint out, or give at least {least}",
             )
         if str(setup.device) == setup.device.type != "cpu":  # it is another one in other threads
             current = torch.get_device_module(setup.device).current_device()

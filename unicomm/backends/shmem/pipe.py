@@ -27,6 +27,11 @@ _LONG = 1e9  # seconds: whoever watches ends what takes too long
 Piece = tuple[int, int]  # address, bytes
 
 
+def least_room(size: int) -> int:
+    """Bytes that a region of so many ranks has to have."""
+    return (SLOTS * size + 1) * _LINE
+
+
 class Pipe:
     """`pes`: the communicator's members, as the heap numbers them. `check` raises the error of a fault."""
 
