@@ -4,7 +4,8 @@
     torch.compile(f, fullgraph=True)                          # `group` is an input of the graph
 
 `group` is a `Communicator`, or a `ProcessGroup` over communicators. Each operator has two overloads, one for
-either. They are synchronous: what they return may be used at once (on a device in stream order).
+either; torch 2.11 takes no process groups there, and the functions here pass on their communicator.
+They are synchronous: what they return may be used at once (on a device in stream order).
 
 Every operator has a kernel, a shape function for tracing, and, where the result depends on the input
 smoothly, a gradient. A gradient is what the chain rule gives when the losses of all ranks are added: that of
@@ -16,6 +17,7 @@ share cannot say: gather and scatter. A barrier has no result to depend on.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,9 +160,17 @@ def _define(name: str, row: FunctionalOp, overload: str, group_type: str) -> Non
 
 def _function(name: str, row: FunctionalOp) -> Callable[..., Any]:
     packet = getattr(torch.ops.unicomm, name)
+    many = row.tensor.startswith("Tensor[]")
 
     def call(*arguments: Any, **named: Any) -> Any:
         return packet(*arguments, **named)
+
+    def call_with_communicator(*arguments: Any, **named: Any) -> Any:
+        bound = inspect.signature(call).bind(*arguments, **named)
+        first, group = next(iter(bound.arguments.values())), bound.arguments.get("group")
+        if isinstance(group, dist.ProcessGroup):
+            bound.arguments["group"] = communicator(group, (first[0] if many else first).device)
+        return packet(*bound.args, **bound.kwargs)
 
     call.__name__ = call.__qualname__ = name
     schema = packet.default._schema
@@ -169,15 +179,17 @@ def _function(name: str, row: FunctionalOp) -> Callable[..., Any]:
         inspect.Parameter(a.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in schema.arguments
     ]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return call
+    return call if _TAKES_GROUPS else functools.wraps(call)(call_with_communicator)
 
 
 # torch itself registers ProcessGroup no earlier than it needs it.
-device_mesh._register_distributed_opaque_types()  # type: ignore[no-untyped-call]
-_TYPES = {
-    "": f"{dist.ProcessGroup.__module__}.{dist.ProcessGroup.__qualname__}",
-    ".comm": opaque.register(Communicator, CONSTANT),
-}
+_register = getattr(device_mesh, "_register_distributed_opaque_types", None)
+_TAKES_GROUPS = _register is not None
+_comm = opaque.register(Communicator, CONSTANT)
+_TYPES = {"": _comm, ".comm": _comm}
+if _register is not None:
+    _register()
+    _TYPES[""] = f"{dist.ProcessGroup.__module__}.{dist.ProcessGroup.__qualname__}"
 opaque.not_traced(row.kernel for row in OPS.values())
 for _name, _row in OPS.items():
     for _overload, _type in _TYPES.items():

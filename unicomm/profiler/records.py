@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX = "unicomm::"
 _FLOWS = {"fwdbwd": 1, "ac2g": 2}  # the numbers that kineto gives them
+_NEWER = ("activity_type", "external_id", "flow_id", "flow_type", "flow_start")  # than torch 2.11
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
     `prof` is a stopped `torch.profiler.profile`, in `on_trace_ready` or after its block. Records of the same
     fields come from the trace it writes by `read_events(path)`. Raises `TraceError` when `prof` has recorded
     nothing, or so long ago that its table is gone (those of the last four recordings are kept).
+
+    torch 2.11 does not tell of flows, correlation numbers and Python functions: `read_events` has these.
     """
     results = getattr(getattr(prof, "profiler", None), "kineto_results", None)
     if results is None:
@@ -186,17 +189,10 @@ def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
     for e in results:
         name, thread = e.name(), e.device_resource_id()
         if name.startswith(PREFIX) and not name.endswith(" (run)"):
-            found = {
-                "duration_ns": e.duration_ns(),
-                "activity_type": e.activity_type(),
-                "external_id": e.external_id(),
-                "flow_id": e.flow_id(),
-                "flow_type": e.flow_type(),
-                "flow_start": bool(e.flow_start()),
-                "arguments": dict(e.kwinputs()),
-            }
+            found = {"duration_ns": e.duration_ns(), "arguments": dict(e.kwinputs())}
+            found |= {field: getattr(e, field)() for field in _NEWER if hasattr(e, field)}
             seen.append(_Seen(thread, name, e.start_ns(), found))
-        elif e.is_python_function():
+        elif hasattr(e, "is_python_function") and e.is_python_function():
             frames.setdefault(thread, []).append((e.start_ns(), e.end_ns(), name))
     _add_stacks(seen, frames)
     yield from seen
