@@ -73,7 +73,7 @@ def runtime() -> Path:
 @cache
 def kernels() -> Path:
     """The kernels, compiled for the host."""
-    sources = [HERE / "kernels.cpp", HERE / "device.hpp", FOLDER / "kernels.cu", FOLDER / "device.h"]
+    sources = [HERE / "kernels.cpp", HERE / "device.hpp", FOLDER / "kernels.cu", *sorted(FOLDER.glob("*.h"))]
     return compiled("kernels", sources, f"-I{FOLDER}", f"-I{HERE}", "-fvisibility=hidden")
 
 

@@ -15,8 +15,8 @@ import pytest
 from unicomm.comms.device_kernels import FIELDS, FOLDER, OPTIONS, source
 
 SOURCE = FOLDER / "kernels.cu"
-NAMES = set(re.findall(r"__global__ void (symm_\w+)\(", SOURCE.read_text())) - {"symm_reduce_"}
-TYPES = set(re.findall(r"^SYMM_REDUCE\((\w+),", SOURCE.read_text(), re.MULTILINE))
+NAMES = set(re.findall(r"__global__ void (symm_\w+)\(", source())) - {"symm_reduce_"}
+TYPES = set(re.findall(r"^SYMM_REDUCE\((\w+),", source(), re.MULTILINE))
 
 
 def nvrtc():

@@ -118,7 +118,7 @@ def test_command(folder, tmp_path):
     done = command(folder)
     assert done.returncode == 1
     assert "Rank 1 called barrier at /job/train.py:9" in " ".join(done.stdout.replace("│", "").split())
-    assert "broken-rank9" in done.stdout
+    assert "broken-rank9" in done.stdout.replace("\n", "")  # its path may be as long as a line
     data = json.loads(command(folder, "--json").stdout)
     assert (data["verdict"], data["culprits"], data["victims"]) == ("wrong-operation", [1], [0, 2, 3])
     assert (data["group"], data["seq_num"], data["operation"]) == ("world", 5, "all_reduce")

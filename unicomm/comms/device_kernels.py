@@ -23,8 +23,10 @@ OPTIONS = ("-std=c++17",)
 
 def source() -> str:
     """All of it in one text, as run-time compilers take it."""
-    header = (FOLDER / "device.h").read_text()
-    return (FOLDER / "kernels.cu").read_text().replace('#include "device.h"', header)
+    text = (FOLDER / "kernels.cu").read_text()
+    for header in FOLDER.glob("*.h"):
+        text = text.replace(f'#include "{header.name}"', header.read_text().replace("#pragma once\n", ""))
+    return text
 
 
 def _fields() -> tuple[str, ...]:
