@@ -103,6 +103,11 @@ class Gpu(Kit):
             raise errors[min(errors)]
         return [results[rank] for rank in range(n)]
 
+    def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
+        """The same with what symmetric memory needs besides."""
+        pytest.importorskip("cupy", reason="symmetric memory on devices needs cupy: unicomm[device]")
+        return self.ranks(n, program)
+
 
 class Double(Kit):
     """tests/nccl_double, as the newest NCCL that it plays."""
@@ -147,6 +152,13 @@ class Double(Kit):
 
     def ranks(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         return run_ranks(program, n, backend=self.backend)
+
+    def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
+        if n > 1:
+            pytest.skip("tests/device_double has it")
+        import device_double
+
+        return run_ranks(program, n, backend=device_double.make("symm-gpu-kit").name)
 
 
 KITS = {"gpu": Gpu, "double": Double}

@@ -1,6 +1,8 @@
 """What several ranks do; as a program, one of two ranks that share the first GPU."""
 
+import importlib.util
 import sys
+from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import FileStore
@@ -49,6 +51,11 @@ def main(store: str, rank: int) -> None:
         hints={"max_ctas": "2"},
     ) as comm:
         program(comm)
+        if importlib.util.find_spec("cupy"):
+            sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
+            import device_bodies
+
+            device_bodies.all_of_it(comm)  # by memory of processes that share the GPU
 
 
 if __name__ == "__main__":
