@@ -359,7 +359,14 @@ def test_all_or_none_in_any_order_of_events() -> None:
 
     assert together([partial(live, rank) for rank in range(size)]) == [None] * size
     assert successes[0] == successes[1] == successes[2]
+    # Who was not there when the others disagreed for the last time hears of it now, and they wait in vain.
+    first = meet_all(store, size, timeout=10.0)
+    if not all(isinstance(m, Rendezvous) for m in first):
+        assert any(isinstance(m, MismatchError) for m in first), first
+        assert all(isinstance(m, (MismatchError, CommTimeoutError)) for m in first), first
+    close_all([m for m in first if isinstance(m, Rendezvous)])
     members = meet_all(store, size)
+    assert all(isinstance(m, Rendezvous) for m in members), members
     assert len({m.uid for m in members}) == 1
     close_all(members)
     assert store.num_keys() == 1
