@@ -89,9 +89,10 @@ class DeviceDomain:
             distances.append(address - control if address else 0)
         self._distances = torch.tensor(distances, dtype=torch.int64).to(self._device)
         # The status record, the word that ends waits, and the result of an atomic operation.
-        self._words = words = self._launcher.host_words(_EACH + 4 * world + 2)
+        words = self._launcher.host_words(_EACH + 4 * world + 2)
         self._record = words[:-2].numpy()
         self._last_words = words[-2:].numpy()
+        self._words = words  # last: the watchdog looks whether they are there
         self._base = np.zeros(len(FIELDS), np.int64)
         self._result = words.data_ptr() + 8 * (len(words) - 1)
         self._set(
