@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "unicomm::"
 _FLOWS = {"fwdbwd": 1, "ac2g": 2}  # the numbers that kineto gives them
-_NEWER = ("activity_type", "external_id", "flow_id", "flow_type", "flow_start")  # than torch 2.11
+# Fields that torch 2.11 does not tell.
+_NEWER = {"activity_type": str, "external_id": int, "flow_id": int, "flow_type": int, "flow_start": bool}
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
         name, thread = e.name(), e.device_resource_id()
         if name.startswith(PREFIX) and not name.endswith(" (run)"):
             found = {"duration_ns": e.duration_ns(), "arguments": dict(e.kwinputs())}
-            found |= {field: getattr(e, field)() for field in _NEWER if hasattr(e, field)}
+            found |= {name: kind(getattr(e, name)()) for name, kind in _NEWER.items() if hasattr(e, name)}
             seen.append(_Seen(thread, name, e.start_ns(), found))
         elif hasattr(e, "is_python_function") and e.is_python_function():
             frames.setdefault(thread, []).append((e.start_ns(), e.end_ns(), name))
