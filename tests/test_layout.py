@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,12 @@ def test_the_rules_would_notice():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_stay_small(path):
     assert len(path.read_text().splitlines()) <= 600
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by it, so that the second one could not be collected beside the first."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_importing_loads_no_backend_and_no_torch():

@@ -53,11 +53,11 @@ struct Cudart {
     UNICOMM_CUDART_FUNCTIONS(UNICOMM_CUDART_MEMBER)
 #undef UNICOMM_CUDART_MEMBER
 
-    std::string prefix;
+    std::string path, prefix;
     int (*Malloc)(void**, size_t) = nullptr;                        // CUDA's
     int (*ExtMallocWithFlags)(void**, size_t, unsigned) = nullptr;  // HIP's
 
-    Cudart(const std::string& path, const std::string& prefix) : prefix(prefix) {
+    Cudart(const std::string& path, const std::string& prefix) : path(path), prefix(prefix) {
         void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (handle == nullptr) throw SystemFailure(dlerror());
         auto find = [&](const std::string& name) {
@@ -329,7 +329,12 @@ int team_split(Domain domain, int start, int stride, int size, uint64_t deadline
 }  // namespace
 
 const Vtbl& cuda_ipc_table(const std::string& path, const std::string& prefix) {
-    if (cudart == nullptr) cudart = new Cudart(path, prefix);
+    // Opened also where there is one: who asks for a library that is none, or another one, must hear so.
+    auto asked = std::make_unique<Cudart>(path, prefix);
+    if (cudart == nullptr) cudart = asked.release();
+    if (asked != nullptr && asked->Free != cudart->Free)
+        throw SystemFailure(path + " would be this process's second runtime for device memory, after " +
+                            cudart->path);
     static const Vtbl table = [] {
         Vtbl t{};
         t.name = cudart->prefix == "hip" ? "HIP IPC" : "CUDA IPC";

@@ -1,6 +1,8 @@
 """Symmetric memory of CUDA devices: on a GPU where there is one, and over a double of the CUDA runtime."""
 
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +62,27 @@ def test_what_is_no_runtime():
         _core.symm_cuda_ipc("libno-such-runtime.so")
     with pytest.raises(OSError, match="is no runtime of this device: it has no cudaFree"):
         _core.symm_cuda_ipc("libc.so.6")
+
+
+SECOND = """
+import sys
+from unicomm import _core
+one, other = sys.argv[1:]
+for path in (one, one, other, "libno-such-runtime.so"):
+    try:
+        _core.symm_cuda_ipc(path)
+        print("good")
+    except OSError as error:
+        print(error)
+"""
+
+
+def test_one_runtime_for_a_process(tmp_path):
+    """A table of another library, asked for by name, is never the first one's without a word."""
+    one, other = str(double()), str(tmp_path / "libother.so")
+    shutil.copy(one, other)
+    command = [sys.executable, "-c", SECOND, one, other]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert said[:2] == ["good", "good"]
+    assert said[2] == f"{other} would be this process's second runtime for device memory, after {one}"
+    assert said[3].startswith("libno-such-runtime.so:")
