@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from old_torch import OLD_TORCH
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,6 +21,8 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_example(code, tmp_path, monkeypatch):
+    if OLD_TORCH and "group: dist.ProcessGroup" in code:
+        pytest.skip("this torch has no custom operators that take process groups")
     monkeypatch.chdir(tmp_path)  # some write files
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from old_torch import OLD_TORCH
 
 from unicomm import _core
 from unicomm.comms import device_fold
@@ -26,6 +27,8 @@ def random_tensor(dtype: torch.dtype, count: int, generator: torch.Generator) ->
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda v: str(v).removeprefix("torch."))
 def test_as_the_native_core(dtype: torch.dtype, op: ReduceOp) -> None:
+    if OLD_TORCH and dtype == torch.float8_e4m3fn and op.type == RedOpType.PRODUCT:
+        pytest.skip("this torch casts what is too large to NaN, later ones to the largest number")
     generator = torch.Generator().manual_seed(7)
     for ranks in (1, 2, 3, 8):
         if op.type == RedOpType.AVG and dtype == torch.uint64:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from old_torch import not_with_old_torch
 from rings import RECV, SEND, write_ring
 
 import unicomm
@@ -63,6 +64,7 @@ def test_several_tensors_keep_their_number(tmp_path):
     assert entry["output_dtypes"] == ["Float"] * 3
 
 
+@not_with_old_torch("has an analyzer that takes nccl and xccl only")
 def test_torchs_own_analyzer_reads_our_dumps(tmp_path):
     """Two ranks with collectives and a matched send and receive whose numbers coincide."""
     rings, dumps = tmp_path / "rings", tmp_path / "dumps"

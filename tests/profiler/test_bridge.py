@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from old_torch import OLD_TORCH
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp, new_comm
@@ -55,7 +56,7 @@ def test_the_record_that_other_tools_read(cache, tmp_path, shapes):
     assert args[0]["Process Group Name"] == "world"
     assert (args[0]["Group size"], args[0]["Rank"], args[0]["dtype"]) == (8, 3, "Float")
     assert (args[1]["In msg nelems"], args[1]["Out msg nelems"]) == (3, 24)
-    assert args[1]["Is asynchronized op"]
+    assert OLD_TORCH or args[1]["Is asynchronized op"]
     assert (args[2]["Group size"], args[2]["Global rank start"], args[2]["Global rank stride"]) == (3, 1, 2)
     assert args[4]["dtype"] == "BFloat16"
     # Ours are there too, and the torch record lies within each.
@@ -65,8 +66,9 @@ def test_the_record_that_other_tools_read(cache, tmp_path, shapes):
     for own, record in zip(mine, records, strict=True):
         assert own.start_ns - 1 <= base + record["ts"] * 1000
         assert base + (record["ts"] + record["dur"]) * 1000 <= own.start_ns + own.duration_ns + 1
-    told = [e.event_metadata for e in prof.events() if e.name == "record_param_comms"]
-    assert [m.seq for m in told] == [1, 2, 1, 3, 1]
+    if not OLD_TORCH:  # it has this in files only
+        told = [e.event_metadata for e in prof.events() if e.name == "record_param_comms"]
+        assert [m.seq for m in told] == [1, 2, 1, 3, 1]
     child.finalize()
     comm.finalize()
 

@@ -3,17 +3,20 @@
 import json
 import threading
 import weakref
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 import torch
 import torch.distributed as dist
+from old_torch import OLD_TORCH
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import CommError, ReduceOp, new_comm
 from unicomm.comms import profiling, profiling_session
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.profiler import TraceError, events, merge, read_events
+from unicomm.profiler.records import NOT_IN_OLD_TORCH
 from unicomm.profiler.trace_table import KEY
 from unicomm.testing import run_ranks
 
@@ -32,6 +35,13 @@ def raw(prof, path):
     return [
         e for e in trace["traceEvents"] if e.get("ph") == "X" and e["name"].startswith("unicomm::")
     ], trace
+
+
+def as_live(read):
+    """Events of a file, with what the profiler itself tells of them."""
+    if not OLD_TORCH:
+        return read
+    return [replace(one, **{name: kind() for name, kind in NOT_IN_OLD_TORCH.items()}) for one in read]
 
 
 @pytest.fixture
@@ -67,7 +77,7 @@ def test_the_profiler_and_its_trace_say_the_same(comm, tmp_path, shapes, stack):
     path = tmp_path / "trace.json"
     plain, trace = raw(prof, path)
     mine, theirs = events(prof), read_events(path)
-    assert mine == theirs  # field by field: they are dataclasses
+    assert mine == as_live(theirs)  # field by field: they are dataclasses
     ops = [
         "all_reduce",
         "all_gather_single",
@@ -150,7 +160,7 @@ def test_what_has_not_ended(tmp_path):
     assert not event.finished
     assert event.completed_ns == 0
     assert event.state in ("created", "started")
-    assert read_events(tmp_path / "a.json") == [event]
+    assert as_live(read_events(tmp_path / "a.json")) == [event]
 
 
 def test_an_operation_that_fails_is_there(comm):

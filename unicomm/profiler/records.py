@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 PREFIX = "unicomm::"
 _FLOWS = {"fwdbwd": 1, "ac2g": 2}  # the numbers that kineto gives them
-# Fields that torch 2.11 does not tell.
-_NEWER = {"activity_type": str, "external_id": int, "flow_id": int, "flow_type": int, "flow_start": bool}
+# What torch 2.11 does not tell, and files that it writes do.
+NOT_IN_OLD_TORCH = {
+    "activity_type": str,
+    "external_id": int,
+    "flow_id": int,
+    "flow_type": int,
+    "flow_start": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,9 @@ def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
         name, thread = e.name(), e.device_resource_id()
         if name.startswith(PREFIX) and not name.endswith(" (run)"):
             found = {"duration_ns": e.duration_ns(), "arguments": dict(e.kwinputs())}
-            found |= {name: kind(getattr(e, name)()) for name, kind in _NEWER.items() if hasattr(e, name)}
+            found |= {
+                name: kind(getattr(e, name)()) for name, kind in NOT_IN_OLD_TORCH.items() if hasattr(e, name)
+            }
             seen.append(_Seen(thread, name, e.start_ns(), found))
         elif hasattr(e, "is_python_function") and e.is_python_function():
             frames.setdefault(thread, []).append((e.start_ns(), e.end_ns(), name))

@@ -9,20 +9,31 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace {
 
 using Splits = std::vector<int64_t>;
 
+// torch 2.11 does not record whether an operation is asynchronous.
+template <typename... Args>
+std::shared_ptr<torch::ParamCommsDebugInfo> info_of(bool later, Args&&... args) {
+    using Info = torch::ParamCommsDebugInfo;
+    if constexpr (std::is_constructible_v<Info, Args..., bool>)
+        return std::make_shared<Info>(std::forward<Args>(args)..., later);
+    else
+        return std::make_shared<Info>(std::forward<Args>(args)...);
+}
+
 class Record {
   public:
     Record(int64_t seq, bool p2p, std::string group, std::string desc, int rank, std::string op, int64_t ins,
            int64_t outs, at::ScalarType dtype, Splits in_splits, Splits out_splits, int first, int stride,
            int size, bool later)
-        : info_(std::make_shared<torch::ParamCommsDebugInfo>(std::make_tuple(group, desc), rank,
-                                                             std::string(op), ins, outs, dtype, in_splits,
-                                                             out_splits, first, stride, size, later)),
+        : info_(info_of(later, std::make_tuple(group, desc), rank, std::string(op), ins, outs, dtype,
+                        in_splits, out_splits, first, stride, size)),
           inputs_{std::make_tuple(seq, p2p),
                   std::make_tuple(group, desc),
                   rank,
