@@ -1,4 +1,4 @@
-"""What torch 2.11, the least that is asked for, lacks (list: docs/torch-distributed.md). 2.12 was not tried."""
+"""What torch 2.11, the least that is asked for, lacks; 2.12 was not tried."""
 
 import pytest
 import torch

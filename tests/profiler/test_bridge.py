@@ -43,16 +43,11 @@ def test_the_record_that_other_tools_read(cache, tmp_path, shapes):
     prof.export_chrome_trace(str(tmp_path / "a.json"))
     trace = json.loads((tmp_path / "a.json").read_text())
     records = [e for e in trace["traceEvents"] if e.get("name") == "record_param_comms"]
-    assert [(e["args"]["Collective name"], e["args"]["Seq"]) for e in records] == [
-        *(
-            ("all_reduce", 1),
-            ("all_gather_single", 2),
-            ("barrier", 1),
-            ("all_to_all_v_single", 3),
-            ("send", 1),
-        )
-    ]
     args = [e["args"] for e in records]
+    ops = ["all_reduce", "all_gather_single", "barrier", "all_to_all_v_single", "send"]
+    assert [a["Collective name"] for a in args] == ops
+    if not OLD_TORCH:  # it takes the numbers, but writes them nowhere
+        assert [a["Seq"] for a in args] == [1, 2, 1, 3, 1]
     assert args[0]["Process Group Name"] == "world"
     assert (args[0]["Group size"], args[0]["Rank"], args[0]["dtype"]) == (8, 3, "Float")
     assert (args[1]["In msg nelems"], args[1]["Out msg nelems"]) == (3, 24)

@@ -17,7 +17,7 @@ namespace {
 
 using Splits = std::vector<int64_t>;
 
-// torch 2.11 does not record whether an operation is asynchronous.
+// torch 2.11 does not record whether an operation is asynchronous, and has its number among the inputs only.
 template <typename... Args>
 std::shared_ptr<torch::ParamCommsDebugInfo> info_of(bool later, Args&&... args) {
     using Info = torch::ParamCommsDebugInfo;
@@ -25,6 +25,11 @@ std::shared_ptr<torch::ParamCommsDebugInfo> info_of(bool later, Args&&... args) 
         return std::make_shared<Info>(std::forward<Args>(args)..., later);
     else
         return std::make_shared<Info>(std::forward<Args>(args)...);
+}
+
+template <typename Info>
+void set_sequence(Info& info, int64_t seq, bool p2p) {
+    if constexpr (requires { info.setSequenceInfo(seq, p2p); }) info.setSequenceInfo(seq, p2p);
 }
 
 class Record {
@@ -43,7 +48,7 @@ class Record {
                   first,
                   stride,
                   size} {
-        info_->setSequenceInfo(seq, p2p);
+        set_sequence(*info_, seq, p2p);
     }
 
     // Both by the same thread, as torch keeps what it records by thread.
