@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from unicomm.profiler.figures_text import render
 from unicomm.testing import run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "ddp.py"
-LATE, SECONDS = 2, 0.05
+LATE, SECONDS = 2, 0.2
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +98,23 @@ def test_the_late_rank_is_named_with_its_delay(trained):
     typical = np.median(np.delete(posted, LATE, axis=0), axis=0)
     expected = dict(zip([reduced[i] for i in slow], posted[LATE] - typical, strict=True))
     assert np.median(list(expected.values())) >= SECONDS * 1e9 * 0.9
+    # Where another rank lost its core for longer than this one slept, that one was late.
+    others = np.max(np.delete(posted, LATE, axis=0), axis=0)
+    clear = {
+        reduced[i] for i, gap in zip(slow, posted[LATE] - others, strict=True) if gap > SECONDS * 1e9 / 10
+    }
+    assert len(clear) > len(slow) / 2
     for inputs in (paths, [folder / "rings"]):
         # The rings hold the start of the program too, where ranks are late for reasons of their own.
-        delays = [d for d in report(inputs).delays if d.op == "all_reduce" and d.seq in expected]
-        assert [d.rank for d in delays] == [LATE] * len(slow)
+        delays = [d for d in report(inputs).delays if d.op == "all_reduce" and d.seq in clear]
+        assert [d.rank for d in delays] == [LATE] * len(clear)
         # A rank may lose its core between its own look at the clock and the recorder's, but not often.
         assert np.median([abs(d.late_ns / expected[d.seq] - 1) for d in delays]) < 0.1
         assert all(d.cost_ns > 2 * d.late_ns for d in delays)  # three ranks waited
-    assert report(paths).delays[0].rank == LATE
+    cost = Counter()
+    for d in report(paths).delays:
+        cost[d.rank] += d.cost_ns
+    assert cost.most_common(1)[0][0] == LATE
     traced = next(o for o in report(paths).operations if o.op == "all_reduce")
     assert traced.count == len(told[0]["reduced"])
     assert traced.unfinished == 0
