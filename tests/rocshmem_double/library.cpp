@@ -9,8 +9,10 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <mutex>
 #include <rocshmem/rocshmem.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -338,27 +340,27 @@ void rocshmem_ctx_wg_team_sync(rocshmem_ctx_t, rocshmem_team_t team) {
 #if ROCSHMEM_DOUBLE_VERSION >= 30300
 void rocshmem_barrier_wg(rocshmem_team_t team) { rocshmem_ctx_barrier_wg({}, team); }
 
-void rocshmem_quiet_on_stream(hipStream_t stream) { hip_double_of(stream)->add(deliver); }
+void rocshmem_quiet_on_stream(hipStream_t stream) { hip_double::add(stream, deliver); }
 void rocshmem_barrier_all_on_stream(hipStream_t stream) {
-    hip_double_of(stream)->add([] { barrier(everybody); });
+    hip_double::add(stream, [] { barrier(everybody); });
 }
 void rocshmem_putmem_on_stream(void* dest, const void* source, size_t bytes, int pe, hipStream_t stream) {
-    hip_double_of(stream)->add([=] { put(dest, source, bytes, pe, true); });
+    hip_double::add(stream, [=] { put(dest, source, bytes, pe, true); });
 }
 void rocshmem_getmem_on_stream(void* dest, const void* source, size_t bytes, int pe, hipStream_t stream) {
-    hip_double_of(stream)->add([=] { std::memcpy(dest, there(source, bytes, pe), bytes); });
+    hip_double::add(stream, [=] { std::memcpy(dest, there(source, bytes, pe), bytes); });
 }
 void rocshmem_putmem_signal_on_stream(void* dest, const void* source, size_t bytes, uint64_t* sig_addr,
                                       uint64_t signal, int sig_op, int pe, hipStream_t stream) {
-    hip_double_of(stream)->add([=] { put_signal(dest, source, bytes, sig_addr, signal, sig_op, pe); });
+    hip_double::add(stream, [=] { put_signal(dest, source, bytes, sig_addr, signal, sig_op, pe); });
 }
 void rocshmem_signal_wait_until_on_stream(uint64_t* sig_addr, int cmp, uint64_t value, hipStream_t stream) {
-    hip_double_of(stream)->add([=] { wait_for(sig_addr, cmp, value); });
+    hip_double::add(stream, [=] { wait_for(sig_addr, cmp, value); });
 }
 #endif
 #if ROCSHMEM_DOUBLE_VERSION >= 30500
 void rocshmem_barrier_on_stream(rocshmem_team_t team, hipStream_t stream) {
-    hip_double_of(stream)->add([=] { barrier(team_of(team)); });
+    hip_double::add(stream, [=] { barrier(team_of(team)); });
 }
 #endif
 

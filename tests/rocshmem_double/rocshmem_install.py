@@ -21,6 +21,7 @@ from unicomm.backends import rocshmem_build
 from unicomm.launch.cli import app
 
 HERE = Path(__file__).parent
+STREAMS = HERE.parent / "nccl_double"  # what a double of a device's runtime has
 VERSIONS = {20001: "2.0.1", 30000: "3.0.0", 30300: "3.3.0", 30500: "3.5.0"}
 
 # The options that only AMD's compiler knows are left out, and what it is for is checked.
@@ -31,7 +32,7 @@ case " $* " in *" -fgpu-rdc "*) ;; *) echo "not relocatable" >&2; exit 1;; esac
 for word; do
     shift
     case "$word" in
-        -fgpu-rdc | --hip-link | --offload-arch=* | -lamdhip64 | -lhsa-runtime64 | -O3) ;;
+        -fgpu-rdc | --hip-link | --offload-arch=* | -lhsa-runtime64 | -O3) ;;
         *.hip.cpp) set -- "$@" -x c++ "$word" ;;
         *) set -- "$@" "$word" ;;
     esac
@@ -49,7 +50,8 @@ def _cache() -> Path:
     if not compiler or not shutil.which("ar"):
         pytest.skip("needs g++ and ar")
     key = hashlib.sha256()
-    for path in (*sorted(p for p in HERE.rglob("*.?pp")), Path(__file__), Path(rocshmem_build.__file__)):
+    sources = [*sorted(HERE.rglob("*.?pp")), *sorted(HERE.rglob("*.h")), *sorted(STREAMS.glob("streams.*"))]
+    for path in (*sources, Path(__file__), Path(rocshmem_build.__file__)):
         key.update(path.read_bytes())
     key.update(rocshmem_build.unit_path().name.encode())
     folder = Path(tempfile.gettempdir()) / f"unicomm-rocshmem-double-{os.getuid()}"
@@ -87,6 +89,7 @@ def installed(version: int) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         write_headers(part, version)
         shutil.copytree(HERE / "runtime" / "hip", part / "include" / "hip")
+        shutil.copy(STREAMS / "streams.hpp", part / "include" / "hip" / "double_streams.hpp")
         (part / "bin").mkdir()
         hipcc = part / "bin" / "hipcc"
         hipcc.write_text(HIPCC.replace("COMPILER", shutil.which("g++") or ""))
@@ -94,10 +97,13 @@ def installed(version: int) -> Path:
         lib = part / "lib"
         lib.mkdir()
         compile_ = ["g++", "-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", f"-I{part / 'include'}"]
+        runtime = ["-pthread", "-shared", f"-I{STREAMS}", str(STREAMS / "streams.cpp")]
+        named = "-Wl,-soname,libamdhip64.so,-z,nodelete,-Bsymbolic"  # beside other doubles with such streams
         made = part / "library.o"
         for command in (
             [*compile_, "-c", str(HERE / "library.cpp"), "-o", str(made)],
             ["ar", "rcs", str(lib / "librocshmem.a"), str(made)],
+            [*compile_, *runtime, named, "-o", str(lib / "libamdhip64.so")],
             ["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(lib / "libmpi.so")],
         ):
             subprocess.run(command, check=True, timeout=250)

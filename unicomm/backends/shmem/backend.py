@@ -278,6 +278,7 @@ class ShmemBackend(WatchedBackend):
             with streams.use(beside):
                 handle = streams.handle(beside)
                 heap.domain.put(region.words, heap.high, heap.words_bytes, heap.pe, handle)
+                heap.domain.quiet(handle)
 
     def _drop(self) -> None:
         pass

@@ -102,6 +102,7 @@ class Pipe:
             self._await(region.taken(pe), count - SLOTS + 1, rank, stream)
         if nbytes and not self._direct[rank]:
             self._check(self._domain.put(self._stage, at, nbytes, self._pe, stream))
+            self._check(self._domain.quiet(stream))  # not before need it be there, even in the own memory
             at = self._stage
         slot = self._slot(self._rank, count)
         word = region.data(self._pe)

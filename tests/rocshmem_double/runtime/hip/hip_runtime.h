@@ -1,17 +1,18 @@
 // A double of HIP's runtime, for tests where there is no AMD GPU: kernels run on the CPU, one thread of the
-// grid after the other; a stream is a thread that takes one thing after the other. Not AMD's; only what
-// rocSHMEM's unit uses.
+// grid after the other, in the streams of tests/nccl_double. Not AMD's; only what rocSHMEM's unit uses.
+//
+//     HIP_DOUBLE_WAVE=N        threads of a wave
+//     HIP_DOUBLE_HOST_STREAM=1 the default stream is the host's: what is put there is done when a call returns
 #pragma once
-#include <algorithm>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
+
+#pragma GCC visibility push(default)  // of another library: libamdhip64.so
+#include "double_streams.hpp"
+#pragma GCC visibility pop
 
 #define __host__
 #define __device__
@@ -41,48 +42,13 @@ inline int wave() {
     return text ? std::atoi(text) : 64;
 }
 
-struct Stream {
-    std::mutex mutex;
-    std::condition_variable changed;
-    std::deque<std::function<void()>> tasks;
-    bool busy = false;
-
-    Stream() {
-        std::thread([this] { run(); }).detach();
-    }
-    void run() {
-        for (std::unique_lock lock(mutex);;) {
-            changed.wait(lock, [this] { return !tasks.empty(); });
-            auto task = std::move(tasks.front());
-            tasks.pop_front();
-            busy = true;
-            lock.unlock();
-            task();
-            lock.lock();
-            busy = false;
-            changed.notify_all();
-        }
-    }
-    void add(std::function<void()> task) {
-        std::lock_guard lock(mutex);
-        tasks.push_back(std::move(task));
-        changed.notify_all();
-    }
-    bool idle() {
-        std::lock_guard lock(mutex);
-        return tasks.empty() && !busy;
-    }
-    void wait() {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [this] { return tasks.empty() && !busy; });
-    }
-};
-
-struct Event {
-    std::mutex mutex;
-    std::condition_variable changed;
-    uint64_t recorded = 0, reached = 0;
-};
+inline void add(void* stream, std::function<void()> task) {
+    static const bool of_the_host = std::getenv("HIP_DOUBLE_HOST_STREAM") != nullptr;
+    auto found = nccl_double::find_stream(stream);
+    if (!found) misused("no such stream");
+    found->enqueue(std::move(task));
+    if (of_the_host && stream == nullptr) found->synchronize();
+}
 
 // What the threads of a work-group have done together, for those that must all do it.
 struct Block {
@@ -92,16 +58,18 @@ struct Block {
 };
 inline thread_local Block block;
 
-inline Stream* default_stream() {
-    static Stream* stream = new Stream;  // outlives all: its thread never ends
-    return stream;
-}
-
 }  // namespace hip_double
 
-using hipStream_t = hip_double::Stream*;
-inline hipStream_t hip_double_of(hipStream_t stream) {
-    return stream ? stream : hip_double::default_stream();
+using hipStream_t = void*;
+using hipEvent_t = void*;
+
+extern "C" {
+int double_stream_create(void** stream);
+int double_stream_query(void* stream);
+int double_stream_synchronize(void* stream);
+int double_stream_wait_event(void* stream, void* event);
+int double_event_create(void** event, int timing);
+int double_event_record(void* event, void* stream);
 }
 
 inline const char* hipGetErrorString(hipError_t error) {
@@ -116,34 +84,20 @@ inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t, int) {
     return *value = hip_double::wave(), hipSuccess;
 }
 inline hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned) {
-    return *stream = new hip_double::Stream, hipSuccess;
+    return hipError_t(double_stream_create(stream));
 }
 inline hipError_t hipStreamSynchronize(hipStream_t stream) {
-    return hip_double_of(stream)->wait(), hipSuccess;
+    return hipError_t(double_stream_synchronize(stream));
 }
-inline hipError_t hipStreamQuery(hipStream_t stream) {
-    return hip_double_of(stream)->idle() ? hipSuccess : hipErrorNotReady;
-}
-using hipEvent_t = hip_double::Event*;
+inline hipError_t hipStreamQuery(hipStream_t stream) { return hipError_t(double_stream_query(stream)); }
 inline hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned) {
-    return *event = new hip_double::Event, hipSuccess;
+    return hipError_t(double_event_create(event, 0));
 }
 inline hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
-    std::lock_guard lock(event->mutex);
-    hip_double_of(stream)->add([event, turn = ++event->recorded] {
-        std::lock_guard reached(event->mutex);
-        event->reached = std::max(event->reached, turn);
-        event->changed.notify_all();
-    });
-    return hipSuccess;
+    return hipError_t(double_event_record(event, stream));
 }
 inline hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned) {
-    std::lock_guard lock(event->mutex);
-    hip_double_of(stream)->add([event, turn = event->recorded] {
-        std::unique_lock reached(event->mutex);
-        event->changed.wait(reached, [&] { return event->reached >= turn; });
-    });
-    return hipSuccess;
+    return hipError_t(double_stream_wait_event(stream, event));
 }
 inline hipError_t hipDeviceSynchronize() { return hipStreamSynchronize(nullptr); }
 inline hipError_t hipHostMalloc(void** memory, size_t bytes, unsigned) {
@@ -154,7 +108,7 @@ inline hipError_t hipMemset(void* memory, int value, size_t bytes) {
 }
 inline hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind,
                                  hipStream_t stream) {
-    hip_double_of(stream)->add([=] { std::memcpy(to, from, bytes); });
+    hip_double::add(stream, [=] { std::memcpy(to, from, bytes); });
     return hipSuccess;
 }
 
@@ -164,7 +118,7 @@ void hipLaunchKernelGGL(void (*kernel)(P...), dim3 grid, dim3 threads, size_t, h
     if (threads.x == 0 || threads.x % unsigned(hip_double::wave()) != 0) {
         hip_double::misused("a work-group is not made of whole waves");
     }
-    hip_double_of(stream)->add([=] {
+    hip_double::add(stream, [=] {
         gridDim = grid, blockDim = threads;
         for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
             hip_double::block = {threads.x, 0, false};
