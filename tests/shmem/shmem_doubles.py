@@ -72,7 +72,7 @@ class NvshmemDouble(Double, NvshmemBackend):
 
 
 class RocshmemDouble(Double, RocshmemBackend):
-    """XDG_CACHE_HOME says where `unicomm build rocshmem` has put the unit, which is found there as by a user."""
+    """The unit is found as by a user: where `unicomm build rocshmem` put it, which XDG_CACHE_HOME says."""
 
     name = "rocshmem-double"
     host_stream = "HIP_DOUBLE_HOST_STREAM"
