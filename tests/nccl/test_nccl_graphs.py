@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
-from double_graphs import HostGraph
+from double_graphs import HostGraph, Together
 from old_torch import OLD_TORCH
 
 import unicomm
@@ -20,23 +20,6 @@ from unicomm.flight_recorder.verdict import Kind
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
-
-
-class Together:
-    """Ranks are threads here, and one that asks for an event ends the captures of all: so none does."""
-
-    def __init__(self, n: int) -> None:
-        self._barrier = threading.Barrier(n)
-
-    def capture(self, comm: Communicator, body) -> HostGraph:
-        graph = HostGraph(comm._engine.queue.streams)
-        self._barrier.wait(60)
-        try:
-            with graph.capture():
-                body()
-        finally:
-            self._barrier.wait(60)
-        return graph
 
 
 def finish(comm: Communicator) -> None:
@@ -195,6 +178,22 @@ def test_messages_of_a_graph_are_numbered_for_their_pair(double):
     assert len(records) == 6
     assert all(int(r["flags"]) & P2P for r in records)
     assert sorted(int(r["seq"]) for r in records) == [1, 1, 2, 2, 3, 3]
+
+
+def test_one_sided_operations_of_a_graph_take_no_number():
+    """Not all ranks have them, so collectives behind them would be numbered differently."""
+
+    class Numbers:
+        next_seq = iter(range(8, 99)).__next__
+
+    class Recorder:
+        def begin_again(self, shape: bytes, seq: int, op_id: int, flags: int) -> int:
+            return 100 + seq
+
+    one = graphs.Captured(None, "put", 1.0, [b"put"], [0], ())
+    all_ = graphs.Captured(None, "all_reduce", 1.0, [b"all_reduce"], [7], ())
+    begun = graphs.begin_records(Numbers(), Recorder(), [one, all_, one])
+    assert begun == ([100, 108, 100], [[0], [8], [0]], [8], [])
 
 
 def test_a_rank_that_does_not_replay_is_named(double, raised):

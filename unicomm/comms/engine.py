@@ -12,12 +12,11 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from . import completion, profiling, recording
+from . import completion, point_to_point, profiling, recording
 from .call import Call, Message, OpArgs
 from .check import Checker
 from .errors import (
@@ -33,9 +32,9 @@ from .errors import (
 from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
 from .in_order import InOrder
-from .lane import ANY_RANK, Lane, LaneWork, Posted
-from .ops import OPERATIONS, Kind, Operation
+from .lane import ANY_RANK, Lane, Posted
 from .options import seconds
+from .point_to_point import NO_SPANS
 from .stream_fast import StreamFast
 from .stream_work import StreamQueue
 from .work import Work, Worker
@@ -43,14 +42,13 @@ from .work import Work, Worker
 if TYPE_CHECKING:
     from .backend import Backend
     from .lifecycle import Member
-    from .profiling_session import Span
+    from .profiling_session import Described, Span
     from .symmetric import SymmetricMemory
 
 T = TypeVar("T")
 Timeout = timedelta | float | None
 Hints = Mapping[str, str] | None
 
-NO_SPANS: Sequence[Span] = ()
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
@@ -286,6 +284,7 @@ class Engine:
             work = self._run(
                 *(job, call.name, call.seq, [record], pending, call.async_op, call.timeout, args, tensors),
                 spans=spans,
+                about=lambda: [profiling.of_call(call)],
             )
         if not call.async_op and (pending or call.name == "barrier"):
             work.wait()
@@ -302,53 +301,11 @@ class Engine:
         batch: bool = False,
     ) -> Work:
         """Sends and receives, together: `items` are (send or recv, tensor, peer)."""
-        name = "batch" if batch else items[0][0]
-        self.check_open(name)
-        messages = []
-        for kind, tensor, peer in items:
-            row = OPERATIONS.get(kind)
-            if row is None or row.kind is not Kind.P2P:
-                self.check.fail(OPERATIONS["batch"], f"kind={kind!r} is unknown", 'it is "send" or "recv"')
-            messages.append(self.check_message(row, tensor, peer))
-        if batch:
-            self.check.batch(messages)
-        limit = self.per_op(name, hints, timeout)
-        with self._in_order():
-            self.check_open(name)
-            if not async_op:
-                self.check_can_wait(name)
-            op_id = next_op_id()
-            args = None
-            if self.hooks.active:
-                args = self._message_args(name, op_id, messages, bool(async_op), limit)
-                self.hooks.before(args)
-            queue = self.queue
-            pending = queue is None and (bool(async_op) or self.worker.busy)
-            records, seqs, seq = [], [], 0
-            for message in messages:
-                seq = self._next_of_pair(message)
-                seqs.append(seq)
-                flags = (recording.ASYNC if async_op else 0) | (recording.BATCH if batch else 0)
-                started = queue is None and not pending
-                records.append(self._record_message(message, seq, op_id, flags, limit, started))
+        return point_to_point.messages(self, items, async_op, hints, timeout, batch)
 
-            def run() -> None:
-                completion.exchange(self.group, messages, limit)
-
-            job, spans = run, NO_SPANS
-            if profiling.session is not None:
-                numbered = list(zip(messages, seqs, strict=True))
-                job, spans = profiling.messages(self, numbered, pending, bool(async_op), run)
-            tensors = [m.tensor for m in messages]
-            numbers = [(m.send, m.peer, n) for m, n in zip(messages, seqs, strict=True)] if queue else ()
-            work = self._run(
-                *(job, name, seq, records, pending, bool(async_op), limit, args, tensors, numbers, spans)
-            )
-        if pending and not async_op:
-            work.wait()
-        if args is not None:
-            self.hooks.after(args)
-        return work
+    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> Work:
+        """A send or receive that runs beside its neighbours; the peer of a receive may be `ANY_RANK`."""
+        return point_to_point.post(self, kind, tensor, peer, timeout)
 
     def hooked(self, args: OpArgs, run: Callable[[], T]) -> T:
         """Runs something that is no operation of the backend, with the hooks around it."""
@@ -366,44 +323,6 @@ class Engine:
         self.hooks.after(args)
         return result
 
-    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> Work:
-        """A send or receive that runs beside its neighbours; the peer of a receive may be `ANY_RANK`."""
-        self.check_open(kind)
-        row = OPERATIONS[kind]
-        if kind == "recv" and peer == ANY_RANK:
-            if not self.backend.capabilities.any_source:
-                self.refuse(kind, f"backend '{self.backend.name}' cannot receive from any rank")
-            message = Message(False, ANY_RANK, self.check.check_tensor(row, "tensor", tensor))
-        else:
-            if self.queue is not None:  # it has an order of its own, and nobody waits
-                return self.messages([(kind, tensor, peer)], True, None, timeout)
-            message = self.check_message(row, tensor, peer)
-        limit = self.per_op(kind, None, timeout)
-        with self._order:
-            self.check_open(kind)
-            op_id = next_op_id()
-            args = None
-            if self.hooks.active:
-                args = self._message_args(kind, op_id, [message], True, limit)
-                self.hooks.before(args)
-            # Which message of a pair it will be is not known before it is there.
-            seq = 0 if message.peer == ANY_RANK else self._next_of_pair(message)
-            record = self._record_message(message, seq, op_id, recording.ASYNC, limit, False)
-            span = None if profiling.session is None else profiling.message(self, message, seq)
-            deadline = time.monotonic() + limit
-            while True:
-                lane = self.lane
-                if lane is None or not lane.open:
-                    lane = self.lane = Lane(self)
-                work = LaneWork(kind, seq, lane, self.worker)
-                if lane.post(Posted(message, work, record, args, deadline, span)):
-                    break
-            if self.worker.busy:  # with what has to run before
-                lane.hand_over()
-        if args is not None:
-            self.hooks.after(args)
-        return work
-
     def started(self, posted: Posted) -> None:
         """Called by the lane when a message sets out."""
         self._recorder.start(posted.record)
@@ -415,7 +334,7 @@ class Engine:
         """Called by the lane when a message is over."""
         work = posted.work
         if posted.message.peer == ANY_RANK and work.peer >= 0:
-            self._next_of_pair(Message(False, work.peer, posted.message.tensor))
+            point_to_point.next_of_pair(self, Message(False, work.peer, posted.message.tensor))
         if error is None:
             self._recorder.finish(posted.record, recording.COMPLETED, 0)
         else:
@@ -424,55 +343,6 @@ class Engine:
             posted.span.finish(error, work.peer)
         if posted.args is not None:
             self.hooks.finished(posted.args, error)
-
-    def _next_of_pair(self, message: Message) -> int:
-        return int(self.fast.next_pair_seq(message.peer, message.send))
-
-    def _record_message(
-        self, message: Message, seq: int, op_id: int, flags: int, limit: float, start: bool
-    ) -> int:
-        tensors = [message.tensor]
-        record: int = self._recorder.begin(
-            self._recorder_index,
-            OPERATIONS["send" if message.send else "recv"].code,
-            seq,
-            op_id,
-            tensors if message.send else [],
-            [] if message.send else tensors,
-            0,
-            message.peer,
-            recording.P2P | flags | (0 if message.send else recording.RECEIVE),
-            0,
-            min(int(limit * 1000), recording.MOST_MS),
-            op_id + 1 if flags & recording.BATCH else 0,
-            start,
-        )
-        return record
-
-    def check_message(self, row: Operation, tensor: Any, peer: Any) -> Message:
-        peer = self.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
-        if peer == self.rank:
-            self.check.fail(row, f"cannot {row.name} to or from oneself", "copy the tensor instead")
-        send = row.name == "send"
-        return Message(send, peer, self.check.check_tensor(row, "tensor", tensor, not send))
-
-    def _message_args(
-        self, name: str, op_id: int, messages: list[Message], async_op: bool, timeout: float
-    ) -> OpArgs:
-        sent = [m.tensor for m in messages if m.send]
-        received = [m.tensor for m in messages if not m.send]
-        peer = messages[0].peer if name != "batch" else -1
-        return OpArgs(
-            name,
-            op_id,
-            self.fast.pair_seq(peer, bool(sent)) + 1 if name != "batch" and peer >= 0 else 0,
-            sent if name != "batch" else (),
-            received if name != "batch" else (),
-            peer=peer,
-            async_op=async_op,
-            timeout=timeout,
-            messages=messages,
-        )
 
     def _execute(
         self,
@@ -516,13 +386,16 @@ class Engine:
         tensors: Sequence[Any],
         messages: Sequence[tuple[bool, int, int]] = (),
         spans: Sequence[Span] = NO_SPANS,
+        about: Callable[[], Sequence[Described]] = tuple,
     ) -> Work:
         """Runs an operation here, or has it run by the worker (`pending`) or on a stream."""
         if self.queue is not None:
             try:
                 self.check_broken()
                 held = tensors if async_op or not self.queue.streams.frees_in_order else ()
-                return self.queue.issue(job, op, seq, records, timeout, async_op, args, held, messages, spans)
+                return self.queue.issue(
+                    *(job, op, seq, records, timeout, async_op, args, held, messages, spans, about)
+                )
             except BaseException as caught:
                 self._failed(caught, op, seq, records)
                 if args is not None:

@@ -18,13 +18,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unicomm import _core
 
 from . import recording
 
 if TYPE_CHECKING:
+    from .profiling_session import Described
     from .stream_work import StreamQueue
 
 _KEY = "_unicomm_operations"  # of a graph's dictionary
@@ -39,15 +40,40 @@ class Captured:
 
     Attributes:
         name: as errors say it. timeout: seconds.
-        shapes: its records, without their numbers. messages: (send, peer) of each, of a send, receive or
-            batch; empty for a collective.
+        shapes: its records, without their numbers. seqs: the numbers they had at the capture, 0 for what has
+            none. described: what the profiler says of each. messages: (send, peer) of each, of a send,
+            receive or batch; empty for a collective.
     """
 
     queue: StreamQueue
     name: str
     timeout: float
     shapes: Sequence[bytes]
+    seqs: Sequence[int]
+    described: Sequence[Described]
     messages: Sequence[tuple[bool, int]] = ()
+
+
+@dataclass(slots=True)
+class Replayable:
+    """What a graph has taken down, and how often it was replayed."""
+
+    operations: list[Captured]
+    replays: int = 0
+
+
+class Begun(NamedTuple):
+    """The records of a replay.
+
+    Attributes:
+        seqs: the numbers of each operation's records. collectives: those of collectives among them.
+        messages: (send, peer, number) of each message.
+    """
+
+    records: list[int]
+    seqs: list[list[int]]
+    collectives: list[int]
+    messages: list[tuple[bool, int, int]]
 
 
 @dataclass(eq=False)
@@ -122,7 +148,7 @@ def _around_end(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         capture = _close(graph)
         if capture is not None and capture.operations:
-            graph.__dict__[_KEY] = capture.operations
+            graph.__dict__[_KEY] = Replayable(capture.operations)
         return result
 
     return capture_end
@@ -140,10 +166,10 @@ def _around_reset(original: Callable[..., Any]) -> Callable[..., Any]:
 def _around_replay(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def replay(graph: Any, *arguments: Any, **more: Any) -> Any:
-        operations = graph.__dict__.get(_KEY)
-        if operations is None:
+        found = graph.__dict__.get(_KEY)
+        if found is None:
             return original(graph, *arguments, **more)
-        with _recorded(operations):
+        with _recorded(found):
             return original(graph, *arguments, **more)
 
     return replay
@@ -158,15 +184,11 @@ def _close(graph: Any) -> Capture | None:
     return None
 
 
-def begin_records(
-    numbers: Any, recorder: Any, operations: Sequence[Captured]
-) -> tuple[list[int], list[int], list[tuple[bool, int, int]]]:
-    """Records of a replay, the numbers of its collectives, and its messages with theirs.
-
-    `numbers`: what counts the communicator's operations.
-    """
-    records, collectives, messages = [], [], []
+def begin_records(numbers: Any, recorder: Any, operations: Sequence[Captured]) -> Begun:
+    """Begins the records of a replay. `numbers`: what counts the communicator's operations."""
+    begun = Begun([], [], [], [])
     for operation in operations:
+        seqs: list[int] = []
         op_id = _core.next_op_id()
         batch = recording.BATCH if len(operation.shapes) > 1 else 0
         for i, shape in enumerate(operation.shapes):
@@ -174,21 +196,27 @@ def begin_records(
             if operation.messages:
                 send, peer = operation.messages[i]
                 seq = int(numbers.next_pair_seq(peer, send))
-                messages.append((send, peer, seq))
+                begun.messages.append((send, peer, seq))
                 flags |= recording.P2P | batch | (0 if send else recording.RECEIVE)
-            else:
+            elif operation.seqs[i]:
                 seq = int(numbers.next_seq())
-                collectives.append(seq)
-            records.append(recorder.begin_again(shape, seq, op_id, flags))
-    return records, collectives, messages
+                begun.collectives.append(seq)
+            else:  # one-sided: not all ranks have it
+                seq = 0
+            seqs.append(seq)
+            begun.records.append(recorder.begin_again(shape, seq, op_id, flags))
+        begun.seqs.append(seqs)
+    return begun
 
 
 @contextlib.contextmanager
-def _recorded(operations: Sequence[Captured]) -> Iterator[None]:
+def _recorded(found: Replayable) -> Iterator[None]:
     by_queue: dict[StreamQueue, list[Captured]] = {}
-    for operation in operations:
+    for operation in found.operations:
         by_queue.setdefault(operation.queue, []).append(operation)
+    if not next(iter(by_queue)).streams.is_capturing():  # else it runs nothing now
+        found.replays += 1
     with contextlib.ExitStack() as stack:
         for queue, own in by_queue.items():
-            stack.enter_context(queue.replaying(own))
+            stack.enter_context(queue.replaying(own, found.replays))
         yield

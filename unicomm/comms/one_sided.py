@@ -16,6 +16,7 @@ from .call import OpArgs
 from .errors import CommError, InvalidArgumentError, MismatchError, UnsupportedError
 from .hooks import next_op_id
 from .ops import OPERATIONS
+from .profiling_session import described
 from .work import Work
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def issue(
         work = engine._run(
             *(observed[0], name, 0, [record], pending, pending_async, allowed, args, tensors),
             spans=observed[1],
+            about=lambda: [described(name, inputs, outputs, peer=peer)],
         )
     if pending and not pending_async:
         work.wait()

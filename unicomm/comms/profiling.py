@@ -5,7 +5,8 @@ where it gives an event `unicomm::<operation>` and a row of a table. When none r
 called: the fast path is not touched, and the general path compares one variable with None.
 
 The event spans a synchronous operation. Of an asynchronous one it stands where it was issued, since torch
-records only the threads in which the profiler was started; its row says when it ran. torch writes an event's
+records only the threads in which the profiler was started; its row says when it ran. A graph's replay is an
+event `unicomm::replay` around its launch, with its operations' events in it. torch writes an event's
 arguments into the trace with `record_shapes=True` only; the table is always there, under the key `unicomm`
 of the trace, and its k-th row that was recorded in a thread belongs to that thread's k-th event `unicomm::*`.
 
@@ -16,24 +17,26 @@ torch has them no longer, `supported` is False and there are no events.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.autograd.profiler as torch_profiler
 from torch._C._autograd import _add_metadata_json
 
-from .profiling_session import KEY, Session, Span
+from .profiling_session import KEY, REPLAY, Described, Session, Span, described
 
 if TYPE_CHECKING:
     import torch
 
     from .call import Call, Message
     from .engine import Engine
+    from .graphs import Captured
 
 _KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
 
@@ -69,19 +72,8 @@ def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None])
     now = session
     if now is None:
         return run, ()
-    span, event = now.add(
-        engine,
-        call.name,
-        call.seq,
-        call.inputs,
-        call.outputs,
-        call.async_op,
-        call.root,
-        -1,
-        call.in_splits,
-        call.out_splits,
-    )
-    return _around(engine, [(span, event)], later, run)
+    pair = now.add(engine, of_call(call), call.seq, call.async_op)
+    return _around(engine, [pair], later, run)
 
 
 def messages(
@@ -110,7 +102,7 @@ def one_sided(
     now = session
     if now is None:
         return run, ()
-    pair = now.add(engine, op, 0, inputs, outputs, async_op, peer=peer)
+    pair = now.add(engine, described(op, inputs, outputs, peer=peer), 0, async_op)
     return _around(engine, [pair], later, run)
 
 
@@ -128,9 +120,58 @@ def message(engine: Engine, found: Message, seq: int) -> Span | None:
 def _message(
     now: Session, engine: Engine, found: Message, seq: int, async_op: bool, batch: int
 ) -> tuple[Span, Any]:
+    return now.add(engine, of_message(found), seq, async_op, batch)
+
+
+def of_call(call: Call) -> Described:
+    """What rows say of a collective."""
+    splits = call.in_splits, call.out_splits
+    return described(call.name, call.inputs, call.outputs, call.root, -1, *splits)
+
+
+def of_message(found: Message) -> Described:
+    """What rows say of a message."""
     tensors = (found.tensor,)
     op, ins, outs = ("send", tensors, ()) if found.send else ("recv", (), tensors)
-    return now.add(engine, op, seq, ins, outs, async_op, peer=found.peer, batch=batch)
+    return described(op, ins, outs, peer=found.peer)
+
+
+@contextlib.contextmanager
+def replay(
+    engine: Engine, operations: Sequence[Captured], numbers: Sequence[Sequence[int]], count: int
+) -> Iterator[Sequence[Span]]:
+    """Around the launch of a graph for the `count`-th time: one event of it, and one of each operation.
+
+    `numbers`: those that the operations have this time. Yields the rows that are to be told when it ran.
+    """
+    now = session
+    if now is None:
+        yield ()
+        return
+    whats = [what for operation in operations for what in operation.described]
+    sums = (sum(column) for column in zip(*((w.n_in, w.n_out, w.bytes) for w in whats), strict=True))
+    n_in, n_out, size = sums if whats else (0, 0, 0)
+    # By the first collective the ranks' rows are compared: messages have numbers of their pairs.
+    firsts = ((o.seqs[0], n[0]) for o, n in zip(operations, numbers, strict=True) if not o.messages)
+    captured, seq = next((pair for pair in firsts if pair[1]), (0, 0))
+    whole, event = now.add(engine, Described(REPLAY, n_in, n_out, bytes=size), seq, True, 0, captured, count)
+    spans = [whole]
+    whole.enter(event)
+    try:
+        for operation, seqs in zip(operations, numbers, strict=True):
+            batch = now.next_batch() if len(seqs) > 1 else 0
+            for what, before, number in zip(operation.described, operation.seqs, seqs, strict=True):
+                span, event = now.add(engine, what, number, True, batch, before, count)
+                span.enter(event)
+                span.leave()
+                spans.append(span)
+        yield spans
+    except BaseException as error:
+        for span in spans:
+            span.finish(error)
+        raise
+    finally:
+        whole.leave()
 
 
 def _around(engine: Engine, pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], None]) -> Job:

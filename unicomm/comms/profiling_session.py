@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import torch
@@ -25,7 +25,7 @@ from .dtypes import NAMES, code_of
 if TYPE_CHECKING:
     from .engine import Engine
 
-VERSION = 1
+VERSION = 2  # 2 brought captured_seq and replay
 KEY = "unicomm"  # of the table in a trace
 COLUMNS = (
     "op",
@@ -47,10 +47,18 @@ COLUMNS = (
     "in_splits",
     "out_splits",
     "batch",
+    "captured_seq",
+    "replay",
 )
-_TRACED, _STARTED, _COMPLETED, _STATE, _PEER = (
-    COLUMNS.index(c) for c in ("traced", "started_ns", "completed_ns", "state", "peer")
+_SEQ, _TRACED, _STARTED, _COMPLETED, _STATE, _PEER, _CAPTURED_SEQ, _REPLAY = (
+    COLUMNS.index(c)
+    for c in (
+        *("seq_num", "traced", "started_ns", "completed_ns", "state", "peer"),
+        *("captured_seq", "replay"),
+    )
 )
+REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
+CAPTURED = -1  # in the column `replay`: a graph took it down
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
 MOST_ROWS = 1_000_000  # of one recording; later operations are counted only
 
@@ -61,6 +69,40 @@ _PLAIN = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
 def plain(text: str) -> str:
     """Printable ASCII without quotes, backslashes and percent signs, which are written as %XX of UTF-8."""
     return quote(text, safe=_PLAIN)
+
+
+class Described(NamedTuple):
+    """What a row and an event say of an operation, without its number. `kind` is torch's element type."""
+
+    op: str
+    n_in: int = 0
+    n_out: int = 0
+    dtype: str = ""
+    kind: torch.dtype = torch.uint8
+    bytes: int = 0
+    root: int = -1
+    peer: int = -1
+    in_splits: tuple[int, ...] = ()
+    out_splits: tuple[int, ...] = ()
+
+
+def described(
+    op: str,
+    ins: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    root: int = -1,
+    peer: int = -1,
+    in_splits: Sequence[int] | None = None,
+    out_splits: Sequence[int] | None = None,
+) -> Described:
+    """Of an operation on these tensors, none of which it keeps."""
+    n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
+    splits = tuple(in_splits or ()), tuple(out_splits or ())
+    some = ins[0] if ins else outs[0] if outs else None
+    if some is None:
+        return Described(op, n_in, n_out, root=root, peer=peer)
+    size = max(n_in, n_out) * some.element_size()
+    return Described(op, n_in, n_out, NAMES[code_of(some.dtype)], some.dtype, size, root, peer, *splits)
 
 
 class Span:
@@ -94,11 +136,17 @@ class Span:
         self.row[_STARTED] = time.time_ns()
         self.row[_STATE] = STARTED
 
-    def ran(self, started_ago_ns: int, completed_ago_ns: int) -> None:
-        """When it ran on its device, as its events say."""
-        now, row = time.time_ns(), self.row
-        row[_STARTED], row[_COMPLETED] = now - started_ago_ns, now - completed_ago_ns
-        row[_STATE] = COMPLETED
+    def captured(self) -> None:
+        """A graph took it down: it has run nothing."""
+        row = self.row
+        row[_CAPTURED_SEQ], row[_REPLAY] = row[_SEQ], CAPTURED
+        self.start()
+        self.finish(None)
+
+    def ran(self, started_ns: int, completed_ns: int) -> None:
+        """When it ran on its device, as its events say, on the clock of the day."""
+        row = self.row
+        row[_STARTED], row[_COMPLETED], row[_STATE] = started_ns, completed_ns, COMPLETED
 
     def finish(self, error: BaseException | None, peer: int = -1) -> None:
         row = self.row
@@ -182,27 +230,18 @@ class Session:
     def add(
         self,
         engine: Engine,
-        op: str,
+        what: Described,
         seq: int,
-        ins: Sequence[torch.Tensor],
-        outs: Sequence[torch.Tensor],
         later: bool,
-        root: int = -1,
-        peer: int = -1,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
         batch: int = 0,
+        captured_seq: int = 0,
+        replay: int = 0,
     ) -> tuple[Span, Any]:
         """A row, and the event that is to be entered and left by the calling thread."""
         index, facts = self._of(engine)
-        some = ins[0] if ins else outs[0] if outs else None
-        n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
-        dtype = "" if some is None else NAMES[code_of(some.dtype)]
-        size = 0 if some is None else max(n_in, n_out) * some.element_size()
-        into = "" if in_splits is None else ",".join(map(str, in_splits))
-        out = "" if out_splits is None else ",".join(map(str, out_splits))
+        into, out = ",".join(map(str, what.in_splits)), ",".join(map(str, what.out_splits))
         row = [
-            op,
+            what.op,
             seq,
             index,
             threading.get_native_id(),
@@ -212,59 +251,56 @@ class Session:
             0,
             CREATED,
             int(later),
-            n_in,
-            n_out,
-            dtype,
-            root,
-            peer,
-            size,
+            what.n_in,
+            what.n_out,
+            what.dtype,
+            what.root,
+            what.peer,
+            what.bytes,
             into,
             out,
             batch,
+            captured_seq,
+            replay,
         ]
         if len(self.rows) < MOST_ROWS:
             self.rows.append(row)
         else:
             self.dropped += 1
-        name = f"unicomm::{op}"
+        name = f"unicomm::{what.op}"
         if not _profiler_enabled():
             return Span(name, row), None
         arguments = facts | {
             "seq_num": seq,
-            "in_elements": n_in,
-            "out_elements": n_out,
-            "bytes": size,
+            "in_elements": what.n_in,
+            "out_elements": what.n_out,
+            "bytes": what.bytes,
             "is_async": later,
         }
-        if dtype:
-            arguments["dtype"] = dtype
-        if root >= 0:
-            arguments["root"] = root
-        if peer >= 0:
-            arguments["peer"] = peer
+        if what.dtype:
+            arguments["dtype"] = what.dtype
+        if what.root >= 0:
+            arguments["root"] = what.root
+        if what.peer >= 0:
+            arguments["peer"] = what.peer
         if into:
             arguments["in_splits"] = into
         if out:
             arguments["out_splits"] = out
+        if replay:
+            arguments |= {"captured_seq": captured_seq, "replay": replay}
         event: Any = _RecordFunctionFast(name, (), arguments)
-        if self._bridge is not None:
-            kind = torch.uint8 if some is None else some.dtype
-            splits = list(in_splits or ()), list(out_splits or ())
-            event = _Both(event, self._record(engine, facts, op, seq, n_in, n_out, kind, later, peer, splits))
+        if self._bridge is not None and what.op != REPLAY:
+            event = _Both(event, self._record(engine, facts, what, seq, later))
         return Span(name, row), event
 
     def _record(
         self,
         engine: Engine,
         facts: dict[str, Any],
-        op: str,
+        what: Described,
         seq: int,
-        n_in: int,
-        n_out: int,
-        kind: torch.dtype,
         later: bool,
-        peer: int,
-        splits: tuple[list[int], list[int]],
     ) -> Any:
         """torch's own record; it can name ranks at equal distances only."""
         ranks = list(engine.member.labels)
@@ -272,8 +308,10 @@ class Session:
         stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
         assert self._bridge is not None
         return self._bridge.Record(
-            *(seq, peer >= 0, facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
-            *(engine.rank, op, n_in, n_out, kind, *splits, ranks[0], stride, len(ranks), later),
+            *(seq, what.peer >= 0),
+            *(facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
+            *(engine.rank, what.op, what.n_in, what.n_out, what.kind),
+            *(list(what.in_splits), list(what.out_splits), ranks[0], stride, len(ranks), later),
         )
 
     def next_batch(self) -> int:

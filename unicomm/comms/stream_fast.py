@@ -14,6 +14,7 @@ from . import profiling, recording
 from .fast_path import NoFastPath
 from .hooks import next_op_id
 from .ops import OPERATIONS
+from .profiling_session import described
 from .reduction import ReduceOp
 
 if TYPE_CHECKING:
@@ -71,5 +72,6 @@ class StreamFast(NoFastPath):
                 False,
             )
             return engine._run(
-                job, "all_reduce", seq, [record], False, bool(async_op), engine.timeout, None, tensors
+                *(job, "all_reduce", seq, [record], False, bool(async_op), engine.timeout, None, tensors),
+                about=lambda: [described("all_reduce", tensors, tensors)],
             )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from . import graphs, recording, watchdog
+from . import graphs, profiling, recording, watchdog
 from .call import OpArgs
 from .device_clock import DeviceClock
 from .errors import CommError, CommTimeoutError, NotReadyError
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from .engine import Engine
-    from .profiling_session import Span
+    from .profiling_session import Described, Span
+
+
+_NO_ROWS: contextlib.AbstractContextManager[Sequence[Span]] = contextlib.nullcontext(())
 
 
 class StreamWork(Work):
@@ -174,10 +177,12 @@ class StreamQueue:
         held: Sequence[Any],
         messages: Sequence[Message] = (),
         spans: Sequence[Span] = (),
+        about: Callable[[], Sequence[Described]] = tuple,
     ) -> StreamWork:
         """Puts an operation on a stream. Called in the order of the operations. Raises what `run` raises.
 
-        `messages`: of a send, receive or batch. `spans`: of the profiler, to be told when it ran.
+        `messages`: of a send, receive or batch. `spans`: of the profiler, to be told when it ran. `about`:
+        what the profiler says of each record, asked for by a graph.
         """
         streams = self.streams
         current = stream = streams.current()
@@ -202,10 +207,9 @@ class StreamQueue:
             # What runs on the current stream is ordered by it.
             self._last_captured = work if async_op else None
             work._held = held if async_op else ()
-            self._note(capture, name, timeout, records, messages)
+            self._note(capture, name, seq, timeout, records, messages, about())
             for span in spans:
-                span.start()
-                span.finish(None)
+                span.captured()
             return work
         self._last = work
         pending = Pending(name, seq, messages, timeout, time.monotonic() + timeout)
@@ -240,9 +244,11 @@ class StreamQueue:
         self,
         capture: Capture,
         name: str,
+        seq: int,
         timeout: float,
         records: Sequence[int],
         messages: Sequence[Message],
+        described: Sequence[Described],
     ) -> None:
         """Notes an operation that a graph captures: over for the recorder, which gets its replays."""
         recorder = self._recorder
@@ -252,11 +258,12 @@ class StreamQueue:
             recorder.start(record)
             recorder.finish(record, recording.COMPLETED, 0)
         pairs = [(send, peer) for send, peer, _ in messages]
-        capture.operations.append(Captured(self, name, timeout, shapes, pairs))
+        seqs = [number for _, _, number in messages] or [seq]
+        capture.operations.append(Captured(self, name, timeout, shapes, seqs, described, pairs))
 
     @contextlib.contextmanager
-    def replaying(self, operations: Sequence[Captured]) -> Iterator[None]:
-        """Around the launch of a graph with these operations of this communicator."""
+    def replaying(self, operations: Sequence[Captured], count: int) -> Iterator[None]:
+        """Around the `count`-th launch of a graph with these operations of this communicator."""
         engine, streams = self._engine, self.streams
         if streams.is_capturing():  # it becomes a part of another graph
             graphs.current().operations.extend(operations)
@@ -266,11 +273,16 @@ class StreamQueue:
             engine.check_open(operations[0].name)
             stream = streams.current()
             self._follow_last(stream, None)
-            records, collectives, messages = graphs.begin_records(engine.fast, self._recorder, operations)
-            issued_ns, before = time.monotonic_ns(), streams.record(stream)
-            seq = collectives[0] if collectives else messages[0][2]
+            begun = graphs.begin_records(engine.fast, self._recorder, operations)
+            records, messages = begun.records, begun.messages
+            seq = next(iter(begun.collectives), messages[0][2] if messages else 0)
             try:
-                yield
+                observed = _NO_ROWS
+                if profiling.session is not None:
+                    observed = profiling.replay(engine, operations, begun.seqs, count)
+                with observed as spans:
+                    issued_ns, before = time.monotonic_ns(), streams.record(stream)
+                    yield
             except BaseException:
                 self._give_up(records)
                 raise
@@ -278,10 +290,10 @@ class StreamQueue:
             work._after = streams.record(stream)
             self._last = work
             timeout = max(operation.timeout for operation in operations)
-            asked = () if collectives else messages
+            asked = () if begun.collectives else messages
             pending = Pending(work.name, seq, asked, timeout, time.monotonic() + timeout)
             with self._lock:
-                self._running.append(_Running(work, before, records, None, (), pending, issued_ns))
+                self._running.append(_Running(work, before, records, None, (), pending, issued_ns, spans))
             watchdog.watch(self)
 
     def _give_up(self, records: Sequence[int]) -> None:
@@ -366,13 +378,13 @@ class StreamQueue:
     def _finish(self, running: _Running, error: BaseException | None) -> None:
         engine, work = self._engine, running.work
         if error is None:
-            seen = time.monotonic_ns()
+            seen, day = time.monotonic_ns(), time.time_ns()
             start, end = self._clock.place(running.before, work._after, running.issued_ns, seen)
             for record in running.records:
                 self._recorder.start(record, seen - start)
                 self._recorder.finish(record, recording.COMPLETED, 0, seen - end)
             for span in running.spans:
-                span.ran(seen - start, seen - end)
+                span.ran(day - (seen - start), day - (seen - end))
         else:
             for span in running.spans:
                 span.finish(error)

@@ -82,7 +82,8 @@ def _within_groups(found: Operations, clock_of: Column) -> list[tuple[int, dict[
     wanted = np.asarray([op in SYNCHRONIZING for op in found.ops] or [False], np.bool_)
     if not len(found):
         return []
-    rows = np.flatnonzero(wanted[found.op] & (found.completed_ns > 0))
+    # A graph may go on after its last collective: replays do not end together.
+    rows = np.flatnonzero(wanted[found.op] & (found.completed_ns > 0) & (found.replay == 0))
     if not len(rows):
         return []
     cells = found.cell[rows]

@@ -21,6 +21,7 @@ from .chrome import Progress, Reader, TraceError
 from .operations import Column, Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 
 _MOST_DELAYS = 10
+_HOW = {1: " (in replays)", -1: " (captured)"}
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _NOT_COMPUTE = (
     "unicomm::",
@@ -50,6 +51,8 @@ class OperationFigures:
     """One operation of one group. Times in nanoseconds, by rank unless said otherwise.
 
     Attributes:
+        op: the operation. "replay" is a graph's replay as a whole; "all_reduce (in replays)" counts what ran
+            in replays, which have its time, and "all_reduce (captured)" what graphs took down.
         count: collectives, or messages sent or received; unfinished: of these, not over on some rank.
         bytes: of one rank, all together (the larger side of each operation).
         time_ns, waiting_ns, transfer_ns: the mean over ranks of all together; waiting is for the last rank.
@@ -265,7 +268,8 @@ def _figures(
     first, last = int(joined.begin.min()), int(joined.end.max())
     out = Report(source, last - first)
     cost = _cost(found, joined)
-    key = dense(found.group.astype(np.int64), found.op.astype(np.int64))
+    how = np.sign(found.replay).astype(np.int64)
+    key = dense(found.group.astype(np.int64), found.op.astype(np.int64), how)
     order = np.argsort(key, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(key))[:-1]):
         out.operations.append(_operation(found, joined, rows, overlap if busy else None, cost))
@@ -273,11 +277,12 @@ def _figures(
     out.delays = _delays(found, joined, cost)
     for rank in found.ranks.tolist():
         rows = np.flatnonzero(found.rank == rank)
-        several = rows[(found.kind[rows] == Kind.COLLECTIVE) & (joined.members[rows] > 1)]
+        compared = (found.kind[rows] == Kind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
+        several = rows[compared]
         out.ranks.append(
             RankFigures(
                 rank=rank,
-                operations=len(rows),
+                operations=int((~found.whole_replay[rows] & (found.replay[rows] >= 0)).sum()),
                 communicating_ns=int((joined.end - joined.begin)[rows].sum()),
                 waiting_ns=int(joined.waiting[rows].sum()),
                 last=float(joined.last[several].mean()) if len(several) else 0.0,
@@ -319,7 +324,9 @@ def _operation(
     factor = 1.0 if of_size is None else of_size(max(len(group.ranks), 1))
     good = over & (transfer > 0)
     bandwidth = float(size[good].sum() * factor / (transfer[good].sum() / 1e9)) if good.any() else 0.0
-    skew = (late - first)[np.bincount(cell, minlength=n) > 1]
+    if found.replay[rows[0]]:  # the graph does more in that time
+        bandwidth = 0.0
+    skew = (late - first)[(np.bincount(cell, minlength=n) > 1) & found.placed[rows[0]]]
     lasts = rows[joined.last[rows]]
     worst, share, usual, lost = -1, 0.0, 0, 0
     if collective and len(lasts):
@@ -332,7 +339,7 @@ def _operation(
         group=group.description or group.name,
         uid=group.uid,
         ranks=len(group.ranks),
-        op=op,
+        op=op + ("" if found.placed[rows[0]] else _HOW[int(np.sign(found.replay[rows[0]]))]),
         count=n if collective else len(rows),
         unfinished=int((~over).sum()),
         bytes=int(found.bytes[rows].sum() // ranks),
@@ -358,7 +365,8 @@ def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
         return []
     cells = found.cell
     count = int(cells.max()) + 1
-    others = np.flatnonzero(~joined.last & (joined.members > 1) & (found.kind == Kind.COLLECTIVE))
+    compared = (joined.members > 1) & (found.kind == Kind.COLLECTIVE) & found.placed
+    others = np.flatnonzero(~joined.last & compared)
     base = int(joined.begin.min())
     typical = grouped_median((joined.begin[others] - base).astype(np.float64), cells[others], count)
     late = np.nan_to_num(joined.begin[lasts] - base - typical[cells[lasts]]).astype(np.int64)

@@ -1,9 +1,9 @@
 """Operations captured in CUDA graphs, put onto the kernels that the graphs replay.
 
-A replayed graph runs no Python, so its kernels have no events. Operations issued while a graph is captured
-leave an annotation instead, keyed to the graph nodes that they made, by means of torch's own marks
-(torch.cuda._graph_annotations, torch 2.12 and later). A profiler's trace names the node of each replayed
-kernel, and `annotate` brings the two together.
+A replayed graph runs no Python, so its kernels have no events but the one around the launch. Operations
+issued while a graph is captured leave an annotation instead, keyed to the graph nodes that they made, by
+means of torch's own marks (torch.cuda._graph_annotations, torch 2.12 and later). A profiler's trace names the
+node of each replayed kernel, and `annotate` brings the two together.
 """
 
 from __future__ import annotations

@@ -89,7 +89,16 @@ class JsonSink:
         """What stands in the arguments of all events of these rows, which have the same shared ones."""
         own = self._own
         text = _text(own.shared[shared])[1:-1].encode()
-        return [b'"seq_num":', integers(own.seq[rows]), b"," + text + b',"bytes":', integers(own.bytes[rows])]
+        parts: list[Part] = [
+            b'"seq_num":',
+            integers(own.seq[rows]),
+            b"," + text + b',"bytes":',
+            integers(own.bytes[rows]),
+        ]
+        if own.replay[rows[0]]:  # and then of all of them
+            parts += [b',"captured_seq":', integers(own.captured_seq[rows])]
+            parts += [b',"replay":', integers(own.replay[rows])]
+        return parts
 
     def _labelled(self, args: Any, row: int) -> Raw:
         before = b"{}" if args is UNSET else bytes(args)

@@ -19,7 +19,7 @@ from unicomm.flight_recorder.names import kind as kind_of
 from unicomm.flight_recorder.table import Kind, State, Table
 
 from .chrome import NOTHING, Reader, TraceError
-from .trace_table import KEY, TraceTable, read
+from .trace_table import KEY, REPLAY, TraceTable, read
 
 Column = npt.NDArray[Any]
 
@@ -64,6 +64,8 @@ class Operations:
             opposed to having asked for it. completed is 0 for what was not over.
         bytes: of the larger side of all its tensors together.
         thread, traced: the issuing thread, and whether torch has an event of it.
+        replay: which replay of a graph it ran in, from 1; 0 for a call, -1 for one that a graph took down.
+        captured_seq: the number that it had then; of the replay's first collective in the replay's own row.
         stopped_ns: of each rank, when its recording ended.
         clocks: of each rank, the name of its clock, as far as known; ranks of one name have the same.
     """
@@ -84,6 +86,8 @@ class Operations:
     is_async: Column
     thread: Column
     traced: Column
+    replay: Column
+    captured_seq: Column
     ops: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     groups: list[GroupOf] = field(default_factory=list)
@@ -98,16 +102,31 @@ class Operations:
         return np.unique(self.rank)
 
     @cached_property
+    def whole_replay(self) -> Column:
+        """Whether a row stands for a graph's replay, whose operations have rows of their own."""
+        return np.asarray([op == REPLAY for op in self.ops] or [False], np.bool_)[self.op]
+
+    @cached_property
+    def placed(self) -> Column:
+        """Whether it is known when it ran. Not of what a graph took down, which ran nothing, nor of the
+        operations of a replay, of which no more is known than that they ran within it."""
+        placed: Column = (self.replay == 0) | self.whole_replay
+        return placed
+
+    @cached_property
     def cell(self) -> Column:
-        """A number for the rows that belong together: a collective, or a send and its receive."""
+        """A number for the rows that belong together: a collective, or a send and its receive.
+
+        So do those of a replay's operations, and those of replays that begin with the same collective.
+        """
         source = np.where(self.kind == Kind.RECV, self.peer, self.rank).astype(np.int64)
         target = np.where(self.kind == Kind.RECV, self.rank, self.peer).astype(np.int64)
         collective = self.kind == Kind.COLLECTIVE
         source[collective] = target[collective] = -1
         # A message from any source has no number: it stays alone.
-        lone = ~collective & ((self.peer < 0) | (self.seq <= 0))
+        lone = (~collective & (self.peer < 0)) | (self.seq <= 0)
         seq = np.where(lone, -1 - np.arange(len(self)), self.seq)
-        return dense(self.group.astype(np.int64), source, target, seq)
+        return dense(self.group.astype(np.int64), self.placed.astype(np.int64), source, target, seq)
 
 
 def dense(*columns: Column) -> Column:
@@ -129,7 +148,7 @@ def dense(*columns: Column) -> Column:
 
 def _empty() -> Operations:
     none = np.zeros(0, np.int64)
-    return Operations(*(none,) * 16, [], [], [], {})
+    return Operations(*(none,) * 18, [], [], [], {})
 
 
 class _Gatherer:
@@ -194,6 +213,8 @@ class _Gatherer:
                 "is_async": ints("is_async").astype(np.bool_),
                 "thread": ints("thread"),
                 "traced": ints("traced").astype(np.bool_),
+                "replay": ints("replay"),
+                "captured_seq": ints("captured_seq"),
             }
         )
         for owner in {rank, *owners.tolist()}:
@@ -291,6 +312,8 @@ def from_recorder(table: Table) -> Operations:
         is_async=table.is_async[rows],
         thread=np.zeros(len(rows), np.int64),
         traced=np.zeros(len(rows), np.bool_),
+        replay=np.zeros(len(rows), np.int64),
+        captured_seq=np.zeros(len(rows), np.int64),
         ops=table.ops,
         dtypes=table.dtypes,
         groups=[GroupOf(g.uid, g.name, g.desc, g.backend, tuple(g.ranks.tolist())) for g in table.groups],
@@ -300,7 +323,8 @@ def from_recorder(table: Table) -> Operations:
 
 @dataclass
 class Joined:
-    """The rows on one clock, in nanoseconds since 1970.
+    """The rows on one clock, in nanoseconds since 1970. Those that have no place of their own (see
+    `Operations.placed`) take no time, wait for nobody and are late for nothing.
 
     Attributes:
         begin, end: when the rank arrived, and when it was over (or its recording).
@@ -345,6 +369,7 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     begin = found.arrived_ns - own
     still = found.completed_ns == 0
     end = np.maximum(np.where(still, stop[found.rank], found.completed_ns) - own, begin)
+    end = np.where(found.placed, end, begin)
     cells = found.cell
     count = int(cells.max()) + 1
     latest = np.zeros(count, np.int64)
@@ -352,9 +377,9 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     members = np.bincount(cells, minlength=count)
     base = int(begin.min())
     typical = clocks.grouped_median((begin - base).astype(np.float64), cells, count)
-    late = begin - base - typical[cells].astype(np.int64)
+    late = np.where(found.placed, begin - base - typical[cells].astype(np.int64), 0)
     ready = np.where(found.kind == Kind.SEND, begin, np.clip(latest[cells], begin, end))
-    collective = found.kind == Kind.COLLECTIVE
+    collective = (found.kind == Kind.COLLECTIVE) & found.placed
     last = collective & (members[cells] > 1) & (begin == latest[cells])
     return Joined(begin, end, ready, late, members[cells], last, still)
 

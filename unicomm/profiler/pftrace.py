@@ -202,11 +202,15 @@ class PerfettoSink:
         """The arguments of all events of these rows, which have the same shared ones."""
         own = self._own
         seq = wire.arguments(self._key("seq_num"), own.seq[rows])
-        return [
+        parts = [
             *seq,
             self._annotations(own.shared[shared]),
             *wire.arguments(self._key("bytes"), own.bytes[rows]),
         ]
+        if own.replay[rows[0]]:  # and then of all of them
+            parts += wire.arguments(self._key("captured_seq"), own.captured_seq[rows])
+            parts += wire.arguments(self._key("replay"), own.replay[rows])
+        return parts
 
     def slices(self, made: Slices) -> None:
         own, row = self._own, made.row

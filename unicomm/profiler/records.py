@@ -40,6 +40,11 @@ class CommEvent:
         root, peer: rank in the group, None where the operation has none.
         in_splits, out_splits: rows for each rank, None where the parts are equal.
         batch: number of the batch of messages that run together, 0 for others.
+        replay: which replay of its graph it ran in, from 1; 0 for an operation that was called. Its times are
+            those of the whole replay. One more record with the op "replay" stands for the replay itself: its
+            seq_num and captured_seq are those of its first collective, its sizes the sums.
+        captured_seq: in a replay, the number of the call that the graph took down; on all ranks the same.
+        captured: a graph took it down; it ran nothing, and its times are those of the call.
         state: created, started, completed or failed, when the recording ended.
         issued_ns, started_ns, completed_ns: on the clock of the day; 0 where it had not come to it.
         thread: the issuing thread, as the system numbers it.
@@ -65,6 +70,9 @@ class CommEvent:
     in_splits: tuple[int, ...] | None
     out_splits: tuple[int, ...] | None
     batch: int
+    replay: int
+    captured_seq: int
+    captured: bool
     state: str
     issued_ns: int
     started_ns: int
@@ -255,6 +263,9 @@ def _joined(table: TraceTable, seen: list[_Seen]) -> Iterator[CommEvent]:
             in_splits=_splits(row["in_splits"]),
             out_splits=_splits(row["out_splits"]),
             batch=row["batch"],
+            replay=max(row["replay"], 0),
+            captured_seq=row["captured_seq"],
+            captured=row["replay"] < 0,
             state=STATES[row["state"]],
             issued_ns=row["issued_ns"],
             started_ns=row["started_ns"],

@@ -43,6 +43,7 @@ class RankRows:
         shared, shared_of: arguments that many rows have alike, and which of these each row has.
         before: nanoseconds from its issue to its start.
         names: as the events are called; `names_of` and `later` (asynchronous) as lists, quicker to look into.
+        placed: whether it is shown; see `Operations.placed`.
     """
 
     def __init__(self, found: Operations, first: int, count: int) -> None:
@@ -56,11 +57,14 @@ class RankRows:
         )
         self.before = (found.arrived_ns - found.issued_ns)[part]
         self.traced, self.thread, self.op = found.traced[part], found.thread[part], found.op[part]
+        self.replay, self.captured_seq = found.replay[part], found.captured_seq[part]
+        self.placed = found.placed[part]
         self.names = [PREFIX + op for op in found.ops]
         self.names_of: list[str] = [self.names[op] for op in self.op.tolist()]
         self.later: list[bool] = found.is_async[part].tolist()
-        numbers: dict[tuple[int, int, bool], int] = {}
-        same = zip(found.group[part].tolist(), found.dtype[part].tolist(), self.later, strict=True)
+        numbers: dict[tuple[int, int, bool, bool], int] = {}
+        replayed = (self.replay != 0).tolist()
+        same = zip(found.group[part].tolist(), found.dtype[part].tolist(), self.later, replayed, strict=True)
         self.shared_of = np.asarray([numbers.setdefault(one, len(numbers)) for one in same], np.int64)
         # What an event has with `record_shapes=True`, for those without.
         self.shared: list[dict[str, Any]] = [
@@ -70,7 +74,7 @@ class RankRows:
                 "dtype": found.dtypes[dtype],
                 "is_async": later,
             }
-            for group, dtype, later in numbers
+            for group, dtype, later, _ in numbers
         ]
 
 
@@ -102,7 +106,7 @@ def flows(found: Operations, joined: Joined) -> tuple[Column, Column, int]:
     """The number of the flow of each row (0: none), its place in it, and how many flows there are."""
     n = len(found)
     number, place = np.zeros(n, np.int64), np.zeros(n, np.uint8)
-    rows = np.flatnonzero(joined.members > 1)
+    rows = np.flatnonzero((joined.members > 1) & found.placed)
     if not len(rows):
         return number, place, 0
     order = rows[np.lexsort((found.rank[rows], joined.begin[rows], found.cell[rows]))]
@@ -122,6 +126,7 @@ def tracks(found: Operations, joined: Joined, own: RankRows) -> tuple[list[str],
     rows = np.arange(own.first, own.first + own.count)
     track_of = np.zeros(own.count, np.int64)
     # A group's operations of several ranks in one trace (threads) overlap too.
+    rows = rows[own.placed]
     for group in np.unique(found.group[rows]).tolist():
         mine = rows[found.group[rows] == group]
         mine = mine[np.argsort(joined.begin[mine], kind="stable")]
@@ -138,10 +143,11 @@ def slices(
     """A rank's operations, some at a time; of those on one track each ends before the next one begins."""
     part = slice(own.first, own.first + own.count)
     order = np.argsort(joined.begin[part], kind="stable")
+    order = order[own.placed[order]]
     issue = np.zeros(own.count, np.int64)
     issue[list(issues.keys())] = list(issues.values())
     begin, ready, end = joined.begin[part], joined.ready[part], joined.end[part]
-    for first in range(0, own.count, AT_ONCE):
+    for first in range(0, len(order), AT_ONCE):
         rows = order[first : first + AT_ONCE]
         flow = (number[part][rows], place[part][rows], issue[rows])
         yield Slices(rows, track_of[rows], begin[rows], ready[rows], end[rows], *flow)

@@ -11,13 +11,16 @@ from unicomm.flight_recorder.ranks import parse_ranks
 from .chrome import TraceError
 
 KEY = "unicomm"
-VERSION = 1
+VERSIONS = (1, 2)  # 2 brought captured_seq and replay
 _MOST_RANKS = 1 << 22
 _TEXTS = ("op", "dtype", "in_splits", "out_splits")
 _NUMBERS = (
     *("seq_num", "group", "thread", "traced", "issued_ns", "started_ns", "completed_ns", "state"),
     *("is_async", "in_elements", "out_elements", "root", "peer", "bytes", "batch"),
+    *("captured_seq", "replay"),
 )
+_SINCE_2 = ("captured_seq", "replay")
+REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
 
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED: "failed"}
@@ -64,13 +67,13 @@ class TraceTable:
 def read(data: Any, where: str) -> TraceTable:
     """The table from what stands under `KEY`. Raises `TraceError`; `where` is for its message."""
     try:
-        if data["version"] != VERSION:
+        if data["version"] not in VERSIONS:
             raise TraceError(
-                f"{where}: version {data['version']} of the table is not known here ({VERSION} is);"
+                f"{where}: version {data['version']} of the table is not known here ({VERSIONS[-1]} is);"
                 " read it with the unicomm that wrote it"
             )
         groups = [_group(entry) for entry in data["groups"]]
-        columns = _columns(data["columns"], data["rows"])
+        columns = _columns(data["columns"], data["rows"], () if data["version"] >= 2 else _SINCE_2)
         if any(not 0 <= group < len(groups) for group in set(columns["group"])):
             raise ValueError("a row belongs to no group")
         if not set(columns["state"]) <= set(STATES):
@@ -93,11 +96,15 @@ def read(data: Any, where: str) -> TraceTable:
         raise TraceError(f"{where}: the table of operations is damaged ({error!r}); record it anew") from None
 
 
-def _columns(names: list[str], rows: list[list[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Checked, so that nobody has to look again: numbers are integers of 64 bits, texts are texts."""
+def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Checked, so that nobody has to look again: numbers are integers of 64 bits, texts are texts.
+
+    `absent`: columns of zeros, which its version does not have yet.
+    """
     if rows and {len(row) for row in rows} != {len(names)}:
         raise ValueError("a row has another number of columns")
     columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+    columns |= {name: (0,) * len(rows) for name in absent}
     for known, kinds in ((_TEXTS, {str}), (_NUMBERS, {int, bool})):
         for name in known:
             if not set(map(type, columns[name])) <= kinds:
