@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from unicomm import (
     WorkStatus,
     new_comm,
 )
+from unicomm.comms import lane
 from unicomm.comms.lane import ANY_RANK
 from unicomm.testing import run_ranks
 
@@ -316,3 +318,51 @@ def test_finalize_waits_for_them_or_says_so(raised):
     run_ranks(program, 2)
     over = threading.Event()
     run_ranks(stuck, 2)
+
+
+def test_ranks_that_begin_at_once_share_one_watcher(monkeypatch):
+    """Of two, one took the lanes that the other had counted, and ended by an IndexError."""
+    made = []
+
+    class SlowToMake(threading.Thread):
+        def __init__(self, *args, **options) -> None:
+            made.append(self)
+            time.sleep(0.05)
+            super().__init__(*args, **options)
+
+        def start(self) -> None:
+            pass
+
+    watcher = lane._Watcher()
+    callers = [threading.Thread(target=watcher._rouse) for _ in range(8)]
+    monkeypatch.setattr(lane.threading, "Thread", SlowToMake)
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(made) == 1
+
+
+def test_a_lane_that_finds_no_thread_does_not_end_the_others(monkeypatch, raised, eventually):
+    def no_thread(*_) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def without(comm: Communicator) -> None:
+        if comm.get_rank() == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(comm._engine, "submit", no_thread)
+                lost = recv(comm, torch.zeros(2), 1)
+                eventually(lambda: lost.status is WorkStatus.ERROR)
+            assert "can't start new thread" in str(raised(lost.wait))
+
+    def program(comm: Communicator) -> None:
+        if comm.get_rank() == 0:
+            out = torch.zeros(2)
+            work = recv(comm, out, 1)
+            eventually(lambda: work.status is WorkStatus.COMPLETED)  # which leaves it to the watcher
+            assert out.tolist() == [1.0, 1.0]
+        else:
+            send(comm, torch.ones(2), 0).wait()
+
+    run_ranks(without, 2)
+    run_ranks(program, 2)

@@ -1,5 +1,6 @@
 """A rank is stopped (SIGSTOP): the others time out and name it; when it goes on, it learns that they have."""
 
+import os
 import signal
 
 import pytest
@@ -13,8 +14,13 @@ TIMEOUT = 2.0
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 @pytest.mark.parametrize("moment", ["collective", "p2p", "transfer"])
 def test_stopped(start, moment, backend):
-    """Within two seconds of the deadline, in one of three jobs: a machine may be busy with something else."""
-    assert any(last_error(start, moment, backend) < TIMEOUT + 2.0 for _ in range(3))
+    """Within two seconds of the deadline, in one of three jobs; more where cores have more to run."""
+    took = []
+    for _ in range(3):
+        took.append(last_error(start, moment, backend) - TIMEOUT)
+        if took[-1] < 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)):
+            return
+    raise AssertionError(f"{took} s after the deadline, with a load of {os.getloadavg()}")
 
 
 def last_error(start, moment, backend):

@@ -122,12 +122,17 @@ class Lane:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Has the worker run the messages."""
+        """Has the worker run the messages; where it cannot, for want of a thread, say, they fail of that."""
         with self._lock:
             if self._handed or self._closed:
                 return
             self._handed = True
-            self._engine.submit(Work("send/recv", 0, True), self._drive_all)
+            try:
+                self._engine.submit(Work("send/recv", 0, True), self._drive_all)
+                return
+            except Exception as error:
+                reason = error
+        self._fail(reason)
 
     def drive_for(self, work: LaneWork, limit: float) -> None:
         """Runs messages until `work` is over or `limit` seconds have passed, unless another thread does."""
@@ -247,6 +252,7 @@ class _Watcher:
         self._thread: threading.Thread | None = None
         self._asleep = True
         self._wake = threading.Event()
+        self._starting = threading.Lock()
 
     def watch(self, lane: Lane) -> None:
         self._lanes.append(lane)
@@ -254,9 +260,10 @@ class _Watcher:
             self._rouse()
 
     def _rouse(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
-            self._thread.start()
+        with self._starting:  # ranks may be threads that begin at the same moment
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
+                self._thread.start()
         self._wake.set()
 
     def _loop(self) -> None:
