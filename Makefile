@@ -66,6 +66,7 @@ sanitize: $(VENV)/tools
 docs: $(VENV)/installed
 	$(BIN)/python -m unicomm.testing.capability_table --write
 	$(BIN)/python tests/torch_distributed/feature_page.py --write
+	$(BIN)/python tests/processes/operators_page.py --write
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

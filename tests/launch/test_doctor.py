@@ -9,6 +9,7 @@ from importlib import metadata
 
 import pytest
 
+from unicomm import symm
 from unicomm.launch import backend_checks, doctor, verified
 
 
@@ -44,6 +45,23 @@ def test_json_says_what_works(capsys):
         assert found["verified"]
         assert finding(found["findings"], "self-test")["ok"]
     assert [found["detail"] for found in report["environment"]][:2] == ["single process", "rank 0 of 1"]
+
+
+def test_it_counts_the_operations_of_torch_that_run(monkeypatch, tmp_path):
+    operators = [
+        symm.TorchOperator("one", True, "in shared memory"),
+        symm.TorchOperator("two", False, "this torch declares it otherwise"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(symm, "torch_operators", lambda: operators)
+        said = finding(doctor.collect()["core"], "torch.ops.symm_mem")
+    assert said["detail"] == (
+        "1 of 2 run on CPU tensors after symm.use_in_torch(); not two: this torch declares it otherwise"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is built
+    said = finding(doctor.collect()["core"], "torch.ops.symm_mem")
+    assert said["ok"] is None
+    assert "unicomm build torch-bridge" in said["detail"]
 
 
 def test_the_table_says_the_same(capsys):

@@ -3,6 +3,7 @@
 import shutil
 import signal
 
+import operators_page
 import pytest
 import torch
 
@@ -51,3 +52,24 @@ def test_without_a_build_it_says_what_to_do(monkeypatch, tmp_path):
     assert not bridge_path(SYMMETRIC).exists()
     with pytest.raises(NotReadyError, match=f"not built for torch {torch.__version__}".replace("+", r"\+")):
         symm.use_in_torch()
+
+
+def test_each_operation_is_served_or_says_why_not(built, start):
+    job = start("torch_operators.py", 1, "list", "gloo")
+    said = job[0].next("listed", 90)
+    # What has no tensor is the GPUs' where torch has them.
+    assert set(said["left"]) == ({"nccl_wait_signal"} if torch.version.cuda else set())
+    assert said["otherwise"] or torch.__version__ >= "2.14"
+    assert job.end() == [0]
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 4), ("unicomm", 2)])
+def test_products_with_a_gather_or_a_scatter(built, start, backend, ranks):
+    job = start("torch_operators.py", ranks, "products", backend)
+    job.next("over", 90)
+    assert job.end() == [0] * ranks
+
+
+def test_the_page_lists_them(built):
+    page = operators_page.PAGE.read_text()
+    assert operators_page.renewed(page) == page, "run `make docs`"

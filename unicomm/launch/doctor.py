@@ -158,7 +158,7 @@ def _core() -> list[Finding]:
     except Exception as error:
         findings.append(Finding("torch", False, line_of(error), "reinstall torch: https://pytorch.org"))
         return findings
-    return [*findings, _switch()]
+    return [*findings, _switch(), _symmetric()]
 
 
 def _switch() -> Finding:
@@ -175,6 +175,24 @@ def _switch() -> Finding:
     return Finding(
         "switch", None, f"{switch.VARIABLE}=1 runs torch.distributed on unicomm; now {'on' if on else 'off'}"
     )
+
+
+def _symmetric() -> Finding:
+    """Which operations of torch's symmetric memory run on CPU tensors, and why others do not."""
+    what = "torch.ops.symm_mem"
+    try:
+        from unicomm.comms.errors import NotReadyError
+        from unicomm.symm import torch_operators
+
+        try:
+            operators = torch_operators()
+        except NotReadyError as error:
+            return Finding(what, None, f"{line_of(error)}: {error.hint}")
+    except Exception as error:
+        return Finding(what, None, line_of(error))
+    left = [operator for operator in operators if not operator.served]
+    detail = f"{len(operators) - len(left)} of {len(operators)} run on CPU tensors after symm.use_in_torch()"
+    return Finding(what, None, "; ".join([detail, *(f"not {o.name}: {o.text}" for o in left)]))
 
 
 def _environment() -> list[Finding]:

@@ -7,6 +7,7 @@
     tiles.py        reductions of parts of matrices
     autograd.py     dispatch and combine with gradients
     in_torch.py     torch's own symmetric memory on CPU tensors, by an extension that is built on demand
+    torch_operators.py, torch_kernels.py   which of its operations run, and those that torch writes in Python
     exchange.py     what these have in common: checks, and how the core runs them
 
 Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
@@ -44,3 +45,5 @@ from .one_sided import wait_signal as wait_signal
 from .tiles import multi_root_tile_reduce as multi_root_tile_reduce
 from .tiles import reduce_scatter_offset as reduce_scatter_offset
 from .tiles import tile_reduce as tile_reduce
+from .torch_operators import TorchOperator as TorchOperator
+from .torch_operators import torch_operators as torch_operators

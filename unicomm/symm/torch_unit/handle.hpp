@@ -52,6 +52,31 @@ struct Descriptor {
     }
 };
 
+inline void wake(void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
+
+// Until ready(value of the word). Who changes it without waking is seen within 50 ms, after each of which
+// check(milliseconds so far) may raise; so does Ctrl-C.
+template <class T, class F, class C>
+void await_word(T* word, F ready, C check) {
+    auto began = Clock::now();
+    for (int i = 0; i < 200; ++i) {
+        if (ready(std::atomic_ref<T>(*word).load())) return;
+    }
+    while (true) {
+        auto* low = reinterpret_cast<uint32_t*>(word);
+        uint32_t seen = Word(*low).load();
+        if (ready(std::atomic_ref<T>(*word).load())) return;
+        timespec slice{0, 50'000'000};
+        if (syscall(SYS_futex, low, FUTEX_WAIT, seen, &slice, nullptr, 0) == 0 || errno != ETIMEDOUT)
+            continue;
+        if (ready(std::atomic_ref<T>(*word).load())) return;
+        auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+        check(size_t(passed.count()));
+        py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+}
+
 // One rank's end of an allocation in a group.
 class Handle : public sm::SymmetricMemory {
   public:
@@ -140,33 +165,33 @@ class Handle : public sm::SymmetricMemory {
     // Until ready(value of the word). `peer` is who should change it; its death ends the wait. 0: no timeout.
     template <class T, class F>
     void await_word(T* word, F ready, int peer, size_t timeout_ms, const char* what) {
-        auto began = Clock::now();
-        for (int i = 0; i < 200; ++i) {
-            if (ready(std::atomic_ref<T>(*word).load())) return;
-        }
-        while (true) {
-            auto* low = reinterpret_cast<uint32_t*>(word);
-            uint32_t seen = Word(*low).load();
-            if (ready(std::atomic_ref<T>(*word).load())) return;
-            timespec slice{0, 50'000'000};
-            if (syscall(SYS_futex, low, FUTEX_WAIT, seen, &slice, nullptr, 0) == 0 || errno != ETIMEDOUT)
-                continue;
-            if (ready(std::atomic_ref<T>(*word).load())) return;
-            pollfd ended{peers_[size_t(peer)].process->number, POLLIN, 0};
-            TORCH_CHECK_WITH(DistBackendError, poll(&ended, 1, 0) == 0 || ended.fd < 0, "rank ", rank_,
-                             " waited for rank ", peer, " to ", what, ", but its process has ended");
-            auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
-            TORCH_CHECK_WITH(DistBackendError, timeout_ms == 0 || size_t(passed.count()) < timeout_ms,
-                             "rank ", peer, " did not ", what, " within ", timeout_ms, " ms, as rank ", rank_,
-                             " saw it");
-            py::gil_scoped_acquire gil;
-            if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-        }
+        unicomm_torch::await_word(word, ready, [&](size_t passed_ms) {
+            TORCH_CHECK_WITH(DistBackendError, !has_ended(peer), "rank ", rank_, " waited for rank ", peer,
+                             " to ", what, ", but its process has ended");
+            TORCH_CHECK_WITH(DistBackendError, timeout_ms == 0 || passed_ms < timeout_ms, "rank ", peer,
+                             " did not ", what, " within ", timeout_ms, " ms, as rank ", rank_, " saw it");
+        });
     }
 
-    static void wake(void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
+    // For a wait of which nobody says who ends it: any other rank may, unless all have ended.
+    void check_anybody_left() const {
+        int others = 0, ended = 0;
+        for (int p = 0; p < int(peers_.size()); ++p) {
+            if (p != rank_) ++others, ended += has_ended(p);
+        }
+        TORCH_CHECK_WITH(DistBackendError, others == 0 || ended < others, "rank ", rank_,
+                         " waits for a signal, but the processes of all ", others, " other ranks have ended");
+    }
+
+    // The 64 bits of this allocation that put_with_signal sets where the operation names no word.
+    uint64_t* value_of(int rank) { return reinterpret_cast<uint64_t*>(slot_word(rank, 2)); }
 
   private:
+    bool has_ended(int rank) const {
+        pollfd ended{peers_[size_t(rank)].process->number, POLLIN, 0};
+        return ended.fd >= 0 && poll(&ended, 1, 0) != 0;
+    }
+
     template <class F>
     void await(uint32_t* word, F ready, int peer, size_t timeout_ms, const char* what) {
         await_word<uint32_t>(word, ready, peer, timeout_ms, what);

@@ -1,4 +1,4 @@
-// torch.ops.symm_mem on CPU tensors: reductions, copies and signals. All ranks have met when an operation
+// torch.ops.symm_mem on CPU tensors: what all ranks of a group do together. They have met when an operation
 // reads or writes what is another one's, and meet again before it returns.
 #pragma once
 #include <torch/library.h>
@@ -144,79 +144,6 @@ inline Tensor all_gather_out(const Tensor& input, std::string group, Tensor out)
     return out;
 }
 
-inline Tensor words_of(const Tensor& input, int64_t offset, int64_t count) {
-    TORCH_CHECK(input.dim() == 1 && input.is_contiguous() && input.scalar_type() == at::kUInt32,
-                "input has to be a flat contiguous tensor of uint32");
-    TORCH_CHECK(offset >= 0 && count > 0 && offset + count <= input.numel(), "elements ", offset, " to ",
-                offset + count, " of ", input.numel());
-    return input.narrow(0, offset, count);
-}
-
-inline Tensor memset32_(Tensor input, int64_t offset, int64_t value, int64_t count) {
-    TORCH_CHECK(value >= 0 && value <= int64_t(UINT32_MAX), "val=", value, " has no 32 bits");
-    Tensor words = words_of(input, offset, count);
-    auto* at = static_cast<uint32_t*>(words.mutable_data_ptr());
-    for (int64_t i = 0; i < count; ++i) {
-        Word(at[i]).store(uint32_t(value));
-        Handle::wake(at + i);
-    }
-    return input;
-}
-
-inline Tensor stream_write_value32_(Tensor input, int64_t offset, int64_t value) {
-    return memset32_(input, offset, value, 1);
-}
-
-// --- one-sided: `peer` is a rank of the job's group, or of the only one that the tensor has met in
-// ------------
-
-inline void put(Tensor tensor, int64_t peer) {
-    auto handle = Memory::one().any(tensor);
-    handle->check_rank(peer);
-    of_rank(handle, tensor, int(peer)).copy_(tensor);
-}
-
-inline void get(Tensor tensor, int64_t peer) {
-    auto handle = Memory::one().any(tensor);
-    handle->check_rank(peer);
-    tensor.copy_(of_rank(handle, tensor, int(peer)));
-}
-
-inline uint64_t* signal_word(const Tensor& pad) {
-    TORCH_CHECK(pad.itemsize() == 8 && pad.numel() >= 1, "sigpad has to be a tensor of int64 or uint64");
-    return static_cast<uint64_t*>(const_cast<void*>(pad.const_data_ptr()));
-}
-
-inline void put_with_signal(Tensor tensor, Tensor pad, int64_t signal, int64_t peer) {
-    signal_word(pad);
-    put(tensor, peer);
-    uint64_t* word = signal_word(of_rank(Memory::one().any(pad), pad, int(peer)));
-    std::atomic_ref<uint64_t>(*word).store(uint64_t(signal));
-    Handle::wake(word);
-}
-
-inline void wait_for_signal(Tensor pad, int64_t signal, int64_t peer) {
-    auto handle = Memory::one().any(pad);
-    handle->check_rank(peer);
-    handle->await_word<uint64_t>(
-        signal_word(pad), [&](uint64_t v) { return v == uint64_t(signal); }, int(peer), 0, "signal");
-}
-
-inline void handle_put_signal(const Tensor& source, const c10::intrusive_ptr<sm::SymmetricMemory>& memory,
-                              int64_t peer) {
-    auto handle = c10::dynamic_intrusive_pointer_cast<Handle>(memory);
-    TORCH_CHECK(handle, "the handle is of another backend");
-    handle->check_rank(peer);
-    handle->get_buffer(int(peer), source.sizes(), source.scalar_type(), 0).copy_(source);
-    handle->count_signal(int(peer));
-}
-
-inline void handle_wait_signal(const c10::intrusive_ptr<sm::SymmetricMemory>& memory, int64_t peer) {
-    auto handle = c10::dynamic_intrusive_pointer_cast<Handle>(memory);
-    TORCH_CHECK(handle, "the handle is of another backend");
-    handle->await_count(int(peer));
-}
-
 inline Tensor broadcast(Tensor input, int64_t root, std::string group) {
     auto handle = handle_of(input, group, "input");
     handle->check_rank(root);
@@ -238,6 +165,41 @@ inline Tensor all_to_all(const Tensor& input, Tensor out, std::string group) {
     }
     handle->meet();
     return out;
+}
+
+// Permute-free: this rank's block of each rank's columns goes to rows of `out`, or the other way round.
+inline void all_to_all_nd(const Tensor& input, Tensor out, int64_t scatter_dim, int64_t gather_dim,
+                          std::string group) {
+    TORCH_CHECK((scatter_dim == 1 && gather_dim == 0) || (scatter_dim == 0 && gather_dim == 1),
+                "(scatter_dim, gather_dim) is (", scatter_dim, ", ", gather_dim,
+                "): it has to be (1, 0) or (0, 1)");
+    auto handle = handle_of(input, group, "input");
+    int64_t me = handle->get_rank(), n = handle->get_world_size();
+    TORCH_CHECK(
+        input.is_contiguous() && (input.dim() == 3 ? input.size(scatter_dim) == n
+                                                   : input.dim() == 2 && input.size(scatter_dim) % n == 0),
+        "input ", input.sizes(), " has to be contiguous and, in dimension ", scatter_dim, ", ", n,
+        " equal blocks");
+    auto blocks = [&](const Tensor& t) {
+        return input.dim() == 3 ? t : t.unflatten(scatter_dim, at::IntArrayRef{n, t.size(scatter_dim) / n});
+    };
+    Tensor own = blocks(input);
+    // Both have the ranks in one dimension, of which the other two are as they were.
+    int64_t rows = own.size(scatter_dim == 1 ? 0 : 1), columns = own.size(2);
+    std::vector<int64_t> deep =
+        gather_dim == 0 ? std::vector<int64_t>{n, rows, columns} : std::vector<int64_t>{rows, n, columns};
+    std::vector<int64_t> flat =
+        gather_dim == 0 ? std::vector<int64_t>{n * rows, columns} : std::vector<int64_t>{rows, n * columns};
+    TORCH_CHECK(out.is_contiguous() && out.scalar_type() == input.scalar_type() &&
+                    (out.sizes() == at::IntArrayRef(deep) || out.sizes() == at::IntArrayRef(flat)),
+                "out is ", out.scalar_type(), " ", out.sizes(), ": it has to be contiguous ",
+                input.scalar_type(), " ", at::IntArrayRef(deep), " or ", at::IntArrayRef(flat));
+    Tensor result = out.view(deep);
+    handle->meet();
+    for (int64_t p = 0; p < n; ++p) {
+        result.select(gather_dim, p).copy_(blocks(of_rank(handle, input, int(p))).select(scatter_dim, me));
+    }
+    handle->meet();
 }
 
 // --- tiles

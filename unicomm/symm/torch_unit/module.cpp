@@ -1,6 +1,9 @@
 // torch's symmetric memory on CPU tensors, which needs the ABI of the torch that is installed. Built on
 // demand by `unicomm build torch-bridge`; unicomm/symm/in_torch.py loads it.
+#include <pybind11/stl.h>
+
 #include "experts.hpp"
+#include "one_sided.hpp"
 
 namespace unicomm_torch {
 namespace {
@@ -16,59 +19,115 @@ void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::
     c10::impl::make_boxed_from_unboxed_functor<Functor, false>::call(&functor, op, keys, stack);
 }
 
+// A kernel, its schema as C++ has it, and the operation of torch.ops.symm_mem that it is for.
+struct Kernel {
+    const char* name;
+    std::unique_ptr<c10::FunctionSchema> (*schema)();
+    torch::CppFunction (*function)();
+};
+
 template <auto F>
-void impl(torch::Library& library, const char* name) {
-    auto declared = c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + name, ""});
-    if (!declared) return;
-    auto inferred = c10::detail::inferFunctionSchemaFromFunctor<decltype(F)>();
-    if (c10::findSchemaDifferences(*inferred, declared->schema())) return;
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed<F>>());
+Kernel kernel(const char* name) {
+    return {name, [] { return c10::detail::inferFunctionSchemaFromFunctor<decltype(F)>(); },
+            [] { return torch::CppFunction::makeFromBoxedFunction<&boxed<F>>(); }};
 }
 
-TORCH_LIBRARY_IMPL(symm_mem, CPU, m) {
-    impl<one_shot_all_reduce>(m, "one_shot_all_reduce");
-    impl<one_shot_all_reduce_out>(m, "one_shot_all_reduce_out");
-    impl<one_shot_all_reduce_copy>(m, "one_shot_all_reduce_copy");
-    impl<one_shot_all_reduce_copy_out>(m, "one_shot_all_reduce_copy_out");
-    impl<two_shot_all_reduce_>(m, "two_shot_all_reduce_");
-    impl<two_shot_all_reduce_out>(m, "two_shot_all_reduce_out");
-    impl<reduce_scatter_out>(m, "reduce_scatter_out");
-    // What multicast does, without it.
-    impl<two_shot_all_reduce_>(m, "multimem_all_reduce_");
-    impl<one_shot_all_reduce>(m, "multimem_one_shot_all_reduce");
-    impl<one_shot_all_reduce_out>(m, "multimem_one_shot_all_reduce_out");
-    impl<one_shot_reduce_out>(m, "multimem_one_shot_reduce_out");
-    impl<all_gather_out>(m, "multimem_all_gather_out");
-    impl<memset32_>(m, "memset32_");
-    impl<stream_write_value32_>(m, "stream_write_value32_");
-    impl<put>(m, "nvshmem_put");
-    impl<get>(m, "nvshmem_get");
-    impl<put_with_signal>(m, "nvshmem_put_with_signal");
-    impl<wait_for_signal>(m, "nvshmem_wait_for_signal");
-    impl<broadcast>(m, "nvshmem_broadcast");
-    impl<all_to_all>(m, "nvshmem_all_to_all");
-    impl<all_to_all_vdev>(m, "all_to_all_vdev");
-    impl<all_to_all_vdev_2d>(m, "all_to_all_vdev_2d");
-    impl<all_to_all_vdev_2d_offset>(m, "all_to_all_vdev_2d_offset");
-    impl<tile_reduce>(m, "tile_reduce");
-    impl<multi_root_tile_reduce>(m, "multi_root_tile_reduce");
-    impl<put>(m, "nccl_put");
-    impl<get>(m, "nccl_get");
-    impl<handle_put_signal>(m, "nccl_put_signal");
-    impl<reduce_scatter_offset>(m, "nccl_reduce_scatter_offset");
+const std::vector<Kernel>& kernels() {
+    static const std::vector<Kernel> all{
+        kernel<one_shot_all_reduce>("one_shot_all_reduce"),
+        kernel<one_shot_all_reduce_out>("one_shot_all_reduce_out"),
+        kernel<one_shot_all_reduce_copy>("one_shot_all_reduce_copy"),
+        kernel<one_shot_all_reduce_copy_out>("one_shot_all_reduce_copy_out"),
+        kernel<two_shot_all_reduce_>("two_shot_all_reduce_"),
+        kernel<two_shot_all_reduce_out>("two_shot_all_reduce_out"),
+        kernel<reduce_scatter_out>("reduce_scatter_out"),
+        // What multicast does, without it.
+        kernel<two_shot_all_reduce_>("multimem_all_reduce_"),
+        kernel<one_shot_all_reduce>("multimem_one_shot_all_reduce"),
+        kernel<one_shot_all_reduce_out>("multimem_one_shot_all_reduce_out"),
+        kernel<one_shot_reduce_out>("multimem_one_shot_reduce_out"),
+        kernel<all_gather_out>("multimem_all_gather_out"),
+        kernel<copy_to_all>("memcpy_to_multicast_"),
+        kernel<memset32_>("memset32_"),
+        kernel<stream_write_value32_>("stream_write_value32_"),
+        kernel<async_input_mm>("_async_input_mm"),
+        kernel<put>("nvshmem_put"),
+        kernel<get>("nvshmem_get"),
+        kernel<get_out>("nvshmem_get_out"),
+        kernel<put_with_signal>("nvshmem_put_with_signal"),
+        kernel<wait_for_signal>("nvshmem_wait_for_signal"),
+        kernel<broadcast>("nvshmem_broadcast"),
+        kernel<all_to_all>("nvshmem_all_to_all"),
+        kernel<all_to_all_vdev>("all_to_all_vdev"),
+        kernel<all_to_all_vdev_2d>("all_to_all_vdev_2d"),
+        kernel<all_to_all_vdev_2d_offset>("all_to_all_vdev_2d_offset"),
+        kernel<tile_reduce>("tile_reduce"),
+        kernel<multi_root_tile_reduce>("multi_root_tile_reduce"),
+        kernel<put>("nccl_put"),
+        kernel<get>("nccl_get"),
+        kernel<get_out>("nccl_get_out"),
+        kernel<put_with_value>("nccl_put_with_signal"),
+        kernel<wait_for_value>("nccl_wait_for_signal"),
+        kernel<handle_put_signal>("nccl_put_signal"),
+        kernel<handle_wait_signal>("nccl_wait_signal"),
+        kernel<all_to_all_nd>("nccl_all_to_all_nd"),
+        kernel<reduce_scatter_offset>("nccl_reduce_scatter_offset"),
+    };
+    return all;
 }
 
-// The first name is the default of CPU tensors; those that this torch has a backend for already are left out.
+std::optional<c10::OperatorHandle> declared(const Kernel& kernel) {
+    return c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + kernel.name, ""});
+}
+
+// Whether the dispatcher has something to choose a CPU kernel by.
+bool takes_tensors(const c10::FunctionSchema& schema) {
+    return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& a) {
+        return a.type()->isSubtypeOf(*c10::TensorType::get()) ||
+               a.type()->isSubtypeOf(*c10::ListType::ofTensors());
+    });
+}
+
+std::string misfit(const Kernel& kernel) {
+    auto found = declared(kernel);
+    if (!found) return "this torch does not declare it";
+    if (auto otherwise = c10::findSchemaDifferences(*kernel.schema(), found->schema()))
+        return "this torch declares it otherwise: " + *otherwise;
+    bool taken = found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                 found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    if (!takes_tensors(found->schema()) && taken)
+        return "it has no tensor that tells CPU from GPU, and this torch has a kernel for GPUs";
+    return "";
+}
+
+// All kernels that there are, each with why it is not for this torch, or nothing: as torch is now, and once
+// they are registered, as it was before.
+std::map<std::string, std::string> operators(bool keep) {
+    static std::optional<std::map<std::string, std::string>> kept;
+    if (kept) return *kept;
+    std::map<std::string, std::string> made;
+    for (auto& kernel : kernels()) made[kernel.name] = misfit(kernel);
+    if (keep) kept = made;
+    return made;
+}
+
+void register_kernels() {
+    using torch::Library;
+    static Library cpu(Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    static Library any(Library::IMPL, "symm_mem", c10::DispatchKey::CompositeExplicitAutograd, __FILE__,
+                       __LINE__);
+    auto misfits = operators(true);
+    for (auto& kernel : kernels()) {
+        if (!misfits.at(kernel.name).empty()) continue;
+        (takes_tensors(declared(kernel)->schema()) ? cpu : any).impl(kernel.name, kernel.function());
+    }
+}
+
+// Once in a process. The first name is the default of CPU tensors; those that this torch has a backend for
+// already are left out.
 std::vector<std::string> install(const std::vector<std::string>& names, py::object exchange) {
     exchange_function() = std::move(exchange);
-    // It has no tensor to be dispatched by. Torch with CUDA has a kernel of its own.
-    auto wait = c10::Dispatcher::singleton().findSchema({"symm_mem::nccl_wait_signal", ""});
-    if (wait && !wait->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
-        !wait->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
-        static torch::Library more(torch::Library::IMPL, "symm_mem",
-                                   c10::DispatchKey::CompositeExplicitAutograd, __FILE__, __LINE__);
-        impl<handle_wait_signal>(more, "nccl_wait_signal");
-    }
+    register_kernels();
     std::vector<std::string> taken;
     for (auto& name : names) {
         auto allocator = c10::make_intrusive<Allocator>(name);
@@ -86,4 +145,7 @@ std::vector<std::string> install(const std::vector<std::string>& names, py::obje
 }  // namespace
 }  // namespace unicomm_torch
 
-PYBIND11_MODULE(unicomm_torch_symm, m) { m.def("install", &unicomm_torch::install); }
+PYBIND11_MODULE(unicomm_torch_symm, m) {
+    m.def("install", &unicomm_torch::install);
+    m.def("operators", [] { return unicomm_torch::operators(false); });
+}
