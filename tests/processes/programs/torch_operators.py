@@ -1,6 +1,6 @@
 """The operations of torch.ops.symm_mem one by one, on CPU tensors: torch_operators.py HOW BACKEND
 
-list      rank by rank, which operations are there, and what calling one says that is not
+list      which operations are there, and what calling one says that is not
 products  products with a gather or a scatter, in float32, bfloat16 and float8, and with signals
 """
 
@@ -53,7 +53,7 @@ def check_list():
     for name in usual - set(left):
         assert any(
             torch._C._dispatch_has_kernel_for_dispatch_key(f"symm_mem::{name}", key)
-            for key in ("CPU", "CompositeExplicitAutograd")
+            for key in ("CPU", "BackendSelect", "CompositeExplicitAutograd")
         ), name
     for name, text in unheard.items():
         arguments = [1] if name.endswith("numbers") else [torch.ones(1), "x"][: 1 + (name in absent)]

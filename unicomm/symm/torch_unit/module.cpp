@@ -24,12 +24,25 @@ struct Kernel {
     const char* name;
     std::unique_ptr<c10::FunctionSchema> (*schema)();
     torch::CppFunction (*function)();
+    c10::DispatchKey key = c10::DispatchKey::CPU;
 };
 
 template <auto F>
 Kernel kernel(const char* name) {
     return {name, [] { return c10::detail::inferFunctionSchemaFromFunctor<decltype(F)>(); },
             [] { return torch::CppFunction::makeFromBoxedFunction<&boxed<F>>(); }};
+}
+
+// It has no tensor that tells CPU from GPU, but a handle, which is this one's or torch's.
+void wait_for_own_signal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    auto memory = torch::jit::peek(*stack, 0, 2).toCustomClass<sm::SymmetricMemory>();
+    if (c10::dynamic_intrusive_pointer_cast<Handle>(memory)) {
+        boxed<handle_wait_signal>(op, keys, stack);
+    } else {
+        op.redispatchBoxed(
+            keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect),
+            stack);
+    }
 }
 
 const std::vector<Kernel>& kernels() {
@@ -69,34 +82,21 @@ const std::vector<Kernel>& kernels() {
         kernel<put_with_value>("nccl_put_with_signal"),
         kernel<wait_for_value>("nccl_wait_for_signal"),
         kernel<handle_put_signal>("nccl_put_signal"),
-        kernel<handle_wait_signal>("nccl_wait_signal"),
+        {"nccl_wait_signal", kernel<handle_wait_signal>("").schema,
+         [] { return torch::CppFunction::makeFromBoxedFunction<&wait_for_own_signal>(); },
+         c10::DispatchKey::BackendSelect},
         kernel<all_to_all_nd>("nccl_all_to_all_nd"),
         kernel<reduce_scatter_offset>("nccl_reduce_scatter_offset"),
     };
     return all;
 }
 
-std::optional<c10::OperatorHandle> declared(const Kernel& kernel) {
-    return c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + kernel.name, ""});
-}
-
-// Whether the dispatcher has something to choose a CPU kernel by.
-bool takes_tensors(const c10::FunctionSchema& schema) {
-    return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& a) {
-        return a.type()->isSubtypeOf(*c10::TensorType::get()) ||
-               a.type()->isSubtypeOf(*c10::ListType::ofTensors());
-    });
-}
-
+// Why the kernel is not for this torch; empty if it is.
 std::string misfit(const Kernel& kernel) {
-    auto found = declared(kernel);
+    auto found = c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + kernel.name, ""});
     if (!found) return "this torch does not declare it";
     if (auto otherwise = c10::findSchemaDifferences(*kernel.schema(), found->schema()))
         return "this torch declares it otherwise: " + *otherwise;
-    bool taken = found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-                 found->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
-    if (!takes_tensors(found->schema()) && taken)
-        return "it has no tensor that tells CPU from GPU, and this torch has a kernel for GPUs";
     return "";
 }
 
@@ -114,12 +114,11 @@ std::map<std::string, std::string> operators(bool keep) {
 void register_kernels() {
     using torch::Library;
     static Library cpu(Library::IMPL, "symm_mem", c10::DispatchKey::CPU, __FILE__, __LINE__);
-    static Library any(Library::IMPL, "symm_mem", c10::DispatchKey::CompositeExplicitAutograd, __FILE__,
-                       __LINE__);
+    static Library select(Library::IMPL, "symm_mem", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
     auto misfits = operators(true);
     for (auto& kernel : kernels()) {
         if (!misfits.at(kernel.name).empty()) continue;
-        (takes_tensors(declared(kernel)->schema()) ? cpu : any).impl(kernel.name, kernel.function());
+        (kernel.key == c10::DispatchKey::CPU ? cpu : select).impl(kernel.name, kernel.function());
     }
 }
 
