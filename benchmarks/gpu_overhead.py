@@ -1,4 +1,5 @@
 """What a call costs the host: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
+Without a GPU: what this package does in a call, for all_reduce part by part, and for each common operation.
 
     python benchmarks/gpu_overhead.py                # on a GPU; without one: unicomm's own part alone
     python benchmarks/gpu_overhead.py --own          # that part also where there is a GPU
@@ -64,7 +65,8 @@ class NoLibrary:
     def all_reduce(self, *_: Any) -> int:
         return 0
 
-    finalize = destroy = abort = all_reduce
+    finalize = destroy = abort = group_start = group_end = all_reduce
+    broadcast = reduce = all_gather = reduce_scatter = all_to_all = gather = send = recv = all_reduce
 
 
 class NoStreams(Streams):
@@ -203,14 +205,89 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
     return took
 
 
-def show(title: str, took: dict[str, list[float]], beside: str) -> dict[str, dict[str, float]]:
+def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
+    """Each common operation by the communicator, the same the long way, and by the process group."""
+    from torch._C._distributed_c10d import (
+        AllgatherOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        BarrierOptions,
+        BroadcastOptions,
+        ReduceScatterOptions,
+    )
+
+    from unicomm.comms.process_group import UnicommProcessGroup
+    from unicomm.testing import run_ranks
+
+    took: dict[str, list[float]] = {}
+
+    def program(comm: unicomm.Communicator) -> None:
+        if comm.get_rank() == 1:  # the library does nothing, so nobody has to answer
+            return
+        group = UnicommProcessGroup(comm)
+        x, out, part = torch.ones(4), torch.ones(8), torch.ones(4)
+        n = comm.get_size()
+        assert out.numel() == n * part.numel()
+        options: dict[str, Any] = {
+            "all_reduce": AllreduceOptions(),
+            "all_gather_single": AllgatherOptions(),
+            "reduce_scatter_single": ReduceScatterOptions(),
+            "broadcast": BroadcastOptions(),
+            "all_to_all_single": AllToAllOptions(),
+            "barrier": BarrierOptions(),
+        }
+        for one in options.values():
+            one.asyncOp = False
+        options["barrier"].asyncOp = True  # who waits for a barrier waits for the device
+        own: dict[str, Callable[..., Any]] = {
+            "all_reduce": lambda **k: comm.all_reduce(x, SUM, False, **k),
+            "all_gather_single": lambda **k: comm.all_gather_single(out, part, False, **k),
+            "reduce_scatter_single": lambda **k: comm.reduce_scatter_single(part, out, SUM, False, **k),
+            "broadcast": lambda **k: comm.broadcast(x, 0, False, **k),
+            "all_to_all_single": lambda **k: comm.all_to_all_single(out, x8, False, **k),
+            "barrier": lambda **k: comm.barrier(True, **k),
+            "send": lambda **k: comm.send(x, 1, False, **k),
+            "recv": lambda **k: comm.recv(x, 1, False, **k),
+        }
+        x8 = torch.ones(8)
+        torchs: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: group.allreduce([x], options["all_reduce"]),
+            "all_gather_single": lambda: group._allgather_base(out, part, options["all_gather_single"]),
+            "reduce_scatter_single": lambda: group._reduce_scatter_base(
+                part, out, options["reduce_scatter_single"]
+            ),
+            "broadcast": lambda: group.broadcast([x], options["broadcast"]),
+            "all_to_all_single": lambda: group.alltoall_base(out, x8, [], [], options["all_to_all_single"]),
+            "barrier": lambda: group.barrier(options["barrier"]),
+            "send": lambda: group.send([x], 1, 0),
+            "recv": lambda: group.recv([x], 1, 0),
+        }
+        kinds: dict[str, Callable[[], Any]] = {}
+        for name, call in own.items():
+            kinds[name] = call
+            kinds[f"{name}, the long way"] = lambda call=call: call(timeout=600)
+            kinds[f"{name}, process group"] = torchs[name]
+        queue = comm._engine.queue
+        assert queue is not None
+        took.update(rounds_of(kinds, rounds, calls, lambda: queue.drain(60)))
+
+    run_ranks(program, 2, backend=OwnPart.name)
+    return took
+
+
+def show(title: str, took: dict[str, list[float]], beside: str = "") -> dict[str, dict[str, float]]:
+    """`beside`: what ratios are to; else each one's own long way."""
     table = Table(title=title)
-    for column in ("", "median, us", "smallest, us", f"ratio to {beside}"):
+    for column in ("", "median, us", "smallest, us", f"ratio to {beside or 'the long way'}"):
         table.add_column(column, justify="left" if not column else "right")
     figures = {}
     for name, times in took.items():
         asynchronous = f"{beside}, async"
-        other = took[asynchronous if name.endswith("async") and asynchronous in took else beside]
+        other = took[
+            asynchronous
+            if name.endswith("async") and asynchronous in took
+            else beside or f"{name.partition(',')[0]}, the long way"
+        ]
         ratio = statistics.median(a / b for a, b in zip(times, other, strict=True))
         figures[name] = {"median": statistics.median(times), "smallest": min(times), "ratio": ratio}
         table.add_row(name, *(f"{value:.2f}" for value in figures[name].values()))
@@ -235,6 +312,8 @@ def main() -> None:
             console.print("no GPU that torch can use here: only what unicomm itself does is measured")
         title = "all_reduce of 4 floats, one rank, over a library that does nothing"
         told["own part"] = show(title, own_part(options.rounds, options.calls), "a call")
+        title = "operations of 4 floats, one rank of two, over a library that does nothing"
+        told["operations"] = show(title, of_operations(options.rounds, options.calls))
     if options.json:
         options.json.write_text(json.dumps(told, indent=2) + "\n")
 

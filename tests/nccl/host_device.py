@@ -7,7 +7,7 @@ asynchronous operations are on a stream of their own, and the watchdog sees them
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,10 @@ class HostDevice(DoubleBackend):
         super().collective(call, run)
         self._arrive()
 
-    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
-        put = super().direct_all_reduce(tensor, op)
+    def direct(
+        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+    ) -> Callable[[], None] | None:
+        put = super().direct(name, tensors, other, op)
         if put is None:
             return None
 

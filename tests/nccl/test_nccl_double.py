@@ -242,46 +242,6 @@ def test_fp8_is_the_librarys_only_where_it_means_the_same():
         assert ((torch.float8_e5m2, unicomm.RedOpType.SUM) in pairs) == own
 
 
-def test_the_short_way_does_what_the_long_one_does(new, fresh_recorder, raised, monkeypatch):
-    """all_reduce without a timeout of its own goes the short way: nothing that can be seen differs."""
-    from unicomm.comms.check import Checker
-    from unicomm.flight_recorder import writer
-    from unicomm.flight_recorder.ring import read_ring
-
-    checked: list[str] = []
-    real = Checker.call
-    monkeypatch.setattr(Checker, "call", lambda *a, **k: (checked.append(a[1]), real(*a, **k))[1])
-
-    def program(comm: Communicator) -> None:
-        x, limit = torch.ones(6), comm.get_timeout()
-        for async_op in (False, True):
-            comm.all_reduce(x, SUM, async_op).wait_blocking()
-            assert not checked
-            comm.all_reduce(x, SUM, async_op, timeout=limit).wait_blocking()
-            assert checked.pop() == "all_reduce"
-        assert x.tolist() == [1.0] * 6
-        seen = []
-        with comm.register_pre_hook(lambda name, _, args: seen.append(args.seq)):
-            comm.all_reduce(x, SUM, False).wait_blocking()
-        assert seen == [5]
-        turned = torch.ones(3, dtype=torch.complex64).conj().imag
-        for wrong in (torch.ones(4)[::2], turned, x.to_sparse(), torch.ones(2, device="meta")):
-            assert type(raised(comm.all_reduce, wrong, SUM, False)) is InvalidArgumentError
-        assert type(raised(comm.all_reduce, x, "sum", False)) is InvalidArgumentError
-        assert comm.all_reduce(x, SUM, False).seq == 6
-        assert comm._engine.queue.drain(20)
-        comm.abort()
-        assert type(raised(comm.all_reduce, x, SUM, False)) is AbortedError
-
-    run_ranks(program, 1, backend=new)
-    rows = read_ring(writer._recorder.path).records
-    own = {"id", "seq", "op_id", "frame", "created_ns", "started_ns", "completed_ns"}
-    for short, long in ((0, 1), (2, 3)):
-        assert [int(rows[i]["seq"]) for i in (short, long)] == [short + 1, long + 1]
-        for name in set(rows.dtype.names) - own:
-            assert (rows[short][name] == rows[long][name]).all(), name
-
-
 def test_records_have_the_devices_times(new, fresh_recorder):
     def program(comm: Communicator) -> None:
         streams(comm).sleep(100)

@@ -14,6 +14,8 @@
     hooks.py        pre, post and abort hooks, NanCheckHook           clog.py        the operation log
     engine.py       how an operation runs: order (in_order.py), records, hooks, errors
     point_to_point.py  the same for sends and receives
+    stream_work.py  the same on a device's streams     stream_handle.py  their Work
+    stream_fast.py  with less ado where nobody looks       graphs.py  what graphs take down and replay
     profiling.py    when torch.profiler runs     profiling_session.py  events and a table for its traces
     torch_bridge.py extensions against torch's own ABI, where they have been built
     arrays.py       arrays of numpy and with DLPack as tensors

@@ -285,9 +285,15 @@ class Backend(abc.ABC):
         current one and return. None where they are done when these return."""
         return None
 
-    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
-        """With streams: what puts an all_reduce of that tensor on the current one, or None where `run` has
-        to. Nothing about the tensor has been checked yet but that it is one."""
+    def direct(
+        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+    ) -> Callable[[], None] | None:
+        """With streams: what puts an operation of `stream_fast.SHORT` on the current one, or None where
+        `run` or `exchange` has to.
+
+        `tensors`: checked, in the order of the operation table. `other`: the root or the peer, else -1. `op`
+        may be undefined for the element type.
+        """
         return None
 
     def late_error(self) -> CommError | None:

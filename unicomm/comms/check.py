@@ -62,7 +62,7 @@ class Checker:
             self._check_sizes(call, row, tensors)
         if row.splits:
             self._check_splits(call, row, tensors, out_splits, in_splits)
-        elif name == "all_to_all_single" and tensors[1].numel() % self.size:
+        elif row.shared and tensors[1].numel() % self.size:
             self.fail(
                 row,
                 f"input has {tensors[1].numel()} elements, which {self.size} ranks cannot share equally",

@@ -85,7 +85,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Copies the root's `tensor` into all ranks' `tensor`."""
         done = self._engine.fast.broadcast(tensor, root, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("broadcast", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("broadcast", done)
         return self._engine.collective("broadcast", (tensor,), async_op, hints, timeout, root=root)
 
     def all_reduce(
@@ -140,7 +140,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """
         done = self._engine.fast.all_gather_single(output, input, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("all_gather_single", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("all_gather_single", done)
         return self._engine.collective("all_gather_single", (output, input), async_op, hints, timeout)
 
     def reduce_scatter(
@@ -186,7 +186,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """
         done = self._engine.fast.reduce_scatter_single(output, input, op, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("reduce_scatter_single", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("reduce_scatter_single", done)
         return self._engine.collective(
             "reduce_scatter_single", (output, input), async_op, hints, timeout, op=op
         )
@@ -197,7 +197,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """The j-th of n equal parts of rank i's `input` becomes the i-th part of rank j's `output`."""
         done = self._engine.fast.all_to_all_single(output, input, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("all_to_all_single", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("all_to_all_single", done)
         return self._engine.collective("all_to_all_single", (output, input), async_op, hints, timeout)
 
     def all_to_all_v_single(
@@ -238,7 +238,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Completes when all ranks have called it."""
         done = self._engine.fast.barrier(async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("barrier", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("barrier", done)
         return self._engine.collective("barrier", (), async_op, hints, timeout)
 
     def scatter(
@@ -289,7 +289,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
         done = self._engine.fast.send(tensor, dst, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("send", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("send", done)
         return self._engine.messages([("send", tensor, dst)], async_op, hints, timeout)
 
     def recv(
@@ -298,7 +298,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
         done = self._engine.fast.recv(tensor, src, async_op, hints, timeout)
         if done:
-            return done if done.__class__ is Work else self._engine.fast_failed("recv", done)
+            return done if isinstance(done, Work) else self._engine.fast_failed("recv", done)
         return self._engine.messages([("recv", tensor, src)], async_op, hints, timeout)
 
     def batch_op_create(self) -> BatchSendRecv:

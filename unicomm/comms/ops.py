@@ -58,6 +58,7 @@ class Operation:
     rooted: bool = False  # has a `root`
     reduces: bool = False  # has an `op`
     splits: bool = False  # has split sizes along the first dimension
+    shared: bool = False  # each rank has an equal part of every tensor
     same_count: bool = True  # the count is part of the signature: all ranks must agree on it
     doc: str = ""
 
@@ -146,6 +147,7 @@ _TABLE = (
         12,
         _C,
         (_out("output", Size.COUNT), _in("input", Size.COUNT)),
+        shared=True,
         doc="The j-th part of rank i's `input` becomes the i-th part of rank j's `output`.",
     ),
     Operation(

@@ -89,7 +89,9 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout) ->
         message = Message(False, ANY_RANK, engine.check.check_tensor(row, "tensor", tensor))
     else:
         if engine.queue is not None:  # it has an order of its own, and nobody waits
-            return messages(engine, [(kind, tensor, peer)], True, None, timeout)
+            short = engine.fast.send if kind == "send" else engine.fast.recv
+            done: Work | bool = short(tensor, peer, True, None, timeout)
+            return done or messages(engine, [(kind, tensor, peer)], True, None, timeout)  # type: ignore[return-value]
         message = check_message(engine, row, tensor, peer)
     limit = engine.per_op(kind, None, timeout)
     with engine._order:

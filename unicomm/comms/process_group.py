@@ -29,7 +29,7 @@ from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK
 from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
-from .stream_work import StreamWork
+from .stream_handle import StreamWork
 from .threads import Threads
 from .torch_batches import post
 from .work import Work
@@ -467,7 +467,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self.allgather(turned, inputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        work = self._for(input).all_gather_single(output, input, later, None, limit)
+        return ProcessGroupWork((work,), (output,))
 
     _allgather_base = all_gather_single
 
@@ -496,7 +498,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return ProcessGroupWork(works, outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> dist.Work:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        op, limit = reduce_op(opts.reduceOp), _limit(opts)
+        work = self._for(input).reduce_scatter_single(output, input, op, opts.asyncOp, None, limit)
+        return ProcessGroupWork((work,), (output,))
 
     _reduce_scatter_base = reduce_scatter_single
 

@@ -19,118 +19,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import graphs, profiling, recording, watchdog
 from .call import OpArgs
 from .device_clock import DeviceClock
-from .errors import CommError, CommTimeoutError, NotReadyError
+from .errors import CommError, CommTimeoutError
 from .graphs import Capture, Captured
-from .options import seconds
 from .stream_failures import Lookout, Message, Pending
+from .stream_handle import StreamWork
 from .streams import Streams
-from .watchdog import LONGEST_LOOK, LOOK
-from .work import Work, WorkStatus
+from .watchdog import LOOK
 
 if TYPE_CHECKING:
-    from torch.futures import Future
-
     from .engine import Engine
     from .profiling_session import Described, Span
 
-
 _NO_ROWS: contextlib.AbstractContextManager[Sequence[Span]] = contextlib.nullcontext(())
-
-
-class StreamWork(Work):
-    """The handle of an operation on a device.
-
-    `wait()` makes the current stream wait for the result and returns at once; with a timeout, of a barrier,
-    and as `wait_blocking`, it blocks the host until the device has done it.
-    """
-
-    def __init__(self, name: str, seq: int, queue: StreamQueue, stream: Any) -> None:
-        super().__init__(name, seq, False)
-        self._queue = queue
-        self._stream = stream
-        self._after: Any = None
-        self._capture: Capture | None = None
-        self._held: Sequence[Any] = ()  # of a branch of a graph, until it is joined
-        self._done = False
-        self._guard = threading.Lock()
-        self._to_call: list[Callable[[Work], None]] = []
-
-    def wait(self, timeout: timedelta | float | None = None) -> None:
-        if timeout is not None or (self.name == "barrier" and self._capture is None):
-            self.wait_blocking(timeout)
-            return
-        self._raise()
-        if not self._done:
-            self._queue.order_after(self)
-
-    def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
-        if self._capture is not None:
-            raise NotReadyError(
-                "an operation that a graph captures has not run: the host cannot wait for it",
-                op=self.name,
-                seq=self.seq,
-                hint="wait() orders it within the graph; synchronise after the replay",
-            )
-        limit = seconds(timeout, -1.0)
-        end = time.monotonic() + limit if limit >= 0 else float("inf")
-        nap = 20e-6
-        while not self.is_completed():
-            left = end - time.monotonic()
-            if left <= 0:
-                raise CommTimeoutError(
-                    f"not finished within {limit:g} s of waiting; it goes on",
-                    op=self.name,
-                    seq=self.seq,
-                    hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
-                )
-            time.sleep(min(nap, left))
-            nap = min(2 * nap, LONGEST_LOOK)
-        self._raise()
-
-    def future(self) -> tuple[Future[Any], contextlib.AbstractContextManager[Any]] | None:
-        """An empty future whose result is ordered by streams, and the stream to set it on; see `Streams`."""
-        streams = self._queue.streams
-        made = streams.future()
-        return None if made is None else (made, streams.use(self._stream))
-
-    def is_completed(self) -> bool:
-        if self._done or self._error is not None:
-            return True
-        return self._capture is None and self._queue.streams.is_over(self._after)
-
-    @property
-    def status(self) -> WorkStatus:
-        if self._error is not None:
-            return WorkStatus.TIMEDOUT if isinstance(self._error, CommTimeoutError) else WorkStatus.ERROR
-        return WorkStatus.COMPLETED if self.is_completed() else WorkStatus.INPROGRESS
-
-    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Calls `callback(work)` once it is over: now if that is known, else in the watchdog's thread."""
-        with self._guard:
-            if not self._done:
-                self._to_call.append(callback)
-                return
-        self._call(callback)
-
-    def _raise(self) -> None:
-        if self._error is None:
-            self._error = self._queue.error_of(self)
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-
-    def _over(self, error: BaseException | None) -> None:
-        with self._guard:
-            self._error = error
-            self._done = True
-            callbacks, self._to_call = self._to_call, []
-        for callback in callbacks:
-            self._call(callback)
 
 
 @dataclass(slots=True)
@@ -163,6 +68,7 @@ class StreamQueue:
         self._clock = DeviceClock(streams)
         self._running: deque[_Running] = deque()
         self._lock = threading.RLock()  # a callback may issue operations
+        self.guard = threading.Lock()  # of a work's end, which its callbacks follow
         self.lookout = Lookout(engine)
 
     def issue(
@@ -195,8 +101,11 @@ class StreamQueue:
             streams.wait(stream, streams.record(current))
         self._follow_last(stream, capture)
         work = StreamWork(name, seq, self, stream)
-        work._capture = capture
-        before = streams.record(stream) if capture is None else None
+        before = None
+        if capture is None:
+            before = streams.record(stream)
+        else:
+            work._capture = capture
         if stream is current:
             run()
         else:
@@ -212,7 +121,7 @@ class StreamQueue:
                 span.captured()
             return work
         self._last = work
-        pending = Pending(name, seq, messages, timeout, time.monotonic() + timeout)
+        pending = Pending(name, seq, messages, timeout, issued_ns / 1e9 + timeout)
         with self._lock:
             self._running.append(_Running(work, before, records, args, held, pending, issued_ns, spans))
         watchdog.watch(self)

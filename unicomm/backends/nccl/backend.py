@@ -28,7 +28,7 @@ from .hints import HINTS, settings_of, signals_of
 from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
 from .making import NOBODY, Maker
 from .memory import Memory, PoolMemory, Registrations, Windows, memory_of
-from .operations import OWN, Operations
+from .operations import OWN, Operations, calls_of
 
 _HERE = contextlib.nullcontext()
 
@@ -128,6 +128,7 @@ class NcclBackend(Operations):
             bequeaths=shrinks,
         )
         self._direct = types.direct(self.capabilities.reductions)
+        self._calls = calls_of(self._native, operations, setup.size)
         self._memory = memory_of(library, setup.device, self.device_memory)
         self._registrations = Registrations(library, self._memory)
         self._windows = Windows(self, self._registrations, signals_of(setup.hints, library))

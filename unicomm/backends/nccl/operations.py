@@ -11,13 +11,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from unicomm.comms.backend import Backend
 from unicomm.comms.call import Call, Message
+from unicomm.comms.ops import OPERATIONS, Kind, Role, Size
 from unicomm.comms.reduction import RedOpType, ReduceOp
 from unicomm.comms.streams import Streams
 
@@ -38,6 +39,64 @@ OWN = frozenset(
     }
 )
 
+# Operations that are one call, and the library's names for them: in its messages, and in csrc/nccl.
+_FUNCTIONS = {
+    "broadcast": ("Broadcast", "broadcast"),
+    "all_reduce": ("AllReduce", "all_reduce"),
+    "reduce": ("Reduce", "reduce"),
+    "all_gather_single": ("AllGather", "all_gather"),
+    "reduce_scatter_single": ("ReduceScatter", "reduce_scatter"),
+    "all_to_all_single": ("AlltoAll", "all_to_all"),
+    "gather_single": ("Gather", "gather"),
+    "send": ("Send", "send"),
+    "recv": ("Recv", "recv"),
+}
+
+
+class LibraryCall(NamedTuple):
+    """How an operation is called; its row of the operation table says that.
+
+    Attributes:
+        what: the library's name for it. function: of `_native`, or None where there is none.
+        places: which of the operation's tensors are passed, in this order; unit: which one is counted, in
+            `parts` parts; None without tensors. of_input: that one is read. in_place: it is written, too.
+        rooted: it is told a rank, the root or the peer.
+    """
+
+    what: str
+    function: Callable[..., int]
+    places: tuple[int, ...] = ()
+    unit: int | None = None
+    parts: int = 1
+    of_input: bool = True
+    in_place: bool = False
+    rooted: bool = False
+
+
+def calls_of(native: Any, operations: Iterable[str], size: int) -> dict[str, LibraryCall]:
+    """Those of the library for a communicator of `size` ranks: of these operations, and of messages."""
+    out = {"barrier": LibraryCall("AllReduce", native.all_reduce)}
+    for name, (what, function) in _FUNCTIONS.items():
+        row = OPERATIONS[name]
+        message = row.kind is Kind.P2P
+        if name not in operations and not message:
+            continue
+        reads = [i for i, arg in enumerate(row.tensors) if arg.role is not Role.OUT]
+        writes = [i for i, arg in enumerate(row.tensors) if arg.role is not Role.IN]
+        unit = next(i for i in (*reads, *writes) if row.tensors[i].size is Size.COUNT)
+        places = (0,) if message else (reads[0], writes[0])
+        out[name] = LibraryCall(
+            what,
+            getattr(native, function),
+            places,
+            unit,
+            size if row.shared else 1,
+            unit in reads,
+            reads == writes,
+            row.rooted or message,
+        )
+    return out
+
 
 class Operations(Backend):
     """The part of `NcclBackend` that runs operations."""
@@ -52,6 +111,7 @@ class Operations(Backend):
     _began: int  # a mark of the library's log
     _token: torch.Tensor  # a byte on the device
     _direct: dict[tuple[torch.dtype, RedOpType], tuple[int, int]]
+    _calls: dict[str, LibraryCall]
 
     @classmethod
     @abc.abstractmethod
@@ -94,7 +154,10 @@ class Operations(Backend):
 
     def run(self, call: Call) -> None:
         with self.on_device(self._device):
-            getattr(self, f"_{call.name}")(call)
+            if call.name in _FUNCTIONS:
+                self._by_call(call)
+            else:
+                getattr(self, f"_{call.name}")(call)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         comm, stream = self._alive(), self._stream()
@@ -120,70 +183,55 @@ class Operations(Backend):
         if op >= types.FIRST_MADE:
             self._do("RedOpDestroy", self._native.op_destroy(op, self._alive()))
 
-    def _reduced(
-        self, call: Call, what: str, function: Callable[..., int], to: torch.Tensor, count: int, *root: int
-    ) -> None:
-        """A reduction of one tensor into another; `count`: elements of ours."""
-        dtype, op, width = self._reduction(call)
-        try:
-            pointers = call.inputs[0].data_ptr(), to.data_ptr()
-            result = function(*pointers, count * width, dtype, op, *root, self._alive(), self._stream())
-            self._do(what, result)
-        finally:
-            self._done_with(op)
-
-    def direct_all_reduce(self, tensor: torch.Tensor, op: ReduceOp) -> Callable[[], None] | None:
-        numbers = self._direct.get((tensor.dtype, op.type))
-        if numbers is None:
+    def direct(
+        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+    ) -> Callable[[], None] | None:
+        if (call := self._calls.get(name)) is None:
             return None
+        if call.unit is None:  # a barrier
+            return self._meet
+        unit = tensors[call.unit]
+        more: tuple[int, ...] = (types.BYTE,)
+        if op is None:
+            count = unit.nbytes // call.parts
+        elif (found := self._direct.get((unit.dtype, op.type))) is not None:
+            count, more = unit.numel(), found
+        else:
+            return None
+        if call.rooted:
+            more = (*more, other)
+
+        function, at = call.function, tensors[call.places[0]].data_ptr()
+        places = (at,) if len(call.places) == 1 else (at, tensors[call.places[1]].data_ptr())
 
         def put() -> None:
-            at = tensor.data_ptr()
             with self.on_device(self._device):
-                result = self._native.all_reduce(
-                    at, at, tensor.numel(), *numbers, self._alive(), self._stream()
-                )
-                self._do("AllReduce", result)
+                result = function(*places, count, *more, self._alive(), self._stream())
+                if result != SUCCESS:
+                    self._do(call.what, result)
 
         return put
 
-    def _all_reduce(self, call: Call) -> None:
-        to = call.outputs[0]
-        self._reduced(call, "AllReduce", self._native.all_reduce, to, to.numel())
-
-    def _reduce(self, call: Call) -> None:
+    def _by_call(self, call: Call) -> None:
+        """A collective that is one call of the library's."""
+        own = self._calls[call.name]
         source = call.inputs[0]
-        to = call.outputs[0] if call.outputs else source
-        self._reduced(call, "Reduce", self._native.reduce, to, source.numel(), call.root)
-
-    def _reduce_scatter_single(self, call: Call) -> None:
-        to = call.outputs[0]
-        self._reduced(call, "ReduceScatter", self._native.reduce_scatter, to, to.numel())
-
-    def _moved(
-        self, what: str, function: Callable[..., int], source: int, to: int, nbytes: int, *root: int
-    ) -> None:
-        """A movement of `nbytes` for each rank, between two places."""
-        self._do(what, function(source, to, nbytes, types.BYTE, *root, self._alive(), self._stream()))
-
-    def _broadcast(self, call: Call) -> None:
-        tensor = call.outputs[0] if call.outputs else call.inputs[0]
-        at = tensor.data_ptr()
-        self._moved("Broadcast", self._native.broadcast, at, at, tensor.nbytes, call.root)
-
-    def _all_gather_single(self, call: Call) -> None:
-        # Not by call.root: as a part of a rooted operation it has one.
-        source, to = call.inputs[0], call.outputs[0].data_ptr()
-        self._moved("AllGather", self._native.all_gather, source.data_ptr(), to, source.nbytes)
-
-    def _gather_single(self, call: Call) -> None:
-        source, to = call.inputs[0], call.outputs[0].data_ptr() if call.outputs else 0
-        self._moved("Gather", self._native.gather, source.data_ptr(), to, source.nbytes, call.root)
-
-    def _all_to_all_single(self, call: Call) -> None:
-        source, to = call.inputs[0], call.outputs[0].data_ptr()
-        share = source.nbytes // self._size
-        self._moved("AlltoAll", self._native.all_to_all, source.data_ptr(), to, share)
+        to = call.outputs[0] if call.outputs else source if own.in_place else None
+        unit = source if own.of_input or to is None else to
+        # Not by call.root: as a part of a rooted operation any one has one.
+        root = (call.root,) if own.rooted else ()
+        places = source.data_ptr(), 0 if to is None else to.data_ptr()
+        if call.op is None:
+            count = unit.nbytes // own.parts
+            self._do(own.what, own.function(*places, count, types.BYTE, *root, self._alive(), self._stream()))
+            return
+        dtype, op, width = self._reduction(call)
+        try:
+            count = unit.numel() * width
+            result = own.function(*places, count, dtype, op, *root, self._alive(), self._stream())
+            self._do(own.what, result)
+        finally:
+            self._done_with(op)
 
     def _reduce_scatter(self, call: Call) -> None:
         """A group of reduces, each with its own root and size."""
@@ -202,8 +250,13 @@ class Operations(Backend):
 
     _reduce_scatter_v = _reduce_scatter
 
-    def _barrier(self, call: Call) -> None:
+    def _meet(self) -> None:
         pointer = self._token.data_ptr()
         op = types.op_number(RedOpType.MAX)
-        result = self._native.all_reduce(pointer, pointer, 1, types.BYTE, op, self._alive(), self._stream())
-        self._do("AllReduce", result)
+        with self.on_device(self._device):
+            stream = self._stream()
+            result = self._native.all_reduce(pointer, pointer, 1, types.BYTE, op, self._alive(), stream)
+            self._do("AllReduce", result)
+
+    def _barrier(self, call: Call) -> None:
+        self._meet()
