@@ -13,8 +13,10 @@ CONSUMERS = 18
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_same_numbers_as_stock_gloo(ranks, tmp_path):
-    for name, on in (("stock", "0"), ("switched", "1")):
-        done = torchrun(ranks, PROGRAMS / "consumers.py", tmp_path, name, TORCH_DISTRIBUTED_USE_TORCHCOMMS=on)
+    for name in ("stock", "switched"):
+        stock = name == "stock"
+        env = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "0" if stock else "1"}
+        done = torchrun(ranks, PROGRAMS / "consumers.py", tmp_path, name, stock=stock, **env)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     for rank in range(ranks):
         stock, switched = (
