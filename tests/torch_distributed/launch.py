@@ -11,8 +11,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 def torchrun(ranks, program, *arguments, stock=False, **env):
     """A finished run on this host; a rank that hangs ends with all stacks on stderr.
 
-    A run that uses torch's own Gloo alone, `stock`, is repeated where that ended a rank: on a busy machine its
-    threads may outlive Python (pytorch/pytorch#190489, #179291).
+    A run that uses torch's own Gloo alone, `stock`, is repeated where that ended a rank: on a busy machine
+    its threads may outlive Python (pytorch/pytorch#190489, #179291).
     """
     done = _torchrun(ranks, program, *arguments, **env)
     if stock and done.returncode and "terminate called without an active exception" in done.stderr:
