@@ -9,7 +9,7 @@ using namespace symm;
 
 // Where the PE is in the world, if all of the memory is allocated here.
 int check(Part& part, const void* address, uint64_t bytes, int pe, int& target, Error* error) {
-    if (part.world->broken) return failed("rocSHMEM still waits in an operation that timed out", error);
+    if (part.world->broken) return failed(kGivenUp, error);
     auto& blocks = part.world->blocks;
     auto after = blocks.upper_bound(const_cast<void*>(address));
     bool inside = false;
@@ -26,7 +26,7 @@ int check(Part& part, const void* address, uint64_t bytes, int pe, int& target, 
 
 int barrier(Domain domain, uint64_t, Stream stream, Error* error) {
     Part& part = part_of(domain);
-    if (part.world->broken) return failed("rocSHMEM still waits in an operation that timed out", error);
+    if (part.world->broken) return failed(kGivenUp, error);
     return barrier_on(part, of(stream), error);
 }
 
@@ -157,7 +157,10 @@ int library_compare(Compare compare) {
 
 int fetch(Part& part, uint64_t* before, hipStream_t stream, const char* what, Error* error) {
     if (int code = launched(what, error)) return code;
-    if (int code = checked(hipStreamSynchronize(stream), what, error)) return code;
+    hipError_t result = hipSuccess;  // whatever the stream has before it comes first
+    FaultCode fault = finish(part, stream, UINT64_MAX, result);
+    if (fault != FaultCode::kNone) return failed("", error, fault);
+    if (int code = checked(result, what, error)) return code;
     *before = *part.world->result;
     return 0;
 }

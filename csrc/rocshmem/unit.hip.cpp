@@ -3,9 +3,9 @@
 //
 // Puts, gets, signals and barriers act in the order of their stream, and nobody waits on the host, but for
 // the atomics, whose result goes to the host, and for what is collective in the table: init, allocate, free,
-// team_split. rocSHMEM cannot be interrupted and does not know who died: there is no abort, and a deadline is
-// kept where the host waits for a kernel; in the library's own collectives (init, malloc, free,
-// team_split_strided) it is not.
+// team_split. rocSHMEM cannot be interrupted and does not know who died: a deadline is kept, and an abort
+// heard, where the host waits for a kernel; in the library's own collectives (init, malloc, free,
+// team_split_strided) they are not.
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -82,7 +82,9 @@ int start_library(UniqueId id, int rank, int world, Error* error) {
         if (code != 0) return failed("rocshmem_init_attr failed: ROCSHMEM_DEBUG_LEVEL=INFO says why", error);
     } else {
         rocshmem_init();
-        std::atexit([] { rocshmem_finalize(); });  // mpirun wants to hear of it
+        std::atexit([] {  // mpirun wants to hear of it; but it is a meeting, to which not all may come
+            if (!the_world.broken && !the_world.given_up) rocshmem_finalize();
+        });
     }
     if (rocshmem_my_pe() != rank || rocshmem_n_pes() != world) {
         return failed(
@@ -190,6 +192,14 @@ int init(const UniqueId* id, int rank, int world, const char*, uint64_t deadline
 
 // Others cannot be told.
 int leave(Domain, Error*) { return 0; }
+
+// What waits on the host in this domain ends; a stream's wait does not, nor is the library told: it knows no
+// end of one communicator.
+int abort_domain(Domain domain, Error*) {
+    part_of(domain).world->given_up = true;
+    part_of(domain).aborted = true;
+    return 0;
+}
 
 // A team's place in the library stays taken: giving it back is a collective.
 int release(Domain domain, Error*) {
@@ -314,6 +324,7 @@ Vtbl make() {
     constexpr bool moves = (kHostPut || kDevicePut) && (kHostGet || kDeviceGet);
     static_assert(kBarrier && moves, "this rocSHMEM has no barrier, put or get that is known here");
     t.unique_id = unique_id, t.discard_id = discard_id, t.init = init, t.leave = leave, t.release = release;
+    t.abort = abort_domain;
     t.allocate = allocate, t.free = free_memory, t.barrier = barrier;
     if constexpr (kHostPtr) t.ptr = ptr;
     t.put = put, t.get = get, t.put_nbi = put_nbi, t.get_nbi = get_nbi, t.fence = fence, t.quiet = quiet;

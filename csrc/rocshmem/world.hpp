@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <string>
@@ -63,8 +64,9 @@ struct World {
     int wave = 0;
     bool started = false;
     symm::UniqueId id{};
-    bool broken = false;     // a meeting timed out: its kernel still waits
-    Words* said = nullptr;   // symmetric: one for each PE
+    bool broken = false;                // a meeting was given up: its kernel still waits
+    std::atomic<bool> given_up{false};  // by a communicator: not all PEs will come to the end
+    Words* said = nullptr;              // symmetric: one for each PE
     Words* draft = nullptr;  // of the host, where the device can read and write it: one more than PEs
     uint64_t* result = nullptr;
     hipStream_t stream = nullptr, glance = nullptr;
@@ -81,6 +83,7 @@ struct Part {  // the world, or a team of it: what a Domain is
     int rank = 0;
     std::vector<int> pes;  // of the world
     uint64_t round = 0;    // of meetings; no other part has the same numbers
+    std::atomic<bool> aborted{false};
 
     int size() const { return int(pes.size()); }
 };
@@ -125,21 +128,32 @@ inline int put_on(World& world, void* to, const void* from, uint64_t bytes, int 
     return launched("put", error);
 }
 
-// Until all on the stream is done, or the deadline: then who is absent from the meeting. A kernel that waits
-// cannot be called back.
-inline int await(Part& part, uint64_t deadline, Error* error) {
-    World& w = *part.world;
+constexpr const char* kGivenUp = "rocSHMEM still waits in an operation that was given up: end the processes";
+
+// Until all on the stream is done: kNone, with `result`. Else kTimeout or kAborted.
+inline FaultCode finish(Part& part, hipStream_t stream, uint64_t deadline, hipError_t& result) {
     for (int turn = 0;; ++turn) {
-        hipError_t state = hipStreamQuery(w.stream);
-        if (state != hipErrorNotReady) return checked(state, "hipStreamQuery", error);
-        if (now_ns() >= deadline) break;
+        result = hipStreamQuery(stream);
+        if (result != hipErrorNotReady) return FaultCode::kNone;
+        if (part.aborted) return FaultCode::kAborted;
+        if (now_ns() >= deadline) return FaultCode::kTimeout;
         if (turn < 1000) {
             sched_yield();
         } else {
             usleep(50);
         }
     }
+}
+
+// Until a meeting is over, the deadline, or an abort. A kernel that waits cannot be called back.
+inline int await(Part& part, uint64_t deadline, Error* error) {
+    World& w = *part.world;
+    hipError_t result = hipSuccess;
+    FaultCode fault = finish(part, w.stream, deadline, result);
+    if (fault == FaultCode::kNone) return checked(result, "hipStreamQuery", error);
     w.broken = true;
+    if (fault == FaultCode::kAborted) return failed("", error, fault);
+    // Who is absent.
     std::vector<Words> seen(size_t(w.size));
     hipError_t copied =
         hipMemcpyAsync(w.draft + 1, w.said, sizeof(Words) * seen.size(), hipMemcpyDeviceToHost, w.glance);
@@ -157,8 +171,8 @@ inline int await(Part& part, uint64_t deadline, Error* error) {
 inline int meet(Part& part, What what, uint64_t a, uint64_t b, uint64_t c, uint64_t deadline,
                 std::vector<Words>& all, Error* error) {
     World& w = *part.world;
-    if (w.broken)
-        return failed("rocSHMEM still waits in an operation that timed out: end the processes", error);
+    if (w.broken) return failed(kGivenUp, error);
+    if (part.aborted) return failed("", error, FaultCode::kAborted);
     *w.draft = Words{++part.round, what, a, b, c, {}};
     Words* own = w.said + w.rank;
     int code = checked(hipMemcpyAsync(own, w.draft, sizeof(Words), hipMemcpyHostToDevice, w.stream),

@@ -77,7 +77,12 @@ struct Caller::State {
 
 Caller::Caller() : state_(*new State) {}
 
-bool Caller::run(uint64_t deadline_ns, std::function<void()> call) {
+void Caller::wake() {
+    std::lock_guard lock(state_.mutex);
+    state_.changed.notify_all();
+}
+
+bool Caller::run(uint64_t deadline_ns, std::function<void()> call, const std::atomic<bool>* given_up) {
     auto task = std::make_shared<Task>(Task{std::move(call), Context::current()});
     // steady_clock is CLOCK_MONOTONIC here.
     std::chrono::steady_clock::time_point end{std::chrono::nanoseconds(deadline_ns)};
@@ -85,7 +90,8 @@ bool Caller::run(uint64_t deadline_ns, std::function<void()> call) {
     state_.start();
     state_.tasks.push_back(task);
     state_.changed.notify_all();
-    return state_.changed.wait_until(lock, end, [&] { return task->over; });
+    state_.changed.wait_until(lock, end, [&] { return task->over || (given_up != nullptr && *given_up); });
+    return task->over;
 }
 
 }  // namespace unicomm::symm

@@ -1,6 +1,7 @@
 // A thread for a library's calls that block until other processes come, which nothing ends: who waits for
 // them can give up at a deadline.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -13,9 +14,11 @@ class Caller {
     Caller(const Caller&) = delete;
     Caller& operator=(const Caller&) = delete;
 
-    // False when `call` was not over by the deadline (CLOCK_MONOTONIC). It may still run then, and so owns
-    // what it uses; all later calls come after it. It has the device that is this thread's current one.
-    bool run(uint64_t deadline_ns, std::function<void()> call);
+    // False when `call` was not over by the deadline (CLOCK_MONOTONIC), or when `given_up` was set (and
+    // `wake` called). It may still run then, and so owns what it uses; all later calls come after it. It has
+    // the device that is this thread's current one.
+    bool run(uint64_t deadline_ns, std::function<void()> call, const std::atomic<bool>* given_up = nullptr);
+    void wake();
 
   private:
     struct State;

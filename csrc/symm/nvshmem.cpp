@@ -154,6 +154,13 @@ int leave(Domain domain, Error*) {
     return 0;
 }
 
+// What blocks on the host for this domain. The library is not told: it would end the process, or wait.
+int abort_domain(Domain domain, Error*) {
+    pe_of(domain).aborted = true;
+    library->caller.wake();
+    return 0;
+}
+
 int release(Domain domain, Error*) {
     std::unique_ptr<Pe> pe(&pe_of(domain));
     if (pe->team != kTeamWorld && pe->world->pid == int(getpid()) && library->lost == nullptr) {
@@ -196,7 +203,7 @@ int together(Pe& pe, const char* what, const Said& mine, uint64_t deadline, std:
         job->code = compare(all, &job->error);
         if (job->code == 0) act(*job, all);
     };
-    if (int code = blocking(what, deadline, call, error)) return code;
+    if (int code = blocking(what, deadline, call, error, &pe.aborted)) return code;
     if (job->code != 0) *error = job->error;
     return job->code;
 }
@@ -314,7 +321,8 @@ int barrier(Domain domain, uint64_t deadline, Stream stream, Error* error) {
         return result ? failed("nvshmemx_barrier_on_stream failed with " + std::to_string(result), error) : 0;
     }
     if (pe.world->limited) {  // the host meets, by memory that the processes share
-        return blocking("barrier", deadline, [stream] { f().nvshmemx_barrier_all_on_stream(stream); }, error);
+        auto meet = [stream] { f().nvshmemx_barrier_all_on_stream(stream); };
+        return blocking("barrier", deadline, meet, error, &pe.aborted);
     }
     f().nvshmemx_barrier_all_on_stream(stream);
     return 0;
@@ -401,7 +409,8 @@ const Vtbl& nvshmem_table(const std::string& path, bool loaded_only) {
         Vtbl t{};
         t.name = "NVSHMEM";
         t.unique_id = unique_id, t.discard_id = discard_id, t.init = init, t.leave = leave;
-        t.release = release, t.allocate = allocate, t.free = free_memory, t.barrier = barrier, t.ptr = ptr;
+        t.release = release, t.abort = abort_domain, t.allocate = allocate, t.free = free_memory,
+        t.barrier = barrier, t.ptr = ptr;
         t.put = copy<&Functions::nvshmemx_putmem_on_stream>;
         t.get = copy<&Functions::nvshmemx_getmem_on_stream>;
         t.put_nbi = copy<&Functions::nvshmemx_putmem_nbi_on_stream>;

@@ -70,12 +70,15 @@ World::~World() {
     library->caller.run(now_ns() + kLeaving, [] { f().nvshmemx_hostlib_finalize(); });
 }
 
-int blocking(const char* what, uint64_t deadline, std::function<void()> call, Error* error) {
+int blocking(const char* what, uint64_t deadline, std::function<void()> call, Error* error,
+             const std::atomic<bool>* aborted) {
     if (auto lost = library->lost.load()) return failed(*lost, error);
-    if (library->caller.run(deadline, std::move(call))) return 0;
+    if (aborted != nullptr && *aborted) return failed(FaultCode::kAborted, "", error);
+    if (library->caller.run(deadline, std::move(call), aborted)) return 0;
     library->lost = new std::string(std::string("NVSHMEM's ") + what +
                                     " did not return in time, and cannot be ended: restart the processes");
-    return failed(FaultCode::kTimeout, "", error);
+    bool told = aborted != nullptr && *aborted;
+    return failed(told ? FaultCode::kAborted : FaultCode::kTimeout, "", error);
 }
 
 // By turns of two: who says the next but one has seen that all read these.

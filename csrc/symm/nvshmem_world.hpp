@@ -62,11 +62,13 @@ struct Pe {
     int rank = 0;
     std::vector<int> pes;  // of the world
     bool left = false;
+    std::atomic<bool> aborted{false};
 };
 inline Pe& pe_of(Domain domain) { return *static_cast<Pe*>(domain); }
 
-// Runs what blocks until the other PEs come. `call` owns what it uses.
-int blocking(const char* what, uint64_t deadline_ns, std::function<void()> call, Error* error);
+// Runs what blocks until the other PEs come. `call` owns what it uses. `aborted`: ends the wait for it.
+int blocking(const char* what, uint64_t deadline_ns, std::function<void()> call, Error* error,
+             const std::atomic<bool>* aborted = nullptr);
 
 constexpr size_t kWords = 4;  // what a PE says before a collective
 enum What : uint64_t { kAllocate = 1, kFree, kSplit };

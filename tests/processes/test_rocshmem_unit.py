@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
 from rocshmem_install import unit
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-ALL = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL | Capability.ATOMICS | Capability.TEAMS
+ALL = ~Capability.POINTER
 
 
 def settings(name, wave=64):

@@ -184,7 +184,7 @@ void rocshmem_init(MPI_Comm) {  // mpirun is played by torchrun's variables
 #else
 void rocshmem_init() { misused("plays no MPI"); }
 #endif
-void rocshmem_finalize() {}
+void rocshmem_finalize() { rocshmem_barrier_all(); }  // as MPI's, it is over when all have come
 int rocshmem_my_pe() { return me; }
 int rocshmem_n_pes() { return world; }
 

@@ -190,7 +190,7 @@ class ShmBackend(Backend):
     def symmetric_table(self, one_host: bool = True) -> _core.SymmTable:
         return _core.symm_host()
 
-    def symmetric_joined(self, uid: bytes) -> None:
+    def symmetric_joined(self, uid: bytes, domain: Any) -> None:
         self.member_of.append(int.from_bytes(uid[:8], sys.byteorder))  # HostId in csrc/symm/host.cpp
 
     def bytes_allocated(self) -> int:

@@ -351,8 +351,8 @@ class Backend(abc.ABC):
 
         return CupyLauncher(device)
 
-    def symmetric_joined(self, uid: bytes) -> None:  # noqa: B027
-        """This rank now is in the symmetric memory with that id."""
+    def symmetric_joined(self, uid: bytes, domain: Any) -> None:  # noqa: B027
+        """This rank now is in the symmetric memory with that id; `domain`: its end of it."""
 
     # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
 

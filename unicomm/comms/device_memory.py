@@ -29,6 +29,15 @@ _GRACE = 2.0  # seconds that the kernels have to say what they wait for, before 
 _DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
 
 
+def bytes_at(native: Any, address: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    """A device's memory that can be addressed here, as bytes that hold the domain."""
+    if device.type == "cpu":
+        return torch.from_numpy(_core.symm_bytes(native, address, nbytes))
+    kind = "rocm" if torch.version.hip else device.type
+    array = _core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0)
+    return from_dlpack(array.__dlpack__())
+
+
 class DeviceMemory(SymmetricMemory):
     """See the module. `domain` is a `DeviceDomain`."""
 
@@ -53,12 +62,10 @@ class DeviceMemory(SymmetricMemory):
         return self.domain.atomic(op, words, peer, limit)
 
     def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
-        device = self.engine.member.device
-        if device.type == "cpu":
-            return torch.from_numpy(_core.symm_bytes(self.domain.native, address, nbytes))
-        kind = "rocm" if torch.version.hip else device.type
-        array = _core.symm_device_bytes(self.domain.native, address, nbytes, _DLPACK[kind], device.index or 0)
-        return from_dlpack(array.__dlpack__())
+        return bytes_at(self.domain.native, address, nbytes, self.engine.member.device)
+
+    def abort(self) -> None:
+        self.domain.abort()  # whatever the library can do: the kernels look at a word of their own
 
     # --- what went wrong on the device ----------------------------------------------------------------------
 

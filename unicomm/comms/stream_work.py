@@ -67,6 +67,9 @@ class StreamQueue:
         self._last_captured: StreamWork | None = None  # the same within a graph
         self._clock = DeviceClock(streams)
         self._running: deque[_Running] = deque()
+        self._given_up: list[
+            _Running
+        ] = []  # failed, but the stream may still come to them: holds their tensors
         self._lock = threading.RLock()  # a callback may issue operations
         self.guard = threading.Lock()  # of a work's end, which its callbacks follow
         self.lookout = Lookout(engine)
@@ -217,7 +220,7 @@ class StreamQueue:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._running or self._given_up)
 
     def pending(self) -> list[StreamWork]:
         return [running.work for running in list(self._running)]
@@ -239,6 +242,7 @@ class StreamQueue:
         with graphs.events_may_be_asked_for() as free, self._lock:
             if not free:
                 return
+            self._given_up = [running for running in self._given_up if self._may_come(running)]
             error: BaseException | None = None
             while self._running and error is None:
                 try:
@@ -312,10 +316,20 @@ class StreamQueue:
         final = engine.broken or error
         while self._running:
             running = self._running.popleft()
+            if running.held and self._may_come(running):
+                self._given_up.append(running)
             if running is not first:
                 self._give_up(running.records)
             self._finish(running, error if running is first and isinstance(error, CommError) else final)
 
+    def _may_come(self, running: _Running) -> bool:
+        """Whether the stream may still come to it, and use its tensors."""
+        try:
+            return not self.streams.is_over(running.work._after)
+        except Exception:  # of the device
+            return False
+
     def forget(self) -> None:
         """In a forked child, where the device cannot be used."""
         self._running.clear()
+        self._given_up.clear()

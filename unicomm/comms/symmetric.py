@@ -362,7 +362,7 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
         made.append(_memory(engine, table, domain, launcher))
-        engine.backend.symmetric_joined(uid)
+        engine.backend.symmetric_joined(uid, domain)
 
     issue(engine, "symm_init", job, timeout=timeout)
     engine.symmetric = memory = made[0]

@@ -8,10 +8,12 @@ splits    parts of the ranks, in any order; more than there is room for
 absent    rank 0 waits for the others in a collective, to which they never come
 killed    all but rank 1 wait for it in a broadcast
 aborted   rank 1 aborts while the others wait for it
+abandoned rank 1 aborts while rank 0 waits for it in an allocation
 """
 
 import importlib
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -35,11 +37,20 @@ def summed(part):
     return float(x[-1])
 
 
-def waits():
-    """Raises what comes of it, on the host or on the stream."""
-    x = torch.ones(1000)
-    work = comm.broadcast(x, 1, True, timeout=TIMEOUT)
-    work.wait_blocking()
+def begin():
+    """What waits for rank 1, on the host or on the stream."""
+    return comm.broadcast(torch.ones(1000), 1, True, timeout=TIMEOUT)
+
+
+def wait(work):
+    """Says what comes of it, and after an abort whether the stream waits no more."""
+    with reporting():
+        work.wait_blocking()
+    if HOW == "aborted" and (queue := comm._engine.queue) is not None:
+        end = time.monotonic() + 20
+        while not queue.streams.is_over(work._after) and time.monotonic() < end:
+            time.sleep(0.02)
+        say("released" if queue.streams.is_over(work._after) else "still waits")
 
 
 if HOW in ("conform", "briefly"):
@@ -109,21 +120,33 @@ elif HOW == "splits":
     say("over")
 elif HOW == "absent":
     if me == 0:
-        with reporting():
-            waits()
+        wait(begin())
     else:
         hear()
         say("done")
-else:
-    summed(comm)
+elif HOW == "abandoned":
+    from unicomm import symm
+
+    symm.init(comm)
     say("ready")
     hear()
     if me == 1:
         comm.abort()
         say("done")
     else:
+        say("begins")
         with reporting():
-            waits()
+            symm.empty(1000, comm=comm)
+else:
+    summed(comm)
+    work = None if me == 1 else begin()
+    say("ready")
+    hear()
+    if me == 1:
+        comm.abort()
+        say("done")
+    else:
+        wait(work)
 try:
     comm.finalize()
 except unicomm.CommError as error:

@@ -30,6 +30,7 @@ from unicomm.backends.watched import CHECK_HINT, WatchedBackend, checks
 from unicomm.comms.backend import Capabilities, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.completion import parts_of
+from unicomm.comms.device_memory import bytes_at
 from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_size
 from unicomm.comms.streams import Streams, TorchStreams
@@ -154,6 +155,7 @@ class ShmemBackend(WatchedBackend):
         self._device, self._streams = setup.device, streams
         self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
         self._aborted = False
+        self._joined: Any = None  # the symmetric memory's own end of the library's world
         self._pipe = Pipe(heap, region, setup.rank, pes, self._done)
         super().__init__(
             setup, sockets[0], AgreementBySockets(self._said, setup.rank) if self._said else None
@@ -235,7 +237,7 @@ class ShmemBackend(WatchedBackend):
             s.close()
         with self.on_device(self._device):
             self._heap.leave(self._region, clean)
-        del self._heap, self._pipe
+        del self._heap, self._pipe, self._joined
 
     def _emptied(self) -> bool:
         """Whether all that this rank has said to others is there, so that its region may be used again."""
@@ -257,7 +259,8 @@ class ShmemBackend(WatchedBackend):
             with contextlib.suppress(OSError):
                 s.shutdown(2)
         if Capability.ABORT in Capability(self._table.capabilities):
-            self._heap.domain.abort()
+            for domain in filter(None, (self._heap.domain, self._joined)):
+                domain.abort()
 
     def abort(self) -> None:
         super().abort()
@@ -273,12 +276,12 @@ class ShmemBackend(WatchedBackend):
         so not before all others know that it must not be used.
         """
         time.sleep(_HEARD)
-        with self.on_device(self._device):
-            beside = streams.new()
-            with streams.use(beside):
-                handle = streams.handle(beside)
-                heap.domain.put(region.words, heap.high, heap.words_bytes, heap.pe, handle)
-                heap.domain.quiet(handle)
+        # By the device and not by the library, which may be of no more use.
+        words, high = (
+            bytes_at(heap.domain, at, heap.words_bytes, self._device) for at in (region.words, heap.high)
+        )
+        with self.on_device(self._device), streams.use(streams.new()):
+            self._copy(words, high)
 
     def _drop(self) -> None:
         pass
@@ -304,6 +307,9 @@ class ShmemBackend(WatchedBackend):
                 "unicomm.symm.init_team",
             )
         return self._table
+
+    def symmetric_joined(self, uid: bytes, domain: Any) -> None:
+        self._joined = domain
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         code, culprits, _, detail = fault
