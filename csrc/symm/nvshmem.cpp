@@ -172,9 +172,10 @@ int release(Domain domain, Error*) {
 // What the library would end the process for.
 int refuse_limited(const Pe& pe, const char* what, Error* error) {
     if (!pe.world->limited) return 0;
-    return failed(std::string(what) +
+    return failed(FaultCode::kUnsupported,
+                  std::string(what) +
                       " is not possible with several PEs on one GPU without the CUDA MPS server (NVSHMEM's "
-                      "limited mode): start nvidia-cuda-mps-control -d, or give each rank a GPU of its own",
+                      "limited mode)",
                   error);
 }
 

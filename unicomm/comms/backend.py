@@ -46,6 +46,7 @@ class Capabilities:
         reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
             `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
         bequeaths: the next epoch may be made from what this one leaves: `bequeath`.
+        captured: with streams: graphs may capture its operations.
     """
 
     device_types: frozenset[str]
@@ -64,6 +65,7 @@ class Capabilities:
     windows: bool = False
     reconfigures: bool = False
     bequeaths: bool = False
+    captured: bool = True
     hints: tuple[Hint, ...] = ()
 
 

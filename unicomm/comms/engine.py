@@ -80,6 +80,7 @@ class Engine:
             self.fast = StreamFast(self)
         self.finalized = False
         self.closing = False
+        self._refuses_graphs = not member.backend.capabilities.captured
         self.finalizing = threading.RLock()
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
@@ -184,6 +185,15 @@ class Engine:
                 message = f"broken earlier: {message}"
             raise self.broken.again(message)
 
+    def check_capture(self, op: str) -> None:
+        """Before anything of an operation is counted, recorded, or put on a stream that is captured."""
+        if self._refuses_graphs and self.queue is not None and self.queue.streams.is_capturing():
+            self.refuse(
+                op,
+                f"operations of backend '{self.backend.name}' cannot be captured in a graph",
+                "leave them out of the captured part; those of unicomm.symm, nccl and rccl can be captured",
+            )
+
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:
             backend = self.backend.name
@@ -226,6 +236,7 @@ class Engine:
         **arguments: Any,
     ) -> Work:
         self.check_open(name)
+        self.check_capture(name)
         call = self.check.call(name, tensors, **arguments)
         if prepared is not None:
             call.prepared, call.extra = prepared, 1  # all ranks have to

@@ -31,6 +31,7 @@ def messages(
     """Sends and receives, together: `items` are (send or recv, tensor, peer)."""
     name = "batch" if batch else items[0][0]
     engine.check_open(name)
+    engine.check_capture(name)
     found: list[Message] = []
     for kind, tensor, peer in items:
         row = OPERATIONS.get(kind)

@@ -169,7 +169,8 @@ elif HOW == "limited":
         domain.wait_signal(x, Compare.GE, 0, 0, T, stream.handle),
         domain.team_split(0, 1, n, T)[0],
     ):
-        assert "nvidia-cuda-mps-control" in fault[3], fault
+        assert fault[0] == 7, fault
+        assert "NVSHMEM's limited mode" in fault[3], fault
     say("over")
 else:
     _, domain = world(1 << 20)

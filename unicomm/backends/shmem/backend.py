@@ -43,8 +43,12 @@ from .pipe import Pipe, least_room
 from .vendors import NVSHMEM, ROCSHMEM, Vendor, table_of
 
 _NEEDED = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL
-_TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL = 1, 2, 4, 5  # FaultCode
+_TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL, _UNSUPPORTED = 1, 2, 4, 5, 7  # FaultCode
 _STAGED = 16 << 20
+_SHARED_GPU = (
+    "start the CUDA MPS server on each host, nvidia-cuda-mps-control -d, or give each rank a GPU of its own; "
+    "ranks of one host that have to share GPUs can use 'shm' or 'gloo' with CPU tensors"
+)
 _HEARD = GRACE + 1.0  # seconds after which all ranks that live know of a fault; only then streams are let go
 _EMPTIES = 5.0  # seconds in which the stream of a communicator that ends must be empty
 
@@ -111,6 +115,7 @@ class ShmemBackend(WatchedBackend):
         ),
         bytes_only=True,
         checks_mismatch=True,
+        captured=False,  # signals are counted, which a graph would repeat
         hints=_HINTS,
     )
 
@@ -208,15 +213,15 @@ class ShmemBackend(WatchedBackend):
 
         def fill(heap: Heap) -> str:
             left = max(0.1, 0.8 * setup.rendezvous.remaining())
-            if trouble := heap.fill(count, room, setup.device, stream, _emptying(streams), left):
-                return trouble
-            word = heap.regions[0].bell(heap.pe)  # whether a stream may wait for a signal at all
-            fault = heap.domain.wait_signal(word, int(Compare.GE), 0, heap.pe, left, stream)
-            return "" if fault is None else str(fault[3])
+            return heap.fill(count, room, setup.device, stream, _emptying(streams), left)
 
-        return heaps.make(
-            table, setup.rendezvous, cls.vendor.title, setup.name, setup.hints["heap_bytes"], fill
-        )
+        title = cls.vendor.title
+        heap = heaps.make(table, setup.rendezvous, title, setup.name, setup.hints["heap_bytes"], fill)
+        word = heap.regions[0].bell(heap.pe)
+        fault = heap.domain.wait_signal(word, int(Compare.GE), 0, heap.pe, 1.0, stream)  # whether it may
+        trouble = "" if fault is None else str(fault[3])
+        heaps.all_good(setup.rendezvous, "waits", trouble, title, UnsupportedError, _SHARED_GPU)
+        return heap
 
     @classmethod
     def _sockets(cls, setup: Setup, streams: Streams | None) -> list[Sockets]:
@@ -315,6 +320,8 @@ class ShmemBackend(WatchedBackend):
         code, culprits, _, detail = fault
         if code != _TIMEOUT and (known := self.fault()) is not None:
             raise known
+        if code == _UNSUPPORTED:
+            raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=_SHARED_GPU)
         if code == _INTERNAL:
             raise BackendError(f"{self.vendor.title}: {detail}", culprits=culprits, hint="see docs/shmem.md")
         raise error_of_core(fault, timeout)
@@ -347,11 +354,6 @@ class ShmemBackend(WatchedBackend):
         """Puts an operation on the stream. Its deadline is the business of who watches the stream."""
         assert self._streams is not None
         self._check()
-        if self._streams.is_capturing():
-            raise UnsupportedError(
-                f"backend '{self.name}' counts its signals, which a graph would repeat",
-                hint="leave its operations out of the captured part, or use the backend 'nccl'",
-            )
         try:
             run()
         except _TableFault as error:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from unicomm.comms.errors import BackendError, UnsupportedError
+from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 from unicomm.comms.rendezvous import Rendezvous
 from unicomm.comms.symmetric import Capability
 
@@ -199,19 +199,27 @@ def make(
     )
     heap = Heap(domain, Capability(table.capabilities), rendezvous.rank, rendezvous.size)
     trouble = "" if fault is None else fault[3] or "not all ranks came to it in time"
-    _all_good(rendezvous, "symmetric heap made", trouble, title)
-    _all_good(rendezvous, "symmetric heap filled", fill(heap), title)
+    all_good(rendezvous, "symmetric heap made", trouble, title)
+    all_good(rendezvous, "symmetric heap filled", fill(heap), title)
     return heap
 
 
 _CURE = "see what the library itself has written; docs/shmem.md has what it needs"
 
 
-def _all_good(rendezvous: Rendezvous, step: str, trouble: str, title: str) -> None:
+def all_good(
+    rendezvous: Rendezvous,
+    step: str,
+    trouble: str,
+    title: str,
+    error: type[CommError] = BackendError,
+    hint: str = _CURE,
+) -> None:
+    """Raises on all ranks where one has some trouble."""
     troubles = [text.decode() for text in rendezvous.exchange(step, trouble.encode())]
     if bad := [r for r, text in enumerate(troubles) if text]:
-        raise BackendError(
+        raise error(
             f"{title}: {troubles[bad[0]]} (on rank {rendezvous.labels[bad[0]]})",
             culprits=[rendezvous.labels[r] for r in bad],
-            hint=_CURE,
+            hint=hint,
         )
