@@ -67,9 +67,7 @@ class StreamQueue:
         self._last_captured: StreamWork | None = None  # the same within a graph
         self._clock = DeviceClock(streams)
         self._running: deque[_Running] = deque()
-        self._given_up: list[
-            _Running
-        ] = []  # failed, but the stream may still come to them: holds their tensors
+        self._given_up: list[_Running] = []  # failed, but their stream may still use the tensors
         self._lock = threading.RLock()  # a callback may issue operations
         self.guard = threading.Lock()  # of a work's end, which its callbacks follow
         self.lookout = Lookout(engine)
