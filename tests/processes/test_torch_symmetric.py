@@ -38,6 +38,9 @@ def test_a_rank_that_is_late_and_then_dies(built, start):
     job.next("ready")
     job[1].signal(signal.SIGKILL)
     assert "rank 1 to signal, but its process has ended" in job[0].next("lost")["text"]
+    assert "rank 1 to signal, but its process has ended" in job[0].next("left alone")["text"]
+    for _ in ("a value", "chunks of a matrix"):  # who sets them is not said
+        assert "the processes of all 1 other ranks have ended" in job[0].next("left alone")["text"]
 
 
 def test_a_rank_that_meets_nobody(built, start):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, _resolve_process_group
+from torch._C._distributed_c10d import PrefixStore, Store, _resolve_process_group, _SymmetricMemory
+from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d as c10d
 
 from unicomm.comms.errors import CommTimeoutError
@@ -40,6 +42,8 @@ def use_in_torch() -> list[str]:
             return list(_registered[0])
         unit = load_unit()
         names: list[str] = unit.install(list(NAMES), _exchange)
+        if not torch.accelerator.is_available():  # torch's own asks for a GPU, of which there is none
+            symm_mem.get_symm_mem_workspace = _workspace
         _registered.extend((names, register(unit)))
         return list(names)
 
@@ -47,6 +51,18 @@ def use_in_torch() -> list[str]:
 def _group(name: str) -> dist.ProcessGroup:
     group: dist.ProcessGroup = _resolve_process_group(c10d.GroupName(name))
     return group
+
+
+def _workspace(group_name: c10d.GroupName, min_size: int) -> _SymmetricMemory:
+    """`get_symm_mem_workspace` in CPU memory: one for each group, which grows, on all ranks alike."""
+    kept = symm_mem._group_name_to_workspace_tensor
+    tensor = kept.get(group_name)
+    if tensor is None or tensor.nbytes < min_size:
+        tensor = _SymmetricMemory.empty_strided_p2p(
+            (min_size,), [1], torch.uint8, torch.device("cpu"), group_name
+        )
+        kept[group_name] = tensor
+    return _SymmetricMemory.rendezvous(tensor)
 
 
 def _exchange(name: str, said: bytes) -> tuple[int, list[bytes], list[int]]:

@@ -53,8 +53,9 @@ def _gathered(tensor: Tensor, dim: int, group_name: str) -> Tensor:
 
 def _scattered(tensor: Tensor, reduce_op: str, dim: int, group_name: str) -> Tensor:
     """This rank's part, along `dim`, of the sum or mean of the ranks' tensors."""
-    size = _size(group_name)
-    parts = torch.stack(tensor.chunk(size, dim))
+    size, shape = _size(group_name), tensor.shape
+    parts = tensor.reshape(*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :])
+    parts = parts.movedim(dim, 0).contiguous()
     wire = parts.view(torch.uint8) if _narrow_float(parts) else parts
     each = [1] * size
     done = _functional.wait_tensor(_functional.all_to_all_single(wire, each, each, group_name))

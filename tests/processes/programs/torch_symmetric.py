@@ -1,7 +1,7 @@
 """torch's own symmetric memory on CPU tensors, as a program for GPUs uses it: torch_symmetric.py HOW BACKEND
 
 all    every operation, in the world and in a part of it, compared with what each rank's numbers say
-wait   rank 0 waits for a signal of rank 1, which never comes; first with a timeout
+wait   rank 0 waits for signals of rank 1, which never come; first with a timeout
 alone  rank 0 meets nobody
 """
 
@@ -66,6 +66,17 @@ def check_handle(me, n, group):
     assert not handle.get_signal_pad(me).any()  # as the program left it
     with pytest.raises(RuntimeError):
         handle.get_buffer(0, (7,), torch.float32)
+
+
+def check_workspace(me, n, group):
+    """Memory of the group, which stays until more is asked for."""
+    for size, held in ((64, 64), (16, 64), (256, 256)):
+        handle = symm_mem.get_symm_mem_workspace(group, size)
+        assert handle.buffer_size == held
+        handle.barrier()
+        handle.get_buffer((me + 1) % n, (2,), torch.float32, 3).fill_(size + me)
+        handle.barrier()
+        assert handle.get_buffer(me, (2,), torch.float32, 3).tolist() == [size + (me - 1) % n] * 2
 
 
 def check_reductions(me, n, group, dtype):
@@ -243,6 +254,8 @@ if HOW == "all":
         parts.append((rank // 2, (size + 1) // 2, evens.group_name))
     for part in parts:
         check_handle(*part)
+        if not torch.accelerator.is_available():
+            check_workspace(*part)
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             check_reductions(*part, dtype)
         check_tiles(*part)
@@ -258,6 +271,7 @@ if HOW == "all":
     assert ops.one_shot_all_reduce(both, "sum", world)[0].item() == sum(range(size))
     say("over")
     del both, handle
+    symm_mem._group_name_to_workspace_tensor.clear()
     gc.collect()
     held = [line for line in Path("/proc/self/maps").read_text().splitlines() if "torch-symmetric" in line]
     say("left", mappings=len(held))
@@ -271,6 +285,7 @@ elif HOW == "alone":
         hear()
 else:
     x, handle = made(torch.zeros(2), world)
+    signals, _ = made(torch.zeros(2, dtype=torch.uint32), world)
     if rank == 0:
         try:
             handle.wait_signal(1, timeout_ms=100)
@@ -281,6 +296,16 @@ else:
             handle.wait_signal(1)
         except dist.DistBackendError as error:
             say("lost", text=str(error))
+        values = torch.ones(2, 2)
+        for wait in (
+            lambda: symm_mem.wait_signal(handle, 1),
+            lambda: ops.nccl_wait_for_signal(x, 1),
+            lambda: ops._async_input_mm(values, values, signals, 0),
+        ):
+            try:
+                wait()
+            except dist.DistBackendError as error:
+                say("left alone", text=str(error))
         sys.stdout.flush()
     else:
         say("late")
