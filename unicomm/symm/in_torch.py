@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _resolve_process_group, _SymmetricMemory
-from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d as c10d
 
 from unicomm.comms.errors import CommTimeoutError
@@ -31,7 +30,7 @@ def use_in_torch() -> list[str]:
 
     From then on `symm_mem.empty(..., device="cpu")`, `rendezvous`, handles and the operations of
     `torch.ops.symm_mem` run on this host's shared memory, between the processes of any process group;
-    `torch_operators()` lists them.
+    `torch_operators()` lists them. Where there is no GPU, `get_symm_mem_workspace` gives such memory too.
     Returns the names that `symm_mem.set_backend` takes for it: torch's own are among them where this torch
     has no such backend, so that a program written for GPUs may keep its choice.
 
@@ -43,6 +42,8 @@ def use_in_torch() -> list[str]:
         unit = load_unit()
         names: list[str] = unit.install(list(NAMES), _exchange)
         if not torch.accelerator.is_available():  # torch's own asks for a GPU, of which there is none
+            from torch.distributed import _symmetric_memory as symm_mem
+
             symm_mem.get_symm_mem_workspace = _workspace
         _registered.extend((names, register(unit)))
         return list(names)
@@ -55,6 +56,8 @@ def _group(name: str) -> dist.ProcessGroup:
 
 def _workspace(group_name: c10d.GroupName, min_size: int) -> _SymmetricMemory:
     """`get_symm_mem_workspace` in CPU memory: one for each group, which grows, on all ranks alike."""
+    from torch.distributed import _symmetric_memory as symm_mem
+
     kept = symm_mem._group_name_to_workspace_tensor
     tensor = kept.get(group_name)
     if tensor is None or tensor.nbytes < min_size:
