@@ -81,6 +81,15 @@ int blocking(const char* what, uint64_t deadline, std::function<void()> call, Er
     return failed(told ? FaultCode::kAborted : FaultCode::kTimeout, "", error);
 }
 
+int refuse_limited(const Pe& pe, const char* what, Error* error) {
+    if (!pe.world->limited) return 0;
+    return failed(FaultCode::kUnsupported,
+                  std::string(what) +
+                      " is not possible with several PEs on one GPU without the CUDA MPS server (NVSHMEM's "
+                      "limited mode)",
+                  error);
+}
+
 // By turns of two: who says the next but one has seen that all read these.
 std::vector<Said> tell(World& world, const Said& mine) {
     uint64_t* here = world.said + kWords * (world.collectives++ % 2);

@@ -70,6 +70,12 @@ inline Pe& pe_of(Domain domain) { return *static_cast<Pe*>(domain); }
 int blocking(const char* what, uint64_t deadline_ns, std::function<void()> call, Error* error,
              const std::atomic<bool>* aborted = nullptr);
 
+// What the library would end the process for.
+int refuse_limited(const Pe& pe, const char* what, Error* error);
+
+// nvshmem_streams.cpp: what the table does on streams.
+void put_on_streams(Vtbl& table);
+
 constexpr size_t kWords = 4;  // what a PE says before a collective
 enum What : uint64_t { kAllocate = 1, kFree, kSplit };
 using Said = std::array<uint64_t, kWords>;  // What, and its arguments

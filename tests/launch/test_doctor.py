@@ -104,8 +104,7 @@ def test_nccl_is_said_to_have_run_on_a_double_only(monkeypatch, tmp_path):
     from unicomm.backends.nccl import library
 
     monkeypatch.setattr(library, "_opened", {})
-    monkeypatch.setattr(library, "in_packages", lambda packages: [])
-    missing = dataclasses.replace(library.NCCL, sonames=("libno-such-nccl.so.2",))
+    missing = dataclasses.replace(library.NCCL, sonames=("libno-such-nccl.so.2",), packages=())
     monkeypatch.setattr(library, "NCCL", missing)
     found = backend(doctor.collect(), "nccl")
     assert found["status"] == "not on this machine"

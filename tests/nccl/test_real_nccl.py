@@ -3,7 +3,6 @@
 import pytest
 
 from unicomm import _core
-from unicomm.backends.nccl import library
 from unicomm.backends.nccl.errors import error_of
 from unicomm.backends.nccl.library import NCCL, Library, version_text
 from unicomm.comms.errors import UnsupportedError
@@ -12,7 +11,7 @@ from unicomm.comms.errors import UnsupportedError
 @pytest.fixture(scope="module")
 def nccl() -> Library:
     try:
-        return library._open(NCCL)
+        return Library(NCCL, NCCL.find(_core.NcclLibrary))
     except UnsupportedError as error:
         pytest.skip(str(error))
 

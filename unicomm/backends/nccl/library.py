@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 
 from unicomm import _core
 from unicomm.backends.device_runtime import CUDA, HIP, Runtime
-from unicomm.backends.packages import in_packages
+from unicomm.backends.vendor import VendorLibrary
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
 from . import library_log
@@ -21,24 +20,15 @@ from .errors import IN_PROGRESS, SUCCESS, error_of, log_text
 
 
 @dataclass(frozen=True)
-class Vendor:
-    """What tells the two libraries apart.
+class Vendor(VendorLibrary):
+    """What tells NCCL and RCCL apart besides.
 
     Attributes:
-        name: of the backend. title: as people write it.
-        sonames: that the loader knows it by.
-        packages: Python packages that may bring it, as (import name, path within).
-        cure: what to do when there is none.
         fp8_since: the version that brought float8; None where its meaning depends on the GPU.
         built: whether this torch is built for its GPUs.
         runtime: of its GPUs.
     """
 
-    name: str
-    title: str
-    sonames: tuple[str, ...]
-    packages: tuple[tuple[str, str], ...]
-    cure: str
     fp8_since: int | None
     built: Callable[[], bool]
     runtime: Runtime
@@ -135,24 +125,8 @@ def open_library(vendor: Vendor) -> Library:
     """
     with _lock:
         if vendor.name not in _opened:
-            _opened[vendor.name] = _open(vendor)
+            _opened[vendor.name] = Library(vendor, vendor.find(_core.NcclLibrary))
         return _opened[vendor.name]
-
-
-def _open(vendor: Vendor) -> Library:
-    tried = []
-    places = [(name, True) for name in vendor.sonames]
-    places += [(str(path), False) for path in in_packages(vendor.packages)]
-    places += [(name, False) for name in vendor.sonames]
-    for place, loaded in places:
-        try:
-            return Library(vendor, _core.NcclLibrary(place, loaded))
-        except OSError as error:
-            if not loaded:
-                tried.append(f"{place} ({error})" if os.sep in place else place)
-    raise UnsupportedError(
-        f"{vendor.title} is not on this machine; looked for {', '.join(tried)}", hint=vendor.cure
-    )
 
 
 def not_in_time(library: Library, what: str, timeout: float, since: int) -> BackendError:

@@ -20,68 +20,28 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends import addresses, mesh
 from unicomm.backends.agree import AgreementBySockets
 from unicomm.backends.mesh import Sockets
 from unicomm.backends.shm import _error as error_of_core
 from unicomm.backends.watch import COMPARE, Awaited, Operation
 from unicomm.backends.watch_messages import Fault
-from unicomm.backends.watched import CHECK_HINT, WatchedBackend, checks
+from unicomm.backends.watched import WatchedBackend
 from unicomm.comms.backend import Capabilities, Setup
 from unicomm.comms.call import Call, Message
 from unicomm.comms.completion import parts_of
 from unicomm.comms.device_memory import bytes_at
-from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
-from unicomm.comms.options import Hint, parse_size
+from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 from unicomm.comms.streams import Streams, TorchStreams
-from unicomm.comms.symmetric import Capability, Compare
+from unicomm.comms.symmetric import Capability
 from unicomm.comms.verdict import GRACE
 
-from . import heap as heaps
+from . import making
 from .heap import Heap, Region
-from .pipe import Pipe, least_room
+from .pipe import Pipe
 from .vendors import NVSHMEM, ROCSHMEM, Vendor, table_of
 
-_NEEDED = Capability.HEAP | Capability.PUT_GET | Capability.SIGNAL
 _TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL, _UNSUPPORTED = 1, 2, 4, 5, 7  # FaultCode
-_STAGED = 16 << 20
-_SHARED_GPU = (
-    "start the CUDA MPS server on each host, nvidia-cuda-mps-control -d, or give each rank a GPU of its own; "
-    "ranks of one host that have to share GPUs can use 'shm' or 'gloo' with CPU tensors"
-)
 _HEARD = GRACE + 1.0  # seconds after which all ranks that live know of a fault; only then streams are let go
-_EMPTIES = 5.0  # seconds in which the stream of a communicator that ends must be empty
-
-
-def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError("expected a number of communicators")
-    return value
-
-
-_HINTS = (
-    CHECK_HINT,
-    Hint(
-        "library",
-        str,
-        "",
-        "File of the library. Default: the copy in the process, a package's, or the system's.",
-    ),
-    Hint("heap_bytes", parse_size, 0, "Bytes of each rank's symmetric heap. Default: the library's own."),
-    Hint(
-        "staging_bytes",
-        parse_size,
-        _STAGED,
-        "Bytes of the heap for each communicator's messages on their way. Default: 16M.",
-    ),
-    Hint(
-        "communicators",
-        _count,
-        8,
-        "How many communicators there may be at a time on a rank: this one, and those split from it.",
-    ),
-    Hint("hostname", str, "", "Address at which this rank is told of failures. Default: by routing."),
-)
 
 
 class _TableFault(RuntimeError):
@@ -116,7 +76,7 @@ class ShmemBackend(WatchedBackend):
         bytes_only=True,
         checks_mismatch=True,
         captured=False,  # signals are counted, which a graph would repeat
-        hints=_HINTS,
+        hints=making.HINTS,
     )
 
     # --- what another table or device replaces -----------------------------------------------------------
@@ -170,17 +130,7 @@ class ShmemBackend(WatchedBackend):
     @classmethod
     def connect(cls, setup: Setup) -> ShmemBackend:
         table = cls.table(setup.hints["library"])
-        lacking = _NEEDED & ~Capability(table.capabilities)
-        if lacking:
-            names = ", ".join(c.name or "" for c in Capability if c in lacking).lower()
-            raise UnsupportedError(
-                f"{table.name} lacks what the backend '{cls.name}' needs: {names}", hint="install a newer one"
-            )
-        if (least := least_room(setup.size)) > setup.hints["staging_bytes"]:
-            raise InvalidArgumentError(
-                f"staging_bytes={setup.hints['staging_bytes']} is too little for {setup.size} ranks",
-                hint=f"leave the hint out, or give at least {least}",
-            )
+        making.check(setup, cls.name, table)
         if str(setup.device) == setup.device.type != "cpu":  # it is another one in other threads
             current = torch.get_device_module(setup.device).current_device()
             setup = replace(setup, device=torch.device(setup.device.type, current))
@@ -191,13 +141,13 @@ class ShmemBackend(WatchedBackend):
                 parent._check()
                 heap = parent._heap
             else:
-                heap = cls._make_heap(setup, table, streams)
+                heap = making.make_heap(setup, cls.vendor.title, table, streams)
             pes = [int(pe) for pe in setup.rendezvous.exchange("PEs", str(heap.pe).encode())]
             region = heap.take(setup.rendezvous)
             sockets: list[Sockets] = [{}]
             try:
                 if setup.size > 1:
-                    sockets = cls._sockets(setup, streams)
+                    sockets = making.connect(setup, cls.vendor.title, streams)
                 return cls(setup, table, heap, region, pes, streams, sockets)
             except BaseException:
                 for each in sockets:
@@ -205,32 +155,6 @@ class ShmemBackend(WatchedBackend):
                         s.close()
                 heap.leave(region, clean=True)
                 raise
-
-    @classmethod
-    def _make_heap(cls, setup: Setup, table: Any, streams: Streams | None) -> Heap:
-        stream = 0 if streams is None else streams.handle(streams.current())
-        room, count = setup.hints["staging_bytes"], setup.hints["communicators"]
-
-        def fill(heap: Heap) -> str:
-            left = max(0.1, 0.8 * setup.rendezvous.remaining())
-            return heap.fill(count, room, setup.device, stream, _emptying(streams), left)
-
-        title = cls.vendor.title
-        heap = heaps.make(table, setup.rendezvous, title, setup.name, setup.hints["heap_bytes"], fill)
-        word = heap.regions[0].bell(heap.pe)
-        fault = heap.domain.wait_signal(word, int(Compare.GE), 0, heap.pe, 1.0, stream)  # whether it may
-        trouble = "" if fault is None else str(fault[3])
-        heaps.all_good(setup.rendezvous, "waits", trouble, title, UnsupportedError, _SHARED_GPU)
-        return heap
-
-    @classmethod
-    def _sockets(cls, setup: Setup, streams: Streams | None) -> list[Sockets]:
-        # Who compares what all call waits for them on the host, which is asked for where a device would not.
-        compares = checks(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
-        addresses.guard_store(setup.store)
-        routed = addresses.agree(setup.rendezvous, setup.store)
-        host = setup.hints["hostname"] or routed or "127.0.0.1"
-        return mesh.connect(setup.rendezvous, host, 1 + compares, setup.name, cls.vendor.title)
 
     def streams(self) -> Streams | None:
         return self._streams
@@ -250,7 +174,7 @@ class ShmemBackend(WatchedBackend):
             stream = self._stream()
             if self._heap.domain.quiet(stream) is not None:
                 return False
-            return _emptying(self._streams)()
+            return making.emptying(self._streams)()
 
     def forget(self) -> None:
         # Its destructor would take this child for its parent.
@@ -321,7 +245,7 @@ class ShmemBackend(WatchedBackend):
         if code != _TIMEOUT and (known := self.fault()) is not None:
             raise known
         if code == _UNSUPPORTED:
-            raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=_SHARED_GPU)
+            raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=making.SHARED_GPU)
         if code == _INTERNAL:
             raise BackendError(f"{self.vendor.title}: {detail}", culprits=culprits, hint="see docs/shmem.md")
         raise error_of_core(fault, timeout)
@@ -396,23 +320,6 @@ class ShmemBackend(WatchedBackend):
         now = time.monotonic()
         with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
             move()
-
-
-def _emptying(streams: Streams | None) -> Callable[[], bool]:
-    """Waits until the current stream has done all that it has; whether it has."""
-
-    def wait() -> bool:
-        if streams is None:
-            return True
-        event = streams.record(streams.current())
-        end = time.monotonic() + _EMPTIES
-        while not streams.is_over(event):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.001)
-        return True
-
-    return wait
 
 
 def _shares(call: Call, rank: int, size: int) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unicomm import _core
-from unicomm.backends.packages import in_packages
 from unicomm.backends.rocshmem_build import built, unit_path
-from unicomm.comms.errors import UnsupportedError
+from unicomm.backends.vendor import VendorLibrary
 
 Open = Callable[[str, bool], Any]  # by a path, or only if it is in the process already; raises OSError
 
 
 @dataclass(frozen=True)
-class Vendor:
-    """What tells the libraries apart.
+class Vendor(VendorLibrary):
+    """What tells SHMEM libraries apart besides.
 
     Attributes:
-        name: of the backend. title: as people write it.
-        sonames: that the loader knows it by.
-        packages: Python packages that may bring it, as (import name, path within).
-        cure: what to do when there is none.
         open: the table of a file. version: of the library, once its table is open.
         made: files of it that this machine has built, or would.
     """
 
-    name: str
-    title: str
-    sonames: tuple[str, ...]
-    packages: tuple[tuple[str, str], ...]
-    cure: str
     open: Open
     version: Callable[[], str]
     made: Callable[[], Sequence[str]] = tuple
@@ -81,27 +70,5 @@ def table_of(vendor: Vendor, path: str = "") -> Any:
     """
     with _lock:
         if vendor.name not in _opened:
-            _opened[vendor.name] = _open(vendor, path)
+            _opened[vendor.name] = vendor.find(vendor.open, path, vendor.made())
         return _opened[vendor.name]
-
-
-def _open(vendor: Vendor, path: str) -> Any:
-    tried = []
-    places: Sequence[tuple[str, bool]] = [
-        *((name, True) for name in vendor.sonames),
-        *([(path, False)] if path else []),
-        *((found, False) for found in vendor.made()),
-        *((str(found), False) for found in in_packages(vendor.packages)),
-        *((name, False) for name in vendor.sonames),
-    ]
-    for place, loaded in places:
-        try:
-            return vendor.open(place, loaded)
-        except OSError as error:
-            if not loaded:
-                tried.append(str(error) if os.sep in place else place)
-            if place == path:  # what was asked for, and nothing instead
-                break
-    raise UnsupportedError(
-        f"{vendor.title} is not on this machine; looked for {', '.join(tried)}", hint=vendor.cure
-    )
