@@ -1,188 +1,22 @@
 #include "symm/nccl_windows.hpp"
 
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "core/error.hpp"
 #include "nccl/making.hpp"
-#include "symm/arena.hpp"
+#include "symm/nccl_windows_end.hpp"
 
 namespace unicomm::symm {
 namespace {
 
-constexpr uint64_t kPage = 4096, kLine = 64;
-constexpr int kByte = 1, kWord = 4;  // ncclUint8, ncclInt64
-constexpr int kMax = 2;              // ncclMax
-constexpr int kRemote = 6;           // ncclRemoteError
-constexpr int kNotReady = 600;       // cudaErrorNotReady and hipErrorNotReady
-constexpr int kCopyDefault = 4;      // cudaMemcpyDefault and hipMemcpyDefault: by the addresses
-constexpr int kWords = 4;            // that a PE says at a meeting
-constexpr int kNoTeam = -1;          // NCCL_SPLIT_NOCOLOR
+using namespace nccl_windows;
 
-enum Meeting : int64_t { kAllocate = 1, kFree, kSplit };
-
-int report(FaultCode code, const std::string& detail, Error* error, const std::vector<int>& culprits = {}) {
-    error->n_culprits = int32_t(std::min(culprits.size(), std::size(error->culprits)));
-    std::copy_n(culprits.begin(), error->n_culprits, error->culprits);
-    size_t n = std::min(detail.size(), sizeof error->detail - 1);
-    std::memcpy(error->detail, detail.data(), n);
-    error->detail[n] = 0;
-    return int(code);
-}
-
-int unsupported(const std::string& detail, Error* error) {
-    return report(FaultCode::kUnsupported, detail, error);
-}
-
-uint64_t now_ns() {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
-}
-
-// One direction of a pair of PEs: which word its counter stands for, and how far it is.
-struct Counter {
-    const uint64_t* word = nullptr;
-    uint64_t count = 0;
-    bool stale = false;  // the word was freed: what was sent for it may still come
-};
-
-// A rank's heap, which teams share.
-struct Heap : NcclHeap {
-    int pid = int(getpid());
-    Arena arena;
-    std::vector<char*> places;  // of each rank's heap; null: cannot be addressed here
-    std::vector<Counter> sent, awaited;
-    std::atomic<bool> left{false}, aborted{false};
-    std::vector<int64_t> told, heard;  // a device may still write here after a deadline
-
-    explicit Heap(const NcclHeap& made)
-        : NcclHeap(made),
-          arena(nccl_windows_reserve(made.world), made.bytes),
-          places(size_t(made.world)),
-          sent(size_t(made.world)),
-          awaited(size_t(made.world)),
-          told(kWords),
-          heard(size_t(kWords * made.world)) {
-        auto pointer = (*library)().GetPeerDevicePointer;
-        for (int r = 0; pointer != nullptr && r < world; ++r) {
-            void* place = nullptr;
-            if (pointer(window, 0, r, &place) == nccl::kSuccess)
-                places[size_t(r)] = static_cast<char*>(place);
-        }
-        places[size_t(rank)] = base;
-    }
-    // A forked child has no device.
-    ~Heap() {
-        if (pid == int(getpid())) (*library)().MemFree(base);
-    }
-    bool ended() const { return left || aborted; }
-};
-
-struct End {
-    std::shared_ptr<Heap> heap;
-    nccl::Comm comm = nullptr;  // of a team its own
-    std::vector<int> ranks;     // of the heap's communicator, by PE
-    bool team = false;
-    std::atomic<bool> ended{false};
-
-    bool over() const { return ended || heap->ended(); }
-    const nccl::Functions& library() const { return (*heap->library)(); }
-};
-
-End& end_of(Domain domain) { return *static_cast<End*>(domain); }
-
-int gone(Error* error) { return report(FaultCode::kAborted, "the communicator has ended", error); }
-
-int failed(const End& end, const char* what, int result, Error* error) {
-    const auto& library = end.library();
-    const char* words = library.GetLastError != nullptr ? library.GetLastError(end.comm) : nullptr;
-    std::string detail = std::string("nccl") + what + ": " + library.GetErrorString(result);
-    if (words != nullptr && *words != 0) detail += std::string(": ") + words;
-    // A call on a communicator that has lost a rank says only that it is in error.
-    int late = nccl::kSuccess;
-    if (!end.over()) library.CommGetAsyncError(end.comm, &late);
-    bool lost = result == kRemote || late == kRemote;
-    return report(lost ? FaultCode::kPeerLost : FaultCode::kInternal, detail, error);
-}
-
-// With blocking=0 a call may go on for a while after it has returned.
-int checked(const End& end, nccl::Comm comm, const char* what, int result, Error* error) {
-    while (result == nccl::kInProgress) {
-        if (end.over()) return gone(error);
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-        int asked = end.library().CommGetAsyncError(comm, &result);
-        if (asked != nccl::kSuccess) result = asked;
-    }
-    return result == nccl::kSuccess ? 0 : failed(end, what, result, error);
-}
-
-int copied(const End& end, void* to, const void* from, uint64_t bytes, Stream stream, Error* error) {
-    int result = bytes != 0 ? end.heap->device.copy(to, from, bytes, kCopyDefault, stream) : 0;
-    if (result == 0) return 0;
-    return report(FaultCode::kInternal, "a copy failed with the device's error " + std::to_string(result),
-                  error);
-}
-
-// Until the stream has done what it has, which others have to come to as well.
-int settled(const End& end, Stream stream, uint64_t deadline, Error* error) {
-    auto nap = std::chrono::microseconds(20);
-    for (int result; (result = end.heap->device.query(stream)) != 0;) {
-        if (result != kNotReady)
-            return report(FaultCode::kInternal, "the device's error " + std::to_string(result), error);
-        if (end.over()) return gone(error);
-        int late = nccl::kSuccess;
-        if (end.library().CommGetAsyncError(end.comm, &late) == nccl::kSuccess && late != nccl::kSuccess &&
-            late != nccl::kInProgress)
-            return failed(end, "AllGather", late, error);
-        if (now_ns() > deadline) return report(FaultCode::kTimeout, "the ranks did not meet", error);
-        std::this_thread::sleep_for(nap);
-        nap = std::min(2 * nap, std::chrono::microseconds(2000));
-    }
-    return 0;
-}
-
-// Returns when all PEs of the heap have said something, on the default stream: the library runs what a
-// communicator has to do one after the other, whatever the streams are.
-int meet(End& end, Meeting what, int64_t a, int64_t b, int64_t c, uint64_t deadline, Error* error) {
-    if (end.over()) return gone(error);
-    Heap& heap = *end.heap;
-    char *mine = heap.base + kLine, *all = heap.base + 2 * kLine;
-    heap.told = {what, a, b, c};
-    uint64_t bytes = kWords * sizeof(int64_t);
-    if (int code = copied(end, mine, heap.told.data(), bytes, nullptr, error)) return code;
-    int result = end.library().AllGather(mine, all, kWords, kWord, end.comm, nullptr);
-    if (int code = checked(end, end.comm, "AllGather", result, error)) return code;
-    if (int code = copied(end, heap.heard.data(), all, bytes * heap.heard.size() / kWords, nullptr, error))
-        return code;
-    return settled(end, nullptr, deadline, error);
-}
-
-// The same, where all have to say the same.
-int agree(End& end, Meeting what, int64_t a, int64_t b, uint64_t deadline, Error* error) {
-    if (int code = meet(end, what, a, b, 0, deadline, error)) return code;
-    std::map<std::vector<int64_t>, std::vector<int>> said;
-    auto row = end.heap->heard.begin();
-    for (int pe = 0; pe < end.heap->world; ++pe, row += kWords) said[{row, row + kWords}].push_back(pe);
-    if (said.size() == 1) return 0;
-    auto more = [](auto& x, auto& y) { return x.second.size() < y.second.size(); };
-    auto most = std::max_element(said.begin(), said.end(), more);
-    bool tie = 2 * most->second.size() <= size_t(end.heap->world);
-    std::vector<int> culprits;
-    for (const auto& [words, pes] : said)
-        if (tie || pes != most->second) culprits.insert(culprits.end(), pes.begin(), pes.end());
-    std::sort(culprits.begin(), culprits.end());
-    return report(FaultCode::kMismatch, "the ranks allocate or free different memory", error, culprits);
-}
+constexpr uint64_t kPage = 4096;
+constexpr int kByte = 1;     // ncclUint8
+constexpr int kMax = 2;      // ncclMax
+constexpr int kNoTeam = -1;  // NCCL_SPLIT_NOCOLOR
 
 // Where a PE has what this one has at `address`; null with a code, unless all of it is on the heap and can be
 // addressed here.
