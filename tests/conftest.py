@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-# Rings of the tests' own processes: test runners end their workers without a clean exit, and what they leave
-# is nobody's business in the user's folder.
-if "UNICOMM_TRACE_DIR" not in os.environ:
-    os.environ["UNICOMM_TRACE_DIR"] = tempfile.mkdtemp(prefix="unicomm-test-rings-")
-    _OWN_RINGS = os.environ["UNICOMM_TRACE_DIR"]
-else:
-    _OWN_RINGS = ""
+# What processes of tests leave is nobody's business in the user's folders: rings, as test runners end their
+# workers without a clean exit, and compiled code, of which a killed rank may leave half a file.
+_OWN = {
+    name: tempfile.mkdtemp(prefix="unicomm-tests-")
+    for name in ("UNICOMM_TRACE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    if name not in os.environ
+}
+os.environ |= _OWN
 
 
 def pytest_sessionfinish() -> None:
-    if _OWN_RINGS:  # xdist's workers inherit the folder; who made it removes it
-        shutil.rmtree(_OWN_RINGS, ignore_errors=True)
+    for folder in _OWN.values():  # xdist's workers inherit them; who made them removes them
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,9 @@ class Allocator : public sm::SymmetricMemoryAllocator {
     bool has_multicast_support(int) override { return false; }
     c10::DeviceType supported_device_type() override { return c10::DeviceType::CPU; }
     std::string name() override { return name_; }
-    bool has_allocation(void* ptr) override { return Memory::one().find(ptr) != nullptr; }
+    bool has_allocation(void* ptr) {  // no `override`: torch 2.11 has none
+        return Memory::one().find(ptr) != nullptr;
+    }
 
   private:
     std::string name_;
