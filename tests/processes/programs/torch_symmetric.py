@@ -19,7 +19,8 @@ from common import hear, reporting, say
 
 from unicomm import symm
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "symm"), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "symm"))
 from exchanges import FILL, plans
 from old_torch import OLD_TORCH
 from reference import combine, dispatch
