@@ -71,7 +71,9 @@ def rocshmem_unit() -> Finding:
 
 def _proved(name: str) -> list[Finding]:
     return [
-        Finding("proved without a GPU, and never on one", None, f"{row.what} ({row.when})")
+        Finding(
+            "proved without a GPU, and never on one", None, f"{'; '.join([row.what, *row.more])} ({row.when})"
+        )
         for row in verified.load().on_doubles
         if row.backend == name
     ]

@@ -9,12 +9,13 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class Verified:
-    """That a backend did `what`. `when`: last, as a date. `where`: the hardware, or a library's double."""
+    """That a backend did `what`, and `more`. `when`: last, as a date. `where`: the hardware, or a double."""
 
     backend: str
     what: str
     where: str
     when: str
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def load() -> Record:
         for row in data["verified"]
     ]
     doubles = [
-        Verified(name, row["what"], "ABI double only", row["when"]) for name, row in data["doubles"].items()
+        Verified(name, row["what"], "ABI double only", row["when"], tuple(row["more"]))
+        for name, row in data["doubles"].items()
     ]
     return Record(places, doubles, data["never"])
