@@ -36,7 +36,7 @@ def main():
     consumers = runpy.run_path(str(programs / "consumers.py"), run_name="consumers")["CONSUMERS"]
     chosen = {name: consumers[name] for name in CHOSEN} | {"batch": batch_of_both_sides}
     found, groups = {}, []
-    for switched in (True, False):
+    for switched in (False, True):  # torch's own Gloo first: at the end of Python its threads must have done
         dist.config.use_torchcomms = switched
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if switched else "gloo", timeout=datetime.timedelta(seconds=60)

@@ -11,12 +11,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 def torchrun(ranks, program, *arguments, stock=False, **env):
     """A finished run on this host; a rank that hangs ends with all stacks on stderr.
 
-    A run that uses torch's own Gloo alone, `stock`, is repeated where that ended a rank: on a busy machine
-    its threads may outlive Python (pytorch/pytorch#190489, #179291).
+    A run that uses torch's own Gloo alone, `stock`, is repeated where that ended a rank: a thread of it may
+    still let go of a tensor when Python ends (pytorch/pytorch#190489, #179291).
     """
-    done = _torchrun(ranks, program, *arguments, **env)
-    if stock and done.returncode and "terminate called without an active exception" in done.stderr:
-        return _torchrun(ranks, program, *arguments, **env)
+    for _ in range(6 if stock else 1):
+        done = _torchrun(ranks, program, *arguments, **env)
+        if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
+            break
     return done
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from common import say
+from common import leave, say
 
 from unicomm import UnsupportedError, symm
 from unicomm.symm.torch_operators import load_unit
@@ -380,3 +380,5 @@ else:
         check_newer(*part)
     say("over")
 dist.destroy_process_group()
+if BACKEND == "gloo":
+    leave()

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from common import hear, reporting, say
+from common import hear, leave, reporting, say
 
 from unicomm import symm
 
@@ -317,3 +317,5 @@ else:
         hear()
 if HOW == "all":
     dist.destroy_process_group()
+if BACKEND == "gloo":
+    leave()
