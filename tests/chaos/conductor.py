@@ -44,7 +44,8 @@ ROOT = HERE.parent.parent
 
 def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play, list[str]]:
     """One round, and what was wrong with it. A bad one leaves its rings and output in `kept`."""
-    with tempfile.TemporaryDirectory(prefix="round-", dir=stage.folder) as name:
+    # Ranks that are just being started write into it until the stage ends; its folder takes this one along.
+    with tempfile.TemporaryDirectory(prefix="round-", dir=stage.folder, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         play = Play(plan, stage, folder, serial)
         play.run()

@@ -42,6 +42,7 @@ def keep_store(listen: str) -> int:
 
 
 def start(spec: program.Spec) -> int:
+    nursery = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -50,6 +51,8 @@ def start(spec: program.Spec) -> int:
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != nursery:  # it ended before this asked for it
+            os._exit(code)
         os.closerange(3, 256)
         log = os.open(f"{spec.folder}/rank{spec.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)

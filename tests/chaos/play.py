@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
 from program import CREATION, RINGS
 from rounds import FAULTS, LONGEST_DELAY, Round
 
@@ -66,11 +67,16 @@ class Nursery:
         self.store = f"{address}:{port}"
 
     def close(self) -> None:
+        """Returns when none of its processes writes any more."""
         self.link.close()  # which ends it, unless it waits for ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0)
+        ranks = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            ranks = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         self._process.wait()
+        psutil.wait_procs(ranks, 10.0)  # they end with it, but not at once
 
 
 def accept(listener: Listener, seconds: float) -> Connection:

@@ -238,11 +238,14 @@ def test_an_idle_communicator(backend, raised):
 
 @both_backends
 def test_children_are_communicators_of_their_own(backend, raised):
+    summed = threading.Barrier(3, timeout=30)  # an abort takes the others out of what they have not ended yet
+
     def program(comm: Communicator) -> None:
         child = comm.split([0, 1, 2], "child")
         sibling = comm.split([2, 1, 0], "sibling")
         comm.abort()
         check_sum(child)
+        summed.wait()
         if child.get_rank() == 0:
             child.abort()
         assert type(raised(child.barrier, False)) is AbortedError

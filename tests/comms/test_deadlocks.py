@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from unicomm import CommTimeoutError, Communicator, ReduceOp
+from unicomm import CommTimeoutError, Communicator, ReduceOp, new_comm
 from unicomm.testing import run_ranks
 
 LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
@@ -152,3 +153,22 @@ def test_threads_that_threading_does_not_know(harmless, raised):
     finally:
         before.release()
     assert any("these ranks wait for each other" in text for _, text in said) == harmless, said
+
+
+@pytest.mark.timeout(60)
+def test_idle_gloo_communicators_hide_no_deadlock(raised):
+    """Their thread waits for sockets; it calls nothing by itself."""
+    store = HashStore()
+
+    def rank(comm: Communicator) -> str:
+        me, other = comm.get_rank(), 1 - comm.get_rank()
+        idle = new_comm("gloo", "cpu", name="idle", store=store, rank=me, size=2)
+        with idle, comm.split([0, 1], "other") as second:
+            idle.barrier(False)
+            error = raised((second if me else comm).recv, torch.ones(1), other, False, timeout=FOR_EVER)
+            comm.abort()
+            second.abort()
+            return str(error)
+
+    said = run_ranks(rank, 2, timeout=50)
+    assert any("these ranks wait for each other" in text for text in said), said

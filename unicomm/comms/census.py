@@ -20,6 +20,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import os
 import queue
+import selectors
 import sys
 import threading
 import time
@@ -42,7 +43,11 @@ _SILENT = frozenset(
 )
 _SILENT_LIBRARIES = ("/multiprocessing/queues.py", "/tqdm/_monitor.py", "/pytest_timeout.py")
 # ... and those that may wake a thread of the user's then, when they hear something from outside.
-_LIBRARIES = ("/torch/utils/data/_utils/pin_memory.py", "/execnet/gateway_base.py")
+_LIBRARIES = (
+    "/torch/utils/data/_utils/pin_memory.py",
+    "/execnet/gateway_base.py",
+    str(selectors.__file__),  # in which the watch of Gloo's communicators waits
+)
 
 
 def bound(
