@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from double_backend import HostStreams
 
-from unicomm import Communicator
+from unicomm import Communicator, UnsupportedError, new_comm, symm
 from unicomm.comms import graphs
 
 
@@ -70,6 +71,58 @@ class Together:
         finally:
             self._barrier.wait(60)
         return graph
+
+
+def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostGraph]) -> None:
+    """Within a capture what happens once is refused, and leaves nothing there; abort never is."""
+    child = comm.split(list(range(comm.get_size())), name="child")
+    assert child is not None
+    refused = [
+        ("split", lambda: comm.split([comm.get_rank()])),
+        ("finalize", comm.finalize),
+        ("new_window", comm.new_window),
+        ("new_comm", lambda: new_comm(comm.get_backend(), "cpu", name="main", rank=0, size=1)),
+    ]
+    window = None
+    if comm._engine.symmetric is None:
+        refused.append(("symm_init", lambda: symm.init(comm)))
+    else:
+        tensor = symm.empty(4, comm=comm)
+        window = comm.new_window(tensor)
+        refused += [
+            ("symm_allocate", lambda: symm.empty(4, comm=comm)),
+            ("symm_free", lambda: symm.free(tensor, comm)),
+            ("new_window", window.tensor_deregister),
+            ("symm_free", window.free),
+        ]
+    if comm.get_capabilities().registers:
+        allocator = comm.mem_allocator
+        refused.append(("tensor_register", lambda: allocator.tensor_register(allocator.empty(4))))
+    seq, errors = comm._engine.fast.seq, []
+
+    def body() -> None:
+        errors.extend(_error_of(call) for _, call in refused)
+        child.abort()
+
+    capture(body)
+    assert [error.op for error in errors] == [op for op, _ in refused]
+    for error in errors:
+        assert "before the capture begins or after its end" in error.hint, error
+    assert comm._engine.fast.seq == seq
+    assert child.is_aborted()
+    child.finalize()
+    if window is not None:
+        window.tensor_deregister()
+        window.free()
+        symm.free(tensor, comm)
+
+
+def _error_of(call: Callable[[], object]) -> UnsupportedError:
+    try:
+        result = call()
+    except UnsupportedError as error:
+        return error
+    raise AssertionError(f"nothing was raised; the call returned {result!r}")
 
 
 graphs.follow(HostGraph)

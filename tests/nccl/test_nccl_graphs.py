@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
-from double_graphs import HostGraph, Together
+from double_graphs import HostGraph, Together, check_life
+from kinds import of as of_kind
 from old_torch import OLD_TORCH
 
 import unicomm
@@ -232,6 +234,35 @@ def test_a_graph_of_an_ended_communicator_is_not_launched(double, raised):
     assert type(error) is NotReadyError
     assert "finalized" in error.message
     assert launched[0].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("backend", ["nccl-new", "nccl-old", "rccl-old"])
+def test_calls_that_happen_once_are_refused_in_a_capture(backend, fresh_recorder):
+    """As over the SHMEM libraries' doubles: tests/processes/programs/shmem.py."""
+    of_kind(backend)
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        check_life(comm, lambda body: together.capture(comm, body))
+        x = torch.ones(4)
+        comm.all_reduce(x, SUM, True).wait_blocking()
+        assert x.tolist() == [2.0] * 4
+
+    run_ranks(program, 2, backend=backend)
+
+
+@pytest.mark.parametrize("connected", [False, True], ids=["vacant", "connected"])
+def test_reconfigure_is_refused_in_a_capture(double, raised, connected):
+    ranks = {"rank": 0, "size": 1} if connected else {}
+    comm = unicomm.new_comm(double, "cpu", enable_reconfigure=True, **ranks)
+    handles, errors = [comm.get_init_handle()], []
+    with HostGraph(of_kind(double).device_streams(comm.get_device())).capture():
+        errors.append(raised(comm.reconfigure, 1, handles))
+    assert (type(errors[0]), errors[0].op) == (unicomm.UnsupportedError, "reconfigure")
+    assert "before the capture begins" in errors[0].hint
+    comm.reconfigure(1, handles)  # the number was not used
+    assert (comm.get_rank(), comm.get_size()) == (0, 1)
+    comm.finalize()
 
 
 def test_a_graph_without_operations_of_ours_is_left_alone(double):

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 import torch
 from torch._C._distributed_c10d import Store
 
-from unicomm.comms import lifecycle
+from unicomm.comms import graphs, lifecycle
 from unicomm.comms.backend import Backend
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.environment import detect_environment
@@ -126,6 +126,7 @@ def new_comm(
     """
     found = find_backend(backend)
     device = lifecycle.check_device(device, found)
+    graphs.refuse_capture(found.device_streams(device), "new_comm", str(name))
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"name={name!r} is no name", hint='pass a text such as "main"')
     if enable_reconfigure and not found.capabilities.reconfigures:

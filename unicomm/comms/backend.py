@@ -282,6 +282,11 @@ class Backend(abc.ABC):
     def split_away(self, timeout: float) -> None:  # noqa: B027
         """Called on a rank that is in no part of a split, for a library that wants all to call."""
 
+    @classmethod
+    def device_streams(cls, device: torch.device) -> Streams | None:
+        """The streams of such a device; None where operations are over when they return."""
+        return None
+
     def streams(self) -> Streams | None:
         """The streams of its device, if its operations run there: `run` and `exchange` then put them on the
         current one and return. None where they are done when these return."""

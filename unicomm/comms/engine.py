@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from . import completion, point_to_point, profiling, recording
+from . import completion, graphs, point_to_point, profiling, recording
 from .call import Call, Message, OpArgs
 from .check import Checker
 from .errors import (
@@ -76,6 +76,7 @@ class Engine:
         self.worker = Worker(f"unicomm-{member.name}")
         streams = member.backend.streams()
         self.queue = None if streams is None else StreamQueue(self, streams)
+        self._streams = streams if vacant is None else member.asked_for.device_streams(member.device)
         if self.queue is not None and fast is None:
             self.fast = StreamFast(self)
         self.finalized = False
@@ -187,12 +188,16 @@ class Engine:
 
     def check_capture(self, op: str) -> None:
         """Before anything of an operation is counted, recorded, or put on a stream that is captured."""
-        if self._refuses_graphs and self.queue is not None and self.queue.streams.is_capturing():
+        if self._refuses_graphs and self._streams is not None and self._streams.is_capturing():
             self.refuse(
                 op,
                 f"operations of backend '{self.backend.name}' cannot be captured in a graph",
                 "leave them out of the captured part; those of unicomm.symm, nccl and rccl can be captured",
             )
+
+    def refuse_capture(self, op: str) -> None:
+        """Before anything of a call that happens once; see `graphs.refuse_capture`."""
+        graphs.refuse_capture(self._streams, op, self.name, self.rank)
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
         if hints:

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unicomm import _core
 
 from . import recording
+from .errors import UnsupportedError
 
 if TYPE_CHECKING:
     from .profiling_session import Described
     from .stream_work import StreamQueue
+    from .streams import Streams
 
 _KEY = "_unicomm_operations"  # of a graph's dictionary
 _FOLLOWED = "_unicomm_followed"  # of its class
@@ -105,6 +107,23 @@ def events_may_be_asked_for() -> Iterator[bool]:
             _open[:] = [c for c in _open if c.graph is not None and c.graph() is not None]
             free = not _open
         yield free
+
+
+def refuse_capture(streams: Streams | None, op: str, comm: str, rank: int | None = None) -> None:
+    """Of a call that connects, closes or allocates: `UnsupportedError` where the current stream is captured.
+
+    What it does, and waits for, happens on the host and once, which no replay repeats; much of it would end
+    the capture as well.
+    """
+    if streams is not None and streams.is_capturing():
+        raise UnsupportedError(
+            "it would happen once, on the host, which a graph cannot capture",
+            op=op,
+            comm=comm,
+            rank=rank,
+            hint="call it before the capture begins or after its end; of a communicator's life only abort()"
+            " may be called within",
+        )
 
 
 def follow(graph_class: type) -> None:

@@ -65,6 +65,7 @@ class HeapWindow(Window):
 
     def free(self, timeout: Timeout = None) -> None:
         self._open("symm_free")
+        self._engine.refuse_capture("symm_free")
         self._memory.free(self._pad, timeout)
         self._freed, self._tensor = True, None
         self._detach()

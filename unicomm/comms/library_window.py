@@ -76,6 +76,7 @@ class LibraryWindow(Window):
 
     def free(self, timeout: Timeout = None) -> None:
         self._open("symm_free")
+        self._engine.refuse_capture("symm_free")
         if self._tensor is not None:
             self.tensor_deregister(timeout)  # with a barrier, after which no signal is on its way
         self._library.used.discard(self._index)
@@ -133,6 +134,7 @@ class LibraryWindow(Window):
     def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """See `Window.barrier`. Blocks the host: ranks tell each other how many signals to wait for."""
         self._registered("symm_barrier")
+        self._engine.refuse_capture("symm_barrier")
         peers = range(len(self._signals))
         flushed = [peer for peer in peers if self._unsignalled[peer]]
 

@@ -307,6 +307,7 @@ def split(
     """See `Communicator.split`."""
     engine = parent._engine
     engine.check_open("split")
+    engine.refuse_capture("split")
     size, me = parent.get_size(), parent.get_rank()
 
     def wrong(message: str, hint: str) -> InvalidArgumentError:
@@ -379,6 +380,12 @@ def split(
 
 def finalize(comm: Communicator, timeout: float) -> None:
     """See `Communicator.finalize`."""
+    if not comm._engine.closing:
+        comm._engine.refuse_capture("finalize")
+    _end(comm, timeout)
+
+
+def _end(comm: Communicator, timeout: float) -> None:
     if (dynamic := comm._dynamic) is None:
         _finalize_once(comm, timeout)
         return
@@ -515,7 +522,7 @@ def _at_exit() -> None:
     for comm in list(_living):
         left = max(0.1, deadline - time.monotonic())
         try:
-            finalize(comm, left)
+            _end(comm, left)
         except CommError as error:
             _log.warning("at exit: %s", error)
         except Exception:

@@ -92,6 +92,7 @@ class MemAllocator:
         """
         engine, backend = self._engine, self._backend
         engine.check_open("tensor_register")
+        engine.refuse_capture("tensor_register")
         tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
         if not backend.capabilities.registers and backend.allocated_here(tensor):
             return
@@ -118,6 +119,7 @@ class MemAllocator:
         """Undoes `tensor_register`, when no operation uses the tensor: waits for those of this rank."""
         engine, backend = self._engine, self._backend
         engine.check_open("tensor_register")
+        engine.refuse_capture("tensor_register")
         tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
         if not backend.capabilities.registers and backend.allocated_here(tensor):
             return

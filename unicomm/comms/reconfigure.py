@@ -141,6 +141,7 @@ def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeo
     """See `Communicator.reconfigure`."""
     dynamic, engine = _dynamic(comm, "reconfigure"), comm._engine
     engine.check_can_wait("reconfigure")
+    engine.refuse_capture("reconfigure")
     if not dynamic.busy.acquire(blocking=False):
         raise NotReadyError(
             "another thread reconfigures this communicator",

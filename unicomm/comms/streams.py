@@ -74,6 +74,7 @@ class TorchStreams(Streams):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = torch.get_device_module(device)
+        self._there = bool(self._module.is_available())  # torch may be built for none
         for graph_class in (
             getattr(self._module, "CUDAGraph", None),
             getattr(torch.accelerator, "Graph", None),
@@ -113,4 +114,4 @@ class TorchStreams(Streams):
         return torch.futures.Future(devices=[self._device])
 
     def is_capturing(self) -> bool:
-        return bool(self._module.is_current_stream_capturing())
+        return self._there and bool(self._module.is_current_stream_capturing())

@@ -115,6 +115,7 @@ class SymmetricMemory:
     def allocate(self, nbytes: int, timeout: Timeout = None, align: int = 64) -> torch.Tensor:
         """Collective: bytes that all ranks have at the same offset."""
         self.require("symm_allocate", Capability.HEAP)
+        self.engine.refuse_capture("symm_allocate")
         self._refuse_team("symm_allocate")
         addresses = []
 
@@ -133,6 +134,7 @@ class SymmetricMemory:
 
     def free(self, tensor: Array, timeout: Timeout = None) -> None:
         """Collective: gives an allocation back. The tensor, and views of it, must not be used any more."""
+        self.engine.refuse_capture("symm_free")
         self._refuse_team("symm_free")
         address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
         if not self.domain.begins(address):
@@ -316,6 +318,7 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     engine.check_open("symm_init")
     if engine.symmetric is not None:
         return engine.symmetric
+    engine.refuse_capture("symm_init")
     one_host, launcher = True, None
     if engine.queue is not None:
         one_host, launcher = _look_around(engine, timeout)
@@ -419,6 +422,7 @@ def initialize_team(
 ) -> SymmetricMemory | None:
     """Collective over `whole`. See `unicomm.symm.init_team`."""
     memory = memory_of(whole, "symm_init")
+    whole._engine.refuse_capture("symm_init")
     memory.require("symm_init", Capability.TEAMS)
     start, stride, size, wrong = 0, 1, 0, ""
     if team is not None:

@@ -65,6 +65,7 @@ class Window(abc.ABC):
         `nccl` from `comm.mem_allocator`. Raises `MismatchError` on all ranks if they pass different ones.
         """
         self._open("new_window")
+        self._engine.refuse_capture("new_window")
         if self._tensor is not None:
             self._invalid("new_window", "a tensor is registered already", "deregister it first")
         own = self._check_window(tensor)
@@ -74,6 +75,7 @@ class Window(abc.ABC):
     def tensor_deregister(self, timeout: Timeout = None) -> None:
         """Ends the others' access. Collective: when it returns nobody accesses the tensor any more."""
         self._registered("new_window")
+        self._engine.refuse_capture("new_window")
         self.barrier(False, timeout=timeout)
         self._detach()
         self._tensor = None
@@ -273,6 +275,7 @@ def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) 
     """See `Communicator.new_window`."""
     engine = comm._engine
     engine.check_open("new_window")
+    engine.refuse_capture("new_window")
     with engine.located("new_window"):
         engine.per_op("new_window", hints, timeout)
         window: Window

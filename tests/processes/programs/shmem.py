@@ -66,6 +66,13 @@ def captured(comm):
         lambda: comm.recv(y, (me + 1) % n, False),
     )
     seq = comm._engine.fast.seq
+
+    def capture(body):
+        graph = HostGraph(streams)
+        with graph.capture():
+            body()
+        return graph
+
     with graph.capture():
         for call in refused:
             try:
@@ -86,6 +93,7 @@ def captured(comm):
             assert total[0] == n * step + n * (n - 1) / 2
             comm.barrier(False)
     graph.reset()
+    check_life(comm, capture)
 
 
 if HOW in ("conform", "briefly"):
@@ -95,7 +103,7 @@ if HOW in ("conform", "briefly"):
 elif HOW == "symmetric":
     sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
     import device_bodies
-    from double_graphs import HostGraph
+    from double_graphs import HostGraph, check_life
 
     from unicomm import symm
 

@@ -88,7 +88,6 @@ class ShmemBackend(WatchedBackend):
 
     @classmethod
     def device_streams(cls, device: torch.device) -> Streams | None:
-        """None where operations are over when they return."""
         return TorchStreams(device)
 
     @classmethod
