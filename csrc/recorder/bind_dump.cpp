@@ -179,6 +179,7 @@ nb::dict columns_of(const DumpReader& dump) {
     out["stacks"] = list_of(dump.stacks, [&](size_t, uint64_t id) -> nb::object { return places[id]; });
     nb::dict extra;
     if (dump.has_async) extra["unicomm_async"] = array_of<bool>(dump.is_async);
+    if (dump.has_graph) extra["unicomm_graph"] = array_of<int64_t>(dump.graph);
     out["extra"] = extra;
     return out;
 }

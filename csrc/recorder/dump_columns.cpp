@@ -35,6 +35,7 @@ constexpr const char* kKnown[kKnownTexts] = {
     "frames",
     "thread_id",
     "unicomm_async",
+    "unicomm_graph",
     "entries",
     "pg_config",
     "name",
@@ -107,7 +108,7 @@ void DumpReader::Column::clear() {
 template <class F>
 void DumpReader::for_each_column(F&& f) {
     for (auto* c : {&record_id, &pg_id, &collective_seq_id, &p2p_seq_id, &op_id, &time_created, &time_started,
-                    &time_completed, &timeout_ms})
+                    &time_completed, &timeout_ms, &graph})
         f(*c);
     for (auto* c : {&retired, &is_p2p, &is_async}) f(*c);
     for (auto* c : {&group, &frames, &input_sizes, &output_sizes, &input_dtypes, &output_dtypes,
@@ -120,7 +121,7 @@ void DumpReader::clear() {
     tree.clear();
     top = {};
     rows = 0;
-    has_async = false;
+    has_async = has_graph = false;
     for_each_column([](auto& column) { column.clear(); });
     for (auto* s : {&groups, &dims, &shapes, &text_lists, &places, &stacks}) s->clear();
     for (auto* c : {&names, &states, &threads}) c->clear();
@@ -322,6 +323,7 @@ void DumpReader::add(const Value& entry) {
             if (items[i].kind != Kind::kText || items[i].index >= kFields) continue;
             fields[items[i].index] = items[i + 1];
             has_async |= items[i].index == kAsync;
+            has_graph |= items[i].index == kGraph;
         }
     });
     record_id.push_back(integer(fields[kRecordId]));
@@ -337,6 +339,7 @@ void DumpReader::add(const Value& entry) {
     retired.push_back(truth(fields[kRetired]));
     is_p2p.push_back(truth(fields[kIsP2p]));
     is_async.push_back(truth(fields[kAsync]));
+    graph.push_back(integer(fields[kGraph]));
     group.push_back(group_of(fields[kProcessGroup]));
     profiling_name.push_back(names.number(text(fields[kProfilingName])));
     state.push_back(states.number(text(fields[kState])));

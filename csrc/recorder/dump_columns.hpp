@@ -51,6 +51,7 @@ enum Field : uint32_t {
     kFrames,
     kThreadId,
     kAsync,
+    kGraph,
     kFields,  // of an entry, up to here
     kEntries = kFields,
     kPgConfig,
@@ -73,10 +74,10 @@ class DumpReader {
     uint64_t rows = 0;
 
     std::vector<int64_t> record_id, pg_id, collective_seq_id, p2p_seq_id, op_id, time_created, time_started,
-        time_completed, timeout_ms;
+        time_completed, timeout_ms, graph;
     std::vector<double> duration_ms;
     std::vector<uint8_t> retired, is_p2p, is_async;
-    bool has_async = false;  // some entry has that field
+    bool has_async = false, has_graph = false;  // some entry has that field
     // Numbers of `groups`, `stacks`, `shapes` and `text_lists`; of texts through `names`, `states`,
     // `threads`.
     std::vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes,

@@ -77,14 +77,16 @@ struct Frame {
 };
 
 enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
-// A graph takes down captured operations, which run in its replays; each of these has records of its own.
+// A graph takes down captured operations, which run in its replays; each of these has records of its own,
+// in a row, of which the first has kReplay.
 enum RecordFlags : uint16_t {
     kAsync = 1,
     kP2P = 2,
     kBatch = 4,
     kReceive = 8,
     kCaptured = 16,
-    kReplayed = 32
+    kReplayed = 32,
+    kReplay = 64
 };
 
 struct alignas(64) Record {

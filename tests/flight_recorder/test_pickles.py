@@ -88,6 +88,7 @@ FIELDS = {
     ),
     **dict.fromkeys(["time_discovered_started_ns", "time_discovered_completed_ns"], numbers | st.none()),
     **dict.fromkeys(["retired", "is_p2p", "unicomm_async"], st.booleans() | odd | texts | numbers),
+    "unicomm_graph": numbers | odd,
     **dict.fromkeys(["profiling_name", "state", "thread_id"], texts | st.none() | st.integers(-9, 9)),
     "process_group": st.tuples(texts, texts) | st.lists(texts, max_size=3) | texts | odd,
     "duration_ms": floats | st.integers(0, 9) | odd,

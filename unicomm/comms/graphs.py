@@ -211,7 +211,7 @@ def begin_records(numbers: Any, recorder: Any, operations: Sequence[Captured]) -
         op_id = _core.next_op_id()
         batch = recording.BATCH if len(operation.shapes) > 1 else 0
         for i, shape in enumerate(operation.shapes):
-            flags = recording.REPLAYED | recording.ASYNC
+            flags = recording.REPLAYED | recording.ASYNC | (0 if begun.records else recording.REPLAY)
             if operation.messages:
                 send, peer = operation.messages[i]
                 seq = int(numbers.next_pair_seq(peer, send))

@@ -7,7 +7,7 @@ from .errors import AbortedError, CommError, CommTimeoutError, MismatchError, Pe
 
 COMPLETED, FAILED = 3, 4  # of an operation
 BROKEN = 3  # of a communicator
-ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED = 1, 2, 4, 8, 16, 32
+ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
 MOST_MS = (1 << 32) - 1  # of a timeout, that a record can hold
 OTHER_ERROR = 100
 _ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (

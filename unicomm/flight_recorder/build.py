@@ -12,7 +12,7 @@ from .build_rings import RingStore
 from .columns import NS_PER_MS, Columns
 from .ranks import parse_ranks
 from .ring import P2P_SEQ_BASE
-from .table import ASYNC, UNKNOWN, Column, Frame, Group, Shapes, Source, State
+from .table import ASYNC, UNKNOWN, Column, Frame, Group, Shapes, Source, State, graph_flags
 
 _MOST_RANKS = 1 << 22
 _STATES = {
@@ -76,7 +76,11 @@ class TableBuilder(RingStore):
         source.wrapped = bool(n) and int(columns.record_id.min()) > 0
         stacks = [self.stacks(tuple(Frame(*f) for f in stack)) for stack in columns.stacks]
         threads = [self.threads(t) for t in columns.threads]
-        asynchronous = columns.extra.get("unicomm_async")
+        flags = np.zeros(n, np.uint8)
+        if (asynchronous := columns.extra.get("unicomm_async")) is not None:
+            flags |= asynchronous.astype(np.uint8) * ASYNC
+        if (of_graphs := columns.extra.get("unicomm_graph")) is not None:
+            flags |= graph_flags(of_graphs)
         out = {
             "rank": np.full(n, rank, np.int32),
             "group": group_of,
@@ -85,7 +89,7 @@ class TableBuilder(RingStore):
             "peer": peer,
             "state": state,
             "error": np.zeros(n, np.uint8),
-            "flags": np.zeros(n, np.uint8) if asynchronous is None else asynchronous.astype(np.uint8) * ASYNC,
+            "flags": flags,
             "created_ns": columns.time_created_ns,
             "started_ns": columns.time_discovered_started_ns,
             "completed_ns": completed,

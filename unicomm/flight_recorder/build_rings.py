@@ -27,6 +27,7 @@ from .table import (
     Frame,
     Group,
     Source,
+    graph_flags,
 )
 
 _PROCESS = {"running": RUNNING, "stopped": STOPPED, "killed": KILLED, "ended": ENDED}
@@ -120,7 +121,8 @@ class RingStore(Store):
             "peer": peer,
             "state": np.clip(records["state"], 1, 4).astype(np.uint8),
             "error": self._ring_errors(records["error"]),
-            "flags": ((flags & RING_ASYNC) * ASYNC | ((flags & RING_BATCH) != 0) * BATCH).astype(np.uint8),
+            "flags": ((flags & RING_ASYNC) * ASYNC | ((flags & RING_BATCH) != 0) * BATCH).astype(np.uint8)
+            | graph_flags(flags),
             "frame": self._ring_frames(ring, records["frame"]),
             "thread": self._ring_threads(records["tid"]),
         }

@@ -36,7 +36,8 @@ class Columns:
         state: index into `states`.
         frames: index into `stacks`.
         thread: index into `threads`.
-        extra: columns that only some writers have: unicomm_async.
+        extra: columns that only some writers have: unicomm_async, and unicomm_graph (the flags CAPTURED,
+            REPLAYED and REPLAY of ring.py).
     """
 
     meta: dict[str, Any]
@@ -136,7 +137,11 @@ def from_dump(dump: Any) -> Columns:
         states=states,
         stacks=stacks,
         threads=threads,
-        extra={"unicomm_async": flags("unicomm_async")} if any("unicomm_async" in e for e in entries) else {},
+        extra={
+            key: read(key)
+            for key, read in (("unicomm_async", flags), ("unicomm_graph", integers))
+            if any(key in e for e in entries)
+        },
     )
 
 

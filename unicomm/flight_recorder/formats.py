@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .ring import ASYNC, P2P, P2P_SEQ_BASE, RECEIVE, Comm, Ring
+from .ring import ASYNC, GRAPH, P2P, P2P_SEQ_BASE, RECEIVE, Comm, Ring
 
 VERSION = "2.10"
 # torch's analyzer refuses other names.
@@ -125,6 +125,8 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
         "unicomm_backend": comm.backend,
         "unicomm_async": bool(flags & ASYNC),
     }
+    if graph := flags & GRAPH:
+        entry["unicomm_graph"] = graph
     if began and ended:
         entry["duration_ms"] = (ended - began) / 1e6
     return entry

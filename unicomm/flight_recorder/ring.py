@@ -27,7 +27,8 @@ STATES = {1: "created", 2: "started", 3: "completed", 4: "failed"}
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
 ERRORS |= {6: "deadlock", 7: "unsupported", 100: "error"}
 COMM_STATES = {1: "open", 2: "finalized", 3: "broken"}
-ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED = 1, 2, 4, 8, 16, 32
+ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
+GRAPH = CAPTURED | REPLAYED | REPLAY
 P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]

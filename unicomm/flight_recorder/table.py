@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import ring
+
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
 
@@ -33,7 +35,18 @@ class State(enum.IntEnum):
     FAILED = 4
 
 
-ASYNC, BATCH = 1, 2  # bits of the column `flags`
+# Bits of the column `flags`. What a graph has taken down is CAPTURED and has not run; what ran in its replays
+# is REPLAYED, and the first row of each replay of a group is REPLAY, too.
+ASYNC, BATCH, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16
+
+
+def graph_flags(recorded: Column) -> Column:
+    """Of the flags that a record has, in a ring or in a dump's `unicomm_graph`, those of graphs."""
+    found = np.zeros(len(recorded), np.uint8)
+    for ours, theirs in ((CAPTURED, ring.CAPTURED), (REPLAYED, ring.REPLAYED), (REPLAY, ring.REPLAY)):
+        found |= ((recorded & theirs) != 0).astype(np.uint8) * np.uint8(ours)
+    return found
+
 
 # Words for the column `error`.
 ERRORS = ("", "timeout", "peer lost", "mismatch", "aborted", "internal", "error", "deadlock")
@@ -159,7 +172,7 @@ class Table:
         peer: of a send or receive, rank in the job, int32; -1 for other rows.
         state: `State`, uint8.
         error: index into `ERRORS`, uint8.
-        flags: ASYNC and BATCH, uint8.
+        flags: ASYNC, BATCH and those of graphs, uint8.
         created_ns, started_ns, completed_ns: wall clock, int64, 0 where unknown.
         frame: index into `stacks`, int32; stack 0 is empty.
         thread: index into `threads`, int32.

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.table import Kind
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
 from .operations import Column, Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
+from .trace_table import REPLAY
 
 _MOST_DELAYS = 10
 _HOW = {1: " (in replays)", -1: " (captured)"}
@@ -53,6 +54,7 @@ class OperationFigures:
     Attributes:
         op: the operation. "replay" is a graph's replay as a whole; "all_reduce (in replays)" counts what ran
             in replays, which have its time, and "all_reduce (captured)" what graphs took down.
+        timed: whether it has times of its own: not what ran in replays or was captured, whose times are 0.
         count: collectives, or messages sent or received; unfinished: of these, not over on some rank.
         bytes: of one rank, all together (the larger side of each operation).
         time_ns, waiting_ns, transfer_ns: the mean over ranks of all together; waiting is for the last rank.
@@ -68,6 +70,7 @@ class OperationFigures:
     uid: str
     ranks: int
     op: str
+    timed: bool
     count: int
     unfinished: int
     bytes: int
@@ -116,7 +119,8 @@ class RankFigures:
 
 @dataclass
 class Report:
-    """The figures; operations by time, delays by lateness, ranks in order; what a reader should know."""
+    """The figures; operations by time (those of replays beneath these), delays by lateness, ranks in order;
+    what a reader should know."""
 
     source: str
     span_ns: int
@@ -273,7 +277,17 @@ def _figures(
     order = np.argsort(key, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(key))[:-1]):
         out.operations.append(_operation(found, joined, rows, overlap if busy else None, cost))
-    out.operations.sort(key=lambda o: -o.time_ns)
+    # By time, and what has none of its own beneath the replays that have it.
+    replays = {o.uid: o.time_ns for o in out.operations if o.op == REPLAY}
+    out.operations.sort(
+        key=lambda o: (
+            -(o.time_ns if o.timed else replays.get(o.uid, 0)),
+            o.uid,
+            o.op != REPLAY,
+            o.op.endswith(_HOW[-1]),
+            o.op,
+        )
+    )
     out.delays = _delays(found, joined, cost)
     for rank in found.ranks.tolist():
         rows = np.flatnonzero(found.rank == rank)
@@ -340,6 +354,7 @@ def _operation(
         uid=group.uid,
         ranks=len(group.ranks),
         op=op + ("" if found.placed[rows[0]] else _HOW[int(np.sign(found.replay[rows[0]]))]),
+        timed=bool(found.placed[rows[0]]),
         count=n if collective else len(rows),
         unfinished=int((~over).sum()),
         bytes=int(found.bytes[rows].sum() // ranks),

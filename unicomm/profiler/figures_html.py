@@ -55,9 +55,10 @@ def _figure(title: str, x: str, y: str, *traces: Any, stacked: bool = False) -> 
 
 
 def _times(found: Report) -> Any:
-    names = [escape(f"{o.op} ({o.group})") for o in found.operations]
-    waiting = go.Bar(name="waiting", x=names, y=[o.waiting_ns / 1e6 for o in found.operations])
-    transfer = go.Bar(name="transfer", x=names, y=[o.transfer_ns / 1e6 for o in found.operations])
+    timed = [o for o in found.operations if o.timed]
+    names = [escape(f"{o.op} ({o.group})") for o in timed]
+    waiting = go.Bar(name="waiting", x=names, y=[o.waiting_ns / 1e6 for o in timed])
+    transfer = go.Bar(name="transfer", x=names, y=[o.transfer_ns / 1e6 for o in timed])
     return _figure("Where the time goes", "", "ms of one rank", waiting, transfer, stacked=True)
 
 
@@ -95,8 +96,10 @@ def _table(found: Report) -> str:
     rows = []
     for o in found.operations:
         late = f"{o.late_rank} ({o.late_share:.0%}, {span(max(o.late_ns, 0))})" if o.late_rank >= 0 else ""
-        cells = [o.group, o.op, str(o.count), size(o.bytes), span(o.time_ns), span(o.waiting_ns)]
-        cells += [span(o.median_ns), size(o.bus_bandwidth), span(o.skew_ns), late]
+        times = (o.time_ns, o.waiting_ns, o.median_ns, o.skew_ns)
+        time, waiting, median, skew = (span(t) if o.timed else "" for t in times)
+        cells = [o.group, o.op, str(o.count), size(o.bytes), time, waiting]
+        cells += [median, size(o.bus_bandwidth), skew, late]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

@@ -68,15 +68,15 @@ def render(found: Report) -> RenderableType:
             one.op,
             str(one.count) + (f" ({one.unfinished} open)" if one.unfinished else ""),
             size(one.bytes),
-            span(one.time_ns),
-            span(one.waiting_ns),
+            span(one.time_ns) if one.timed else "",
+            span(one.waiting_ns) if one.timed else "",
             size(one.bus_bandwidth) if one.bus_bandwidth else "",
         )
         singly.add_row(
             Text(one.group),
             one.op,
-            span(one.median_ns),
-            "" if one.overlap is None else f"{one.overlap:.0%}",
+            span(one.median_ns) if one.timed else "",
+            "" if one.overlap is None or not one.timed else f"{one.overlap:.0%}",
             *((span(one.skew_ns), span(one.most_skew_ns), late) if late else ("", "", "")),
         )
     delays = _grid("Largest delays", "rank", "collective", "late", "others waited", left=2)

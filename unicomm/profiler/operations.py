@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicomm.flight_recorder import clocks
+from unicomm.flight_recorder import table as tables
 from unicomm.flight_recorder.names import kind as kind_of
 from unicomm.flight_recorder.table import Kind, State, Table
 
@@ -65,7 +66,9 @@ class Operations:
         bytes: of the larger side of all its tensors together.
         thread, traced: the issuing thread, and whether torch has an event of it.
         replay: which replay of a graph it ran in, from 1; 0 for a call, -1 for one that a graph took down.
+            From a recorder, which does not tell graphs apart, replays of all of them are counted.
         captured_seq: the number that it had then; of the replay's first collective in the replay's own row.
+            0 from a recorder.
         stopped_ns: of each rank, when its recording ended.
         clocks: of each rank, the name of its clock, as far as known; ranks of one name have the same.
     """
@@ -280,45 +283,96 @@ def _twice(one: TraceTable, other: TraceTable) -> str:
 
 
 def from_recorder(table: Table) -> Operations:
-    """The rows of rings or dumps, as far as their groups and times are known."""
-    kind = table.kind
-    rows = np.flatnonzero((table.group >= 0) & (kind != Kind.OTHER) & (table.created_ns > 0))
-    call = table.call[rows]
-    calls = table.calls
+    """The rows of rings or dumps, as far as their groups and times are known.
+
+    Each graph's replay has a row of its own with its time, as in traces, and its operations none.
+    """
+    kind, call, calls = table.kind, table.call, table.calls
+    replay, heads = _replays(table)
     elements = np.maximum(calls.in_numel, calls.out_numel)
     dtype = np.where(calls.in_dtype > 0, calls.in_dtype, calls.out_dtype)
     width = np.asarray([_WIDTHS.get(name, 1 if name else 0) for name in table.dtypes] or [0], np.int64)
-    created, started = table.created_ns[rows], table.started_ns[rows]
-    over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
+    size = (elements * width[dtype])[call]
+    over = (table.state == State.COMPLETED) | (table.state == State.FAILED)
     last = {
         s.rank: max(s.as_of_ns, int(np.max(table.completed_ns[s.begin : s.end], initial=0)))
         for s in table.sources
         if s.rank >= 0
     }
+    known = (table.group >= 0) & (table.created_ns > 0)
+    single = np.flatnonzero(known & (kind != Kind.OTHER))
+    heads = heads[known[heads]]
+    rows = np.concatenate([single, heads])
+    whole = np.arange(len(rows)) >= len(single)
+
+    def of_replays(values: Column) -> Column:
+        """`values` by row, for replays what those of their operations are together."""
+        out: Column = values[rows]
+        out[whole] = _together(values, replay, heads)
+        return out
+
+    seq = table.seq[rows]
+    seq[whole] = _first_collective(table, replay, heads)
+    op = calls.op[call[rows]].astype(np.int64)
+    op[whole] = len(table.ops)
     return Operations(
         rank=table.rank[rows],
         group=table.group[rows],
-        op=calls.op[call],
-        kind=kind[rows],
-        seq=table.seq[rows],
-        peer=table.peer[rows],
-        root=calls.root[call],
-        issued_ns=created,
-        arrived_ns=np.where(started > 0, started, created),
-        completed_ns=np.where(over, table.completed_ns[rows], 0),
-        bytes=(elements * width[dtype])[call],
-        elements=elements[call],
-        dtype=dtype[call],
+        op=op,
+        kind=np.where(whole, int(kind_of(REPLAY)), kind[rows]),
+        seq=seq,
+        peer=np.where(whole, -1, table.peer[rows]),
+        root=np.where(whole, -1, calls.root[call[rows]]),
+        issued_ns=table.created_ns[rows],
+        arrived_ns=np.where(table.started_ns > 0, table.started_ns, table.created_ns)[rows],
+        completed_ns=np.where(over, table.completed_ns, 0)[rows],
+        bytes=of_replays(size),
+        elements=of_replays(elements[call]),
+        dtype=dtype[call[rows]],
         is_async=table.is_async[rows],
         thread=np.zeros(len(rows), np.int64),
         traced=np.zeros(len(rows), np.bool_),
-        replay=np.zeros(len(rows), np.int64),
+        replay=replay[rows],
         captured_seq=np.zeros(len(rows), np.int64),
-        ops=table.ops,
+        ops=[*table.ops, REPLAY],
         dtypes=table.dtypes,
         groups=[GroupOf(g.uid, g.name, g.desc, g.backend, tuple(g.ranks.tolist())) for g in table.groups],
         stopped_ns=last,
     )
+
+
+def _replays(table: Table) -> tuple[Column, Column]:
+    """Of each row, which of its rank's replays it ran in (see `Operations.replay`), and each one's first row.
+
+    A replay's rows stand in a row among those of their rank and group. One whose first rows were overwritten
+    begins with the first that is left.
+    """
+    captured = (table.flags & tables.CAPTURED) != 0
+    replayed = ((table.flags & tables.REPLAYED) != 0) & (table.group >= 0)
+    replay = np.where(captured & ~replayed, -1, 0)
+    order = np.lexsort((table.group, table.rank))  # stable: in the order of their calls
+    rank, group, inside = table.rank[order], table.group[order], replayed[order]
+    follows = np.zeros(len(order), np.bool_)
+    follows[1:] = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1]) & inside[:-1]
+    begins = inside & (((table.flags[order] & tables.REPLAY) != 0) | ~follows)
+    replay[order[inside]] = np.cumsum(begins)[inside]
+    return replay, order[begins]
+
+
+def _together(values: Column, replay: Column, heads: Column) -> Column:
+    """Sums over the rows of the replays that begin with `heads`."""
+    sums = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
+    inside = np.flatnonzero(replay > 0)
+    np.add.at(sums, replay[inside], values[inside])
+    return sums[replay[heads]]
+
+
+def _first_collective(table: Table, replay: Column, heads: Column) -> Column:
+    """The numbers of their first collectives, by which the ranks' replays are compared; 0 without one."""
+    numbers = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
+    found = np.flatnonzero((replay > 0) & (table.kind == Kind.COLLECTIVE) & (table.seq > 0))[::-1]
+    numbers[replay[found]] = table.seq[found]  # the first is written last
+    return numbers[replay[heads]]
 
 
 @dataclass
