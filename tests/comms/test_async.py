@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import weakref
 
 import pytest
@@ -222,6 +223,35 @@ def test_waiting_for_a_time_that_is_none(raised):
 
 
 # --- finalize -------------------------------------------------------------------------------------------
+
+
+@both_backends
+def test_finalize_waits_for_its_thread_however_short_its_timeout(backend, eventually):
+    """Nothing is pending then: a callback still runs, or the machine is busy with something else."""
+    come, timeout = threading.Event(), 0.05
+
+    def program(comm: Communicator) -> None:
+        x = torch.ones(3)
+        if comm.get_rank() == 1:
+            assert come.wait(60)
+            comm.all_reduce(x, SUM, False)
+            return
+
+        def linger(_: Work) -> None:
+            eventually(lambda: comm._engine.finalized)
+            end = time.monotonic() + 4 * timeout
+            eventually(lambda: time.monotonic() > end)
+            lingered.append(True)
+
+        lingered: list[bool] = []
+        work = comm.all_reduce(x, SUM, True)
+        work.add_done_callback(linger)
+        come.set()
+        work.wait()
+        comm.finalize(timeout)
+        assert lingered
+
+    run_ranks(program, 2, backend=backend)
 
 
 @both_backends

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unicomm")
 _EXIT_GRACE = 5.0  # seconds that pending operations of unfinalized communicators get when the process ends
+_THREAD_ENDS = 10.0  # that the worker gets when its operations are over: a busy machine may not run it soon
 _LAST_WORDS = 5.0  # and then what this rank is about to tell the others
 
 
@@ -442,7 +443,7 @@ def _finalize(comm: Communicator, timeout: float) -> None:
     comm._engine.finalized = True
     comm._engine.vacant = None
     comm._engine.fast.block()
-    ended = comm._engine.worker.close(10.0 if late else timeout)
+    ended = comm._engine.worker.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
     if ended:
         comm._engine.fast = NoFastPath()  # the other one holds the backend's memory
         if (symmetric := comm._engine.symmetric) is not None:
