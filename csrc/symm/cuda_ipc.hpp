@@ -7,8 +7,8 @@
 namespace unicomm::symm {
 
 // Opens the runtime at `path`, as dlopen does, whose functions begin with `prefix` ("cuda" or "hip"); the
-// first that was opened counts for the process. Throws SystemFailure with the loader's words, or with the
-// functions that it lacks.
+// process has one. Throws SystemFailure with the loader's words, the functions that it lacks, or the file of
+// the first one, where this is another.
 const Vtbl& cuda_ipc_table(const std::string& path, const std::string& prefix);
 
 }  // namespace unicomm::symm

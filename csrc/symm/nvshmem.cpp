@@ -294,8 +294,11 @@ int team_split(Domain domain, int start, int stride, int size, uint64_t deadline
 }  // namespace
 
 const Vtbl& nvshmem_table(const std::string& path, bool loaded_only) {
-    static Library& opened = *new Library(path, loaded_only);  // its threads may outlive every communicator
-    library = &opened;
+    // Opened also where there is one: who asks for a library that is none, or another one, must hear so.
+    auto asked = std::make_unique<Library>(path, loaded_only);
+    if (library == nullptr) library = asked.release();  // its threads may outlive every communicator
+    if (asked != nullptr && asked->f.nvshmemx_init_status != f().nvshmemx_init_status)
+        throw SystemFailure(path + " would be this process's second NVSHMEM, after " + library->file);
     static const Vtbl table = [] {
         Vtbl t{};
         t.name = "NVSHMEM";

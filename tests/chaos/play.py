@@ -156,7 +156,7 @@ class Play:
         finally:
             self.hung = sorted(self._running)
             self._signal(signal.SIGCONT, self.hung)
-            for rank in self.hung:
+            for rank in self.hung if sys.exc_info()[0] is None else []:
                 self._write_stacks(rank)
             self._signal(signal.SIGKILL, self.hung)
             self._cut(False)

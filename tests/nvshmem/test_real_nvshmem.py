@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from unicomm.comms.symmetric import Capability
+
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
 
@@ -51,7 +53,7 @@ def test_it_opens_and_makes_ids(nvshmem: Path) -> None:
         "print(json.dumps([table.name, table.capabilities, info, fault, again, sizes, one == two]))",
     )
     assert name == "NVSHMEM"
-    assert capabilities == 1 + 2 + 4 + 8 + 32
+    assert Capability(capabilities) == ~Capability.ATOMICS
     assert 30400 <= version < 40000
     assert Path(str(file)).resolve() == (nvshmem / "lib" / "libnvshmem_host.so.3").resolve()
     assert status in (0, 1)  # not initialised

@@ -1,5 +1,7 @@
 """The table over NVSHMEM, with processes over its double."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -82,3 +84,21 @@ def test_what_is_no_nvshmem():
         _core.symm_nvshmem("libc.so.6")
     with pytest.raises(OSError, match=r"is NVSHMEM 2\.11\.0, whose interface is not known here"):
         _core.symm_nvshmem(str(library(21100)))
+
+
+def test_a_second_nvshmem_is_refused(tmp_path):
+    other = tmp_path / "libanother_nvshmem.so"
+    shutil.copy(library(), other)
+    program = (
+        "import sys\n"
+        "from unicomm import _core\n"
+        "first, again = (_core.symm_nvshmem(sys.argv[1]) for _ in range(2))\n"
+        "try:\n"
+        "    _core.symm_nvshmem(sys.argv[2])\n"
+        "except OSError as error:\n"
+        "    print(first.name, again.name, error)\n"
+    )
+    command = [sys.executable, "-c", program, str(library()), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    text = f"NVSHMEM NVSHMEM {other} would be this process's second NVSHMEM, after {library()}"
+    assert done.stdout.strip() == text, done.stderr

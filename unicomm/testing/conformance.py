@@ -184,6 +184,8 @@ def reduced(parts: Sequence[Tensor], op: ReduceOp) -> Tensor:
         if dtype.is_complex:  # both parts by themselves; torch divides complex numbers differently
             return torch.view_as_complex(torch.view_as_real(total.to(dtype)) / n)
         total = total / n
+    if dtype is torch.float8_e4m3fn:  # what is too large is the largest, which torch before 2.13 makes NaN
+        total = total.clamp(-448.0, 448.0)
     return total.to(dtype)
 
 

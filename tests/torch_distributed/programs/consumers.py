@@ -310,7 +310,7 @@ def main():
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     results = {}
     for name, f in CONSUMERS.items():
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later(150, exit=True)  # compiling takes long on a busy machine
         try:
             results[name] = [t.detach().double().flatten().tolist() for t in f()]
         except Exception as error:
