@@ -65,7 +65,7 @@ class NoLibrary:
     def all_reduce(self, *_: Any) -> int:
         return 0
 
-    finalize = destroy = abort = group_start = group_end = all_reduce
+    end = abort = group_start = group_end = all_reduce
     broadcast = reduce = all_gather = reduce_scatter = all_to_all = gather = send = recv = all_reduce
 
 

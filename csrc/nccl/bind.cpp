@@ -14,6 +14,7 @@
 
 #include "nccl/allocator.hpp"
 #include "nccl/config.hpp"
+#include "nccl/ending.hpp"
 #include "nccl/library.hpp"
 #include "nccl/making.hpp"
 
@@ -154,9 +155,17 @@ void bind_life(nb::class_<Library>& c) {
         int result = need(self().CommGetUniqueId, "CommGetUniqueId")(comm_of(comm), &id);
         return std::pair(result, write_id(id));
     });
-    plain(c, "finalize", &Functions::CommFinalize, "CommFinalize");
-    plain(c, "destroy", &Functions::CommDestroy, "CommDestroy");
-    plain(c, "abort", &Functions::CommAbort, "CommAbort");
+    // These two return kInProgress when it takes longer; it goes on then.
+    c.def("end", [](const Library& self, uintptr_t comm, double seconds) {
+        need(self().CommDestroy, "CommDestroy");
+        GilReleased release;
+        return within(seconds, [functions = self(), comm] { return end_of_life(functions, comm_of(comm)); });
+    });
+    c.def("abort", [](const Library& self, uintptr_t comm, double seconds) {
+        auto function = need(self().CommAbort, "CommAbort");
+        GilReleased release;
+        return within(seconds, [function, comm] { return function(comm_of(comm)); });
+    });
     plain(c, "revoke", &Functions::CommRevoke, "CommRevoke");
     plain(c, "suspend", &Functions::CommSuspend, "CommSuspend");
     plain(c, "resume", &Functions::CommResume, "CommResume");

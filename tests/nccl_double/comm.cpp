@@ -108,6 +108,22 @@ void Comm::wait_quiet() {
     changed.wait(lock, [&] { return finished == issued; });
 }
 
+void Comm::wait_graphs() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return graphs == 0; });
+}
+
+std::shared_ptr<void> Comm::hold_for_graph() {
+    if (nranks == 1) return nullptr;  // one rank alone has nothing of the library in its graphs
+    std::lock_guard lock(mutex);
+    ++graphs;
+    return {this, [self = shared_from_this()](void*) {
+                std::lock_guard inner(self->mutex);
+                --self->graphs;
+                self->changed.notify_all();
+            }};
+}
+
 void Comm::stop(std::atomic<bool>& flag) {
     flag = true;
     std::unique_lock lock(mutex);

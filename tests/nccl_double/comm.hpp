@@ -58,6 +58,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::condition_variable changed;
     uint64_t issued = 0, finished = 0;  // jobs; they run in this order whatever their streams are
     int inside = 0;                     // threads that use the segment now
+    int graphs = 0;
 
     std::mutex control;  // one exchange with the other ranks at a time
     std::string last_error;
@@ -70,7 +71,10 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::chrono::steady_clock::time_point looked_at_peers;
 
     ~Comm();
-    void wait_quiet();  // until no job is left
+    void wait_quiet();   // until no job is left
+    void wait_graphs();  // until no graph is left that has captured operations of several ranks
+    // One more graph; one less when it is dropped.
+    std::shared_ptr<void> hold_for_graph();
     void stop(std::atomic<bool>& flag);
     // With NCCL_DOUBLE_PEER_ERRORS=1: a dead or aborted peer makes the state a remote error.
     void look_at_peers();

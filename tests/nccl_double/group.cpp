@@ -102,8 +102,12 @@ bool captured(std::vector<Pending>& pending) {
     if (std::none_of(pending.begin(), pending.end(), [](Pending& p) { return p.stream->capture(); }))
         return false;
     std::vector<std::shared_ptr<Operation>> kept;
-    for (Pending& p : pending) kept.push_back(std::move(p.operation));
-    pending[0].stream->capture_node([kept](const std::shared_ptr<Stream>& stream) {
+    std::vector<std::shared_ptr<void>> held;
+    for (Pending& p : pending) {
+        held.push_back(p.operation->comm->hold_for_graph());
+        kept.push_back(std::move(p.operation));
+    }
+    pending[0].stream->capture_node([kept, held](const std::shared_ptr<Stream>& stream) {
         std::vector<Pending> anew;
         for (auto& operation : kept) anew.push_back({operation->again(), stream});
         launch(std::move(anew));

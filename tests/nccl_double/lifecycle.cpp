@@ -322,6 +322,7 @@ EXPORT Result ncclCommFinalize(CommHandle handle) {
     if (comm->finalized.exchange(true)) return failed(call.fail(kInvalidArgument, "it is finalized already"));
     return perform(call, comm, comm->settings.blocking(), [comm] {
         comm->wait_quiet();
+        comm->wait_graphs();
         return kSuccess;
     });
 }
@@ -330,10 +331,12 @@ EXPORT Result ncclCommDestroy(CommHandle handle) {
     Call call("ncclCommDestroy");
     if (!call.find(handle)) return call.error;
     drop_handle(handle);
-    if (call.comm->settings.blocking())
+    if (call.comm->settings.blocking()) {
         call.comm->wait_quiet();
-    else
+        call.comm->wait_graphs();
+    } else {
         start_thread([comm = call.comm] { comm->wait_quiet(); });
+    }
     return call.done();
 }
 
@@ -343,8 +346,11 @@ EXPORT Result ncclCommAbort(CommHandle handle) {
     drop_handle(handle);
     CommPtr comm = call.comm;
     comm->stop(comm->aborted);
-    std::lock_guard lock(comm->mutex);
-    if (comm->segment) comm->segment->set_presence(comm->rank, kAborted);
+    {
+        std::lock_guard lock(comm->mutex);
+        if (comm->segment) comm->segment->set_presence(comm->rank, kAborted);
+    }
+    comm->wait_graphs();  // an abort ends what runs, and still waits for what may be launched
     return call.done();
 }
 

@@ -421,6 +421,11 @@ EXPORT int double_graph_launch(void* graph, void* handle) {
 }
 
 EXPORT int double_graph_destroy(void* graph) {
+    std::shared_ptr<Capture> ended;  // what it holds goes when nothing is locked
     std::lock_guard lock(tables().mutex);
-    return tables().graphs.erase(graph) ? kOk : kInvalidHandle;
+    auto found = tables().graphs.find(graph);
+    if (found == tables().graphs.end()) return kInvalidHandle;
+    ended = std::move(found->second);
+    tables().graphs.erase(found);
+    return kOk;
 }

@@ -92,3 +92,35 @@ def test_symmetric_memory_is_that_of_all():
         return symm.one_shot_all_reduce(x, comm).tolist()
 
     assert run_ranks(program, 2, backend=host_shmem.NAME) == [[3.0] * 4] * 2
+
+
+def test_the_device_is_used_before_the_library_looks_for_it():
+    """The library takes the device by the thread's context, of which there is none before the first use."""
+    calls = []
+
+    class Device(host_shmem.HostShmem):
+        name = "host-shmem-device"
+
+        @classmethod
+        def use_first(cls, device):
+            calls.append("used")
+            super().use_first(device)
+
+        @classmethod
+        def table(cls, path=""):
+            real = super().table(path)
+
+            class Table:
+                name, capabilities = real.name, real.capabilities
+                unique_id, discard_id = real.unique_id, real.discard_id
+
+                def init(self, *arguments):
+                    calls.append("looked")
+                    return real.init(*arguments)
+
+            return Table()
+
+    unicomm.register_backend(Device.name, Device)
+    with unicomm.new_comm(Device.name, torch.device("cpu"), rank=0, size=1, name="alone") as comm:
+        comm.barrier(False)
+    assert calls == ["used", "looked"]

@@ -88,6 +88,7 @@ class Capture:
 
 
 _open: list[Capture] = []
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that took down operations of ours
 _unknown = Capture()
 
 
@@ -97,6 +98,17 @@ def current() -> Capture:
         # Backward passes run in threads of their own: there the one that is open is meant.
         mine = [c for c in _open if c.thread == threading.get_ident()] or _open
         return mine[-1] if mine else _unknown
+
+
+def alive(streams: Streams) -> int:
+    """How many graphs hold operations of the communicator with these streams."""
+    with _lock:
+        found = [graph.__dict__.get(_KEY) for graph in _made]
+    return sum(
+        any(operation.queue.streams is streams for operation in replayable.operations)
+        for replayable in found
+        if replayable is not None
+    )
 
 
 @contextlib.contextmanager
@@ -168,6 +180,8 @@ def _around_end(original: Callable[..., Any]) -> Callable[..., Any]:
         capture = _close(graph)
         if capture is not None and capture.operations:
             graph.__dict__[_KEY] = Replayable(capture.operations)
+            with _lock:
+                _made.add(graph)
         return result
 
     return capture_end

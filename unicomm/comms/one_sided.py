@@ -17,6 +17,7 @@ from .errors import CommError, InvalidArgumentError, MismatchError, UnsupportedE
 from .hooks import next_op_id
 from .ops import OPERATIONS
 from .profiling_session import described
+from .streams import on_device
 from .work import Work
 
 if TYPE_CHECKING:
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
 
 
 def attempt(engine: Engine, job: Callable[[float], None], limit: float) -> None:
-    """Runs `job`; when that leaves the ranks out of step, ends what others wait for."""
+    """Runs `job`, on its device; when that leaves the ranks out of step, ends what others wait for."""
     try:
-        job(limit)
+        if engine.queue is None:
+            job(limit)
+        else:
+            with on_device(engine.member.device):
+                job(limit)
     except CommError as error:
         if not isinstance(error, (MismatchError, InvalidArgumentError, UnsupportedError)):
             engine.backend.abort()  # who waits for this rank elsewhere must hear of it

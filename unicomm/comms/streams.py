@@ -15,6 +15,20 @@ import torch
 from . import graphs
 
 
+def numbered(device: torch.device) -> torch.device:
+    """The device that is meant by its type alone: the current one, which is another one in other threads."""
+    if str(device) != device.type or device.type == "cpu":
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within, what a library does in this thread is on that device, which may be the CPU."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.get_device_module(device).device(numbered(device).index)  # type: ignore[no-any-return]
+
+
 class Streams(abc.ABC):
     """Streams and events of one device. Their objects are opaque here; equal ones are the same
     stream, which torch gives another object each time.
@@ -25,6 +39,10 @@ class Streams(abc.ABC):
     """
 
     frees_in_order = True
+
+    def adopt(self) -> None:  # noqa: B027
+        """Makes their device that of a thread of ours, before it asks for events: a question of a thread
+        whose device is another one would take memory there, for a context."""
 
     @abc.abstractmethod
     def current(self) -> Any:
@@ -81,6 +99,10 @@ class TorchStreams(Streams):
         ):
             if graph_class is not None:
                 graphs.follow(graph_class)
+
+    def adopt(self) -> None:
+        if self._module.current_device() != self._device.index:
+            self._module.set_device(self._device)
 
     def current(self) -> Any:
         return self._module.current_stream(self._device)

@@ -7,7 +7,6 @@ and hear of it if not.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import zlib
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from .errors import (
 from .one_sided import agree, issue
 from .ops import BY_CODE, OPERATIONS
 from .reduction import RedOpType
+from .streams import on_device
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -360,7 +360,7 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     made: list[SymmetricMemory] = []
 
     def job(limit: float) -> None:
-        with _on(engine.member.device):
+        with on_device(engine.member.device):
             fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
         if fault is not None:
             engine.backend.raise_fault(fault, limit)
@@ -396,14 +396,6 @@ def _look_around(engine: Engine, timeout: Timeout) -> tuple[bool, Any]:
             hint="install there what it says",
         )
     return len({host for host, _ in rows}) == 1, launcher
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Within, what a library allocates in this thread is on that device."""
-    if device.type == "cpu":
-        return contextlib.nullcontext()
-    module = torch.get_device_module(device)
-    return module.device(module.current_device() if device.index is None else device.index)  # type: ignore[no-any-return]
 
 
 def _memory(engine: Engine, table: Any, domain: Any, launcher: Any) -> SymmetricMemory:

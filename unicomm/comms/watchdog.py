@@ -41,6 +41,7 @@ class _Watchdog:
             nap = min(nap * 1.5, LONGEST_LOOK)
             now = time.monotonic()
             for queue in list(self._queues):
+                queue.streams.adopt()
                 queue.look(now)
             with self._lock:
                 self._queues = [queue for queue in self._queues if queue.busy]

@@ -6,6 +6,7 @@ Here is its life and its memory; operations.py has what it does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,20 +18,24 @@ import torch
 from unicomm.backends import addresses
 from unicomm.backends.device_runtime import copies
 from unicomm.backends.shm import host_identity
+from unicomm.comms import graphs
 from unicomm.comms.backend import Capabilities, Legacy, OneSided, Setup
 from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
-from unicomm.comms.streams import Streams, TorchStreams
+from unicomm.comms.streams import Streams, TorchStreams, numbered
 
 from . import succession, symmetric, types
 from .causes import known_cause
 from .errors import IN_PROGRESS, SUCCESS, aborted, fault_error, log_text
 from .hints import HINTS, settings_of, signals_of
 from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
-from .making import NOBODY, Maker
+from .making import ABORTS, NOBODY, Maker
 from .memory import Memory, PoolMemory, Registrations, Windows, memory_of
 from .operations import OWN, Operations, calls_of
 
 _HERE = contextlib.nullcontext()
+_ENDS = 20.0  # seconds that the end of a communicator is waited for
+_WITH_GRAPHS = 0.1  # the same where that may be for ever
+_log = logging.getLogger("unicomm")
 
 # What can be registered, and the function that does it.
 _REGISTERS = {"local": "CommRegister", "symmetric": "CommWindowRegister"}
@@ -135,10 +140,7 @@ class NcclBackend(Operations):
 
     @classmethod
     def which_device(cls, device: torch.device) -> torch.device:
-        if str(device) != device.type or device.type == "cpu":
-            return device
-        # "The current one" is another one in other threads, which the library's calls are made in.
-        return torch.device(device.type, torch.get_device_module(device).current_device())
+        return numbered(device)
 
     @classmethod
     def connect(cls, setup: Setup) -> NcclBackend:
@@ -173,18 +175,24 @@ class NcclBackend(Operations):
             revoked, self._revoked = self._revoked, 0
         if revoked:
             with self.on_device(self._device):
-                self._native.abort(revoked)
+                self._native.abort(revoked, ABORTS)
         if not comm:
             return
         with self.on_device(self._device):
             self._registrations.close(comm)
-            if self._library.has("CommFinalize"):
-                self._native.finalize(comm)
-                self._settle(comm)
-            self._library.check("CommDestroy", self._native.destroy(comm))
+            waits = self._patience(_ENDS)
+            result = self._native.end(comm, waits)
+            if result == IN_PROGRESS and waits == _ENDS:
+                _log.warning("%s has not ended a communicator in %g s; it goes on", self.vendor.title, waits)
+            self._library.check("CommDestroy", result)
+
+    def _patience(self, seconds: float) -> float:
+        """How long an end is waited for: the library lets it last until the graphs are gone that have
+        captured its operations."""
+        return seconds if graphs.alive(self._streams) == 0 else _WITH_GRAPHS
 
     def _settle(self, comm: int) -> None:
-        """With blocking=0 finalize goes on by itself; destroy wants it done."""
+        """With blocking=0 a call goes on by itself."""
         end = time.monotonic() + 5.0
         while self._native.async_error(comm) == (SUCCESS, IN_PROGRESS) and time.monotonic() < end:
             time.sleep(0.001)
@@ -200,7 +208,9 @@ class NcclBackend(Operations):
                     if self._revokes and self._revoke(comm):
                         self._revoked = comm
                     else:
-                        self._native.abort(comm)
+                        # It tells the device first; what it waits for after that must not keep the
+                        # watchdog, which has the other communicators to end.
+                        self._native.abort(comm, self._patience(ABORTS))
         finally:
             if locked:
                 self._lock.release()

@@ -15,6 +15,7 @@ from .library import Library, not_in_time
 
 T = TypeVar("T")
 
+ABORTS = 5.0  # seconds that an abort is waited for
 NOBODY = -1  # the color of a rank that is in no part of a split
 _RANKS_PER_ID = 64  # of a large world: so many meet at one root
 
@@ -130,10 +131,10 @@ class Maker:
                 break
             if state != IN_PROGRESS:
                 error = library.error(what, state, comm, began)
-                library.native.abort(comm)
+                library.native.abort(comm, ABORTS)
                 raise error
             if time.monotonic() > end:
-                library.native.abort(comm)
+                library.native.abort(comm, ABORTS)
                 raise not_in_time(library, what, self._timeout, began)
             time.sleep(0.001)
         return int(comm)

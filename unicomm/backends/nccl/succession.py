@@ -15,7 +15,7 @@ from typing import Any
 from unicomm.comms.backend import Legacy, Setup
 
 from .library import Library
-from .making import Maker
+from .making import ABORTS, Maker
 
 _SHRINK, _GROW = "CommShrink", "CommGrow"
 
@@ -40,7 +40,7 @@ class Parent(Legacy):
     def close(self) -> None:
         """Local: others may be gone. What was made from it shares nothing with it."""
         with self.on_device():
-            self.library.native.abort(self.comm)
+            self.library.native.abort(self.comm, ABORTS)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from unicomm.comms.call import Call, Message
 from unicomm.comms.completion import parts_of
 from unicomm.comms.device_memory import bytes_at
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.streams import Streams, TorchStreams
+from unicomm.comms.streams import Streams, TorchStreams, numbered
 from unicomm.comms.symmetric import Capability
 from unicomm.comms.verdict import GRACE
 
@@ -96,6 +96,12 @@ class ShmemBackend(WatchedBackend):
         found: contextlib.AbstractContextManager[Any] = torch.get_device_module(device).device(device)
         return found
 
+    @classmethod
+    def use_first(cls, device: torch.device) -> None:
+        """The library takes the device by the context that this thread has, which it gets at its first use:
+        choosing a device need not be one."""
+        torch.empty(1, device=device)
+
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """On the current stream, as all that a call does."""
         if to.data_ptr() != source.data_ptr():
@@ -127,15 +133,17 @@ class ShmemBackend(WatchedBackend):
         self.capabilities = replace(self.capabilities, checks_mismatch=bool(self._said))
 
     @classmethod
+    def which_device(cls, device: torch.device) -> torch.device:
+        return numbered(device)
+
+    @classmethod
     def connect(cls, setup: Setup) -> ShmemBackend:
         table = cls.table(setup.hints["library"])
         making.check(setup, cls.name, table)
-        if str(setup.device) == setup.device.type != "cpu":  # it is another one in other threads
-            current = torch.get_device_module(setup.device).current_device()
-            setup = replace(setup, device=torch.device(setup.device.type, current))
         streams = cls.device_streams(setup.device)
         parent = setup.parent
         with cls.on_device(setup.device):
+            cls.use_first(setup.device)
             if type(parent) is cls:
                 parent._check()
                 heap = parent._heap

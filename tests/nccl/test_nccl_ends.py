@@ -1,0 +1,91 @@
+"""The end of communicators whose operations graphs hold: the library waits for these, nobody else."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from double_graphs import Together
+
+import unicomm
+from unicomm import Communicator
+from unicomm.comms import graphs
+from unicomm.testing import run_ranks
+
+SUM = unicomm.ReduceOp.SUM
+
+
+def captured(together: Together, comm: Communicator):
+    x = torch.ones(4)
+    graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
+    graph.replay()
+    assert comm._engine.queue.drain(30)
+    assert x.tolist() == [2.0] * 4
+    return graph
+
+
+def is_there(native, handle: int) -> bool:
+    return native.count(handle)[0] == 0
+
+
+def test_finalize_does_not_wait_for_graphs(double, eventually):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        graph = captured(together, comm)
+        backend = comm.unsafe_backend
+        native, handle, streams = backend._native, backend._comm, backend._streams
+        assert graphs.alive(streams) == 1
+        comm.finalize()
+        assert is_there(native, handle)  # the library's, for as long as the graph
+        graph.reset()
+        assert graphs.alive(streams) == 0
+        eventually(lambda: not is_there(native, handle))
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_finalize_waits_for_the_library_when_graphs_are_gone(double):
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        graph = captured(together, comm)
+        backend = comm.unsafe_backend
+        native, handle = backend._native, backend._comm
+        del graph
+        comm.finalize()
+        assert not is_there(native, handle)
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_an_abort_does_not_wait_for_graphs(double):
+    """Else the watchdog would, and no other communicator would be looked after."""
+    together = Together(2)
+
+    def program(comm: Communicator) -> None:
+        graph = captured(together, comm)
+        comm.abort()
+        assert comm.is_aborted()
+        comm.finalize()
+        del graph
+
+    began = time.monotonic()
+    run_ranks(program, 2, backend=double)
+    assert time.monotonic() - began < 60
+
+
+def test_a_call_that_does_not_return_is_left_alone(double, monkeypatch):
+    """Whatever keeps an abort, such as the device's work for other communicators."""
+    from unicomm.backends.nccl import backend as module
+
+    together = Together(2)
+    monkeypatch.setattr(module, "ABORTS", 0.05)
+    monkeypatch.setattr(graphs, "alive", lambda streams: 0)
+
+    def program(comm: Communicator) -> None:
+        graph = captured(together, comm)
+        comm.abort()
+        del graph
+
+    run_ranks(program, 2, backend=double)
