@@ -30,6 +30,7 @@ constexpr uint64_t kDefaultHeap = uint64_t{1} << 28;  // device memory is there 
 constexpr int kCopyDefault = 4;                       // cudaMemcpyDefault: by the addresses
 constexpr int kAlreadyEnabled = 704;                  // cudaErrorPeerAccessAlreadyEnabled
 constexpr unsigned kLazyPeerAccess = 1;               // cudaIpcMemLazyEnablePeerAccess
+constexpr int kRelaxed = 2;                           // cudaStreamCaptureModeRelaxed
 // hipDeviceMallocFinegrained: AMD's devices see each other's flags in such memory only.
 constexpr unsigned kFineGrained = 1;
 
@@ -42,6 +43,9 @@ struct IpcHandle {  // cudaIpcMemHandle_t
     X(MemcpyAsync, int(void*, const void*, size_t, int kind, void*)) \
     X(StreamSynchronize, int(void*))                                 \
     X(GetDevice, int(int*))                                          \
+    X(SetDevice, int(int))                                           \
+    X(GetLastError, int())                                           \
+    X(ThreadExchangeStreamCaptureMode, int(int*))                    \
     X(DeviceEnablePeerAccess, int(int device, unsigned flags))       \
     X(IpcGetMemHandle, int(IpcHandle*, void*))                       \
     X(IpcOpenMemHandle, int(void**, IpcHandle, unsigned flags))      \
@@ -91,10 +95,37 @@ int failed(const std::string& detail, Error* error) {
     return int(FaultCode::kInternal);
 }
 
+// Whether a call succeeded. The runtime keeps an error for whoever asks next, which would be the program's
+// own code: torch asks after each kernel.
+bool fine(int result) {
+    if (result != 0) cudart->GetLastError();
+    return result == 0;
+}
+
 int checked(int result, const char* what, Error* error) {
-    if (result == 0) return 0;
+    if (fine(result)) return 0;
     return failed(cudart->prefix + what + ": " + cudart->GetErrorString(result), error);
 }
+
+// Within, this thread has that device, and what it does about memory ends no capture of a graph: it may come
+// at any time, as tensors go.
+class OnDevice {
+  public:
+    explicit OnDevice(int device) {
+        changed_ = fine(cudart->GetDevice(&before_)) && before_ != device && fine(cudart->SetDevice(device));
+        relaxed_ = fine(cudart->ThreadExchangeStreamCaptureMode(&mode_));
+    }
+    ~OnDevice() {
+        if (relaxed_) fine(cudart->ThreadExchangeStreamCaptureMode(&mode_));
+        if (changed_) fine(cudart->SetDevice(before_));
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+  private:
+    int before_ = 0, mode_ = kRelaxed;
+    bool changed_ = false, relaxed_ = false;
+};
 
 // What a PE tells the others, in the first page of its part of the host heap.
 struct Offer {
@@ -120,7 +151,8 @@ void keep_or_free(std::vector<Kept> more) {
     kept->insert(kept->end(), more.begin(), more.end());
     std::erase_if(*kept, [](const Kept& k) {
         if (k.own->closed.load() < k.others) return false;
-        cudart->Free(k.base);
+        OnDevice here(k.own->device);
+        fine(cudart->Free(k.base));
         return true;
     });
 }
@@ -136,15 +168,16 @@ struct Devices {
 
     // A forked child has no device at all.
     ~Devices() {
-        if (pid != int(getpid())) return;
+        if (pid != int(getpid()) || own == nullptr) return;
+        OnDevice here(own->device);
         int others = 0;
         for (size_t pe = 0; pe < bases.size(); ++pe) {
             if (int(pe) == rank || offers[pe] == nullptr) continue;
             ++others;
-            if (bases[pe] != nullptr && offers[pe]->pid != pid) cudart->IpcCloseMemHandle(bases[pe]);
+            if (bases[pe] != nullptr && offers[pe]->pid != pid) fine(cudart->IpcCloseMemHandle(bases[pe]));
             offers[pe]->closed.fetch_add(1);
         }
-        if (own != nullptr && bases[size_t(rank)] != nullptr) {
+        if (bases[size_t(rank)] != nullptr) {
             keep_or_free({{host, own, bases[size_t(rank)], others}});
         }
     }
@@ -194,7 +227,7 @@ int discard_id(const UniqueId* id, Error* error) { return host().discard_id(id, 
 // For PEs that are threads of one process, each with a device of its own.
 bool enabled(int device) {
     int result = cudart->DeviceEnablePeerAccess(device, 0);
-    return result == 0 || result == kAlreadyEnabled;
+    return fine(result) || result == kAlreadyEnabled;
 }
 
 int open_all(Ipc& ipc, int world, Error* error) {
@@ -208,9 +241,9 @@ int open_all(Ipc& ipc, int world, Error* error) {
     for (int pe = 0; pe < world; ++pe) {
         Offer& offer = *d.offers[size_t(pe)];
         void* base = offer.address;
-        bool fine = offer.pid != d.pid ? cudart->IpcOpenMemHandle(&base, offer.handle, kLazyPeerAccess) == 0
+        bool open = offer.pid != d.pid ? fine(cudart->IpcOpenMemHandle(&base, offer.handle, kLazyPeerAccess))
                                        : offer.device == d.own->device || enabled(offer.device);
-        if (!fine) {
+        if (!open) {
             return failed("cannot open the device memory of PE " + std::to_string(pe) + " (device " +
                               std::to_string(offer.device) + "): the devices have to reach each other",
                           error);
@@ -240,9 +273,10 @@ int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t de
     auto* own = devices->own = new (first) Offer{};
     own->pid = devices->pid;
     void* memory = nullptr;
-    int code = checked(cudart->allocate(&memory, part), "Malloc", error);
+    int code = checked(cudart->GetDevice(&own->device), "GetDevice", error);
+    OnDevice here(own->device);
+    if (code == 0) code = checked(cudart->allocate(&memory, part), "Malloc", error);
     devices->bases[size_t(rank)] = static_cast<char*>(own->address = memory);
-    if (code == 0) code = checked(cudart->GetDevice(&own->device), "GetDevice", error);
     if (code == 0) code = checked(cudart->IpcGetMemHandle(&own->handle, memory), "IpcGetMemHandle", error);
     // Who fails leaves, and the others hear of it at the barrier.
     if (code == 0) code = host().barrier(domain, deadline, nullptr, error);

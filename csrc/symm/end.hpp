@@ -34,7 +34,10 @@ class End {
     // `blocks`: of the heap that a team shares.
     End(const symm::Vtbl& table, symm::Domain domain, std::shared_ptr<Blocks> blocks)
         : table_(table), domain_(domain), blocks_(std::move(blocks)) {}
+    // Giving memory of a device back can wait for what runs there, which may need others who want Python.
     ~End() {
+        std::optional<GilReleased> release;
+        if (PyGILState_Check()) release.emplace();
         symm::Error error{};
         table_.leave(domain_, &error);
         table_.release(domain_, &error);
