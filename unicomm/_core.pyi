@@ -223,6 +223,7 @@ def symm_nccl_windows(
     signals: int,
     copy: int,
     query: int,
+    last_error: int,
     /,
 ) -> SymmDomain: ...
 def symm_nccl_windows_reserve(world: int, /) -> int: ...

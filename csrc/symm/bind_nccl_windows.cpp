@@ -14,12 +14,13 @@ void bind_nccl_windows(nb::module_& m) {
     m.def(
         "symm_nccl_windows",
         [](const nccl::Library& library, Address comm, Address window, Address memory, uint64_t bytes,
-           int rank, int world, int signals, Address copy, Address query) {
+           int rank, int world, int signals, Address copy, Address query, Address last_error) {
             NcclHeap heap{
                 &library, at<void>(comm), at<void>(window), at<char>(memory), bytes, rank, world, signals,
                 {}};
             heap.device.copy = reinterpret_cast<decltype(heap.device.copy)>(copy);
             heap.device.query = reinterpret_cast<decltype(heap.device.query)>(query);
+            heap.device.last_error = reinterpret_cast<decltype(heap.device.last_error)>(last_error);
             return std::make_shared<End>(nccl_windows_table(heap), open_nccl_windows(heap),
                                          std::make_shared<End::Blocks>());
         },

@@ -19,6 +19,7 @@ namespace unicomm::symm {
 struct DeviceCopies {
     int (*copy)(void* to, const void* from, size_t bytes, int kind, Stream) = nullptr;  // cudaMemcpyAsync
     int (*query)(Stream) = nullptr;                                                     // cudaStreamQuery
+    int (*last_error)() = nullptr;  // cudaGetLastError, which forgets it
 };
 
 struct NcclHeap {

@@ -58,6 +58,7 @@ int checked(const End& end, nccl::Comm comm, const char* what, int result, Error
 int copied(const End& end, void* to, const void* from, uint64_t bytes, Stream stream, Error* error) {
     int result = bytes != 0 ? end.heap->device.copy(to, from, bytes, kCopyDefault, stream) : 0;
     if (result == 0) return 0;
+    end.heap->device.last_error();  // it is not the program's
     return report(FaultCode::kInternal, "a copy failed with the device's error " + std::to_string(result),
                   error);
 }
@@ -67,6 +68,7 @@ namespace {
 int settled(const End& end, Stream stream, uint64_t deadline, Error* error) {
     auto nap = std::chrono::microseconds(20);
     for (int result; (result = end.heap->device.query(stream)) != 0;) {
+        end.heap->device.last_error();  // "not yet" counts as one, which torch would find
         if (result != kNotReady)
             return report(FaultCode::kInternal, "the device's error " + std::to_string(result), error);
         if (end.over()) return gone(error);
@@ -91,6 +93,8 @@ int meet(End& end, Meeting what, int64_t a, int64_t b, int64_t c, uint64_t deadl
     if (int code = copied(end, mine, heap.told.data(), bytes, nullptr, error)) return code;
     int result = end.library().AllGather(mine, all, kWords, kWord, end.comm, nullptr);
     if (int code = checked(end, end.comm, "AllGather", result, error)) return code;
+    // A copy into memory like this lasts until the stream has come to it, however long that is.
+    if (int code = settled(end, nullptr, deadline, error)) return code;
     if (int code = copied(end, heap.heard.data(), all, bytes * heap.heard.size() / kWords, nullptr, error))
         return code;
     return settled(end, nullptr, deadline, error);

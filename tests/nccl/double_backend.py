@@ -196,13 +196,13 @@ class DoubleBackend(AtOnce, NcclBackend):
         return HostMemory(library, device)
 
     @classmethod
-    def device_copies(cls) -> tuple[int, int]:
+    def device_copies(cls) -> tuple[int, int, int]:
         device = ctypes.CDLL(cls.path)
-        copy, query = (
+        copy, query, last_error = (
             ctypes.cast(device[name], ctypes.c_void_p).value or 0
-            for name in (cls.copies, "double_stream_query")
+            for name in (cls.copies, "double_stream_query", "double_last_error")
         )
-        return copy, query
+        return copy, query, last_error
 
     @classmethod
     def on_device(cls, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from unicomm.testing import run_ranks
 
 T = 30.0
 WITH_TABLE = ["nccl-new", "nccl-one-sided"]
-PEER_LOST, MISMATCH, ABORTED, INTERNAL, UNSUPPORTED = 2, 3, 4, 5, 7  # FaultCode
+TIMEOUT, PEER_LOST, MISMATCH, ABORTED, INTERNAL, UNSUPPORTED = 1, 2, 3, 4, 5, 7  # FaultCode
 
 
 @pytest.fixture(autouse=True)
@@ -262,6 +263,27 @@ def test_a_library_that_is_too_old(raised):
     (error,) = run_ranks(program, 1, backend="nccl-shrinks")
     assert type(error) is UnsupportedError
     assert "it came with NCCL 2.29.2" in str(error)
+
+
+def test_a_rank_that_does_not_come_to_an_allocation():
+    """The host waits for it no longer than it was told, although a copy to it lasts as long as the stream."""
+    of("nccl-new")
+    over = threading.Event()
+
+    def program(comm: Communicator) -> tuple[Any, int]:
+        heap = Heap(comm)
+        if heap.rank == 1:
+            assert over.wait(60)
+            comm.abort()
+            return None, 0
+        fault = heap.fault("allocate", 8, 64, 0.3)
+        left = streams(comm)._c.double_last_error()
+        over.set()
+        comm.abort()
+        return fault, left
+
+    found = run_ranks(program, 2, backend="nccl-new")
+    assert found[0] == ((TIMEOUT, "the ranks did not meet"), 0)  # and the program finds no error of ours
 
 
 def test_it_ends_with_the_communicator():

@@ -134,6 +134,9 @@ struct SignalWait : Operation {
 };
 
 }  // namespace
+
+bool is_library_memory(const void* address) { return file_of(const_cast<void*>(address), 1).first >= 0; }
+
 }  // namespace nccl_double
 
 using namespace nccl_double;

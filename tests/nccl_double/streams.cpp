@@ -59,6 +59,8 @@ struct DefaultStream {
 };
 thread_local DefaultStream default_stream;
 thread_local int device;
+// What the runtime keeps for whoever asks for it; each error that is none of the program's has to be asked for.
+thread_local int device_error;
 
 std::shared_ptr<Mark> mark_of(void* event, bool* known) {
     std::lock_guard lock(tables().mutex);
@@ -231,7 +233,15 @@ EXPORT int double_stream_synchronize(void* handle) {
 EXPORT int double_stream_query(void* handle) {
     auto stream = find_stream(handle);
     if (!stream) return kInvalidHandle;
-    return stream->idle() ? kOk : kNotReady;
+    int result = stream->idle() ? kOk : kNotReady;
+    if (result != kOk) device_error = result;
+    return result;
+}
+
+EXPORT int double_last_error() {
+    int found = device_error;
+    device_error = kOk;
+    return found;
 }
 
 EXPORT int double_stream_wait_event(void* handle, void* event) {
@@ -280,9 +290,15 @@ EXPORT int double_stream_memcpy(void* handle, void* to, const void* from, size_t
     return enqueue(handle, [=] { memmove(to, from, bytes); });
 }
 
-// With the arguments of cudaMemcpyAsync; 4 is "by the addresses".
+// With the arguments of cudaMemcpyAsync; 4 is "by the addresses". As there, a copy from a device's memory into
+// that of the host, unless it is pinned, is done when the call returns.
 EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
-    return kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
+    int result = kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
+    if (result == kOk && is_library_memory(from) && !is_library_memory(to)) {
+        if (auto stream = find_stream(handle); !stream->capture()) stream->synchronize();
+    }
+    if (result != kOk) device_error = result;
+    return result;
 }
 
 // The same where the default stream is the host: what it copies is there when it returns.

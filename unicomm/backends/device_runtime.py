@@ -39,15 +39,17 @@ def ipc_table(runtime: Runtime, path: str = "") -> Any:
     return _first(runtime, path, lambda place: _core.symm_cuda_ipc(place, runtime.prefix))
 
 
-def copies(runtime: Runtime, path: str = "") -> tuple[int, int]:
-    """Addresses of its functions that copy on a stream, and that say whether a stream has done all it has.
+def copies(runtime: Runtime, path: str = "") -> tuple[int, int, int]:
+    """Addresses of its functions that copy on a stream, that say whether a stream has done all it has, and
+    that say the last error, and forget it.
 
     The argument, and what it raises, as of `ipc_table`.
     """
     library = _first(runtime, path, ctypes.CDLL)
-    found = [getattr(library, runtime.prefix + name) for name in ("MemcpyAsync", "StreamQuery")]
-    copy, query = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
-    return copy, query
+    names = ("MemcpyAsync", "StreamQuery", "GetLastError")
+    found = [getattr(library, runtime.prefix + name) for name in names]
+    copy, query, last_error = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    return copy, query, last_error
 
 
 def _first(runtime: Runtime, path: str, use: Callable[[str], T]) -> T:

@@ -91,7 +91,7 @@ class NcclBackend(Operations):
         return ""
 
     @classmethod
-    def device_copies(cls) -> tuple[int, int]:
+    def device_copies(cls) -> tuple[int, int, int]:
         """Addresses of functions of the device's: see `device_runtime.copies`."""
         return copies(cls.vendor.runtime, cls.runtime_path())
 
