@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import torch
@@ -10,6 +11,7 @@ from double_graphs import Together
 import unicomm
 from unicomm import Communicator
 from unicomm.comms import graphs
+from unicomm.comms.errors import CommTimeoutError
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
@@ -89,3 +91,39 @@ def test_a_call_that_does_not_return_is_left_alone(double, monkeypatch):
         del graph
 
     run_ranks(program, 2, backend=double)
+
+
+def test_a_split_waits_for_what_is_under_way(double):
+    """The library splits a communicator without operations only, and else may wait for ever."""
+
+    def program(comm: Communicator) -> list[float]:
+        streams = comm._engine.queue.streams
+        x = torch.ones(4)
+        streams.sleep(200)
+        comm.all_reduce(x, SUM, True)
+        half = comm.split([0, 1] if comm.get_rank() < 2 else [], "half")
+        assert not comm._engine.queue.busy
+        if half is not None:
+            half.all_reduce(x, SUM, True).wait_blocking()
+            half.finalize()
+        return x.tolist()
+
+    assert run_ranks(program, 3, backend=double) == [[6.0] * 4, [6.0] * 4, [3.0] * 4]
+
+
+def test_a_split_beside_what_does_not_end(double, raised):
+    over = threading.Event()
+
+    def program(comm: Communicator) -> BaseException | None:
+        if comm.get_rank() == 1:
+            assert over.wait(60)
+            return None
+        comm.all_reduce(torch.ones(4), SUM, True)
+        error = raised(comm.split, [0], "one", timeout=0.2)
+        over.set()
+        comm.abort()
+        return error
+
+    error = run_ranks(program, 2, backend=double)[0]
+    assert type(error) is CommTimeoutError
+    assert "all_reduce #1" in error.message

@@ -108,6 +108,11 @@ void Comm::wait_quiet() {
     changed.wait(lock, [&] { return finished == issued; });
 }
 
+bool Comm::quiet() {
+    std::lock_guard lock(mutex);
+    return finished == issued;
+}
+
 void Comm::wait_graphs() {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return graphs == 0; });

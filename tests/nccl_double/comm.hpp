@@ -72,6 +72,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
 
     ~Comm();
     void wait_quiet();   // until no job is left
+    bool quiet();
     void wait_graphs();  // until no graph is left that has captured operations of several ranks
     // One more graph; one less when it is dropped.
     std::shared_ptr<void> hold_for_graph();

@@ -219,6 +219,8 @@ EXPORT Result ncclCommSplit(CommHandle handle, int color, int key, CommHandle* c
     CommPtr parent = call.comm;
     if (!parent->revoked && !call.find_ready(handle)) return failed(call.error);
     if (parent->finalized) return failed(call.fail(kInvalidUsage, "the communicator is finalized"));
+    if (!parent->revoked && !parent->quiet())  // the real one says so, and may wait for ever
+        return failed(call.fail(kInvalidUsage, "there are outstanding operations"));
     if (color < 0 && color != kNoColor)
         return failed(call.fail(kInvalidArgument, "color " + std::to_string(color) + " is negative"));
     return derive(call, child, config, true, [parent, color, key](Plan* plan) {
@@ -303,6 +305,7 @@ EXPORT Result ncclCommGrow(CommHandle handle, int nranks, const UniqueId* id, in
         return failed(call.fail(kInvalidArgument, "a rank that is there already keeps its rank: pass -1"));
     if (nranks <= parent->nranks || nranks > kMaxRanks)
         return failed(call.fail(kInvalidArgument, "cannot grow to " + std::to_string(nranks)));
+    if (!parent->quiet()) return failed(call.fail(kInvalidUsage, "there are outstanding operations"));
     std::string name = derived_id(parent->id, "grow" + std::to_string(parent->grows)), given;
     if (id && (!read_unique_id(*id, &given) || given != name || !parent->growing))
         return failed(call.fail(kInvalidArgument, "the unique id is not the last of ncclCommGetUniqueId"));

@@ -194,6 +194,8 @@ std::shared_ptr<Stream> find_stream(void* handle) {
 
 int current_device() { return device; }
 
+bool (*is_library_memory)(const void* address) = nullptr;
+
 }  // namespace nccl_double
 
 using namespace nccl_double;
@@ -294,7 +296,7 @@ EXPORT int double_stream_memcpy(void* handle, void* to, const void* from, size_t
 // that of the host, unless it is pinned, is done when the call returns.
 EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
     int result = kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
-    if (result == kOk && is_library_memory(from) && !is_library_memory(to)) {
+    if (result == kOk && is_library_memory && is_library_memory(from) && !is_library_memory(to)) {
         if (auto stream = find_stream(handle); !stream->capture()) stream->synchronize();
     }
     if (result != kOk) device_error = result;

@@ -71,7 +71,7 @@ std::shared_ptr<Stream> find_stream(void* handle);
 // The device that the calling thread has set; a label only.
 int current_device();
 
-// Whether an address is in memory of ncclMemAlloc, which stands for a device's.
-bool is_library_memory(const void* address);
+// Whether an address is in memory of a library's, which stands for a device's; null without such a library.
+extern bool (*is_library_memory)(const void* address);
 
 }  // namespace nccl_double

@@ -202,6 +202,7 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     capabilities: Capabilities  # of the class; an instance may have others, which its hints chose
+    splits_when_idle = False  # its library splits a communicator only when its operations are over
 
     @classmethod  # noqa: B027
     def check_usable(cls, size: int) -> None:

@@ -347,7 +347,22 @@ def split(
                 engine.break_(error)
                 raise
 
+    def wait_until_idle() -> None:
+        assert engine.queue is not None
+        if not engine.queue.drain(options.timeout):
+            late = ", ".join(f"{work.name} #{work.seq}" for work in engine.queue.pending())
+            raise CommTimeoutError(
+                f"still pending after {options.timeout:g} s: {late}; the library splits what is idle",
+                op="split",
+                comm=member.name,
+                rank=me,
+                hint="find out who is missing in them; the hint split_by=init waits for none of them",
+            )
+        engine.check_open("split")
+
     def connect() -> Communicator | None:
+        if member.backend.splits_when_idle:
+            wait_until_idle()
         if not chosen:
             member.backend.split_away(options.timeout)
             return None

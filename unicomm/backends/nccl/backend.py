@@ -106,6 +106,7 @@ class NcclBackend(Operations):
         self._streams = self.device_streams(setup.device)
         self._symmetric = setup.hints["symmetric"]
         self._splits = setup.hints["split_by"] == "split" and library.has("CommSplit")
+        self.splits_when_idle = self._splits
         self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
         self._lock = threading.Lock()
         self._aborted = False
