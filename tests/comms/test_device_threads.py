@@ -20,6 +20,9 @@ class Module:
         self._local = threading.local()
         self.sets: list[int] = []
 
+    def is_available(self) -> bool:
+        return True
+
     def current_device(self) -> int:
         return getattr(self._local, "device", 0)
 
