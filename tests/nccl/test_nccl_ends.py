@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import torch
 from double_graphs import Together
@@ -127,3 +128,35 @@ def test_a_split_beside_what_does_not_end(double, raised):
     error = run_ranks(program, 2, backend=double)[0]
     assert type(error) is CommTimeoutError
     assert "all_reduce #1" in error.message
+
+
+def test_one_thread_at_a_time_asks_how_far_a_call_is(double, monkeypatch):
+    """With blocking=0 the question finishes the call, and the watchdog asks it too."""
+    monkeypatch.setenv("NCCL_DOUBLE_SLOW_ENQUEUE", "1")
+    asked = threading.Event()
+
+    class Watched:
+        def __init__(self, native: Any, free: threading.Event) -> None:
+            self._native, self._free = native, free
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._native, name)
+
+        def async_error(self, comm: int) -> Any:
+            assert self._free.is_set()
+            return self._native.async_error(comm)
+
+    def program(comm: Communicator) -> None:
+        backend, free = comm.unsafe_backend, threading.Event()
+        backend._native = Watched(backend._native, free)
+        x = torch.ones(4)
+        with backend._lock:
+            caller = threading.Thread(target=comm.all_reduce, args=(x, SUM, True, None, 60))
+            caller.start()
+            asked.wait(0.1)  # time for a wrong question
+            free.set()
+        caller.join(60)
+        comm.all_reduce(x, SUM, True).wait_blocking()
+        assert x.tolist() == [1.0] * 4
+
+    run_ranks(program, 1, backend=double, hints={"blocking": "0"})

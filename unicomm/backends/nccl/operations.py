@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -106,6 +107,7 @@ class Operations(Backend):
     _streams: Streams
     _device: torch.device
     _comm: int  # 0 when it has ended
+    _lock: threading.Lock  # of its end, and of questions after its state
     _rank: int
     _size: int
     _began: int  # a mark of the library's log
@@ -135,7 +137,10 @@ class Operations(Backend):
     def _progress(self, what: str) -> None:
         """With blocking=0: until the call has done what it had to do on the host."""
         while self._comm:
-            asked, state = self._native.async_error(self._comm)
+            with self._lock:  # the question finishes what is under way, which two threads at a time must not
+                if not self._comm:
+                    break
+                asked, state = self._native.async_error(self._comm)
             self._library.check(what, asked, self._comm, self._began)
             if state != IN_PROGRESS:
                 self._library.check(what, state, self._comm, self._began)
