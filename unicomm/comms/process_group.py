@@ -309,6 +309,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Nothing is left to connect."""
 
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Called where new_group leaves this rank out of a group bound to a device: nobody waits for it."""
+
     def get_group_store(self) -> Store | None:
         return self._store
 
