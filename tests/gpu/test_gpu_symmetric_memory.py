@@ -18,7 +18,7 @@ def one_rank(comm):
     return symm.Capability.POINTER in symm.capabilities(comm)
 
 
-@pytest.mark.timeout(180)  # with the first compilation of the kernels
+@pytest.mark.timeout(180)  # with the compilation of the kernels
 def test_one_rank(kit):
     assert kit.symmetric(1, one_rank) == [True]
 

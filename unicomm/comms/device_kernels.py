@@ -1,4 +1,4 @@
-"""The kernels of symmetric memory on devices: unicomm/symm/kernels, compiled when they are first needed.
+"""The kernels of symmetric memory on devices: unicomm/symm/kernels, compiled when it is initialised.
 
 One source for CUDA and HIP, which cupy gives to the compiler that belongs to the device's runtime, NVRTC or
 hipRTC. A `Launcher` is all that the rest knows of it: tests have one whose kernels a host compiler made.
