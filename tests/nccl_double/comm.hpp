@@ -71,7 +71,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
     std::chrono::steady_clock::time_point looked_at_peers;
 
     ~Comm();
-    void wait_quiet();   // until no job is left
+    void wait_quiet();  // until no job is left
     bool quiet();
     void wait_graphs();  // until no graph is left that has captured operations of several ranks
     // One more graph; one less when it is dropped.

@@ -59,7 +59,8 @@ struct DefaultStream {
 };
 thread_local DefaultStream default_stream;
 thread_local int device;
-// What the runtime keeps for whoever asks for it; each error that is none of the program's has to be asked for.
+// What the runtime keeps for whoever asks for it; each error that is none of the program's has to be asked
+// for.
 thread_local int device_error;
 
 std::shared_ptr<Mark> mark_of(void* event, bool* known) {
@@ -292,8 +293,8 @@ EXPORT int double_stream_memcpy(void* handle, void* to, const void* from, size_t
     return enqueue(handle, [=] { memmove(to, from, bytes); });
 }
 
-// With the arguments of cudaMemcpyAsync; 4 is "by the addresses". As there, a copy from a device's memory into
-// that of the host, unless it is pinned, is done when the call returns.
+// With the arguments of cudaMemcpyAsync; 4 is "by the addresses". As there, a copy from a device's memory
+// into that of the host, unless it is pinned, is done when the call returns.
 EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
     int result = kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
     if (result == kOk && is_library_memory && is_library_memory(from) && !is_library_memory(to)) {
