@@ -46,6 +46,17 @@ def large(comm):
         symm.free(x, comm)
 
 
+def subnormal(comm):
+    """Numbers that a compiler may be told to take for zero."""
+    n, me = comm.get_size(), comm.get_rank()
+    for dtype, smallest in ((torch.float32, 2.0**-149), (torch.bfloat16, 2.0**-133)):
+        x = shared(comm, torch.full((9,), (me + 1) * smallest, dtype=torch.float64).to(dtype))
+        for op, times in (("sum", n * (n + 1) // 2), ("min", 1), ("max", n)):
+            total = host(symm.one_shot_all_reduce(x, comm, op))
+            assert (total.double() == times * smallest).all(), (dtype, op)
+        symm.free(x, comm)
+
+
 def windows(comm):
     """Puts, gets, counted signals, atomics."""
     n, me, device = comm.get_size(), comm.get_rank(), comm.get_device()
@@ -160,6 +171,7 @@ def all_of_it(comm, more=False):
     if more:
         more_exchanges(comm)
     large(comm)
+    subnormal(comm)
     windows(comm)
     refusals(comm)
 

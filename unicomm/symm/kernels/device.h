@@ -1,5 +1,5 @@
-// What CUDA and HIP spell differently: whole words that all devices and the host see, clocks, and half
-// precision. NVRTC and hipRTC come without the headers that would have it. Tests define SYMM_HOST and bring
+// What CUDA and HIP spell differently: whole words that all devices and the host see, clocks, half
+// precision, and floats. NVRTC and hipRTC come without the headers that would have it. Tests define SYMM_HOST and bring
 // this for a host compiler.
 #pragma once
 
@@ -86,4 +86,28 @@ __device__ inline unsigned short float_to_half(float value) {
     return bits;
 }
 
+#endif
+
+// Arithmetic of floats. cupy has NVRTC take subnormal ones for zero wherever the language adds, multiplies or
+// compares; what is said in PTX keeps them, as the CPU does.
+#if defined(SYMM_AMD) || defined(SYMM_HOST)
+__device__ inline float float_sum(float a, float b) { return a + b; }
+__device__ inline float float_product(float a, float b) { return a * b; }
+__device__ inline bool float_less(float a, float b) { return a < b; }
+#else
+__device__ inline float float_sum(float a, float b) {
+    float result;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ inline float float_product(float a, float b) {
+    float result;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ inline bool float_less(float a, float b) {
+    unsigned result;
+    asm("set.lt.u32.f32 %0, %1, %2;" : "=r"(result) : "f"(a), "f"(b));
+    return result != 0;
+}
 #endif

@@ -71,6 +71,22 @@ template <class A>
 __device__ A product(A a, A b) {
     return a * b;
 }
+template <class A>
+__device__ bool less(A a, A b) {
+    return a < b;
+}
+template <>
+__device__ float sum(float a, float b) {
+    return float_sum(a, b);
+}
+template <>
+__device__ float product(float a, float b) {
+    return float_product(a, b);
+}
+template <>
+__device__ bool less(float a, float b) {
+    return float_less(a, b);
+}
 // Integers wrap around.
 template <>
 __device__ Int sum(Int a, Int b) {
@@ -86,7 +102,7 @@ __device__ A fold(A a, A b, Int red) {
     if (red == kSum) return sum(a, b);
     if (red == kProduct) return product(a, b);
     if (b != b) return b;  // NaN passes on, also as the first
-    return red == kMin ? (b < a ? b : a) : (b > a ? b : a);
+    return red == kMin ? (less(b, a) ? b : a) : (less(a, b) ? b : a);
 }
 
 template <class T, int kCount>
