@@ -1,4 +1,8 @@
-"""What torch asks a default group for that is bound to a device (init_process_group(device_id=...))."""
+"""A default group that is bound to a device, by init_process_group(device_id=)."""
+
+import os
+import subprocess
+import sys
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -6,17 +10,69 @@ from torch.distributed import distributed_c10d as c10d
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
+# With GPUs that are none: the backend fake pretends that they are there.
+PRETEND = """
+import torch, torch.distributed as dist
+from unicomm.launch import devices, torch_backend
+class Gpus:
+    current_device, device_count = (lambda: 0), (lambda: 8)
+    is_initialized = lambda: False
+devices.is_present = torch_backend.is_present = lambda kind: kind in ('cpu', 'cuda')
+torch.get_device_module = lambda kind=None: Gpus
+torch.accelerator.current_accelerator = lambda check_available=False: torch.device('cuda')
+torch.accelerator.device_count, torch.accelerator.is_available = (lambda: 8), (lambda: True)
+"""
 
-def test_a_rank_that_a_new_group_leaves_out():
-    """torch's new_group tells the group's backend there, which NCCL would need."""
+
+def test_groups_made_later_are_on_that_device():
+    """Also where nothing else says which one is meant: neither LOCAL_RANK nor a current device."""
+    code = PRETEND + (
+        "one = torch.device('cuda', 1)\n"
+        "for switched, backend in [(True, 'cpu:gloo,cuda:nccl'), (True, 'nccl'), (False, 'unicomm')]:\n"
+        "    dist.config.use_torchcomms = switched\n"
+        "    dist.init_process_group(\n"
+        "        backend, store=dist.HashStore(), rank=0, world_size=1, device_id=one\n"
+        "    )\n"
+        "    assert dist.group.WORLD.bound_device_id == one\n"
+        "    for make in (lambda: dist.new_group([0]), lambda: dist.split_group(split_ranks=[[0]])):\n"
+        "        group = make()\n"
+        "        assert group.bound_device_id == one\n"
+        "        assert group.get_comm('cuda').get_device() == one\n"
+        "    dist.destroy_process_group()\n"
+    )
+    env = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "UNICOMM_BACKEND": "cuda:fake", "LOCAL_RANK": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | env,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchs_own_nccl_is_not_told_to_split_from_ours():
+    """new_group(backend="nccl") hands it the default group's backend, where that one says it can be split."""
 
     def program(comm):
         group = UnicommProcessGroup(comm)
         group.bound_device_id = comm.get_device()
-        source = c10d._get_split_source(group)
-        assert source is group
+        assert c10d._get_split_source(group) is None
+        assert group.supports_splitting  # for everybody else
+        assert group.options == comm.get_options().hints
+
+    run_ranks(program, 1)
+
+
+def test_a_rank_that_a_new_group_leaves_out():
+    """It waits for nobody, where NCCL would need it."""
+
+    def program(comm):
+        group = UnicommProcessGroup(comm)
+        group.bound_device_id = comm.get_device()
         if comm.get_rank() == 1:
-            assert source.perform_nocolor_split(group.bound_device_id) is None
+            assert group.perform_nocolor_split(group.bound_device_id) is None
         else:  # nobody waits for those who were left out
             group.eager_connect_single_device(group.bound_device_id)
             assert comm.split([0]).get_size() == 1

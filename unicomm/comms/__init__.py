@@ -17,6 +17,7 @@
     stream_work.py  the same on a device's streams     stream_handle.py  their Work
     stream_fast.py  with less ado where nobody looks       graphs.py  what graphs take down and replay
     profiling.py    when torch.profiler runs     profiling_session.py  events and a table for its traces
+    process_group.py  torch.distributed's process group     torch_work.py  its Work and futures
     torch_bridge.py extensions against torch's own ABI, where they have been built
     arrays.py       arrays of numpy and with DLPack as tensors
     communicator.py Communicator: the methods    lifecycle.py   creation, split, finalize

@@ -66,6 +66,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self._dynamic = dynamic
         #: Of the same ranks on other devices, for a process group that is made of this one.
         self.beside: list[Communicator] = []
+        #: The device that the program gave for it, as init_process_group(device_id=), if it gave any.
+        self.bound_device: torch.device | None = None
 
     def __copy__(self) -> Communicator:
         return self

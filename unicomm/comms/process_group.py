@@ -12,8 +12,8 @@ torch's: lists of tensors and option objects.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,13 +29,13 @@ from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK
 from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
-from .stream_handle import StreamWork
-from .threads import Threads
 from .torch_batches import post
-from .work import Work
+from .torch_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
-_NO_TIMEOUT = timedelta(milliseconds=-1)  # what torch passes when the caller gave none
+
+_split_source = getattr(dist.distributed_c10d, "_get_split_source", None)
+_split_source_code = getattr(_split_source, "__code__", None)
 
 # By torch's number, which is quicker to look up than torch's enum.
 _RED_OPS = {
@@ -53,145 +53,7 @@ def reduce_op(op: Any) -> ReduceOp:
 
 def _limit(options: Any) -> timedelta | None:
     timeout: timedelta = options.timeout
-    return None if timeout == _NO_TIMEOUT else timeout
-
-
-class ProcessGroupWork(dist.Work):
-    """A `Work`, or several that count as one, as torch.distributed sees it."""
-
-    def __init__(
-        self,
-        works: Sequence[Work],
-        outputs: Sequence[Tensor] = (),
-        after: Callable[[], None] | None = None,
-    ) -> None:
-        """`after` runs once all works are over well, before anybody looks."""
-        super().__init__()
-        self._works = list(works)
-        self._outputs = list(outputs)
-        self._after = after
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        limit = None if timeout in (_NO_TIMEOUT, timedelta(0)) else timeout
-        for work in self._works:
-            work.wait(limit)
-        self._settle()
-        return True
-
-    def _settle(self) -> None:
-        after, self._after = self._after, None
-        if after is not None:
-            after()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Any:
-        return next((e for w in self._works if (e := w.exception()) is not None), None)
-
-    def result(self) -> list[Tensor]:
-        return self._outputs
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. Returns at once; on a device who waits for it waits on the stream."""
-        if (on_stream := self._on_stream()) is not None:
-            return on_stream
-        future = OperationFuture()
-        left = len(self._works)
-
-        def over(work: Work) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                future.settle(self._outcome)
-
-        if not self._works:
-            future.set_result(self._outputs)
-        for work in self._works:
-            work.add_done_callback(over)
-        return future
-
-    def _on_stream(self) -> torch.futures.Future[Any] | None:
-        first = next(iter(self._works), None)
-        if not isinstance(first, StreamWork) or (made := first.future()) is None:
-            return None
-        future, on_stream = made
-        with on_stream:
-            try:
-                for work in self._works:
-                    work.wait()
-                self._settle()
-                future.set_result(self._outputs)
-            except Exception as error:
-                future.set_exception(error)
-        return future
-
-    def _outcome(self) -> list[Tensor]:
-        error = self.exception()
-        if error is not None:
-            raise error
-        self._settle()
-        return self._outputs
-
-
-class OperationFuture(torch.futures.Future[Any]):
-    """A future that the thread which runs operations sets, and whose callbacks may wait for more of them.
-
-    torch runs callbacks in the thread that sets the result. Some wait for a further operation there (PowerSGD
-    does), so that it must not be the thread that has to run it: where there are callbacks it is another.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._watched = False
-
-    def then(self, callback: Callable[..., Any]) -> torch.futures.Future[Any]:
-        with self._lock:
-            self._watched = True
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Callable[..., Any]) -> None:
-        with self._lock:
-            self._watched = True
-        super().add_done_callback(callback)
-
-    def settle(self, outcome: Callable[[], Any]) -> None:
-        """Sets what `outcome` returns or raises."""
-
-        def settle() -> None:
-            try:
-                result = outcome()
-            except Exception as error:
-                self.set_exception(error)
-                return
-            self.set_result(result)
-
-        with self._lock:
-            if not self._watched:
-                settle()
-                return
-        _callbacks.run(settle)
-
-
-_callbacks = Threads("unicomm-callbacks")
-
-
-class MessageWork(ProcessGroupWork):
-    """A send or receive."""
-
-    def __init__(self, work: Work, tensors: Sequence[Tensor]) -> None:
-        super().__init__([work], tensors)
-        self._message = work
-
-    def source_rank(self) -> int:
-        """The other rank, once it is over; -1 before."""
-        return self._message.peer
-
-    _source_rank = source_rank
+    return None if timeout == NO_TIMEOUT else timeout
 
 
 class UnicommProcessGroup(dist.ProcessGroup):
@@ -218,7 +80,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self._store = store if store is not None else first._member.store
         self._group_name = ""
         self._desc = "undefined"
-        self._bound_device: torch.device | None = None
+        self._bound_device = next((c.bound_device for c in comms if c.bound_device is not None), None)
 
     # --- what torch asks a group or a backend for -----------------------------------------------------
 
@@ -300,7 +162,16 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def bound_device_id(self, device: torch.device | None) -> None:
         self._bound_device = device
 
-    supports_splitting = True
+    @property
+    def supports_splitting(self) -> bool:
+        """Yes, but not for torch's new_group, which wants a backend of its own NCCL to split from."""
+        return sys._getframe(1).f_code is not _split_source_code
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The backend's hints, as `init_process_group(pg_options=)` takes them; split_group asks for them."""
+        return dict(self._first.get_options().hints)
+
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
@@ -422,7 +293,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
             if done:
                 if done is not True:
                     engine.fast_failed("all_reduce", done)
-                return _DONE
+                return DONE
         items = [tensors] if isinstance(tensors, Tensor) else tensors
         op, limit, later = ReduceOp.SUM, None, False
         if isinstance(opts, dist.ReduceOp):
@@ -564,7 +435,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier whose error names the ranks that did not come; all of them in any case."""
-        limit = None if timeout in (None, _NO_TIMEOUT) else timeout
+        limit = None if timeout in (None, NO_TIMEOUT) else timeout
         self._first.barrier(False, None, limit)
 
     # --- point-to-point -------------------------------------------------------------------------------
@@ -582,15 +453,4 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
 
 not_traced(methods(UnicommProcessGroup, ("rank", "size")))
-not_traced(methods(ProcessGroupWork))
-
-
-class _Done(ProcessGroupWork):
-    """Of any synchronous operation: it has nothing left to say."""
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        return True
-
-
-_DONE = _Done([])
 torch_options.learn({number: op.code for number, op in _RED_OPS.items()})

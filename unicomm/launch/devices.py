@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .switch import CHOICE
+
+if TYPE_CHECKING:
+    from unicomm.comms.communicator import Communicator
 
 
 def chosen_backend(name: str, device_type: str) -> str:
@@ -37,6 +40,15 @@ def is_present(device_type: str) -> bool:
     """Whether tensors can be on that kind of device here."""
     module = getattr(torch, device_type, None)
     return device_type == "cpu" or bool(module is not None and module.is_available())
+
+
+def bind(comm: Communicator, given: torch.device | None) -> None:
+    """Notes that the program chose the communicator's device, `given`: torch has groups made later follow.
+
+    torch itself notes it on a group of its own, which ours replaces.
+    """
+    if given is not None and given.type == comm.get_device().type:
+        comm.bound_device = given
 
 
 def device_of(

@@ -173,7 +173,7 @@ def _made(backend: str, kind: str, name: str, store: Any, frame: dict[str, Any],
 
     from unicomm.backends.registry import new_comm
 
-    from .devices import chosen_backend, device_of, is_present
+    from .devices import bind, chosen_backend, device_of, is_present
 
     chosen = chosen_backend(backend, kind)
     device = torch.device(kind)
@@ -181,6 +181,7 @@ def _made(backend: str, kind: str, name: str, store: Any, frame: dict[str, Any],
         device = device_of(kind, frame.get("device_id"), os.environ, torch.get_device_module(kind))
     rank, size, timeout = frame.get("group_rank"), frame.get("group_size"), frame.get("timeout")
     comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, rank=rank, size=size, **more)
+    bind(comm, frame.get("device_id"))
     if comm.get_rank() == 0:
         _log.warning(
             "torch.distributed '%s' on %s now is unicomm '%s' (%s), %d ranks",

@@ -23,7 +23,7 @@ from unicomm.comms.options import Hint, parse_bool, read_hints
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.flight_recorder.ranks import format_ranks
 
-from .devices import chosen_backend, device_of, is_present
+from .devices import bind, chosen_backend, device_of, is_present
 from .switch import NAME
 
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
@@ -64,6 +64,8 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
         )
         for kind in ours
     ]
+    for comm in comms:
+        bind(comm, caller.get("device_id"))
     others = {kind: backend for kind, backend in wanted.items() if backend != NAME}
     if not others:
         return UnicommProcessGroup(*comms, store=options.store)
