@@ -6,9 +6,11 @@ import gc
 import threading
 
 import pytest
+import torch
 from device_double import NoCompiler, runtime
 
 from unicomm import _core
+from unicomm.comms.device_memory import bytes_at
 
 T = 30.0
 
@@ -114,6 +116,26 @@ def test_memory_goes_from_whatever_thread(cuda, table):
         return device.value, cuda.cudaGetLastError()
 
     assert in_thread(drop) == (0, 0)  # the thread's own device again
+    assert cuda.double_bytes() == before
+
+
+def test_tensors_on_the_devices_memory_hold_it(cuda, table):
+    """As torch takes whatever device's, by DLPack."""
+    gc.collect()
+    before = cuda.double_bytes()
+    fault, domain = begin(table)
+    assert fault is None
+    fault, address = domain.allocate(64, 64, T)
+    assert fault is None
+    whole = bytes_at(domain, address, 64, torch.device("cpu"))
+    assert whole.data_ptr() == address
+    assert (whole.dtype, whole.shape) == (torch.uint8, (64,))
+    part = whole.view(torch.bfloat16)[3:].fill_(2)
+    del domain, whole
+    gc.collect()
+    assert part.tolist() == [2.0] * 29
+    assert cuda.double_bytes() > before
+    del part
     assert cuda.double_bytes() == before
 
 

@@ -30,12 +30,9 @@ _DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
 
 
 def bytes_at(native: Any, address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """A device's memory that can be addressed here, as bytes that hold the domain."""
-    if device.type == "cpu":
-        return torch.from_numpy(_core.symm_bytes(native, address, nbytes))
-    kind = "rocm" if torch.version.hip else device.type
-    array = _core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0)
-    return from_dlpack(array.__dlpack__())
+    """Memory that can be addressed here, of a device or of the CPU, as bytes that hold the domain."""
+    kind = "rocm" if torch.version.hip and device.type == "cuda" else device.type
+    return from_dlpack(_core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0))
 
 
 class DeviceMemory(SymmetricMemory):
