@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from double_backend import HostStreams, make
+from torch.distributed.distributed_c10d import _coalescing_manager
 
-from unicomm import Communicator
+from unicomm import Communicator, UnsupportedError
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.comms.torch_batches import understood
 from unicomm.testing import run_ranks
@@ -95,3 +97,52 @@ def test_a_future_without_streams_comes_when_the_device_is_done(double):
         assert future.wait()[0].tolist() == [1.0] * 4
 
     run_ranks(program, 1, backend=double)
+
+
+def test_what_is_coalesced_for_a_device(double):
+    """Both ranks send first: one after the other, the messages would wait for each other."""
+
+    def program(comm: Communicator) -> None:
+        group, mine = UnicommProcessGroup(comm), float(comm.get_rank())
+        sent, got = torch.full((1 << 18,), mine), torch.empty(1 << 18)
+        both = [torch.full((4,), mine), torch.full((4,), 10 + mine)]
+        with _coalescing_manager(group, comm.get_device(), async_ops=True) as coalesced:
+            kept = group.send([sent], 1 - comm.get_rank(), 0)
+            group.recv([got], 1 - comm.get_rank(), 0)
+            for x in both:
+                dist.all_reduce(x, group=group)
+        coalesced.wait()
+        for work in (kept, *coalesced.works):
+            work.wait(timedelta(seconds=60))
+        assert got.unique().tolist() == [1 - mine]
+        assert [x.tolist() for x in both] == [[1.0] * 4, [21.0] * 4]
+        group.send([sent], 1 - comm.get_rank(), 0) if mine else group.recv([got], 1 - comm.get_rank(), 0)
+        comm.barrier(False)
+
+    run_ranks(program, 2, backend=double)
+
+
+def test_a_device_without_streams_coalesces_by_its_own_calls():
+    def program(comm: Communicator) -> None:
+        group = UnicommProcessGroup(comm)
+        with pytest.raises(UnsupportedError, match="leave out device="):
+            group._start_coalescing(comm.get_device())
+
+    run_ranks(program, 1)
+
+
+def test_a_gather_that_torch_coalesces_runs_beside_the_caller():
+    """Up to 2.11 torch passes no options with it."""
+
+    def program(comm: Communicator) -> None:
+        group, out = UnicommProcessGroup(comm), torch.empty(2)
+        if comm.get_rank() == 1:
+            assert ready.wait(60)
+        work = group.allgather_into_tensor_coalesced([out], [torch.full((1,), float(comm.get_rank()))])
+        ready.set()
+        work.wait()
+        assert out.tolist() == [0.0, 1.0]
+
+    ready = threading.Event()
+    run_ranks(program, 2)
+    assert ready.is_set()

@@ -23,13 +23,12 @@ from torch._C._distributed_c10d import Store
 
 from unicomm.flight_recorder.ranks import format_ranks
 
-from . import torch_options
+from . import torch_batches, torch_options
 from .communicator import Communicator
 from .errors import InvalidArgumentError, UnsupportedError
 from .lane import ANY_RANK
 from .opaque import methods, not_traced
 from .reduction import RedOpType, ReduceOp
-from .torch_batches import post
 from .torch_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
@@ -350,7 +349,8 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        # Up to 2.11 torch's _coalescing_manager says nothing, and waits at once if it is not to run beside.
+        limit, later = (None, True) if opts is None else (_limit(opts), opts.asyncOp)
         works = [
             self._for(i).all_gather_single(o, i, later, None, limit)
             for o, i in zip(outputs, inputs, strict=True)
@@ -438,14 +438,41 @@ class UnicommProcessGroup(dist.ProcessGroup):
         limit = None if timeout in (None, NO_TIMEOUT) else timeout
         self._first.barrier(False, None, limit)
 
+    # --- several as one -------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """For `_coalescing_manager(device=)`, whose messages are one batch; for devices with streams."""
+        comm = self.get_comm(device)
+        if comm._engine.queue is None:
+            raise UnsupportedError(
+                f"operations of backend '{comm.get_backend()}' cannot be put together for a device",
+                comm=comm.get_name(),
+                rank=comm.get_rank(),
+                hint="leave out device=, then _coalescing_manager takes all_reduce, "
+                "all_gather_into_tensor and reduce_scatter_tensor; batch_isend_irecv takes messages",
+            )
+        torch_batches.start(comm._engine)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """A Work of all that was issued since; operations run in order, so that the last one tells."""
+        engine = self.get_comm(device)._engine
+        torch_batches.end(engine)
+        assert engine.queue is not None
+        last = engine.queue.last()
+        return ProcessGroupWork([] if last is None else [last])
+
     # --- point-to-point -------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Tags are not sent: messages between two ranks arrive in the order of the calls."""
-        return MessageWork(post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors)
+        return MessageWork(
+            torch_batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors
+        )
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        return MessageWork(post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
+        return MessageWork(
+            torch_batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors
+        )
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""

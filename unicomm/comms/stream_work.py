@@ -134,6 +134,10 @@ class StreamQueue:
         if last is not None and last._capture is capture and last._stream != stream and not last._done:
             self.streams.wait(stream, last._after)
 
+    def last(self) -> StreamWork | None:
+        """What runs after all others that were issued, in the graph if one is captured now."""
+        return self._last_captured if self.streams.is_capturing() else self._last
+
     def follow_last(self) -> None:
         """What the current stream gets comes after the last operation, on whatever stream that is."""
         self._follow_last(self.streams.current(), None)

@@ -34,10 +34,23 @@ understood = _LIST in _batch_code.co_varnames
 
 
 class _Batch:
+    """`asked`: whose batch it is, by identity: torch's list of messages, or one with the engine."""
+
     def __init__(self, asked: list[Any]) -> None:
         self.asked = asked
         self.items: list[tuple[str, torch.Tensor, Any]] = []
         self.works: list[BatchedWork] = []
+
+    def add(self, kind: str, tensor: torch.Tensor, peer: Any) -> BatchedWork:
+        work = BatchedWork(kind, peer)
+        self.items.append((kind, tensor, peer))
+        self.works.append(work)
+        return work
+
+    def issue(self, engine: Engine) -> None:
+        whole = engine.messages(self.items, True, None, None, batch=len(self.items) > 1)
+        for one in self.works:
+            one.whole = whole
 
 
 class BatchedWork(Work):
@@ -74,21 +87,35 @@ class BatchedWork(Work):
 
 def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any) -> Work:
     """Sends or receives for a process group."""
-    asked = _asked() if engine.queue is not None and understood else None
+    if engine.queue is None:
+        return engine.post(kind, tensor, peer, None)
+    opened: _Batch | None = getattr(_here, "opened", None)
+    if opened is not None and opened.asked[0] is engine:
+        return opened.add(kind, tensor, peer)
+    asked = _asked() if understood else None
     if asked is None:
         return engine.post(kind, tensor, peer, None)
     batch: _Batch | None = getattr(_here, "batch", None)
     if batch is None or batch.asked is not asked:  # one before may have ended with an error
         batch = _here.batch = _Batch(asked)
-    work = BatchedWork(kind, peer)
-    batch.items.append((kind, tensor, peer))
-    batch.works.append(work)
+    work = batch.add(kind, tensor, peer)
     if len(batch.items) == len(asked):
         _here.batch = None
-        whole = engine.messages(batch.items, True, None, None, batch=len(asked) > 1)
-        for one in batch.works:
-            one.whole = whole
+        batch.issue(engine)
     return work
+
+
+def start(engine: Engine) -> None:
+    """From now on this thread's messages are kept, until `end`: within torch's `_coalescing_manager`."""
+    _here.opened = _Batch([engine])
+
+
+def end(engine: Engine) -> None:
+    """Issues what was kept since `start`."""
+    opened: _Batch | None = getattr(_here, "opened", None)
+    _here.opened = None
+    if opened is not None and opened.asked[0] is engine and opened.items:
+        opened.issue(engine)
 
 
 def _asked() -> list[Any] | None:
