@@ -26,6 +26,8 @@ namespace unicomm::symm {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+// What a handle opens for the others: a smaller piece would have neighbours there, which they get with it.
+constexpr uint64_t kShared = uint64_t{2} << 20;
 constexpr uint64_t kDefaultHeap = uint64_t{1} << 28;  // device memory is there from the beginning
 constexpr int kCopyDefault = 4;                       // cudaMemcpyDefault: by the addresses
 constexpr int kAlreadyEnabled = 704;                  // cudaErrorPeerAccessAlreadyEnabled
@@ -275,7 +277,8 @@ int init(const UniqueId* uid, int rank, int world, const char* name, uint64_t de
     void* memory = nullptr;
     int code = checked(cudart->GetDevice(&own->device), "GetDevice", error);
     OnDevice here(own->device);
-    if (code == 0) code = checked(cudart->allocate(&memory, part), "Malloc", error);
+    uint64_t whole = (part + kShared - 1) / kShared * kShared;
+    if (code == 0) code = checked(cudart->allocate(&memory, whole), "Malloc", error);
     devices->bases[size_t(rank)] = static_cast<char*>(own->address = memory);
     if (code == 0) code = checked(cudart->IpcGetMemHandle(&own->handle, memory), "IpcGetMemHandle", error);
     // Who fails leaves, and the others hear of it at the barrier.

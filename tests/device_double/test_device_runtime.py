@@ -139,6 +139,17 @@ def test_tensors_on_the_devices_memory_hold_it(cuda, table):
     assert cuda.double_bytes() == before
 
 
+def test_heaps_have_no_neighbours(cuda, table):
+    """A handle opens all of the 2 MiB that the runtime cuts smaller pieces from."""
+    gc.collect()
+    before = cuda.double_bytes()
+    fault, domain = begin(table)
+    assert fault is None
+    assert cuda.double_bytes() - before == 2 << 20
+    del domain
+    assert cuda.double_bytes() == before
+
+
 def test_no_capture_ends(cuda, table):
     gc.collect()
     before = cuda.double_bytes()
