@@ -122,6 +122,25 @@ def test_what_is_coalesced_for_a_device(double):
     run_ranks(program, 2, backend=double)
 
 
+@pytest.mark.parametrize("method", ["wait", "synchronize", "block_current_stream"])
+def test_whatever_a_work_is_told_to_wait_by(method):
+    def program(comm: Communicator) -> None:
+        x, options = torch.ones(4), dist.AllreduceOptions()
+        options.asyncOp = True
+        if comm.get_rank() == 1:
+            assert begun.wait(60)
+        work = UnicommProcessGroup(comm).allreduce([x], options)
+        if comm.get_rank() == 0:
+            assert not work.is_completed()
+            begun.set()
+        getattr(work, method)()
+        assert work.is_completed()
+        assert x.tolist() == [2.0] * 4
+
+    begun = threading.Event()
+    run_ranks(program, 2)
+
+
 def test_a_device_without_streams_coalesces_by_its_own_calls():
     def program(comm: Communicator) -> None:
         group = UnicommProcessGroup(comm)

@@ -43,6 +43,14 @@ class ProcessGroupWork(dist.Work):
         self._settle()
         return True
 
+    def synchronize(self) -> None:
+        """As `wait`: torch's own does nothing at all, for what is written in Python."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `wait`; of a CPU operation it blocks the host too, not only the device's stream."""
+        self.wait()
+
     def _settle(self) -> None:
         after, self._after = self._after, None
         if after is not None:
