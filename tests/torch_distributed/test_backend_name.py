@@ -1,5 +1,7 @@
 """`init_process_group("unicomm")` without the switch, alone and beside torch's own backends."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,6 +97,39 @@ def test_tensors_of_other_devices_are_passed_on():
         assert [arguments for _, arguments in called] == list(calls.values())
         world.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
         assert len(called) == len(calls)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_batch_is_one_for_torchs_backend(monkeypatch, told):
+    """One by one, two ranks that both send first would wait for each other on NCCL."""
+    from unicomm import new_comm
+
+    called = []
+
+    class Double:
+        supports_coalescing = True
+
+        def __getattr__(self, name):
+            return lambda *arguments: called.append(name) or name
+
+    with new_comm("fake", torch.device("cpu"), rank=0, size=2) as comm:
+        world = MixedProcessGroup(comm, others={"meta": Double()})
+        x = torch.empty(4, device="meta")
+        calls = (lambda *_, **__: world.send([x], 1, 0)), (lambda *_, **__: world.recv([x], 1, 0))
+        batch = [SimpleNamespace(op=f, tensor=x, group=world, tag=0, group_peer=1) for f in calls]
+        monkeypatch.setattr(dist.distributed_c10d, "_check_p2p_op_list", lambda operations: None)
+        for _ in range(2):
+            if told:
+                with dist.distributed_c10d._coalescing_manager(world, x.device, async_ops=True) as manager:
+                    for call in calls:
+                        call()
+                works = manager.works
+            else:
+                works = dist.batch_isend_irecv(batch)
+            assert works == ["_end_coalescing"]
+        assert called == ["_start_coalescing", "send", "recv", "_end_coalescing"] * 2
+        world.send([x], 1, 0)
+        assert called[8:] == ["send"]
 
 
 def test_what_cannot_be_combined_says_so(group, raised):

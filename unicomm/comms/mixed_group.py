@@ -11,12 +11,13 @@ what is called with tensors of torch's devices. So nothing has to be compiled ag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from . import torch_batches
 from .communicator import Communicator
 from .process_group import UnicommProcessGroup
 
@@ -52,6 +53,18 @@ class MixedProcessGroup(UnicommProcessGroup):
         other = self._others.get(torch.device(device).type) if device is not None else None
         return super().barrier(opts) if other is None else other.barrier(opts)
 
+    def _start_coalescing(self, device: torch.device) -> None:
+        other = self._others.get(torch.device(device).type)
+        if other is None:
+            super()._start_coalescing(device)
+        else:
+            torch_batches.tell_start(other)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        other = self._others.get(torch.device(device).type)
+        ended = super()._end_coalescing(device) if other is None else torch_batches.tell_end(other)
+        return cast(dist.Work, ended)
+
 
 def _first_tensor(arguments: Any) -> torch.Tensor | None:
     if isinstance(arguments, torch.Tensor):
@@ -67,7 +80,11 @@ def _passing_on(name: str) -> Callable[..., Any]:
     def method(self: MixedProcessGroup, *arguments: Any) -> Any:
         tensor = _first_tensor(arguments)
         other = None if tensor is None else self._others.get(tensor.device.type)
-        return ours(self, *arguments) if other is None else getattr(other, name)(*arguments)
+        if other is None:
+            return ours(self, *arguments)
+        if name in ("send", "recv"):
+            return torch_batches.pass_on(other, name, arguments)
+        return getattr(other, name)(*arguments)
 
     method.__name__ = method.__qualname__ = name
     return method

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,37 @@ def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any) -> Work:
         _here.batch = None
         batch.issue(engine)
     return work
+
+
+def pass_on(backend: Any, name: str, arguments: Sequence[Any]) -> Any:
+    """A message for a backend of torch's own, which puts a batch together itself when it is told to.
+
+    Returns nothing for those of a batch but the last, whose Work is that of all.
+    """
+    asked = _asked() if understood and getattr(backend, "supports_coalescing", False) else None
+    if asked is None or getattr(_here, "told", None) is backend:
+        return getattr(backend, name)(*arguments)
+    passed, of = getattr(_here, "passed", (0, None))
+    passed = passed if of is asked else 0  # one before may have ended with an error
+    if passed == 0:
+        backend._start_coalescing()
+    getattr(backend, name)(*arguments)
+    _here.passed = (passed + 1, asked)
+    if passed + 1 < len(asked):
+        return None
+    del _here.passed
+    return backend._end_coalescing()
+
+
+def tell_start(backend: Any) -> None:
+    """torch itself says where a batch begins, to a backend of its own."""
+    backend._start_coalescing()
+    _here.told = backend
+
+
+def tell_end(backend: Any) -> Any:
+    _here.told = None
+    return backend._end_coalescing()
 
 
 def start(engine: Engine) -> None:
