@@ -1,7 +1,9 @@
 """Symmetric memory on devices, over the doubles: ranks as threads."""
 
+import gc
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,28 @@ def test_abort_ends_waits(backend):
         over.set()
 
     run(backend, program, 2, timeout=300)
+
+
+def test_what_kernels_look_at_outlives_an_abort(backend):
+    """Nobody waits for them then; else it goes with the communicator."""
+
+    def words_after(aborts):
+        words = []
+
+        def program(comm):
+            symm.init(comm)
+            words.append(weakref.ref(comm._engine.symmetric.domain._words))
+            if aborts:
+                comm.abort()
+
+        run(backend, program, 1)
+        gc.collect()
+        return words[0]()
+
+    assert words_after(aborts=False) is None
+    kept = words_after(aborts=True)
+    assert kept is not None
+    assert kept[-2] == 1
 
 
 def test_what_is_refused_before_anything(backend):

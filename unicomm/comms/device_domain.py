@@ -30,6 +30,9 @@ _UNIT = 16 * 4  # bytes that a thread has on their way
 _HEAD, _BLOCK, _EACH = 8, 8, 8  # words: kHead, kArrived and kEach of kernels.cu
 _SIGN, _WORD = 1 << 63, 1 << 64
 _NAP, _LONGEST_NAP = 20e-6, 1e-3
+# Kernels may look at them, and write there, when nobody here waits for them any more; torch would give such
+# memory to others at once.
+_aborted: list[torch.Tensor] = []
 
 #: What a mismatch, a wait in vain, and a refusal are in a record.
 FULL, SPLITS, MISMATCH, LATE, ABORTED = 1, 2, 3, 4, 5
@@ -110,6 +113,7 @@ class DeviceDomain:
         """From any thread: what waits on the device ends, and what comes later does nothing."""
         if self._words is not None:
             self._last_words[0] = 1
+            _aborted.append(self._words)
         try:
             return self.native.abort()
         except AttributeError:  # the library has nothing that would have to end, too
