@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from double_backend import HostStreams, make
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from unicomm import Communicator, UnsupportedError
+from unicomm import Communicator, ReduceOp, UnsupportedError
 from unicomm.comms.process_group import UnicommProcessGroup
 from unicomm.comms.torch_batches import understood
 from unicomm.testing import run_ranks
@@ -95,6 +97,26 @@ def test_a_future_without_streams_comes_when_the_device_is_done(double):
         assert not future.done()
         released.set()
         assert future.wait()[0].tolist() == [1.0] * 4
+
+    run_ranks(program, 1, backend=double)
+
+
+def test_a_forked_child_gives_nothing_back(double):
+    """A device's events are destroyed by its runtime, which a forked child must not call."""
+
+    def program(comm: Communicator) -> None:
+        released, queue = threading.Event(), comm._engine.queue
+        queue.streams.call(lambda: released.wait(60))
+        x = torch.ones(4)
+        under_way = weakref.ref(x)
+        comm.all_reduce(x, ReduceOp.SUM, True)
+        del x
+        queue.forget()  # as a child does; here the parent goes on
+        assert not queue.busy
+        gc.collect()
+        assert under_way() is not None
+        released.set()
+        queue.streams.synchronize()
 
     run_ranks(program, 1, backend=double)
 

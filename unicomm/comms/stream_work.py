@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .profiling_session import Described, Span
 
+_parents: list[object] = []  # what was under way when this process was forked
 _NO_ROWS: contextlib.AbstractContextManager[Sequence[Span]] = contextlib.nullcontext(())
 
 
@@ -332,6 +333,6 @@ class StreamQueue:
             return False
 
     def forget(self) -> None:
-        """In a forked child, where the device cannot be used."""
-        self._running.clear()
-        self._given_up.clear()
+        """In a forked child, where the device cannot be used: nor may events and tensors be given back."""
+        _parents.append((self._running, self._given_up))
+        self._running, self._given_up = deque(), []
