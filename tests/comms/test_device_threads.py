@@ -81,6 +81,33 @@ def test_the_watchdog_has_the_device_of_what_it_looks_at(cuda):
     assert cuda.current_device() == 0  # of this thread
 
 
+def test_the_watchdog_survives_a_device_that_does_not(caplog):
+    looks: list[str] = []
+    over = threading.Event()
+
+    class Broken:
+        busy = True
+        streams = SimpleNamespace(adopt=lambda: 1 // 0)
+
+        def look(self, now: float) -> None:
+            looks.append("broken")
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    class Whole(Broken):
+        def look(self, now: float) -> None:
+            looks.append("whole")
+            if looks.count("whole") == 3:
+                self.busy = broken.busy = False
+                over.set()
+
+    dog, broken = watchdog._Watchdog(), Broken()
+    dog.watch(broken)  # type: ignore[arg-type]
+    dog.watch(Whole())  # type: ignore[arg-type]
+    assert over.wait(60)
+    assert looks.count("broken") >= 2
+    assert [record.message for record in caplog.records] == ["the watchdog could not look at operations"]
+
+
 def test_symmetric_memory_is_used_on_its_device(cuda):
     """Its table's calls take a stream, of which each device has its own number 0."""
     engine = SimpleNamespace(member=SimpleNamespace(device=torch.device("cuda", 5)), queue=object())

@@ -54,7 +54,7 @@ def test_states_flags_and_errors():
     assert {v: k for k, v in states.items()} == ring.STATES
     assert (states["completed"], states["failed"]) == (recording.COMPLETED, recording.FAILED)
     flags = enum("recorder/ring.hpp", "RecordFlags")
-    names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED")
+    names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED", "REPLAY")
     assert flags == {name.lower(): getattr(ring, name) for name in names}
     assert list(flags.values()) == [getattr(recording, name) for name in names]
     faults = enum("core/error.hpp", "FaultCode")

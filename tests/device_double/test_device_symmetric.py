@@ -19,7 +19,7 @@ import device_bodies
 import device_double
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def backend():
     try:
         return device_double.make("symm-device")

@@ -16,7 +16,7 @@ import device_double
 WINDOWS = {"symmetric": "windows"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def backend():
     try:
         return device_double.make("symm-windows").name

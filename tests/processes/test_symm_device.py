@@ -13,9 +13,9 @@ pytestmark = pytest.mark.processes
 SETTINGS = {"NCCL_DOUBLE_PEER_ERRORS": "0"}  # a real NCCL does not notice who dies
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def built():
-    """Before the ranks need it."""
+    """Before the ranks need it. Once a worker of tests, to whom a module may come twice; so are others."""
     try:
         device_double.make("symm-device-built")
         device_double.kernels()

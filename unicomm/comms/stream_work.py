@@ -292,6 +292,12 @@ class StreamQueue:
         return False
 
     def _finish(self, running: _Running, error: BaseException | None) -> None:
+        try:
+            self._take_down(running, error)
+        finally:  # whatever the device says of its events: somebody waits
+            running.work._over(error)
+
+    def _take_down(self, running: _Running, error: BaseException | None) -> None:
         engine, work = self._engine, running.work
         if error is None:
             seen, day = time.monotonic_ns(), time.time_ns()
@@ -306,7 +312,6 @@ class StreamQueue:
                 span.finish(error)
         if running.args is not None:
             engine.hooks.finished(running.args, error)
-        work._over(error)
 
     def _end(self, error: BaseException) -> None:
         """One failed, and with it all that comes after it. The library's kernels end by its abort."""

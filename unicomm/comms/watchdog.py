@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ class _Watchdog:
         self._queues: list[StreamQueue] = []
         self._fresh = threading.Event()
         self._thread: threading.Thread | None = None
+        self._failed: weakref.WeakSet[StreamQueue] = weakref.WeakSet()
 
     def watch(self, queue: StreamQueue) -> None:
         with self._lock:
@@ -41,8 +45,14 @@ class _Watchdog:
             nap = min(nap * 1.5, LONGEST_LOOK)
             now = time.monotonic()
             for queue in list(self._queues):
-                queue.streams.adopt()
-                queue.look(now)
+                with contextlib.suppress(Exception):  # of a broken device: its own look hears of it, too
+                    queue.streams.adopt()
+                try:
+                    queue.look(now)
+                except Exception:  # the other communicators are looked after all the same
+                    if queue not in self._failed:
+                        self._failed.add(queue)
+                        logging.getLogger("unicomm").exception("the watchdog could not look at operations")
             with self._lock:
                 self._queues = [queue for queue in self._queues if queue.busy]
                 idle = 0 if self._queues else idle + 1
