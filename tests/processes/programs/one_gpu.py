@@ -1,0 +1,48 @@
+"""Ranks that share one GPU, or the doubles for it, have symmetric memory: one_gpu.py gpu|double"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from common import say
+
+import unicomm
+
+TESTS = Path(__file__).parents[2]
+sys.path[:0] = [str(TESTS / "device_double"), str(TESTS / "gpu")]
+import device_bodies  # noqa: E402
+from staged import Staged  # noqa: E402
+
+if sys.argv[1] == "gpu":
+    device, backend = torch.device("cuda", 0), Staged
+    torch.cuda.set_device(device)
+else:
+    import device_double
+
+    from unicomm.backends.device_runtime import CUDA, ipc_table
+
+    base = device_double.make("symm-device")
+    device = torch.device("cpu")
+
+    class backend(Staged):  # noqa: N801
+        capabilities = replace(Staged.capabilities, device_types=frozenset({"cpu"}))
+
+        @classmethod
+        def device_streams(cls, device):
+            return base.device_streams(device)
+
+        def kernels(self, device):
+            return device_double.HostLauncher(base.path)
+
+        def symmetric_table(self, one_host=True):
+            return ipc_table(CUDA, str(device_double.runtime()))
+
+
+unicomm.register_backend(backend.name, backend)
+with unicomm.new_comm(backend.name, device, name="main", timeout=60) as comm:
+    assert comm.get_device() == device
+    # Processes that take turns on a GPU wait long for each other: not all types with all numbers of ranks.
+    device_bodies.all_of_it(comm, more=device.type == "cuda" and comm.get_size() == 2)
+    comm.barrier(False)
+say("over")

@@ -1,0 +1,37 @@
+"""Every operation of symmetric memory on devices, by processes that share one GPU, beside numpy.
+
+With the doubles in place of the GPU it shows that the test is right, and nothing about a GPU.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
+import device_double
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "double"])
+def where(request):
+    if request.param == "double":
+        try:
+            device_double.runtime(), device_double.kernels()
+        except device_double.NoCompiler as error:
+            pytest.skip(str(error))
+    elif not torch.cuda.is_available():
+        pytest.skip("no GPU that torch can use here")
+    else:
+        pytest.importorskip("cupy", reason="symmetric memory on devices needs cupy: unicomm[device]")
+    return request.param
+
+
+@pytest.mark.timeout(400)  # on a GPU processes take turns, and a kernel that waits uses up its own
+@pytest.mark.parametrize("n", [2, 4])
+def test_processes_share_one_gpu(start, where, n):
+    job = start("one_gpu.py", n, where)
+    job.next("over", 300)
+    assert job.end() == [0] * n
