@@ -216,7 +216,7 @@ def place(rank: int) -> bytes:
 
 def outcome_bytes(size: int) -> tuple[int, int]:
     """All ranks' values together: as they are, and as they go through the store."""
-    from unicomm.comms.rendezvous_parts import pack, shrink
+    from unicomm.comms.membership.rendezvous_parts import pack, shrink
 
     body = pack([place(rank) for rank in range(size)])
     return len(body), len(shrink(body))
@@ -276,7 +276,7 @@ def count_threads(size: int) -> dict[str, Any]:
     """The real rendezvous with `size` ranks as threads; what they asked of the store."""
     from counting_store import CountingStore
 
-    from unicomm.comms.rendezvous import meet
+    from unicomm.comms.membership.rendezvous import meet
 
     store = CountingStore(size)
     failed: list[BaseException] = []

@@ -32,8 +32,8 @@ from rich.table import Table
 import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
-from unicomm.comms import completion
-from unicomm.comms.streams import Streams
+from unicomm.comms.execution import completion
+from unicomm.comms.execution.streams import Streams
 
 console = Console(width=None if sys.stdout.isatty() else 110)
 SUM = unicomm.ReduceOp.SUM
@@ -216,7 +216,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
         ReduceScatterOptions,
     )
 
-    from unicomm.comms.process_group import UnicommProcessGroup
+    from unicomm.c10d.process_group import UnicommProcessGroup
     from unicomm.testing import run_ranks
 
     took: dict[str, list[float]] = {}

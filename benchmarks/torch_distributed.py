@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import unicomm
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d.process_group import UnicommProcessGroup
 
 
 def per_call(f: Callable[[], object], seconds: float) -> float:

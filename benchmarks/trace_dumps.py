@@ -110,7 +110,7 @@ def ring_template(entries: int, ranks: int) -> bytes:
 
 def write_ring(job: Job, template: bytes, rank: int) -> None:
     """A copy of the template with the rank and its times. Empty pages stay holes in the file."""
-    from unicomm.flight_recorder.ring import COMM, HEADER, RECORD
+    from unicomm.flight_recorder.ring.reader import COMM, HEADER, RECORD
 
     data = bytearray(template)
     began, over, n = job.times(rank)

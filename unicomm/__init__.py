@@ -22,8 +22,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from unicomm.backends.registry import backend_names, new_comm, register_backend
-    from unicomm.comms import functional
-    from unicomm.comms import objects as objcol
     from unicomm.comms.batch import BatchSendRecv, P2POp
     from unicomm.comms.communicator import Communicator, TorchComm
     from unicomm.comms.errors import (
@@ -37,15 +35,17 @@ if TYPE_CHECKING:
         PeerLostError,
         UnsupportedError,
     )
-    from unicomm.comms.memory import MemAllocator, empty
-    from unicomm.comms.ops import OpName
+    from unicomm.comms.memory.allocator import MemAllocator, empty
+    from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+    from unicomm.comms.operations.table import OpName
     from unicomm.comms.options import CommOptions
-    from unicomm.comms.reduction import RedOpType, ReduceOp
     from unicomm.comms.window import Window
     from unicomm.comms.work import TorchWork, Work, WorkStatus
 
     from . import hooks as hooks
     from . import symm as symm
+    from .c10d import functional
+    from .comms import objects as objcol
 
 _WHERE = {
     "backends.registry": "backend_names new_comm register_backend",
@@ -53,17 +53,17 @@ _WHERE = {
     "comms.communicator": "Communicator TorchComm",
     "comms.errors": "AbortedError BackendError CommError CommTimeoutError InvalidArgumentError MismatchError"
     " NotReadyError PeerLostError UnsupportedError",
-    "comms.memory": "MemAllocator empty",
-    "comms.ops": "OpName",
+    "comms.memory.allocator": "MemAllocator empty",
+    "comms.operations.table": "OpName",
     "comms.options": "CommOptions",
-    "comms.reduction": "RedOpType ReduceOp",
+    "comms.operations.reduction": "RedOpType ReduceOp",
     "comms.window": "Window",
     "comms.work": "TorchWork Work WorkStatus",
 }
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 _MODULES = {
     "flight_recorder": "flight_recorder",
-    "functional": "comms.functional",
+    "functional": "c10d.functional",
     "objcol": "comms.objects",
     "hooks": "hooks",
     "profiler": "profiler",

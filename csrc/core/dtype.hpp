@@ -1,5 +1,5 @@
 // Element types of the native core. The numbers go into the recorder's ring and the signatures;
-// unicomm/comms/dtypes.py holds the same list, and a test compares the two.
+// unicomm/comms/operations/dtypes.py holds the same list, and a test compares the two.
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// The operations' numbers as unicomm/comms/ops.py has them; a test compares the two.
+// The operations' numbers as unicomm/comms/operations/table.py has them; a test compares the two.
 #pragma once
 #include <cstdint>
 

@@ -114,14 +114,14 @@ bool is_contiguous(const DLTensor& t) {
     return true;
 }
 
-// The way without the exchange API: unicomm.comms.dtypes.describe returns
+// The way without the exchange API: unicomm.comms.operations.dtypes.describe returns
 // (data_ptr, dtype number, bytes of an element, contiguous, DLPack device type, shape).
 thread_local int64_t fallback_shape[64];
 
 bool read_by_methods(PyObject* object, Tensor& out) {
     static PyObject* describe = nullptr;
     if (!describe) {
-        PyObject* module = PyImport_ImportModule("unicomm.comms.dtypes");
+        PyObject* module = PyImport_ImportModule("unicomm.comms.operations.dtypes");
         if (!module) return false;
         describe = PyObject_GetAttrString(module, "describe");
         Py_DECREF(module);

@@ -1,5 +1,5 @@
 // torch's AllreduceOptions, read where it lies: its three getters cost more than the operation. Python finds
-// out the offsets by experiment (comms/torch_options.py); until it has, nothing is read.
+// out the offsets by experiment (c10d/torch_options.py); until it has, nothing is read.
 #pragma once
 #include <Python.h>
 

@@ -1,6 +1,6 @@
 // The flight recorder's ring: one memory-mapped file a process, fixed-size records, everything that a
 // reader needs inside the file. Another process reads it while this one runs, hangs, is stopped or is
-// dead; no code of this process has to run for that. unicomm/flight_recorder/ring.py is the reader and
+// dead; no code of this process has to run for that. unicomm/flight_recorder/ring/reader.py is the reader and
 // holds the same layout as numpy types; a test compares the sizes and offsets of the two.
 //
 // File: Header | meta (JSON) | Comm[comm_cap] | Frame[frame_cap] | string heap | Record[rec_cap]

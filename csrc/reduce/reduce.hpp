@@ -9,7 +9,7 @@
 
 namespace unicomm {
 
-// The numbers of unicomm/comms/reduction.py's RedOpType; a test compares the two.
+// The numbers of unicomm/comms/operations/reduction.py's RedOpType; a test compares the two.
 enum class Red : uint8_t {
     kNone = 0,
     kSum = 1,

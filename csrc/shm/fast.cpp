@@ -1,7 +1,7 @@
 // The fast path: one native call from the Python method does everything for a small synchronous operation:
 // read the arguments, check them, number and record the operation, run it.
 //
-// The general path is in comms/engine.py.
+// The general path is in comms/execution/engine.py.
 #include <mutex>
 #include <vector>
 
@@ -162,7 +162,7 @@ class FastPath : public FastCalls {
         if (op.ptr() != op_.ptr()) {
             PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(op.ptr()));
             if (!reduce_op_type_.is_valid()) {
-                reduce_op_type_ = nb::module_::import_("unicomm.comms.reduction").attr("ReduceOp");
+                reduce_op_type_ = nb::module_::import_("unicomm.comms.operations.reduction").attr("ReduceOp");
             }
             if (type != reduce_op_type_.ptr()) return false;
             op_ = nb::borrow(op);

@@ -62,7 +62,7 @@ class FastCalls {
         return x < y + b.bytes && y < x + a.bytes;
     }
 
-    // Of an operation that starts now, by its number and that of unicomm/comms/ops.py.
+    // Of an operation that starts now, by its number and that of unicomm/comms/operations/table.py.
     ring::NewRecord record_of(uint32_t op, uint64_t seq, int peer) {
         ring::NewRecord n;
         n.seq = seq;

@@ -1,4 +1,4 @@
-// The table for Python: addresses are whole numbers, checked by comms/symmetric.py. What fails returns a
+// The table for Python: addresses are whole numbers, checked by comms/memory/symmetric.py. What fails returns a
 // fault as the shm transport has it (shm/bind_fault.hpp). All run without the interpreter's lock.
 #include "core/bind.hpp"
 

@@ -191,7 +191,7 @@ class SymmFast {
 
   private:
     static constexpr long kMostAlign = long{1} << 31;
-    static constexpr uint32_t kOtherError = 100;  // as in unicomm/comms/recording.py
+    static constexpr uint32_t kOtherError = 100;  // as in unicomm/comms/operations/recording.py
 
     struct Exchanged {
         Tensor in, out, splits, results;

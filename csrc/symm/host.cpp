@@ -71,7 +71,7 @@ class Memory {
 
 enum Meeting : uint32_t { kStart = 1, kAllocate, kFree, kBarrier, kSplit };
 
-// Operations as unicomm/comms/ops.py numbers them, for what is said about ranks that wait for each other.
+// Operations as unicomm/comms/operations/table.py numbers them, for what is said about ranks that wait for each other.
 constexpr uint32_t kOperation[] = {0, 64, 65, 66, 67, 67}, kWaitSignal = 72;  // by Meeting
 
 // What a PE says at a meeting; two for each, used in turn, as shm::Announcement.

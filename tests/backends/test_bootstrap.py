@@ -8,9 +8,10 @@ import threading
 
 import pytest
 
-from unicomm.backends import bootstrap, mpi_library, pmi, pmix
-from unicomm.comms.environment import Environment
+from unicomm.backends.bootstrap import mpi_library, pmi, pmix
+from unicomm.backends.bootstrap import store as bootstrap
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.membership.environment import Environment
 
 pytestmark = pytest.mark.timeout(120)
 

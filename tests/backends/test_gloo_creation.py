@@ -12,11 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from unicomm import BackendError, Communicator, PeerLostError
-from unicomm.backends import gloo_connect, mesh
-from unicomm.backends.addresses import guard_store
-from unicomm.backends.pairs import internet_sockets
-from unicomm.backends.watch import Watch
-from unicomm.comms import lifecycle
+from unicomm.backends.bootstrap.addresses import guard_store
+from unicomm.backends.gloo import connect as gloo_connect
+from unicomm.backends.gloo.connections import internet_sockets
+from unicomm.backends.watched import sockets as mesh
+from unicomm.backends.watched.fault_watch import Watch
+from unicomm.comms.membership import lifecycle
 from unicomm.testing import run_ranks
 
 LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout

@@ -16,9 +16,9 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import AbortedError, CommTimeoutError, Communicator, MismatchError, ReduceOp
-from unicomm.backends import mesh
-from unicomm.backends.whereabouts import where_is
-from unicomm.comms.rendezvous import meet
+from unicomm.backends.watched import sockets as mesh
+from unicomm.backends.watched.user_frame import where_is
+from unicomm.comms.membership.rendezvous import meet
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM

@@ -50,7 +50,7 @@ def test_what_fits_is_compared_too():
             else:
                 comm.recv(x, 1 - me, False)
 
-    from unicomm.backends import gloo
+    from unicomm.backends.gloo import backend as gloo
 
     was, gloo.COMPARE = gloo.COMPARE, 0.0
     try:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from unicomm.backends.watch import Watch
+from unicomm.backends.watched.fault_watch import Watch
 
 pytestmark = pytest.mark.timeout(60)
 

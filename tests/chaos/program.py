@@ -30,8 +30,8 @@ import torch.distributed as dist
 
 import unicomm
 from unicomm import Communicator, ReduceOp
-from unicomm.backends import gloo
-from unicomm.flight_recorder import writer
+from unicomm.backends.gloo import backend as gloo
+from unicomm.flight_recorder.ring import writer
 
 SUM = ReduceOp.SUM
 COUNTS = (1, 7, 300, 20_000, 60_000, 150_000)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unicomm import Communicator, ReduceOp, Work
-from unicomm.comms.ops import OPERATIONS, Kind
+from unicomm.comms.operations.table import OPERATIONS, Kind
 
 COLLECTIVES = [name for name, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE]
 

@@ -10,10 +10,7 @@ import torch
 
 import unicomm
 import unicomm.profiler
-from unicomm import (
-    Communicator,
-    ReduceOp,
-)
+from unicomm import Communicator, ReduceOp
 
 SUM = ReduceOp.SUM
 LONG = 30.0

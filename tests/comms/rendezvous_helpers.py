@@ -13,7 +13,7 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, TCPStore
 
 from unicomm.comms.errors import CommError
-from unicomm.comms.rendezvous import Rendezvous, meet
+from unicomm.comms.membership.rendezvous import Rendezvous, meet
 
 LONG = 60.0  # seconds; nothing here may come near it
 KINDS = ("hash", "file", "tcp", "prefix")

@@ -12,7 +12,15 @@ import pytest
 import torch
 from calls import check_sum
 
-from unicomm import AbortedError, BackendError, CommError, Communicator, NotReadyError, ReduceOp, WorkStatus
+from unicomm import (
+    AbortedError,
+    BackendError,
+    CommError,
+    Communicator,
+    NotReadyError,
+    ReduceOp,
+    WorkStatus,
+)
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM

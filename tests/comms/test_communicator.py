@@ -25,7 +25,7 @@ from unicomm import (
     objcol,
 )
 from unicomm.comms.errors import PeerLostError
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -328,7 +328,7 @@ def test_a_copy_is_the_same_member():
 
 def test_records_name_the_user_not_torch():
     """Through torch.distributed too, a record's frame is the program's."""
-    from unicomm.comms.process_group import UnicommProcessGroup
+    from unicomm.c10d.process_group import UnicommProcessGroup
 
     with unicomm.new_comm("shm", torch.device("cpu")) as comm:
         group = UnicommProcessGroup(comm)

@@ -14,8 +14,8 @@ import torch
 from rendezvous_helpers import LONG, together
 
 import unicomm
-from unicomm.comms.rendezvous import meet
-from unicomm.comms.rendezvous_parts import CHUNK
+from unicomm.comms.membership.rendezvous import meet
+from unicomm.comms.membership.rendezvous_parts import CHUNK
 
 
 def _load(name: str) -> Any:

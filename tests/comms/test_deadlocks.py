@@ -81,7 +81,7 @@ def test_ranks_that_are_only_late_are_no_deadlock():
 def test_messages_of_which_a_later_one_helps_are_no_deadlock():
     """Both ranks wait for a message, and both send it later, while they do."""
 
-    from unicomm.comms.process_group import UnicommProcessGroup
+    from unicomm.c10d.process_group import UnicommProcessGroup
 
     def rank(comm: Communicator) -> None:
         group = UnicommProcessGroup(comm)

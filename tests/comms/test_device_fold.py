@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from old_torch import OLD_TORCH
 
 from unicomm import _core
-from unicomm.comms import device_fold
-from unicomm.comms.dtypes import DTYPES
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.execution.device import fold as device_fold
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 
 OPS = [ReduceOp(t) if t != RedOpType.PREMUL_SUM else ReduceOp.PREMUL_SUM(3) for t in RedOpType]
 PAIRS = [(d, op) for d in DTYPES for op in OPS if why_not(op, d) is None]

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unicomm.comms import one_sided, watchdog
-from unicomm.comms.streams import TorchStreams, numbered
+from unicomm.comms.execution import one_sided
+from unicomm.comms.execution.device import watchdog
+from unicomm.comms.execution.streams import TorchStreams, numbered
 
 
 class Module:

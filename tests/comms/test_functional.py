@@ -9,14 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from unicomm import (
-    Communicator,
-    InvalidArgumentError,
-    UnsupportedError,
-    functional,
-    new_comm,
-)
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm import Communicator, InvalidArgumentError, UnsupportedError, functional, new_comm
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 N = 3

@@ -10,7 +10,7 @@ import torch
 from calls import COLLECTIVES, call, check_sum
 
 from unicomm import CommError, Communicator, InvalidArgumentError, MismatchError, OpName, ReduceOp
-from unicomm.comms.ops import OPERATIONS, Role
+from unicomm.comms.operations.table import OPERATIONS, Role
 from unicomm.hooks import NanCheckHook, OpArgs
 from unicomm.testing import run_ranks
 

@@ -12,11 +12,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicomm import (
-    InvalidArgumentError,
-)
-from unicomm.comms.handles import Handle
-from unicomm.comms.remote_store import RemoteStore, answer, frame, take_frame
+from unicomm import InvalidArgumentError
+from unicomm.comms.membership.handles import Handle
+from unicomm.comms.membership.remote_store import RemoteStore, answer, frame, take_frame
 
 patiently = settings(deadline=None, max_examples=50)
 

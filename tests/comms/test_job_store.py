@@ -15,10 +15,10 @@ import pytest
 from ports import free_port
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
-from unicomm.comms import job_store
-from unicomm.comms.environment import Environment
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.job_store import open_store
+from unicomm.comms.membership import job_store
+from unicomm.comms.membership.environment import Environment
+from unicomm.comms.membership.job_store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -235,9 +235,9 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 RANK = """
-from unicomm.comms.environment import detect_environment
-from unicomm.comms.job_store import open_store
-from unicomm.comms.rendezvous import meet
+from unicomm.comms.membership.environment import detect_environment
+from unicomm.comms.membership.job_store import open_store
+from unicomm.comms.membership.rendezvous import meet
 env = detect_environment()
 store = open_store(env, 60.0)
 with meet(store, "c", env.rank, env.size, timeout=60.0, hello={}) as rendezvous:

@@ -22,8 +22,8 @@ from unicomm import (
     WorkStatus,
     new_comm,
 )
-from unicomm.comms import lane
-from unicomm.comms.lane import ANY_RANK
+from unicomm.comms.execution import message_queue as lane
+from unicomm.comms.execution.message_queue import ANY_RANK
 from unicomm.testing import run_ranks
 
 LARGE = 3_000_000  # elements: more than any transport holds

@@ -9,8 +9,8 @@ import torch
 from calls import COLLECTIVES, call, check_sum
 
 from unicomm import Communicator, MismatchError, ReduceOp, WorkStatus
-from unicomm.comms.lane import ANY_RANK
-from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.execution.message_queue import ANY_RANK
+from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import run_ranks
 
 LARGE = 70001  # elements, which take several rounds

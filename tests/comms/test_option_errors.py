@@ -9,7 +9,7 @@ from bad_calls import BAD, NONE, SUM, Case, N, bad_calls, f, filled, several
 from test_argument_errors import CASES as TENSOR_CASES
 
 from unicomm import P2POp, RedOpType, ReduceOp, UnsupportedError
-from unicomm.comms.ops import OPERATIONS, Kind
+from unicomm.comms.operations.table import OPERATIONS, Kind
 
 CASES: list[Case] = []
 

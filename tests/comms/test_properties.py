@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.testing import conformance, run_ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool]

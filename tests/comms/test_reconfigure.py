@@ -26,7 +26,7 @@ from unicomm import (
 )
 from unicomm.backends import registry
 from unicomm.backends.fake import FakeBackend
-from unicomm.comms.handles import Handle
+from unicomm.comms.membership.handles import Handle
 
 SUM = ReduceOp.SUM
 BACKENDS = ["shm", "gloo", "fake", "auto"]

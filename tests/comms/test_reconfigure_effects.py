@@ -17,16 +17,12 @@ from casts import LONG
 
 import unicomm
 import unicomm.profiler
-from unicomm import (
-    Communicator,
-    ReduceOp,
-    UnsupportedError,
-)
-from unicomm.comms.handles import Handle
-from unicomm.comms.process_group import UnicommProcessGroup
-from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.readers import load
+from unicomm import Communicator, ReduceOp, UnsupportedError
+from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.comms.membership.handles import Handle
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.ring import writer
 
 SUM = ReduceOp.SUM
 REAL = ["shm", "gloo"]

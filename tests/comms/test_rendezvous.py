@@ -20,12 +20,8 @@ from rendezvous_helpers import (
 )
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from unicomm.comms.errors import (
-    InvalidArgumentError,
-    NotReadyError,
-    PeerLostError,
-)
-from unicomm.comms.rendezvous import MAX_VALUE, meet
+from unicomm.comms.errors import InvalidArgumentError, NotReadyError, PeerLostError
+from unicomm.comms.membership.rendezvous import MAX_VALUE, meet
 
 
 @pytest.fixture(params=KINDS)

@@ -35,7 +35,7 @@ from unicomm.comms.errors import (
     MismatchError,
     PeerLostError,
 )
-from unicomm.comms.rendezvous import Rendezvous, meet
+from unicomm.comms.membership.rendezvous import Rendezvous, meet
 
 
 @pytest.fixture(params=KINDS)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from unicomm import Communicator, new_comm
-from unicomm.comms import torch_options
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d import torch_options
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 NUMBERS = {"SUM": 6.0, "PRODUCT": 8.0, "MIN": 2.0, "MAX": 4.0, "AVG": 3.0}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from unicomm.comms.completion import composed_operations
-from unicomm.comms.ops import OPERATIONS, Kind
+from unicomm.comms.execution.completion import composed_operations
+from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.testing import conformance, run_ranks
 
 WORLDS = [1, 2, 3, 4, 8]

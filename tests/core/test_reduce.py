@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from unicomm import _core
-from unicomm.comms.dtypes import DTYPES, OTHER, code_of
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.dtypes import DTYPES, OTHER, code_of
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 
 ISAS = [name for name in ("avx512", "avx2", "baseline") if _core.set_fold_isa(name)]
 BEST = ISAS[0]

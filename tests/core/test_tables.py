@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from unicomm import _core
-from unicomm.comms import recording
-from unicomm.comms.dtypes import DTYPES, OTHER
-from unicomm.comms.ops import OPERATIONS, Kind
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
-from unicomm.flight_recorder import ring
+from unicomm.comms.operations import recording
+from unicomm.comms.operations.dtypes import DTYPES, OTHER
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.table import OPERATIONS, Kind
+from unicomm.flight_recorder.ring import reader as ring
 
 CSRC = Path(__file__).parent.parent.parent / "csrc"
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unicomm.comms.device_kernels import FIELDS, FOLDER, Launcher
+from unicomm.comms.memory.device_kernels import FIELDS, FOLDER, Launcher
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl_double"))

@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from unicomm.comms.device_kernels import FIELDS, FOLDER, KERNELS, OPTIONS, source
+from unicomm.comms.memory.device_kernels import FIELDS, FOLDER, KERNELS, OPTIONS, source
 
 SOURCE = FOLDER / "kernels.cu"
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from unicomm.comms.device_kernels import FIELDS, INDEX, KERNELS, CupyLauncher, by_value, source
 from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.memory.device_kernels import FIELDS, INDEX, KERNELS, CupyLauncher, by_value, source
 
 _local = threading.local()
 

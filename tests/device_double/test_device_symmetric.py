@@ -11,7 +11,7 @@ import torch
 
 import unicomm
 from unicomm import symm
-from unicomm.comms.device_kernels import CupyLauncher
+from unicomm.comms.memory.device_kernels import CupyLauncher
 from unicomm.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))

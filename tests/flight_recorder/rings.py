@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from unicomm import _core
-from unicomm.comms.dtypes import NAMES
-from unicomm.comms.ops import BY_CODE
-from unicomm.comms.reduction import RedOpType
+from unicomm.comms.operations.dtypes import NAMES
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import BY_CODE
 
 META = json.dumps(
     {

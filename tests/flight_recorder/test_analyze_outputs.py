@@ -7,11 +7,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from unicomm.flight_recorder import corpus, report_data
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.report_text import render
-from unicomm.flight_recorder.simulate import Call, Job
-from unicomm.flight_recorder.verdict import Kind
+from unicomm.flight_recorder import corpus
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Kind
+from unicomm.flight_recorder.corpus.simulate import Call, Job
+from unicomm.flight_recorder.reports import report_data
+from unicomm.flight_recorder.reports.report_text import render
 
 CASES = {case.name: case for case in corpus.cases(8)}
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rings import write_ring
 
-from unicomm.flight_recorder import live
-from unicomm.flight_recorder.copies import copied, folder_copies, freeze
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import COPY_STATES, Ring, RingError, read_folder, read_ring
-from unicomm.flight_recorder.table import KILLED, RUNNING
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.ring.copies import copied, folder_copies, freeze
+from unicomm.flight_recorder.ring.reader import COPY_STATES, Ring, RingError, read_folder, read_ring
+from unicomm.flight_recorder.table.columns import KILLED, RUNNING
 
 
 @pytest.mark.parametrize("state", COPY_STATES[1:])

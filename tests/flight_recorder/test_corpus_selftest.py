@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from unicomm.flight_recorder import corpus, selftest
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.verdict import Kind, Report, Verdict
+from unicomm.flight_recorder import corpus
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Kind, Report, Verdict
+from unicomm.flight_recorder.corpus import selftest
 
 CASES = {case.name: case for case in corpus.cases(16)}
 

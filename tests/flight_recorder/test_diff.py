@@ -10,11 +10,11 @@ from rings import ALL_REDUCE, BROADCAST, RECV, SEND, write_ring
 from test_html import table_of
 from typer.testing import CliRunner
 
-from unicomm.flight_recorder import formats
-from unicomm.flight_recorder.diff import compare
-from unicomm.flight_recorder.diff_text import render
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.analysis.diff import compare
+from unicomm.flight_recorder.formats import torch_dump as formats
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.reports.diff_text import render
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.launch.cli import app
 
 

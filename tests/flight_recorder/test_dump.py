@@ -14,9 +14,10 @@ from rings import ALL_REDUCE, BROADCAST, META, RECV, SEND
 
 import unicomm
 from unicomm import _core, flight_recorder
-from unicomm.flight_recorder import dumps, formats
-from unicomm.flight_recorder.pickles import read
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.formats import torch_dump as formats
+from unicomm.flight_recorder.formats.pickles import read
+from unicomm.flight_recorder.ring import dumps
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 

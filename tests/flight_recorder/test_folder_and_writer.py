@@ -7,13 +7,13 @@ import stat
 import pytest
 from rings import python, write_ring
 
-from unicomm.flight_recorder import folder as folder_module
-from unicomm.flight_recorder.folder import FolderError, clean, is_alive, ring_name, rings_folder
-from unicomm.flight_recorder.ring import read_folder, read_ring
+from unicomm.flight_recorder.ring import folder as folder_module
+from unicomm.flight_recorder.ring.folder import FolderError, clean, is_alive, ring_name, rings_folder
+from unicomm.flight_recorder.ring.reader import read_folder, read_ring
 
 WRITE = """
 import os, sys
-from unicomm.flight_recorder.writer import get_recorder
+from unicomm.flight_recorder.ring.writer import get_recorder
 r = get_recorder({"ops": {"4": "all_reduce"}, "dtypes": {}, "reductions": {}}, 3, 8)
 c = r.add_comm("main", "shm", "u", "0-7", 3, 8)
 r.begin(c, 4, 1, 0, [], [])
@@ -187,8 +187,9 @@ def test_reading_needs_no_torch():
     code, _, err = run(
         """
 import sys
-import unicomm.flight_recorder.ring, unicomm.flight_recorder.folder, unicomm.flight_recorder.formats
-import unicomm.flight_recorder.show, unicomm.launch.cli
+import unicomm.flight_recorder.ring.reader, unicomm.flight_recorder.ring.folder
+import unicomm.flight_recorder.formats.torch_dump
+import unicomm.flight_recorder.reports.show, unicomm.launch.cli
 assert "torch" not in sys.modules and "unicomm._core" not in sys.modules
 """,
         dict(os.environ),

@@ -12,13 +12,14 @@ import torch
 from rings import ALL_REDUCE, META, RECV, SEND
 
 from unicomm import _core
-from unicomm.flight_recorder import html, timeline
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.build import TableBuilder
-from unicomm.flight_recorder.ring import read_ring
-from unicomm.flight_recorder.table import Finding
-from unicomm.flight_recorder.verdict import Edge, Kind, Verdict
-from unicomm.flight_recorder.wait_graph import draw
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Edge, Kind, Verdict
+from unicomm.flight_recorder.reports import html
+from unicomm.flight_recorder.reports.wait_graph import draw
+from unicomm.flight_recorder.ring.reader import read_ring
+from unicomm.flight_recorder.table import timeline
+from unicomm.flight_recorder.table.build import TableBuilder
+from unicomm.flight_recorder.table.columns import Finding
 
 ONE = [torch.ones(8)]
 EVIL = """</script><script>alert(1)</script><img src=x onerror='alert(2)'>"&{{data}}{{body}}-->"""

@@ -9,8 +9,9 @@ from rings import ALL_REDUCE, META, RECV, SEND
 from typer.testing import CliRunner
 
 from unicomm import _core
-from unicomm.flight_recorder import live, top
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.live import top
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.launch.cli import app
 
 ONE = [torch.ones(2, 3)]

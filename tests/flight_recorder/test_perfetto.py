@@ -10,9 +10,11 @@ import torch
 from rings import ALL_REDUCE, RECV, SEND
 from test_html import missing_rank, table_of
 
-from unicomm.flight_recorder.analyze import analyze
+from unicomm.flight_recorder.analysis.analyze import analyze
 
-perfetto = pytest.importorskip("unicomm.flight_recorder.perfetto", reason="needs the package perfetto")
+perfetto = pytest.importorskip(
+    "unicomm.flight_recorder.reports.perfetto", reason="needs the package perfetto"
+)
 protos = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 ONE = [torch.ones(8)]
@@ -152,6 +154,6 @@ def test_without_the_package(monkeypatch):
         return real(name, *more, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    monkeypatch.delitem(sys.modules, "unicomm.flight_recorder.perfetto")
+    monkeypatch.delitem(sys.modules, "unicomm.flight_recorder.reports.perfetto")
     with pytest.raises(ImportError, match=r"pip install 'unicomm\[trace\]'"):
-        importlib.import_module("unicomm.flight_recorder.perfetto")
+        importlib.import_module("unicomm.flight_recorder.reports.perfetto")

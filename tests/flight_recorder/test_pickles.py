@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import RECV, SEND, write_ring
 
-from unicomm.flight_recorder import formats
-from unicomm.flight_recorder.columns import DumpError, from_dump
-from unicomm.flight_recorder.pickles import read
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.formats import torch_dump as formats
+from unicomm.flight_recorder.formats.columns import DumpError, from_dump
+from unicomm.flight_recorder.formats.pickles import read
+from unicomm.flight_recorder.ring.reader import read_ring
 
 
 class PlainUnpickler(pickle.Unpickler):

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unicomm.flight_recorder import formats, names
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import Ring
-from unicomm.flight_recorder.simulate import Call, Job
-from unicomm.flight_recorder.table import Kind, State, user_frame
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.corpus.simulate import Call, Job
+from unicomm.flight_recorder.formats import names
+from unicomm.flight_recorder.formats import torch_dump as formats
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.ring.reader import Ring
+from unicomm.flight_recorder.table.columns import Kind, State, user_frame
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +162,8 @@ def test_a_rank_that_only_its_messages_tell(tmp_path, job):
 def test_ranks_as_threads_of_one_process(fresh_recorder):
     import torch
 
-    from unicomm.flight_recorder import writer
-    from unicomm.flight_recorder.build import TableBuilder
+    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.table.build import TableBuilder
     from unicomm.testing import run_ranks
 
     run_ranks(lambda comm: comm.barrier(False), 3, name="threads-as-ranks")
@@ -192,7 +193,7 @@ def test_names(text, parsed):
 
 
 def test_the_users_frame():
-    from unicomm.flight_recorder.table import Frame
+    from unicomm.flight_recorder.table.columns import Frame
 
     inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
     assert user_frame((inner, own)) is own

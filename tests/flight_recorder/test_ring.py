@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 from rings import ALL_REDUCE, RECV, SEND, write_ring
 
 from unicomm import _core
-from unicomm.flight_recorder import ring as ring_module
-from unicomm.flight_recorder.ranks import format_ranks, parse_ranks
-from unicomm.flight_recorder.ring import COMM, FRAME, HEADER, RECORD, RingError, read_folder, read_ring
+from unicomm.flight_recorder.ring import reader as ring_module
+from unicomm.flight_recorder.ring.ranks import format_ranks, parse_ranks
+from unicomm.flight_recorder.ring.reader import (
+    COMM,
+    FRAME,
+    HEADER,
+    RECORD,
+    RingError,
+    read_folder,
+    read_ring,
+)
 
 
 def test_layout_is_that_of_the_core():

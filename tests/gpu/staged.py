@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from unicomm.backends.device_runtime import CUDA, HIP, ipc_table
 from unicomm.backends.shm import ShmBackend
+from unicomm.backends.vendor.device_runtime import CUDA, HIP, ipc_table
 from unicomm.comms.backend import Backend, Setup
-from unicomm.comms.streams import Streams, TorchStreams
+from unicomm.comms.execution.streams import Streams, TorchStreams
 
 
 class Staged(Backend):

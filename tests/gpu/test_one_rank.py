@@ -79,8 +79,8 @@ def test_tensors_of_asynchronous_operations_are_kept(kit, comm):
 
 
 def test_records_have_the_devices_times(kit, fresh_recorder):
-    from unicomm.flight_recorder import writer
-    from unicomm.flight_recorder.ring import read_ring
+    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.ring.reader import read_ring
 
     with kit.new() as comm:
         kit.occupy(50)

@@ -8,9 +8,9 @@ import torch
 
 import unicomm
 from unicomm import _core
-from unicomm.backends import addresses
-from unicomm.backends.addresses import Place, choose
-from unicomm.backends.hosts_layout import Layout
+from unicomm.backends.bootstrap import addresses
+from unicomm.backends.bootstrap.addresses import Place, choose
+from unicomm.backends.hosts.layout import Layout
 from unicomm.testing import run_ranks
 
 

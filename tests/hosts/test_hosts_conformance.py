@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import unicomm
-from unicomm.backends import hosts_collectives
-from unicomm.comms.reduction import RedOpType
+from unicomm.backends.hosts import collectives as hosts_collectives
+from unicomm.comms.operations.reduction import RedOpType
 from unicomm.testing import conformance, run_ranks
 
 # Even, uneven, several alone, and in no order at all.

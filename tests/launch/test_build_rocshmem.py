@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unicomm.backends import rocshmem_build
-from unicomm.backends.shmem import vendors
-from unicomm.launch import gpu_checks
+from unicomm.backends.vendor import shmem as vendors
+from unicomm.extensions import rocshmem as rocshmem_build
 from unicomm.launch.cli import app
+from unicomm.launch.doctor import gpus as gpu_checks
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
 from rocshmem_install import unit, write_headers

@@ -10,7 +10,9 @@ from importlib import metadata
 import pytest
 
 from unicomm import symm
-from unicomm.launch import backend_checks, doctor, verified
+from unicomm.launch.doctor import backends as backend_checks
+from unicomm.launch.doctor import command as doctor
+from unicomm.launch.doctor import verified
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unicomm.launch.env_rendezvous import FILLED, fill_in
+from unicomm.c10d.env_rendezvous import FILLED, fill_in
 
 pytestmark = pytest.mark.timeout(120)
 

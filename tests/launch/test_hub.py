@@ -20,11 +20,23 @@ import zmq
 from typer.testing import CliRunner
 
 from unicomm import _core
-from unicomm.flight_recorder.ring import read_folder
-from unicomm.launch import hub_view, hub_wire, run_folder
+from unicomm.flight_recorder.ring.reader import read_folder
 from unicomm.launch.cli import app
-from unicomm.launch.hub_process import HubProcess
-from unicomm.launch.hub_wire import Announce, Asker, Files, Gather, HubError, Look, Ping, Read, zmq_address
+from unicomm.launch.hub import view as hub_view
+from unicomm.launch.hub import wire as hub_wire
+from unicomm.launch.hub.process import HubProcess
+from unicomm.launch.hub.wire import (
+    Announce,
+    Asker,
+    Files,
+    Gather,
+    HubError,
+    Look,
+    Ping,
+    Read,
+    zmq_address,
+)
+from unicomm.launch.run import folder as run_folder
 
 TOKEN = "a token that nobody else has"
 WITHIN = 60.0  # a hang, not a slow machine

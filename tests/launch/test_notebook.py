@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import unicomm
-from unicomm.launch.live import channel
-from unicomm.launch.notebook import RankError, launch, state
+from unicomm.launch.notebook import RankError, channel, launch, state
 
 pytestmark = pytest.mark.processes
 
@@ -305,7 +304,7 @@ def test_foreign_launchers_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name.replace("RANK", "SIZE"), "4")
 
     def who() -> Any:
-        from unicomm.comms.environment import detect_environment
+        from unicomm.comms.membership.environment import detect_environment
 
         here = detect_environment()
         return here.rank, here.size, here.source, "UNICOMM_BACKEND" in os.environ, os.environ["MINE"]

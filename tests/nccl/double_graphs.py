@@ -11,7 +11,7 @@ from typing import Any
 from double_backend import HostStreams
 
 from unicomm import Communicator, UnsupportedError, new_comm, symm
-from unicomm.comms import graphs
+from unicomm.comms.execution.device import graphs
 
 
 class HostGraph:

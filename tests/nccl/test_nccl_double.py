@@ -19,7 +19,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from unicomm.comms.lifecycle import check_device
+from unicomm.comms.membership.lifecycle import check_device
 from unicomm.comms.work import WorkStatus
 from unicomm.testing import conformance, run_ranks
 
@@ -249,8 +249,8 @@ def test_records_have_the_devices_times(new, fresh_recorder):
         assert comm._engine.queue.drain(20)
 
     run_ranks(program, 1, backend=new)
-    from unicomm.flight_recorder import writer
-    from unicomm.flight_recorder.ring import read_ring
+    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.ring.reader import read_ring
 
     ring = read_ring(writer._recorder.path)
     (record,) = ring.records

@@ -11,8 +11,8 @@ from double_graphs import Together
 
 import unicomm
 from unicomm import Communicator
-from unicomm.comms import graphs
 from unicomm.comms.errors import CommTimeoutError
+from unicomm.comms.execution.device import graphs
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -14,8 +14,8 @@ import unicomm
 from unicomm import Communicator
 from unicomm.backends.nccl import causes, library_log
 from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
-from unicomm.comms.verdict import Verdict
-from unicomm.flight_recorder import writer
+from unicomm.comms.failures.first_cause import Verdict
+from unicomm.flight_recorder.ring import writer
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -12,13 +12,14 @@ from old_torch import OLD_TORCH
 
 import unicomm
 from unicomm import Communicator
-from unicomm.comms import graphs
 from unicomm.comms.errors import CommTimeoutError, NotReadyError
-from unicomm.flight_recorder import words, writer
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import CAPTURED, P2P, REPLAYED, read_ring
-from unicomm.flight_recorder.verdict import Kind
+from unicomm.comms.execution.device import graphs
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Kind
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.reports import words
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import CAPTURED, P2P, REPLAYED, read_ring
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import unicomm
 from unicomm import Communicator
-from unicomm.comms import profiling
-from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.ring import REPLAYED, read_ring
+from unicomm.comms.execution.profiling import events as profiling
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import REPLAYED, read_ring
 from unicomm.profiler import events, merge, read_events, report
 from unicomm.testing import run_ranks
 

@@ -11,12 +11,12 @@ from double_graphs import Together
 
 import unicomm
 from unicomm import Communicator
-from unicomm.comms.check import Checker
 from unicomm.comms.errors import AbortedError, BackendError, InvalidArgumentError
-from unicomm.comms.ops import OPERATIONS
-from unicomm.comms.stream_fast import SHORT
-from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.comms.execution.device.fast import SHORT
+from unicomm.comms.operations.check import Checker
+from unicomm.comms.operations.table import OPERATIONS
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

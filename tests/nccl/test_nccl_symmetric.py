@@ -14,7 +14,7 @@ from test_nccl_processes import run
 from unicomm import Communicator
 from unicomm.backends.nccl.window_heap import WindowTable
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.symmetric import Capability, Compare, SignalOp
+from unicomm.comms.memory.symmetric import Capability, Compare, SignalOp
 from unicomm.testing import run_ranks
 
 T = 30.0

@@ -11,10 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import unicomm
 from unicomm import Communicator
-from unicomm.comms import profiling
-from unicomm.comms.device_clock import DeviceClock
-from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.comms.execution.device.clock import DeviceClock
+from unicomm.comms.execution.profiling import events as profiling
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

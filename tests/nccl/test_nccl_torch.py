@@ -19,8 +19,8 @@ from double_backend import HostStreams, make
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from unicomm import Communicator, ReduceOp, UnsupportedError
-from unicomm.comms.process_group import UnicommProcessGroup
-from unicomm.comms.torch_batches import understood
+from unicomm.c10d.device_batches import understood
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 HERE = Path(__file__).parent

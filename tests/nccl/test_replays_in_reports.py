@@ -11,9 +11,10 @@ from rich.console import Console
 
 import unicomm
 from unicomm import Communicator
-from unicomm.flight_recorder import formats, writer
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import REPLAY, REPLAYED, read_ring
+from unicomm.flight_recorder.formats import torch_dump as formats
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
 from unicomm.profiler.operations import from_recorder

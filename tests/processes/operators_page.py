@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from unicomm.comms.torch_bridge import SYMMETRIC
-from unicomm.profiler.bridge import build
+from unicomm.extensions.build_torch_bridge import build
+from unicomm.extensions.torch_bridge import SYMMETRIC
 from unicomm.symm.torch_operators import known_operators, load_unit
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "torch-symmetric-memory.md"

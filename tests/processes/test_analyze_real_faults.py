@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.readers import load
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.formats.readers import load
 
 pytestmark = pytest.mark.processes
 

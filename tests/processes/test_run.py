@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from rank_processes import PROGRAMS, clean_environment
 
-from unicomm.flight_recorder.analyze import STUCK_AFTER
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.table import ENDED, KILLED, RUNNING
-from unicomm.launch import run, run_folder
+from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.table.columns import ENDED, KILLED, RUNNING
+from unicomm.launch.run import command as run
+from unicomm.launch.run import folder as run_folder
 
 pytestmark = pytest.mark.processes
 

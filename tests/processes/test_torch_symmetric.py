@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unicomm import NotReadyError, symm
-from unicomm.comms.torch_bridge import SYMMETRIC, bridge_path
-from unicomm.profiler.bridge import build
+from unicomm.extensions.build_torch_bridge import build
+from unicomm.extensions.torch_bridge import SYMMETRIC, bridge_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -9,9 +9,10 @@ from old_torch import OLD_TORCH
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp, new_comm
-from unicomm.comms import torch_bridge
+from unicomm.extensions import build_torch_bridge as bridge
+from unicomm.extensions import torch_bridge
 from unicomm.launch.cli import app
-from unicomm.profiler import bridge, events
+from unicomm.profiler import events
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,9 @@ from old_torch import OLD_TORCH
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import CommError, ReduceOp, new_comm
-from unicomm.comms import profiling, profiling_session
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.comms.execution.profiling import events as profiling
+from unicomm.comms.execution.profiling import session as profiling_session
 from unicomm.profiler import TraceError, events, merge, read_events
 from unicomm.profiler.records import NOT_IN_OLD_TORCH
 from unicomm.profiler.trace_table import KEY

@@ -16,7 +16,7 @@ from ports import free_port
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import AbortedError, BackendError, Communicator, MismatchError, PeerLostError, _core, objcol
-from unicomm.comms.rendezvous import meet
+from unicomm.comms.membership.rendezvous import meet
 from unicomm.testing import run_ranks
 
 LIES = [2**62, 2**63 - 1, -1, -(2**63)]
@@ -236,7 +236,7 @@ def test_the_segment_is_private_and_has_no_name():
 
 
 def test_rings_are_private_and_have_random_names(tmp_path, monkeypatch):
-    from unicomm.flight_recorder.folder import ring_name, rings_folder
+    from unicomm.flight_recorder.ring.folder import ring_name, rings_folder
 
     names = {ring_name(0, 1) for _ in range(50)}
     assert len(names) == 50
@@ -262,8 +262,8 @@ def test_gloo_listens_where_its_ranks_are():
 
 def test_the_store_of_one_host_is_not_open_to_others():
     """With MASTER_ADDR on loopback the store listens there alone; by itself torch's listens everywhere."""
-    from unicomm.comms.environment import Environment
-    from unicomm.comms.job_store import open_store
+    from unicomm.comms.membership.environment import Environment
+    from unicomm.comms.membership.job_store import open_store
 
     port = free_port()
     world = Environment(rank=0, size=2, local_rank=0, local_size=2, source="environment", job="")

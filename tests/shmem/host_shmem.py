@@ -8,8 +8,8 @@ from typing import Any
 
 from unicomm import _core, register_backend
 from unicomm.backends.shmem.backend import ShmemBackend
-from unicomm.backends.shmem.vendors import Vendor
-from unicomm.comms.symmetric import Capability
+from unicomm.backends.vendor.shmem import Vendor
+from unicomm.comms.memory.symmetric import Capability
 
 NAME = "host-shmem"
 

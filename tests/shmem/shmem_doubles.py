@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 
 from unicomm import _core, register_backend
-from unicomm.backends.rocshmem_build import unit_path
 from unicomm.backends.shmem.backend import NvshmemBackend, RocshmemBackend, ShmemBackend
+from unicomm.extensions.rocshmem import unit_path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl"))

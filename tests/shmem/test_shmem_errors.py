@@ -6,8 +6,8 @@ import torch
 
 import unicomm
 from unicomm import _core, symm
-from unicomm.backends.shmem import vendors
-from unicomm.comms.symmetric import Capability
+from unicomm.backends.vendor import shmem as vendors
+from unicomm.comms.memory.symmetric import Capability
 from unicomm.testing import run_ranks
 
 

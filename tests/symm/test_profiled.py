@@ -6,7 +6,7 @@ import torch
 from exchanges import shared
 
 from unicomm import symm
-from unicomm.comms import profiling
+from unicomm.comms.execution.profiling import events as profiling
 from unicomm.profiler import events
 from unicomm.testing import run_ranks
 

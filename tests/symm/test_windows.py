@@ -8,12 +8,12 @@ from exchanges import shared
 
 import unicomm
 from unicomm import symm
-from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.window import WindowAccess
-from unicomm.flight_recorder import writer
-from unicomm.flight_recorder.analyze import analyze
-from unicomm.flight_recorder.readers import load
-from unicomm.flight_recorder.ring import read_ring
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 F = torch.float32

@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import (
 )
 
 from unicomm import InvalidArgumentError, UnsupportedError
-from unicomm.comms.mixed_group import MixedProcessGroup
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d.mixed_group import MixedProcessGroup
+from unicomm.c10d.process_group import UnicommProcessGroup
 
 
 @pytest.fixture

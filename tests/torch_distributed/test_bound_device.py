@@ -7,7 +7,7 @@ import sys
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 # With GPUs that are none: the backend fake pretends that they are there.

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from launch import PROGRAMS, torchrun
 
 from unicomm import InvalidArgumentError, NotReadyError, new_comm
-from unicomm.comms.device_mesh import init_device_mesh
+from unicomm.c10d.device_mesh import init_device_mesh
 
 CPU = torch.device("cpu")
 

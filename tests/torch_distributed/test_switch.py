@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from unicomm.launch import devices, switch
+from unicomm.c10d import devices, switch
 
 
 def python(code, **env):
@@ -27,7 +27,7 @@ def python(code, **env):
 def test_off_it_imports_nothing():
     python(
         "import torch, sys\n"
-        "assert 'unicomm.launch.switch' in sys.modules, 'torch did not call the entry point'\n"
+        "assert 'unicomm.c10d.switch' in sys.modules, 'torch did not call the entry point'\n"
         "assert not [m for m in sys.modules if m.startswith('unicomm.comms')]",
         TORCH_DISTRIBUTED_USE_TORCHCOMMS="0",
     )
@@ -66,7 +66,7 @@ def test_on_it_is_installed():
 
 def test_it_never_breaks_the_import_of_torch():
     done = python(
-        "import unicomm.launch.switch as s\n"
+        "import unicomm.c10d.switch as s\n"
         "def broken(): raise AttributeError('oops')\n"
         "s.install = broken\n"
         "s.autoload()\n"

@@ -19,17 +19,17 @@ from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import PrefixStore
 
+from unicomm.backends.gloo.backend import GlooBackend
+from unicomm.backends.hosts.backend import HostsBackend
+from unicomm.backends.hosts.layout import Layout
 from unicomm.comms.backend import Backend, Capabilities, Setup
-from unicomm.comms.call import Message
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
+from unicomm.comms.failures.first_cause import Verdict
+from unicomm.comms.membership.rendezvous import meet
+from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
-from unicomm.comms.rendezvous import meet
-from unicomm.comms.verdict import Verdict
 
-from . import addresses
-from .gloo import GlooBackend
-from .hosts import HostsBackend
-from .hosts_layout import Layout
+from .bootstrap import addresses
 from .shm import ShmBackend, host_identity
 
 _log = logging.getLogger("unicomm")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unicomm.comms.backend import Backend, Capabilities, Setup
-from unicomm.comms.call import Call, Message
-from unicomm.comms.dtypes import DTYPES
-from unicomm.comms.ops import OPERATIONS, Kind
-from unicomm.comms.reduction import RedOpType
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import OPERATIONS, Kind
 
 
 class FakeBackend(Backend):

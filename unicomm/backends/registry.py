@@ -12,20 +12,20 @@ from importlib.metadata import EntryPoint, entry_points
 import torch
 from torch._C._distributed_c10d import Store
 
-from unicomm.comms import graphs, lifecycle
+from unicomm.backends.bootstrap.store import store_of_job
 from unicomm.comms.backend import Backend
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.environment import detect_environment
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.execution.device import graphs
+from unicomm.comms.membership import lifecycle
+from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
-
-from .bootstrap import store_of_job
 
 # Imported when first asked for, so that `import unicomm` loads no backend.
 _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
-    "gloo": "unicomm.backends.gloo:GlooBackend",
-    "mpi": "unicomm.backends.mpi:MpiBackend",
+    "gloo": "unicomm.backends.gloo.backend:GlooBackend",
+    "mpi": "unicomm.backends.mpi.backend:MpiBackend",
     "nccl": "unicomm.backends.nccl.backend:NcclBackend",
     "rccl": "unicomm.backends.nccl.backend:RcclBackend",
     "nvshmem": "unicomm.backends.shmem.backend:NvshmemBackend",

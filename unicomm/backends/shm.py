@@ -14,10 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from unicomm import _core
-from unicomm.comms import census
 from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
-from unicomm.comms.call import Call, Message
-from unicomm.comms.dtypes import DTYPES, NAMES
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -27,9 +24,12 @@ from unicomm.comms.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from unicomm.comms.ops import BY_CODE, OPERATIONS, Kind
+from unicomm.comms.failures import thread_quiescence as census
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.dtypes import DTYPES, NAMES
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import BY_CODE, OPERATIONS, Kind
 from unicomm.comms.options import Hint, parse_size
-from unicomm.comms.reduction import RedOpType
 
 _HINTS = (
     Hint(

@@ -16,12 +16,13 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch._C._distributed_c10d import Store
 
-from .call import Call, Message
+from unicomm.comms.execution.streams import Streams
+from unicomm.comms.membership.rendezvous import Rendezvous
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+
 from .errors import CommError, UnsupportedError
 from .options import Hint
-from .reduction import RedOpType, ReduceOp
-from .rendezvous import Rendezvous
-from .streams import Streams
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,7 @@ class Backend(abc.ABC):
 
     def kernels(self, device: torch.device) -> Any:
         """What launches the kernels of symmetric memory: a `device_kernels.Launcher`."""
-        from .device_kernels import CupyLauncher
+        from unicomm.comms.memory.device_kernels import CupyLauncher
 
         return CupyLauncher(device)
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .arrays import Array
+from unicomm.comms.operations.arrays import Array
+
 from .errors import InvalidArgumentError
 from .work import Work
 
 if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Hints
+
     from .communicator import Communicator
-    from .engine import Hints
 
 
 @dataclass(frozen=True)

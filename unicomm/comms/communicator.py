@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from .arrays import Array
+from unicomm.c10d.opaque import OpaqueBase, methods, not_traced
+from unicomm.comms.execution.engine import Engine, Hints, Timeout
+from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
+from unicomm.comms.memory.allocator import MemAllocator
+from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.reduction import ReduceOp
+
 from .backend import Capabilities
-from .engine import Engine, Hints, Timeout
 from .errors import AbortedError, CommError
-from .hooks import AbortHook, PostHook, PreHook, RemovableHandle
-from .memory import MemAllocator
-from .opaque import OpaqueBase, methods, not_traced
 from .options import CommOptions, read_hints
-from .reduction import ReduceOp
 from .work import Work
 
 if TYPE_CHECKING:
+    from unicomm.comms.membership.lifecycle import Member
+    from unicomm.comms.membership.reconfigure import Dynamic
+
     from .batch import BatchSendRecv
-    from .lifecycle import Member
     from .persistent import AllGatherHandle
-    from .reconfigure import Dynamic
     from .window import Window
 
 Tensor = Array  # an array's memory is used where it lies
@@ -350,7 +352,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         unless given. The child lives on when this communicator is finalized. An empty `name` becomes
         `<name>_<lowest rank>`.
         """
-        from .lifecycle import split
+        from unicomm.comms.membership.lifecycle import split
 
         return split(self, ranks, name, hints, timeout)
 
@@ -373,7 +375,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         It holds an address and a secret: give it to the ranks of the job only. `UnsupportedError` without
         enable_reconfigure.
         """
-        from .reconfigure import get_init_handle
+        from unicomm.comms.membership.reconfigure import get_init_handle
 
         return get_init_handle(self)
 
@@ -406,7 +408,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
             MismatchError: the ranks were given different lists or options.
             AbortedError: another thread called `abort`.
         """
-        from .reconfigure import reconfigure
+        from unicomm.comms.membership.reconfigure import reconfigure
 
         return reconfigure(self, uuid, init_handles, timeout, hints)
 
@@ -419,7 +421,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         aborts and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
         operations raise `NotReadyError`; calling it again does nothing.
         """
-        from .lifecycle import finalize
+        from unicomm.comms.membership.lifecycle import finalize
 
         finalize(self, self._engine.read_timeout("finalize", timeout))
 
@@ -464,7 +466,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         For up to `seconds` from the block's beginning no operation of the communicator times out, on any
         rank. Called by one rank or several, without the others' help; docs/failures.md says when it counts.
         """
-        from .slow import expect_slow
+        from unicomm.comms.execution.expect_slow import expect_slow
 
         return expect_slow(self._engine, name, seconds)
 

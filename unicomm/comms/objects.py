@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unicomm.comms.operations.table import OPERATIONS
+
 from .errors import MismatchError
-from .ops import OPERATIONS
 
 if TYPE_CHECKING:
     from .communicator import Communicator

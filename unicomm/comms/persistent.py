@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .arrays import Array
+from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.table import OPERATIONS
+
 from .errors import CommError, InvalidArgumentError, NotReadyError
-from .ops import OPERATIONS
 from .work import Work
 
 if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Hints
+
     from .communicator import Communicator
-    from .engine import Hints
 
 
 class AllGatherHandle:

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from .arrays import Array
+from unicomm.comms.execution.one_sided import issue
+from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.table import OPERATIONS
+
 from .errors import MismatchError, NotReadyError
-from .one_sided import issue
-from .ops import OPERATIONS
 from .work import Work
 
 if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Engine, Hints, Timeout
+
     from .communicator import Communicator
-    from .engine import Engine, Hints, Timeout
 
 
 class WindowAccess(enum.IntEnum):
@@ -280,17 +282,17 @@ def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) 
         engine.per_op("new_window", hints, timeout)
         window: Window
         if _in_heap(engine, tensor):
-            from .heap_window import HeapWindow
+            from unicomm.comms.memory.heap_window import HeapWindow
 
             window = HeapWindow.of(comm, tensor, timeout)
         elif engine.backend.capabilities.windows:
-            from .library_window import LibraryWindow
+            from unicomm.comms.memory.library_window import LibraryWindow
 
             window = LibraryWindow.of(engine, tensor)
         elif (reason := engine.backend.lacks("windows")) is not None:
             raise reason
         elif engine.backend.symmetric_table() is not None:
-            from .heap_window import HeapWindow
+            from unicomm.comms.memory.heap_window import HeapWindow
 
             window = HeapWindow.of(comm, tensor, timeout)
         else:

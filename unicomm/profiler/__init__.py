@@ -1,6 +1,6 @@
 """The profiler: every operation of every rank on one timeline, joined by its sequence number.
 
-trace_table.py  the table of operations that comms/profiling.py leaves in a trace
+trace_table.py  the table of operations that comms/execution/profiling/events.py leaves in a trace
 chrome.py       Chrome traces read and written a piece at a time
 records.py      typed records of one rank's operations, from a profiler or from a trace
 operations.py   the operations of all ranks as columns: waiting, lateness
@@ -10,7 +10,6 @@ merged_json.py  as Chrome JSON      pftrace.py, wire.py    as Perfetto's packets
 stencil.py      many records that differ in a few numbers, as bytes
 figures.py      where the time goes and who is late        figures_text.py  figures_html.py
 graphs.py       operations captured in CUDA graphs, put onto the replayed kernels
-bridge.py       builds what needs torch's ABI, such as torch_bridge.cpp: its own record of an operation
 """
 
 from typing import Any

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unicomm.flight_recorder.clocks import SYNCHRONIZING, grouped_median
-from unicomm.flight_recorder.ranks import format_ranks
-from unicomm.flight_recorder.table import Kind
+from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.table.clocks import SYNCHRONIZING, grouped_median
+from unicomm.flight_recorder.table.columns import Kind
 
 from .operations import Column, Operations, TraceFile, dense
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from unicomm.flight_recorder.clocks import grouped_median
-from unicomm.flight_recorder.table import Kind
+from unicomm.flight_recorder.table.clocks import grouped_median
+from unicomm.flight_recorder.table.columns import Kind
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
@@ -190,8 +190,8 @@ def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
 
 
 def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations, str]:
-    from unicomm.flight_recorder.folder import FolderError, rings_folder
-    from unicomm.flight_recorder.readers import load
+    from unicomm.flight_recorder.formats.readers import load
+    from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 
     try:
         table = load(paths or [rings_folder()], progress)

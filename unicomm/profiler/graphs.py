@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from .chrome import Event, Progress, Reader, TraceError, Writer
 
 if TYPE_CHECKING:
-    from unicomm.comms.call import OpArgs
     from unicomm.comms.communicator import Communicator
-    from unicomm.comms.hooks import RemovableHandle
+    from unicomm.comms.execution.hooks import RemovableHandle
+    from unicomm.comms.operations.call import OpArgs
 
 _VERSION = 1
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")

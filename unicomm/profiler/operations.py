@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder import clocks
-from unicomm.flight_recorder import table as tables
-from unicomm.flight_recorder.names import kind as kind_of
-from unicomm.flight_recorder.table import Kind, State, Table
+from unicomm.flight_recorder.formats.names import kind as kind_of
+from unicomm.flight_recorder.table import clocks
+from unicomm.flight_recorder.table import columns as tables
+from unicomm.flight_recorder.table.columns import Kind, State, Table
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read

@@ -126,7 +126,7 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
     results = getattr(getattr(prof, "profiler", None), "kineto_results", None)
     if results is None:
         raise TraceError("the profiler has not recorded anything; call this after its block has ended")
-    from unicomm.comms import profiling
+    from unicomm.comms.execution.profiling import events as profiling
 
     if not profiling.supported:
         raise TraceError(

@@ -1,4 +1,4 @@
-"""The table of operations in a trace (see comms/profiling.py), read and checked. Imports no torch."""
+"""The table of operations in a trace of comms/execution/profiling, read and checked. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from unicomm.flight_recorder.ranks import parse_ranks
+from unicomm.flight_recorder.ring.ranks import parse_ranks
 
 from .chrome import TraceError
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.operations.table import OPERATIONS
 
 from .exchange import Exchange, Refusal, done_fast, fast_of
 

@@ -16,10 +16,17 @@ import torch
 
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.one_sided import fail, issue
-from unicomm.comms.ops import OPERATIONS
-from unicomm.comms.reduction import RedOpType
-from unicomm.comms.symmetric import Capability, NoFastExchange, SymmetricMemory, heading, memory_of, span_of
+from unicomm.comms.execution.one_sided import fail, issue
+from unicomm.comms.memory.symmetric import (
+    Capability,
+    NoFastExchange,
+    SymmetricMemory,
+    heading,
+    memory_of,
+    span_of,
+)
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import OPERATIONS
 
 Timeout = timedelta | float | None
 Refusal = tuple[int, int, int] | None  # csrc/symm/composites.hpp: why, whose, rows

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.ops import OPERATIONS
+from unicomm.comms.operations.table import OPERATIONS
 
 from .exchange import Exchange, fast_of
 

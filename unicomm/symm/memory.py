@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import torch
 
-from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.symmetric import Capability, initialize, initialize_team, memory_of
+from unicomm.comms.memory.symmetric import Capability, initialize, initialize_team, memory_of
+from unicomm.comms.operations.arrays import Array
 from unicomm.comms.window import Window
 
 Timeout = timedelta | float | None

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import torch
 
-from unicomm.comms.arrays import Array
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.heap_window import wait_for
-from unicomm.comms.one_sided import issue
-from unicomm.comms.ops import OPERATIONS
-from unicomm.comms.symmetric import Capability, Compare, SignalOp, SymmetricMemory, memory_of
+from unicomm.comms.execution.one_sided import issue
+from unicomm.comms.memory.heap_window import wait_for
+from unicomm.comms.memory.symmetric import Capability, Compare, SignalOp, SymmetricMemory, memory_of
+from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.table import OPERATIONS
 
 Timeout = timedelta | float | None
 

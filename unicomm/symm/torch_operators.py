@@ -15,7 +15,7 @@ import torch
 
 import unicomm
 from unicomm.comms.errors import NotReadyError, UnsupportedError
-from unicomm.comms.torch_bridge import SYMMETRIC, load
+from unicomm.extensions.torch_bridge import SYMMETRIC, load
 
 _NAMESPACE = "symm_mem"
 #: torch's own, which takes any memory.

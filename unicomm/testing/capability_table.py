@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from unicomm.backends.hosts import HostsBackend
+from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.registry import find_backend
 from unicomm.comms.backend import Capabilities
-from unicomm.comms.call import Call
-from unicomm.comms.completion import is_native
-from unicomm.comms.dtypes import DTYPES
-from unicomm.comms.ops import OPERATIONS, Kind, Operation
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
-from unicomm.launch import verified
+from unicomm.comms.execution.completion import is_native
+from unicomm.comms.operations.call import Call
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
+from unicomm.launch.doctor import verified
 
 from . import conformance
 from .ranks import run_ranks

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.dtypes import DTYPES
-from unicomm.comms.ops import OPERATIONS as TABLE
-from unicomm.comms.ops import Kind
-from unicomm.comms.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.table import OPERATIONS as TABLE
+from unicomm.comms.operations.table import Kind
 
 Tensor = torch.Tensor
 

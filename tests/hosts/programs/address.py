@@ -2,6 +2,6 @@
 
 import json
 
-from unicomm.backends import addresses
+from unicomm.backends.bootstrap import addresses
 
 print(json.dumps(addresses.route_to("10.77.0.1")))

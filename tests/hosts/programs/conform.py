@@ -35,7 +35,7 @@ print(
         {
             "hosts": json.dumps([list(ranks) for ranks in layout.hosts]),
             "cases": cases,
-            "address": unicomm.backends.addresses.here(comm._member.store).address,
+            "address": unicomm.backends.bootstrap.addresses.here(comm._member.store).address,
         }
     ),
     flush=True,

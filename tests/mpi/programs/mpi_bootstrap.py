@@ -20,8 +20,9 @@ for name in (
 import torch  # noqa: E402
 
 import unicomm  # noqa: E402
-from unicomm.backends import bootstrap, mpi_library  # noqa: E402
-from unicomm.comms.environment import detect_environment  # noqa: E402
+from unicomm.backends.bootstrap import mpi_library  # noqa: E402
+from unicomm.backends.bootstrap import store as bootstrap  # noqa: E402
+from unicomm.comms.membership.environment import detect_environment  # noqa: E402
 
 way = sys.argv[1]
 store = None

@@ -9,10 +9,10 @@ import torch
 from mpi_common import comm, me, raised, say, size
 
 import unicomm
-from unicomm.backends import mpi
-from unicomm.comms.call import Call
-from unicomm.comms.completion import is_native
-from unicomm.comms.ops import OPERATIONS
+from unicomm.backends.mpi import backend as mpi
+from unicomm.comms.execution.completion import is_native
+from unicomm.comms.operations.call import Call
+from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import conformance
 
 SUM = unicomm.ReduceOp.SUM

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from unicomm import CommError, Communicator, ReduceOp, Work
-from unicomm.comms.process_group import UnicommProcessGroup
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 FOR_EVER = 100.0  # seconds, beyond the tests' own limits

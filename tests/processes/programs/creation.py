@@ -14,7 +14,7 @@ import torch
 from common import describe, hear, holdings, say, settled
 
 import unicomm
-from unicomm.comms.rendezvous import Rendezvous
+from unicomm.comms.membership.rendezvous import Rendezvous
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]
 

@@ -20,7 +20,7 @@ if sys.argv[1] == "gpu":
 else:
     import device_double
 
-    from unicomm.backends.device_runtime import CUDA, ipc_table
+    from unicomm.backends.vendor.device_runtime import CUDA, ipc_table
 
     base = device_double.make("symm-device")
     device = torch.device("cpu")

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import unicomm
-from unicomm.comms.device_mesh import init_device_mesh
+from unicomm.c10d.device_mesh import init_device_mesh
 
 faulthandler.dump_traceback_later(100, exit=True)
 world = unicomm.new_comm("auto", torch.device("cpu"), name="world", timeout=60)

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends import addresses
-from unicomm.backends.device_runtime import copies
+from unicomm.backends.bootstrap import addresses
 from unicomm.backends.shm import host_identity
-from unicomm.comms import graphs
+from unicomm.backends.vendor.device_runtime import copies
 from unicomm.comms.backend import Capabilities, Legacy, OneSided, Setup
 from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
-from unicomm.comms.streams import Streams, TorchStreams, numbered
+from unicomm.comms.execution.device import graphs
+from unicomm.comms.execution.streams import Streams, TorchStreams, numbered
 
 from . import succession, symmetric, types
 from .causes import known_cause

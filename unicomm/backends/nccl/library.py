@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from unicomm import _core
-from unicomm.backends.device_runtime import CUDA, HIP, Runtime
-from unicomm.backends.vendor import VendorLibrary
+from unicomm.backends.vendor.device_runtime import CUDA, HIP, Runtime
+from unicomm.backends.vendor.library import VendorLibrary
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
 from . import library_log

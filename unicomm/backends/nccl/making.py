@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from unicomm.comms.rendezvous import Rendezvous
+from unicomm.comms.membership.rendezvous import Rendezvous
 
 from .errors import IN_PROGRESS, SUCCESS
 from .library import Library, not_in_time

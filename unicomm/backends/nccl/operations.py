@@ -2,7 +2,8 @@
 
 Collectives that the library has are its own; lists and splits of rows are groups of sends and receives, and
 v-reductions groups of reduces. What it cannot reduce (bitwise operations, 16-bit integers) is composed in
-comms/completion.py. Reductions in float16, bfloat16 and float8 are added up as the library does, which may
+comms/execution/completion.py. Reductions in float16, bfloat16 and float8 are added up as the library
+does, which may
 round at each step, unlike on the other backends.
 """
 
@@ -18,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from unicomm.comms.backend import Backend
-from unicomm.comms.call import Call, Message
-from unicomm.comms.ops import OPERATIONS, Kind, Role, Size
-from unicomm.comms.reduction import RedOpType, ReduceOp
-from unicomm.comms.streams import Streams
+from unicomm.comms.execution.streams import Streams
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.table import OPERATIONS, Kind, Role, Size
 
 from . import types
 from .errors import IN_PROGRESS, SUCCESS, aborted

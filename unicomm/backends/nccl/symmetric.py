@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unicomm.backends.device_runtime import ipc_table
-from unicomm.backends.shmem import vendors
+from unicomm.backends.vendor import shmem as vendors
+from unicomm.backends.vendor.device_runtime import ipc_table
 from unicomm.comms.errors import UnsupportedError
 
 from .window_heap import WindowTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unicomm.comms.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
 # As in nccl.h, the same in RCCL's.
 NUMBERS: dict[torch.dtype, int] = {

@@ -2,7 +2,7 @@
 
 The window is registered once, when the memory is initialised, with the communicator that is there;
 allocations are parts of it (csrc/symm/nccl_windows.hpp has what can be done with them). Signals have an index
-of the library's to themselves, as each window has: see comms/library_window.py.
+of the library's to themselves, as each window has: see comms/memory/library_window.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from unicomm import _core
 from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError
-from unicomm.comms.reduction import RedOpType
+from unicomm.comms.operations.reduction import RedOpType
 
 from . import types
 from .errors import SUCCESS

@@ -5,7 +5,7 @@ what goes wrong: SHMEM libraries know of no dead process and cannot be interrupt
 the host, as over the table of the host's memory, the table's own waits are ended. Where it runs on a stream,
 the stream waits for words in this rank's memory; to end it, this rank sets them itself.
 
-What reduces is composed (comms/completion.py).
+What reduces is composed (comms/execution/completion.py).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends.agree import AgreementBySockets
-from unicomm.backends.mesh import Sockets
 from unicomm.backends.shm import _error as error_of_core
-from unicomm.backends.watch import COMPARE, Awaited, Operation
-from unicomm.backends.watch_messages import Fault
-from unicomm.backends.watched import WatchedBackend
+from unicomm.backends.vendor.shmem import NVSHMEM, ROCSHMEM, Vendor, table_of
+from unicomm.backends.watched.backend import WatchedBackend
+from unicomm.backends.watched.fault_watch import COMPARE, Awaited, Operation
+from unicomm.backends.watched.signatures import AgreementBySockets
+from unicomm.backends.watched.sockets import Sockets
+from unicomm.backends.watched.wire import Fault
 from unicomm.comms.backend import Capabilities, Setup
-from unicomm.comms.call import Call, Message
-from unicomm.comms.completion import parts_of
-from unicomm.comms.device_memory import bytes_at
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.streams import Streams, TorchStreams, numbered
-from unicomm.comms.symmetric import Capability
-from unicomm.comms.verdict import GRACE
+from unicomm.comms.execution.completion import parts_of
+from unicomm.comms.execution.streams import Streams, TorchStreams, numbered
+from unicomm.comms.failures.first_cause import GRACE
+from unicomm.comms.memory.device_memory import bytes_at
+from unicomm.comms.memory.symmetric import Capability
+from unicomm.comms.operations.call import Call, Message
 
 from . import making
 from .heap import Heap, Region
 from .pipe import Pipe
-from .vendors import NVSHMEM, ROCSHMEM, Vendor, table_of
 
 _TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL, _UNSUPPORTED = 1, 2, 4, 5, 7  # FaultCode
 _HEARD = GRACE + 1.0  # seconds after which all ranks that live know of a fault; only then streams are let go

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.rendezvous import Rendezvous
-from unicomm.comms.symmetric import Capability
+from unicomm.comms.membership.rendezvous import Rendezvous
+from unicomm.comms.memory.symmetric import Capability
 
 _PAGE = 4096
 _WORD = 8

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from unicomm.backends import addresses, mesh
-from unicomm.backends.mesh import Sockets
-from unicomm.backends.watched import CHECK_HINT, checks
+from unicomm.backends.bootstrap import addresses
+from unicomm.backends.watched import sockets as mesh
+from unicomm.backends.watched.backend import CHECK_HINT, checks
+from unicomm.backends.watched.sockets import Sockets
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.execution.streams import Streams
+from unicomm.comms.memory.symmetric import Capability, Compare
 from unicomm.comms.options import Hint, parse_size
-from unicomm.comms.streams import Streams
-from unicomm.comms.symmetric import Capability, Compare
 
 from . import heap as heaps
 from .heap import Heap

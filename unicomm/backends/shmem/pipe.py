@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unicomm.comms.symmetric import Compare, SignalOp
+from unicomm.comms.memory.symmetric import Compare, SignalOp
 
 from .heap import Heap, Region
 

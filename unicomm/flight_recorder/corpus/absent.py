@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulate import Call
-from ..verdict import Kind
-from .kinds import (
-    LARGE,
-    STEPS,
-    Case,
-    fault,
-    find,
-    job_of,
-    mesh,
-    pick,
-    training,
-)
+from unicomm.flight_recorder.analysis.verdict import Kind
+
+from .kinds import LARGE, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .simulate import Call
 
 
 @fault((2, 8, 256, 16384))

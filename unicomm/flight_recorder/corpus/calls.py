@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulate import Call, Job
-from ..verdict import Kind
-from .kinds import (
-    SMALL,
-    STEPS,
-    Case,
-    fault,
-    find,
-    job_of,
-    mesh,
-    pick,
-    training,
-)
+from unicomm.flight_recorder.analysis.verdict import Kind
+
+from .kinds import SMALL, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .simulate import Call, Job
 
 
 @fault((3, 8, 256, 16384))

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulate import Call, Job
-from .kinds import (
-    LARGE,
-    LONG_RUN,
-    SOME,
-    STEPS,
-    Case,
-    fault,
-    job_of,
-    mesh,
-    pipeline,
-    training,
-)
+from .kinds import LARGE, LONG_RUN, SOME, STEPS, Case, fault, job_of, mesh, pipeline, training
+from .simulate import Call, Job
 
 
 @fault((2, 8, 256, 16384))

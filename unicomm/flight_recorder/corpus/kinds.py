@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..simulate import Call, Job
-from ..table import Table
-from ..verdict import Kind
+from unicomm.flight_recorder.analysis.verdict import Kind
+from unicomm.flight_recorder.table.columns import Table
+
+from .simulate import Call, Job
 
 STEPS = 12
 LONG_RUN = 40  # steps of jobs in which lateness is looked for

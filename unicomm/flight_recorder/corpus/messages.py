@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulate import Call
-from ..verdict import Kind
-from .kinds import (
-    SMALL,
-    SOME,
-    Case,
-    fault,
-    find,
-    job_of,
-    pick,
-    pipeline,
-)
+from unicomm.flight_recorder.analysis.verdict import Kind
+
+from .kinds import SMALL, SOME, Case, fault, find, job_of, pick, pipeline
+from .simulate import Call
 
 
 @fault(SOME)

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulate import Call, Job
-from ..verdict import Kind
-from .kinds import (
-    LARGE,
-    LONG_RUN,
-    STEPS,
-    Case,
-    fault,
-    find,
-    job_of,
-    mesh,
-    pick,
-    training,
-)
+from unicomm.flight_recorder.analysis.verdict import Kind
+
+from .kinds import LARGE, LONG_RUN, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .simulate import Call, Job
 
 
 @fault()

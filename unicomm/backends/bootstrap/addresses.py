@@ -1,0 +1,180 @@
+"""Which address of this host the others reach: found by routing, so that it is never loopback by accident.
+
+A host's own name often means 127.0.0.1 in its /etc/hosts: who listens there waits for hosts that cannot come.
+The kernel knows better: it is asked where it would send from, without anything being sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from unicomm.backends.gloo.connections import internet_sockets
+from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.membership.handles import network, notice_silence
+from unicomm.comms.membership.rendezvous import Rendezvous
+
+INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, and goes before routing
+_SIOCGIFADDR = 0x8915
+# An address of no network (RFC 5737): where to is the question, and the answer is the default route.
+_ANYWHERE = "192.0.2.1"
+_STORE_SILENT = 3  # seconds between two questions to the store's host; it is gone after four of them
+_PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the network: the address that others reach it at, and whose loopback it shares."""
+
+    address: str
+    network: str
+
+
+def here(store: Store | None) -> Place:
+    """This rank's place. The address is "" when only loopback leads to the host of the store."""
+    target = _host_of(store)
+    address = route_to(target) if target else ""
+    if not address and not target:
+        address = route_anywhere()
+    return Place(address, network())
+
+
+def of_interface(name: str) -> str:
+    """An interface's address, IPv4 before IPv6, "" for no name; `InvalidArgumentError` when it has none."""
+    if not name:
+        return ""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", name.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+    except OSError as error:
+        if address := _ipv6_of(name):
+            return address
+        raise InvalidArgumentError(
+            f"the interface '{name}' has no address: {error}", hint="`ip address` lists those of this host"
+        ) from error
+
+
+def _ipv6_of(interface: str) -> str:
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+        for fields in map(str.split, file):
+            if fields[5] == interface:
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+                return f"{address}%{interface}" if address.startswith("fe80") else address
+    return ""
+
+
+def chosen_interface() -> str:
+    """The interface that this host's environment names, "" for none.
+
+    Which one leads to the others is a fact about a host, and hosts may differ: so it is no hint, which all
+    ranks pass alike, and no setting of a backend. GLOO_SOCKET_IFNAME is what programs bring from torch.
+    """
+    named = os.environ.get(INTERFACE) or os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return named.partition(",")[0].strip()
+
+
+def agree(rendezvous: Rendezvous, store: Store | None) -> str:
+    """The address for this rank to listen on, as `choose` has it. Called by all ranks of a communicator."""
+    place = here(store)
+    told = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())
+    return choose([Place(*json.loads(blob)) for blob in told], rendezvous.rank)
+
+
+def choose(places: Sequence[Place], rank: int) -> str:
+    """The address for this rank to listen on, "" where loopback is right; raises `OSError` if there is none.
+
+    Ranks that see only loopback, for the store is on their own host, ask for the way to the others.
+    """
+    if address := of_interface(chosen_interface()):
+        return address
+    if len({place.network for place in places}) == 1:
+        return ""
+    mine = places[rank]
+    if mine.address:
+        return mine.address
+    for other in places:
+        if other.network != mine.network and other.address and (address := route_to(other.address)):
+            return address
+    if address := route_anywhere():
+        return address
+    raise OSError("this host has no network address but loopback")
+
+
+def route_anywhere() -> str:
+    """The address on the default route; "" where there is none."""
+    return route_to(_ANYWHERE)
+
+
+def route_to(host: str) -> str:
+    """The address that this host would send from to reach `host`; "" for loopback or where no way leads."""
+    try:
+        found = socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, protocol, _, target in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                address = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if not _is_loopback(address):
+            return address
+    return ""
+
+
+def guard_store(store: Store | None) -> None:
+    """Lets this process notice when the host of its TCPStore cannot be reached any more, within 12 seconds.
+
+    What waits for an answer of the store then ends with an error, which would take many minutes otherwise.
+    """
+    host, port = _host_of(store), _port_of(store)
+    if not host:
+        return
+    try:
+        known = {_plain(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return
+    for s in internet_sockets():
+        with contextlib.suppress(OSError):  # it is not connected, or not any more
+            there = s.getpeername()
+            if there[1] == port and _plain(there[0]) in known:
+                notice_silence(s, _STORE_SILENT)
+
+
+def _plain(address: object) -> str:
+    """Without the forms in which the same address may come."""
+    ip = ipaddress.ip_address(str(address).partition("%")[0])
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
+
+
+def _is_loopback(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return ip.is_loopback or ip.is_unspecified or (mapped is not None and mapped.is_loopback)
+
+
+def _base(store: Store | None) -> Any:
+    base: Any = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+    return base
+
+
+def _host_of(store: Store | None) -> str:
+    return str(getattr(_base(store), "host", "") or "")
+
+
+def _port_of(store: Store | None) -> int:
+    return int(getattr(_base(store), "port", 0) or 0)

@@ -1,0 +1,131 @@
+"""Where ranks on several hosts meet without MASTER_ADDR: rank 0 opens a store, and tells the others where by
+what their launcher offers.
+
+| launcher | by |
+|---|---|
+| MPICH's and Intel MPI's mpiexec | PMI-1 (pmi.py) |
+| Open MPI's mpiexec, srun --mpi=pmix | PMIx (pmix.py) |
+| srun --mpi=pmi2 | PMI-2 (pmi.py), but MPI where this process uses it |
+| others that start MPI processes | MPI (mpi_library.py) |
+
+Which one it is follows from what is alike on all ranks: they have to choose the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from unicomm.comms.errors import BackendError, CommTimeoutError
+from unicomm.comms.membership.environment import Environment
+from unicomm.comms.membership.job_store import open_store
+
+from . import addresses, mpi_library, pmi, pmix
+
+_KEY = "unicomm-store"
+_CURE = "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
+_lock = threading.Lock()
+_stores: dict[int, Store] = {}  # one a process: the number tells a forked child
+
+
+def store_of_job(
+    world: Environment, timeout: float, environ: Mapping[str, str] = os.environ, *, uses_mpi: bool = False
+) -> Store | None:
+    """`open_store`, and where that has nothing to meet by, the launcher. Called by all ranks.
+
+    `uses_mpi`: that the store is for MPI, which this process may then initialise.
+
+    Raises what `open_store` does; `CommTimeoutError` when not all ranks came, and `BackendError` when what
+    the launcher offers does not work.
+    """
+    if environ.get("MASTER_ADDR") or world.size in (1, world.local_size):
+        return open_store(world, timeout, environ)
+    way = _way(world, environ, uses_mpi or mpi_library.running() is not None)
+    if not way:
+        return open_store(world, timeout, environ)  # says what is missing
+    with _lock:
+        if (store := _stores.get(os.getpid())) is None:
+            store = _stores[os.getpid()] = _open(world, timeout, environ, way)
+    return PrefixStore("unicomm", store)
+
+
+def _way(world: Environment, environ: Mapping[str, str], uses_mpi: bool) -> str:
+    """What to meet by; "" for nothing."""
+    if world.source == "PMI" and "PMI_FD" in environ:
+        if "PMI_JOBID" not in environ:
+            return "PMI-1"
+        if not uses_mpi:
+            return "PMI-2"  # of Slurm; it would take MPI's connection away
+    elif world.source in ("Open MPI", "PMIx", "Slurm") and pmix.offered(environ, world.rank):
+        return "PMIx"
+    starts_mpi = world.source in ("Open MPI", "PMI", "PMIx", "PALS") or (
+        world.source == "Slurm" and environ.get("SLURM_MPI_TYPE", "none") not in ("none", "openmpi")
+    )
+    return "MPI" if mpi_library.installed() and (starts_mpi or uses_mpi) else ""
+
+
+def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: str) -> Store:
+    limit = timedelta(seconds=timeout)
+    hosted, where = _host(limit) if world.rank == 0 else (None, None)
+    try:
+        said = _told(world, timeout, environ, way, where)
+        host, _, port = said.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"{said[:80]!r} is no address")
+        if hosted is not None:
+            return hosted
+        return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+    except TimeoutError as error:
+        raise CommTimeoutError(
+            f"not all {world.size} ranks came to the process manager ({way}) within {timeout:g} s",
+            rank=world.rank,
+            hint="see whether all came up; all of them create the first communicator",
+        ) from error
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BackendError(
+            f"the ranks could not meet by the process manager ({way}): {text}", rank=world.rank, hint=_CURE
+        ) from error
+
+
+def _host(limit: timedelta) -> tuple[Store, str]:
+    """A store at a free port, and where the others find it."""
+    host = addresses.of_interface(addresses.chosen_interface()) or addresses.route_anywhere() or "127.0.0.1"
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=2048)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            timeout=limit,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    except (OSError, RuntimeError) as error:
+        raise BackendError(
+            f"rank 0 could not open a store at {host}: {error}",
+            rank=0,
+            hint=f"name another interface by {addresses.INTERFACE}, or {_CURE}",
+        ) from error
+    return store, f"{host}:{port}"
+
+
+def _told(world: Environment, timeout: float, environ: Mapping[str, str], way: str, where: str | None) -> str:
+    if way == "PMI-1":
+        return pmi.by_pmi1(environ["PMI_FD"], _KEY, where, timeout)
+    if way == "PMI-2":
+        return pmi.by_pmi2(environ["PMI_FD"], environ["PMI_JOBID"], world.rank, _KEY, where, timeout)
+    if way == "PMIx":
+        with contextlib.suppress(pmix.NoLibraryError):
+            return pmix.by_pmix(environ, _KEY, where, timeout)
+        if not mpi_library.installed():
+            raise ValueError("libpmix.so.2 is not found, nor mpi4py")
+    return mpi_library.tell(world.rank, world.size, where, timeout)

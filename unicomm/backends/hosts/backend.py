@@ -1,0 +1,339 @@
+"""Several hosts: shared memory within each, Gloo between them.
+
+One rank of each host, its leader, speaks for it in collectives (hosts_collectives.py). Messages between
+two ranks go by memory where they share it, else straight from the one to the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from unicomm.backends.gloo.backend import GlooBackend
+from unicomm.backends.shm import ShmBackend
+from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
+from unicomm.comms.errors import (
+    AbortedError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    NotReadyError,
+    PeerLostError,
+    UnsupportedError,
+)
+from unicomm.comms.execution import completion
+from unicomm.comms.failures.first_cause import GRACE, Verdict
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.table import OPERATIONS
+
+from . import collectives as hosts_collectives
+from .layout import Layout
+from .messages import BothExchange, beside
+
+# Seconds that a leader waits longer for the other hosts than the operation may take, where ranks may wait for
+# each other, so that they speak first; and what its own host gives it on top.
+_SLACK = 1.0
+_FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out for whom
+_FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
+_HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
+_RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
+
+
+class HostsBackend(Backend):
+    """What `auto` makes of ranks on several hosts; `auto` finds out who shares one."""
+
+    name = "hosts"
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu"}),
+        operations=hosts_collectives.OPERATIONS_HERE,
+        reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
+        reduce_ops=ShmBackend.capabilities.reduce_ops,
+        checks_mismatch=True,
+        reconfigures=True,
+    )
+
+    def __init__(
+        self,
+        layout: Layout,
+        near: ShmBackend,
+        far: GlooBackend,
+        leaders: GlooBackend | None,
+        verdict: Verdict,
+    ) -> None:
+        self.layout = layout
+        self._near, self._far, self._leaders, self._verdict = near, far, leaders, verdict
+        self._far_group = completion.Group(far, layout.rank, layout.size)
+        self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
+        crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
+        self._slack = _SLACK if crowded else 0.0
+        self._limit = 0.0  # seconds that the operation may take
+
+    @classmethod
+    def connect(cls, setup: Setup) -> NoReturn:
+        raise AssertionError("auto connects it, which knows who shares a host")
+
+    def run(self, call: Call) -> None:
+        self._limit = call.timeout
+        self._far.part_of(call.name)
+        try:
+            hosts_collectives.run(self, call)
+        finally:
+            self._far.part_of("")
+
+    # --- what the collectives run on -------------------------------------------------------------------
+
+    def local(self, call: Call, seconds: float, late: bool = False) -> None:
+        call.timeout = seconds + (_FOR_OTHERS if late else 0.0)
+        try:
+            self._near.run(call)
+        except CommError as error:
+            raise self._near_failed(error, late) from error
+
+    def messages(self, messages: Sequence[Message], seconds: float) -> None:
+        self._exchange(messages, seconds + self._slack, True)
+
+    def swap(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
+        assert self._leaders is not None
+        # For the leaders it is a barrier, whatever it means here.
+        call = Call(OPERATIONS["barrier"], timeout=seconds + self._slack)
+        call.start_clock()
+        try:
+            told = self._leaders.swap(call, slot.numpy().tobytes())
+        except CommError as error:
+            raise self._leaders_failed(error) from error
+        return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in told]
+
+    def straight(self, call: Call) -> None:
+        # Whether the ranks' sizes fit, which no signature says, is for those who have the data to compare.
+        if call.operation.splits or call.name == "all_to_all":
+            try:
+                self._far.collective(call, lambda: None)
+            except CommError as error:
+                raise self._far_failed(error, self.layout.elsewhere) from error
+        completion.run(self._straight_group, call)
+
+    # --- messages ----------------------------------------------------------------------------------------
+
+    def _place(self, message: Message) -> tuple[bool, Message]:
+        """Whether a message leaves the host, and the message as the backend for it takes it."""
+        if self.layout.host_of[message.peer] == self.layout.host:
+            return False, message._replace(peer=self.layout.local_of[message.peer])
+        return True, completion.as_sent(self._far_group, message)
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self._limit = timeout
+        self._exchange(messages, timeout, False)
+
+    def _exchange(self, messages: Sequence[Message], seconds: float, late: bool) -> None:
+        placed = [self._place(message) for message in messages]
+        near = [message for is_far, message in placed if not is_far]
+        far = [message for is_far, message in placed if is_far]
+
+        def run_far() -> None:
+            try:
+                self._far.exchange(far, seconds)
+            except CommError as error:
+                # In a collective, who waits for somebody else in there is not to blame.
+                if late and isinstance(error, CommTimeoutError) and (error.dead or error.absent):
+                    error.late = ()
+                    error.culprits = (*error.dead, *error.absent)
+                raise self._far_failed(error, {message.peer for message in far}) from error
+
+        def run_near() -> None:
+            try:
+                self._near.exchange(near, seconds + (_FOR_OTHERS if late else 0.0))
+            except CommError as error:
+                raise self._near_failed(error, late) from error
+
+        if not near:
+            run_far()
+        elif not far:
+            run_near()
+        else:
+            beside(run_far, run_near, self._end)
+
+    def open_exchange(self) -> Exchange:
+        return BothExchange(
+            (self._near.open_exchange, lambda error, _: self._near_failed(error, False)),
+            (self._far.open_exchange, self._far_failed),
+            self._place,
+        )
+
+    # --- failures ----------------------------------------------------------------------------------------
+
+    def _near_failed(self, error: CommError, late: bool) -> CommError:
+        # Who waits for other hosts is not to blame for what does not come from there.
+        awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
+        if not late and isinstance(error, CommTimeoutError) and error.culprits:
+            members = self.layout.members
+            named = [members[r] for r in error.culprits if r < len(members)]
+            # Their own deadline passes about now, and then they say who it is.
+            if (
+                not self._far.elsewhere(named)
+                and (told := self._verdict.hear(error, _FAR_VERDICT)) is not None
+            ):
+                self._end()
+                return told
+        return self._failed(error, self.layout.members, not late, awaited=awaited)
+
+    def _leaders_failed(self, error: CommError) -> CommError:
+        others = [r for r in self.layout.leaders if r != self.layout.rank]
+        return self._failed(error, self.layout.leaders, False, others, self.layout.elsewhere)
+
+    def _far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
+        return self._failed(error, range(self.layout.size), bool(error.culprits), list(peers), list(peers))
+
+    def _failed(
+        self,
+        error: CommError,
+        ranks: Sequence[int],
+        first_hand: bool,
+        linked: Sequence[int] = (),
+        awaited: Sequence[int] = (),
+    ) -> CommError:
+        """The communicator's error for one of a part; ends all parts, unless it is a harmless one.
+
+        Args:
+            ranks: of the part, in its order.
+            first_hand: whether this rank knows that the culprits that the part names are the cause.
+            linked: whose connection it is that may be gone. awaited: who may be missing.
+        """
+        error = _translated(error, ranks)
+        if isinstance(error, _HARMLESS):
+            return error
+        self._verdict.report()
+        if isinstance(error, PeerLostError):
+            first_hand = bool(error.culprits)
+            if not first_hand and len(linked) == 1 and self._verdict.silent(linked):
+                error, first_hand = self._blaming(error, linked), True
+        elif isinstance(error, AbortedError):
+            first_hand = False
+        elif not isinstance(error, CommTimeoutError):
+            first_hand = True
+        elif not first_hand and len(awaited) == 1:
+            error, first_hand = self._blaming(error, awaited), True
+        elif first_hand and error.culprits:
+            error = self._blaming(error, error.culprits)
+        if first_hand:
+            error = self._verdict.pronounce(error)
+            self._end()
+            return error
+        elsewhere: list[int] = []
+        if isinstance(error, CommTimeoutError):
+            elsewhere = self._far.elsewhere(awaited)  # before they go there because of this
+        self._end()
+        aborted = isinstance(error, AbortedError)  # by one who is about to say why
+        if (told := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
+            return told
+        if aborted and (cause := self._far.fault()) is not None and not isinstance(cause, AbortedError):
+            # Somebody ended this part for it, and the store is not there to say so.
+            return self._verdict.pronounce(cause)
+        suspects = linked if isinstance(error, PeerLostError) else awaited
+        if not aborted and (culprits := self._verdict.silent(suspects)):
+            error = self._blaming(error, [r for r in culprits if r in elsewhere] or culprits)
+        return self._verdict.pronounce(error)
+
+    def _blaming(self, error: CommError, culprits: Sequence[int]) -> CommError:
+        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {', '.join(map(str, culprits))}"
+        if isinstance(error, CommTimeoutError):
+            text = f"{who} had not arrived after {self._limit:g} s"
+        else:
+            text = f"{who} {'is' if len(culprits) == 1 else 'are'} gone: {error.message}"
+        return type(error)(text, culprits=culprits, hint=error.hint)
+
+    def _end(self) -> None:
+        """Ends all parts, so that no rank waits for what does not come any more."""
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.abort()
+
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        layout = self.layout
+        try:
+            self._near.check_peers([layout.local_of[r] for r in ranks if layout.host_of[r] == layout.host])
+        except CommError as error:
+            raise self._near_failed(error, False) from error
+        try:
+            self._far.check_peers(ranks)
+        except CommError as error:
+            raise self._far_failed(error, ranks) from error
+
+    def expect_slow(self, name: str, seconds: float) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.expect_slow(name, seconds)
+
+    def abort(self) -> None:
+        rank = self.layout.rank
+        self._verdict.pronounce(
+            AbortedError(
+                f"rank {rank} aborted the communicator",
+                culprits=[rank],
+                hint="create a new communicator to go on",
+            )
+        )
+        self._end()
+
+    def close(self) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.close()
+
+    def forget(self) -> None:
+        for part in (self._near, self._leaders, self._far):
+            if part is not None:
+                part.forget()
+
+    @classmethod
+    def version(cls) -> str:
+        return f"shm: {ShmBackend.version()}; gloo: {GlooBackend.version()}"
+
+    def memory(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for part in (self._near, self._leaders, self._far):
+            for what, size in ({} if part is None else part.memory()).items():
+                held[what] = held.get(what, 0) + size
+        return held
+
+
+class _Straight(Backend):
+    """All ranks' messages, for collectives that are composed of them."""
+
+    name = HostsBackend.name
+    capabilities = Capabilities(device_types=frozenset({"cpu"}), bytes_only=True)
+
+    def __init__(self, hosts: HostsBackend) -> None:
+        self._hosts = hosts
+
+    @classmethod
+    def connect(cls, setup: Setup) -> NoReturn:
+        raise AssertionError("a part of another backend")
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        self._hosts.messages(messages, timeout)
+
+    def abort(self) -> NoReturn:
+        raise AssertionError("a part of another backend")
+
+    close = abort
+
+
+def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
+    """With the communicator's ranks instead of the part's, in the culprits and in the text."""
+
+    def renamed(found: re.Match[str]) -> str:
+        numbers = [int(n) for n in found.group(2).split(", ")]
+        return f"{found.group(1)} {', '.join(str(ranks[n]) for n in numbers if n < len(ranks))}"
+
+    def of_all(some: Sequence[int]) -> list[int]:
+        return [ranks[r] for r in some if r < len(ranks)]
+
+    text, hint = (_RANKS.sub(renamed, part) for part in (error.message, error.hint))
+    known: dict[str, Any] = {
+        kind: of_all(getattr(error, kind)) for kind in ("culprits", "dead", "absent", "late")
+    }
+    return type(error)(text, hint=hint, **known)

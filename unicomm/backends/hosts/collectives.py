@@ -1,0 +1,336 @@
+"""Collectives of ranks on several hosts: memory within a host, messages between hosts.
+
+Every collective begins with the same step, so that ranks which call different things notice before a byte
+of a user's tensor is written: the ranks of a host compare signatures in shared memory, one rank of each host,
+its leader, exchanges a slot of fixed size with the others', and tells its host what came of it. A small
+operation's data travel in the slots and in the answer, and then that is all.
+
+Large data have to cross between hosts once, and all ranks of a host take part in that, each with a share:
+
+    all_reduce          reduce-scatter in the host, all-reduce of shares between hosts, all-gather in the host
+    reduce              the same, but only the root's host folds, and its ranks send their shares to the root
+    reduce_scatter ...  reduce-scatter in the host, each host's part of the sum to the rank whose it is
+    broadcast           in the root's host, a share of each rank to the other hosts, all-gather in those
+    all_gather ...      each rank's data to one rank of every other host, all-gather in the host
+    gather, scatter, all_to_all ...     straight to whom it is for
+
+Sums, averages and products of 8-bit floats are carried in float32 until all ranks' values are in. Other types
+are rounded in each host and once more between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unicomm import _core
+from unicomm.comms.execution.completion import bytes_of, parts_of
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+
+from .agreement import INLINE, Links, agree, sub
+from .layout import Layout
+
+Tensor = torch.Tensor
+
+#: Elements of a large reduction under way at a time: bounds the memory that it needs.
+_PIECE = 8 << 20
+_BYTE = torch.uint8
+_NARROW = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+_ROUNDS = frozenset({RedOpType.SUM, RedOpType.PRODUCT, RedOpType.AVG, RedOpType.PREMUL_SUM})
+_SUMS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
+
+
+def run(links: Links, call: Call) -> None:
+    """Runs a collective of all ranks."""
+    _RUN[call.name](links, call)
+
+
+def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
+    """`ins[i]` to `peers[i]` and `outs[i]` from it, but for i = `mine`."""
+    messages, n = [], len(peers)
+    for step in range(1, n):  # staggered, so that not all talk to the same one at once
+        to, source = (mine + step) % n, (mine - step) % n
+        if outs[source].numel():
+            messages.append(Message(False, peers[source], bytes_of(outs[source])))
+        if ins[to].numel():
+            messages.append(Message(True, peers[to], bytes_of(ins[to])))
+    return messages
+
+
+# --- reductions --------------------------------------------------------------------------------------
+
+
+class _Reduction:
+    """How a call's values are reduced in steps: first in the hosts, then between them."""
+
+    def __init__(self, call: Call, size: int) -> None:
+        assert call.op is not None
+        assert call.dtype is not None
+        self.op = call.op  # in the hosts
+        kind = call.op.type
+        self.between = ReduceOp(RedOpType.SUM) if kind in _SUMS else call.op
+        self._average = size if kind is RedOpType.AVG else 0
+        if self._average:
+            self.op = self.between
+        self.dtype = call.dtype
+        self.widens = call.dtype in _NARROW and kind in _ROUNDS
+        self.wide = torch.float32 if self.widens else call.dtype
+
+    def finish(self, total: Tensor, out: Tensor) -> None:
+        """From the total of all ranks to the result; both may be the same memory."""
+        if self._average:
+            _core.fold(total, [total], int(RedOpType.AVG), None, self._average)
+        if out.data_ptr() != total.data_ptr():
+            out.copy_(total)
+
+    def fold(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """All hosts' parts into the result."""
+        total = out if not self.widens else torch.empty(out.shape, dtype=self.wide)
+        _core.fold(total, list(parts), self.between.code, None, len(parts))
+        self.finish(total, out)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,))
+
+
+def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
+    """The reduction of `values`, which are in the wide type, on all ranks."""
+    part = torch.empty_like(values)
+    local = sub("reduce", [values], [part], root=0, op=reduction.op)
+    size, width = part.numel() * part.element_size(), part.numel() * reduction.dtype.itemsize
+
+    def combine(slots: list[Tensor]) -> Tensor:
+        out = torch.empty(part.shape, dtype=reduction.dtype)
+        reduction.fold([s[:size].view(reduction.wide) for s in slots], out)
+        return bytes_of(out)
+
+    return agree(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
+
+
+def _all_reduce(links: Links, call: Call) -> None:
+    flat = _flat(call.outputs[0])
+    reduction = _Reduction(call, links.layout.size)
+    if flat.numel() * reduction.wide.itemsize <= INLINE:
+        flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
+        return
+    agree(links, call)
+    layout = links.layout
+    scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
+    for piece in torch.split(flat, _PIECE):
+        values = scratch[: piece.numel()].copy_(piece) if reduction.widens else piece
+        part = _reduced_share(links, call, reduction, values)
+        outs = _shares(layout, piece)
+        if part.numel():
+            _all_reduce_between(links, call, reduction, part, outs[layout.local])
+        links.local(sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
+
+
+def _shares(layout: Layout, values: Tensor) -> list[Tensor]:
+    """One for each rank of the host, the same in every host: those that only some hosts have get nothing."""
+    shares = list(values.tensor_split(layout.smallest))
+    return shares + [values[:0]] * (len(layout.members) - layout.smallest)
+
+
+def _reduced_share(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
+    """The host's sum of this rank's share of `values`, in memory of its own."""
+    shares = _shares(links.layout, values)
+    part = torch.empty_like(shares[links.layout.local])
+    links.local(sub("reduce_scatter_v", shares, [part], op=reduction.op), call.remaining())
+    return part
+
+
+def _all_reduce_between(links: Links, call: Call, reduction: _Reduction, part: Tensor, out: Tensor) -> None:
+    """All-reduces a share among its ranks, one of each host: everyone folds a part of it."""
+    layout = links.layout
+    hosts, mine = len(layout.hosts), layout.host
+    peers = [ranks[layout.local] for ranks in layout.hosts]
+    parts, outs = part.tensor_split(hosts), out.tensor_split(hosts)
+    gathered = [parts[mine] if h == mine else torch.empty_like(parts[mine]) for h in range(hosts)]
+    links.messages(_trade(peers, mine, parts, gathered), call.remaining())
+    reduction.fold(gathered, outs[mine])
+    links.messages(_trade(peers, mine, [outs[mine]] * hosts, outs), call.remaining())
+
+
+def _reduce(links: Links, call: Call) -> None:
+    layout = links.layout
+    flat = _flat(call.outputs[0] if call.outputs else call.inputs[0])
+    reduction = _Reduction(call, layout.size)
+    is_root = layout.rank == call.root
+    if flat.numel() * reduction.wide.itemsize <= INLINE:
+        result = _small_reduction(links, call, reduction, flat.to(reduction.wide))
+        if is_root:
+            flat.copy_(result)
+        return
+    agree(links, call)
+    home, local = layout.host_of[call.root], layout.local
+    fetcher = layout.hosts[home][local] if local < layout.smallest else -1
+    for piece in torch.split(flat, _PIECE):
+        part = _reduced_share(links, call, reduction, piece.to(reduction.wide))
+        if layout.host != home:
+            if part.numel():
+                links.messages([Message(True, fetcher, bytes_of(part))], call.remaining())
+            continue
+        outs = _shares(layout, piece)
+        mine = outs[local] if is_root else torch.empty_like(outs[local])
+        messages = []
+        if part.numel():
+            gathered = [part if h == home else torch.empty_like(part) for h in range(len(layout.hosts))]
+            sources = [(h, layout.hosts[h][local]) for h in range(len(gathered)) if h != home]
+            receives = [Message(False, rank, bytes_of(gathered[h])) for h, rank in sources]
+            links.messages(receives, call.remaining())
+            reduction.fold(gathered, mine)
+            messages = [] if is_root else [Message(True, call.root, bytes_of(mine))]
+        if is_root:
+            others = [(r, out) for r, out in zip(layout.members, outs, strict=True) if r != layout.rank]
+            messages = [Message(False, r, bytes_of(out)) for r, out in others if out.numel()]
+        if messages:
+            links.messages(messages, call.remaining())
+
+
+def _reduce_scatter(links: Links, call: Call) -> None:
+    layout = links.layout
+    out = _flat(call.outputs[0])
+    reduction = _Reduction(call, layout.size)
+    if len(call.inputs) == 1:
+        parts = [_flat(call.inputs[0])[r * out.numel() :][: out.numel()] for r in range(layout.size)]
+    else:
+        parts = [_flat(t) for t in call.inputs]
+    counts = [parts[r].numel() for r in layout.order]
+    if sum(counts) * reduction.wide.itemsize <= INLINE:
+        values = torch.cat([parts[r] for r in layout.order]).to(reduction.wide)
+        whole = _small_reduction(links, call, reduction, values)
+        out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
+        return
+    agree(links, call)
+    sums: dict[int, Tensor] = {}  # this host's, by the rank that gets it
+    for ranks in _rounds(layout):
+        ins = [parts[r].to(reduction.wide) for r in ranks]
+        ins += [torch.empty(0, dtype=reduction.wide)] * (len(layout.members) - len(ranks))
+        part = torch.empty_like(ins[layout.local])
+        links.local(sub("reduce_scatter_v", ins, [part], op=reduction.op), call.remaining())
+        if layout.local < len(ranks):
+            sums[ranks[layout.local]] = part
+    own = sums.pop(layout.rank)
+    gathered = [own if h == layout.host else torch.empty_like(own) for h in range(len(layout.hosts))]
+    messages = []
+    if own.numel():
+        for h, ranks in enumerate(layout.hosts):
+            if h != layout.host:
+                messages.append(Message(False, ranks[layout.local % len(ranks)], bytes_of(gathered[h])))
+    messages += [Message(True, r, bytes_of(part)) for r, part in sums.items() if part.numel()]
+    if messages:
+        links.messages(messages, call.remaining())
+    reduction.fold(gathered, out)
+
+
+def _rounds(layout: Layout) -> list[tuple[int, ...]]:
+    """All ranks, host by host, as many at a time as this host has ranks: one for each of them to serve."""
+    n = len(layout.members)
+    return [ranks[i : i + n] for ranks in layout.hosts for i in range(0, len(ranks), n)]
+
+
+# --- copies ------------------------------------------------------------------------------------------
+
+
+def _barrier(links: Links, call: Call) -> None:
+    agree(links, call)
+
+
+def _broadcast(links: Links, call: Call) -> None:
+    layout = links.layout
+    data = bytes_of(call.outputs[0])
+    source, from_here = layout.host_of[call.root], layout.local_of[call.root]
+    at_home = layout.host == source
+    if data.numel() <= INLINE:
+        copy = data.clone()
+        local = sub("broadcast", [copy], [copy], root=from_here) if at_home else None
+        result = agree(links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel())
+        if layout.rank != call.root:
+            data.copy_(result)
+        return
+    agree(links, call)
+    if at_home:
+        links.local(sub("broadcast", [data], [data], root=from_here), call.remaining())
+        here = len(layout.members)
+        messages = []
+        for ranks in layout.hosts:
+            shares = data.tensor_split(len(ranks))
+            for i, share in enumerate(shares):
+                if ranks is not layout.members and i % here == layout.local:
+                    messages.append(Message(True, ranks[i], share))
+        if messages:
+            links.messages(messages, call.remaining())
+    else:
+        shares = data.tensor_split(len(layout.members))
+        ranks = layout.hosts[source]
+        mine = shares[layout.local]
+        links.messages([Message(False, ranks[layout.local % len(ranks)], mine)], call.remaining())
+        links.local(sub("all_gather_v", [mine], list(shares)), call.remaining(), late=True)
+
+
+def _all_gather(links: Links, call: Call) -> None:
+    layout = links.layout
+    mine = bytes_of(call.inputs[0])
+    outs = parts_of(call.outputs, None, layout.size)
+    hosts = [sum(outs[r].numel() for r in ranks) for ranks in layout.hosts]
+    if max(hosts) <= INLINE:
+        sizes = [outs[r].numel() for r in layout.order]
+        block = torch.empty(hosts[layout.host], dtype=_BYTE)
+        places = list(torch.split(block, [outs[r].numel() for r in layout.members]))
+        gather = sub("all_gather_v", [mine], places)
+
+        def combine(slots: list[Tensor]) -> Tensor:
+            return torch.cat([slot[:size] for slot, size in zip(slots, hosts, strict=True)])
+
+        whole = agree(links, call, gather, block, combine, sum(sizes))
+        for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
+            outs[rank].copy_(part)
+        return
+    agree(links, call)
+    if outs[layout.rank].data_ptr() != mine.data_ptr():
+        outs[layout.rank].copy_(mine)
+    messages, here = [], len(layout.members)
+    for h, ranks in enumerate(layout.hosts):
+        if h == layout.host:
+            continue
+        if mine.numel():
+            messages.append(Message(True, ranks[layout.local % len(ranks)], mine))
+        fetched = [r for r in ranks[layout.local :: here] if outs[r].numel()]
+        messages += [Message(False, r, outs[r]) for r in fetched]
+    if messages:
+        links.messages(messages, call.remaining())
+    for ranks in _rounds(layout):
+        parts = [outs[r] for r in ranks]
+        parts += [torch.empty(0, dtype=_BYTE)] * (here - len(ranks))
+        links.local(sub("all_gather_v", [parts[layout.local]], parts), call.remaining(), late=True)
+
+
+def _straight(links: Links, call: Call) -> None:
+    agree(links, call)
+    links.straight(call)
+
+
+_RUN: dict[str, Callable[[Links, Call], None]] = {
+    "broadcast": _broadcast,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "all_gather_v": _all_gather,
+    "all_gather_single": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_v": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter,
+    "all_to_all_single": _straight,
+    "all_to_all_v_single": _straight,
+    "all_to_all": _straight,
+    "barrier": _barrier,
+    "scatter": _straight,
+    "gather": _straight,
+    "gather_single": _straight,
+}
+
+OPERATIONS_HERE = frozenset(_RUN)

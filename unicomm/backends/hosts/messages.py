@@ -1,0 +1,198 @@
+"""Messages over two backends side by side: those within the host, and those between hosts."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from unicomm.comms.backend import Exchange
+from unicomm.comms.errors import CommError, CommTimeoutError
+from unicomm.comms.failures.threads import Threads
+from unicomm.comms.operations.call import Message
+
+_LONG = 1e6  # seconds
+_threads = Threads("unicomm-hosts")
+
+Over = tuple[int, int, CommError | None]
+
+
+def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Runs `job` in another thread while `main` runs in this one; returns when both are over.
+
+    A `CommError` of one of them has ended the other, or is none of its business; after any other exception
+    `stop` does. Raises the first.
+    """
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def attempt(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            errors.append(error)
+            if not isinstance(error, CommError):
+                stop()
+
+    def run() -> None:
+        attempt(job)
+        over.set()
+
+    _threads.run(run)
+    attempt(main)
+    over.wait()
+    if errors:
+        raise errors[0]
+
+
+# Opens a part's exchange; and what the communicator's error is for one of the part, whose unfinished messages
+# are with some peers.
+Part = tuple[Callable[[], Exchange], Callable[[CommError, Collection[int]], CommError]]
+
+
+class BothExchange(Exchange):
+    """The exchanges of two parts, near and far, as one. `place` says whose a message is, and its form there.
+
+    While only one part has messages the caller's thread runs it; else another thread runs the far one.
+    """
+
+    def __init__(self, near: Part, far: Part, place: Callable[[Message], tuple[bool, Message]]) -> None:
+        self._parts, self._place = (near, far), place
+        self._open: list[Exchange | None] = [None, None]
+        # By part, and by a message's number there: its number here, and the peer.
+        self._waiting: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = ({}, {})
+        self._counts = [0, 0]
+        self._added = 0
+        self._driver: _Driver | None = None
+
+    def add(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            is_far, placed = self._place(message)
+            self._waiting[is_far][self._counts[is_far]] = (self._added, message.peer)
+            self._counts[is_far] += 1
+            self._added += 1
+            if is_far and self._driver is not None:
+                self._driver.add(placed)
+                continue
+            part = self._open[is_far]
+            if part is None:
+                part = self._open[is_far] = self._parts[is_far][0]()
+            part.add([placed])
+
+    def run(self, timeout: float, limit: float) -> list[Over]:
+        near, far = self._waiting
+        if self._driver is None and not (near and far):
+            return self._run_part(bool(far), timeout, limit)
+        if self._driver is None:
+            opened = self._open[True]
+            assert opened is not None
+            self._driver = _Driver(opened, self._near_interrupt)
+        end = time.monotonic() + timeout
+        within = min(timeout, limit, _LONG)
+        over = []
+        if near:
+            over, within = self._run_part(False, _LONG, within), 0.0
+        try:
+            over += self._take(True, self._driver.take(within))
+        except CommError as error:
+            raise self._error(True, error) from error
+        if not over and time.monotonic() >= end:
+            raise self._late(timeout)
+        return over
+
+    def _late(self, timeout: float) -> CommError:
+        # Which one it is whose time is over, the caller knows; peers on other hosts are later more often.
+        peers = sorted({peer for _, peer in (self._waiting[True] or self._waiting[False]).values()})
+        who = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {', '.join(map(str, peers))}"
+        late = CommTimeoutError(
+            f"messages with {who} were not over after {timeout:g} s",
+            hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
+        )
+        return self._error(True, late)
+
+    def _run_part(self, is_far: bool, timeout: float, limit: float) -> list[Over]:
+        part = self._open[is_far]
+        assert part is not None
+        try:
+            return self._take(is_far, part.run(timeout, limit))
+        except CommError as error:
+            raise self._error(is_far, error) from error
+
+    def _error(self, is_far: bool, error: CommError) -> CommError:
+        return self._parts[is_far][1](error, {peer for _, peer in self._waiting[is_far].values()})
+
+    def _take(self, is_far: bool, over: list[Over]) -> list[Over]:
+        taken: list[Over] = []
+        for number, _, error in over:
+            failed = None if error is None else self._error(is_far, error)
+            index, peer = self._waiting[is_far].pop(number)
+            taken.append((index, peer, failed))
+        return taken
+
+    def _near_interrupt(self) -> None:
+        if (near := self._open[False]) is not None:
+            near.interrupt()
+
+    def interrupt(self) -> None:
+        self._near_interrupt()
+        if (driver := self._driver) is not None:
+            driver.results.put([])
+        elif (far := self._open[True]) is not None:
+            far.interrupt()
+
+    def close(self) -> None:
+        near, far = self._open
+        if near is not None:
+            near.close()
+        if self._driver is not None:
+            self._driver.close()
+        elif far is not None:
+            far.close()
+
+
+class _Driver:
+    """Runs the far exchange in a thread of its own, and says `rouse` when a message is over."""
+
+    def __init__(self, far: Exchange, rouse: Callable[[], None]) -> None:
+        self.results: queue.SimpleQueue[list[Over] | CommError] = queue.SimpleQueue()
+        self._far, self._rouse = far, rouse
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._closing = False
+        _threads.run(self._loop)
+
+    def add(self, message: Message) -> None:
+        self._inbox.put(message)
+        self._far.interrupt()
+
+    def take(self, seconds: float) -> list[Over]:
+        """What is over since; waits for something up to `seconds`. Raises what ended all."""
+        over: list[Over] = []
+        while True:
+            try:
+                got = self.results.get(timeout=seconds) if seconds else self.results.get_nowait()
+            except queue.Empty:
+                return over
+            seconds = 0.0
+            if isinstance(got, CommError):
+                raise got
+            over += got
+
+    def close(self) -> None:
+        self._closing = True
+        self._far.interrupt()
+
+    def _loop(self) -> None:
+        while not self._closing:
+            while not self._inbox.empty():
+                self._far.add([self._inbox.get()])
+            try:
+                over = self._far.run(_LONG, _LONG)
+            except CommError as error:
+                self.results.put(error)
+                self._rouse()
+                break
+            if over:
+                self.results.put(over)
+                self._rouse()
+        self._far.close()

@@ -1,0 +1,348 @@
+"""The watch: what the ranks of a communicator tell one another when something goes wrong.
+
+A thread of the process holds a connection to every other rank of each communicator that is watched. It
+notices a rank whose process ends, for then the connection does; it tells the others when this rank gives up;
+and when an operation is overdue it asks all others where they are. Their threads answer at once, whatever
+their ranks are doing. The first fault that a rank learns of is its fault for good, so all raise the same.
+
+Nothing here needs the store, which may be gone with the rank that hosts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from unicomm.comms.operations.table import OPERATIONS, Kind
+
+from . import monitor
+from . import wire as messages
+from .sockets import Sockets
+from .user_frame import where_is
+from .wire import Fault, Here, Pending
+
+ANSWER = 1.0  # seconds in which a rank has to say where it is; one that cannot is named
+COMPARE = 0.5  # seconds after which a rank asks what the peers of its messages wait for
+_LOOK = 0.01  # seconds between two looks
+
+
+class Awaited(NamedTuple):
+    """A message that a rank waits for; `peer` is -1 for whoever sends."""
+
+    peer: int
+    send: bool
+    number: int
+    nbytes: int
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """What a rank is in. `number`: of a collective, else 0; `awaits`: messages. `compare`: when to ask their
+    peers what those wait for.
+    """
+
+    name: str
+    number: int
+    timeout: float
+    deadline: float
+    awaits: list[Awaited] = dataclasses.field(default_factory=list)
+    compare: float = monitor.FOREVER
+
+
+class Watch:
+    """One communicator's. `on_fault` is called once, from any thread, by the first fault; it must not wait.
+
+    Attributes:
+        entered: collectives that this rank has entered. sent, taken: messages that it has begun, by peer.
+        inside: the operation that this is a part of, which waits elsewhere meanwhile; "" for none.
+    """
+
+    def __init__(self, sockets: Sockets, rank: int, on_fault: Callable[[], None]) -> None:
+        self.rank = rank
+        self.entered = 0
+        self.inside = ""
+        self.sent: dict[int, int] = {}
+        self.taken: dict[int, int] = {}
+        self.fault: Fault | None = None
+        self.fault_at = 0.0  # of this process's monotonic clock
+        self._sockets = dict(sorted(sockets.items()))
+        self._on_fault = on_fault
+        self._known = threading.Event()  # that there is a fault
+        self._closed = False
+        self._lock = threading.Lock()
+        self._operation: Operation | None = None
+        self._thread = threading.get_ident()  # the rank's: where it is when it is elsewhere
+        self._inbox = {peer: messages.Inbox() for peer in sockets}
+        self._left: dict[int, int] = {}  # ranks that have finalized, with what they had entered
+        self._gone: dict[int, str] = {}  # ranks whose connection has ended, and how
+        self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
+        self._roll: dict[int, Here] = {}
+        self._answers: dict[int, Here] = {}  # since `elsewhere` asked
+        self._asked: Operation | None = None
+        self._answer_by = 0.0
+        for s in sockets.values():
+            s.setblocking(False)
+        if sockets:
+            monitor.current.add(self)
+
+    # --- the rank's own threads ------------------------------------------------------------------------
+
+    def begin(self, operation: Operation) -> None:
+        """The rank enters an operation. Call `end` when it is over."""
+        with self._lock:
+            self._operation = operation
+            if operation.number:
+                self.entered = operation.number
+            missing = self._left_before(operation)
+        if missing:  # the monitor knows by then whether they had a reason
+            monitor.current.due(0.0)
+            self._known.wait(10 * ANSWER)
+        monitor.current.due(min(operation.deadline, operation.compare))
+
+    def end(self) -> None:
+        with self._lock:
+            self._operation = None
+
+    def expect_slow(self, name: str, seconds: float) -> None:
+        """This rank will be long; replaces what it said before."""
+        with self._lock:
+            self._slow[self.rank] = (time.monotonic() + seconds, name)
+            self._tell(messages.slow(name, seconds))
+        monitor.current.look()
+
+    def patience(self) -> float:
+        """Until when the ranks ask each other to wait."""
+        return max((until for until, _ in self._slow.copy().values()), default=0.0)
+
+    def overdue(self, operation: Operation) -> None:
+        """Returns when the fault of an operation whose deadline has passed is known."""
+        operation.deadline = 0.0
+        self.begin(operation)
+        if not self._sockets:
+            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+        if not self._known.wait(10 * ANSWER):
+            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+
+    def give_up(self, fault: Fault) -> Fault:
+        """This rank has a fault, unless it had one; the others are told. Returns the one that it has."""
+        with self._lock:
+            return self._set(fault)
+
+    def explain(self, peers: Sequence[int]) -> Fault | None:
+        """Why a connection has ended, by what the others say, of whom `peers` were needed; waits for that."""
+        end = time.monotonic() + 2 * ANSWER
+        while not self._known.wait(_LOOK) and time.monotonic() < end:
+            if left := tuple(sorted(p for p in peers if p in self._left)):
+                return self.give_up(Fault("lost", self.rank, dead=left, detail="finalized"))
+        return self.fault
+
+    def check_left(self, ranks: Sequence[int]) -> None:
+        """For this rank, those that have finalized are lost from now on."""
+        with self._lock:
+            if left := tuple(sorted(r for r in ranks if r in self._left)):
+                self._set(Fault("lost", self.rank, dead=left, detail="finalized"))
+
+    def elsewhere(self, ranks: Collection[int]) -> list[int]:
+        """Those of `ranks` that are in no operation, or do not answer; waits for their answers."""
+        with self._lock:
+            asked = [r for r in ranks if r in self._sockets and r not in self._gone and r not in self._left]
+            self._answers = {}
+            self._tell(messages.ask(), asked)
+        end = time.monotonic() + 2 * ANSWER
+        while any(r not in self._answers for r in asked) and time.monotonic() < end:
+            time.sleep(_LOOK)
+        inside = {r for r, answer in self._answers.copy().items() if answer.inside}
+        return [r for r in ranks if r not in inside]
+
+    def close(self) -> None:
+        """This rank leaves. Returns when the connections are closed; waits for no other rank."""
+        with self._lock:
+            self._tell(messages.bye(self.entered))
+            self._closed = True
+        monitor.current.remove(self)
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        for s in self._sockets.values():
+            s.close()
+        self._sockets.clear()
+
+    # --- under the lock ----------------------------------------------------------------------------------
+
+    def _set(self, fault: Fault, tell: bool = True) -> Fault:
+        if self.fault is not None:
+            return self.fault
+        self.fault_at = time.monotonic()
+        self.fault = fault
+        if tell:
+            self._tell(messages.fault(fault))
+        self._known.set()
+        self._on_fault()
+        return fault
+
+    def _tell(self, data: bytes, peers: Sequence[int] | None = None) -> None:
+        for peer in self._sockets if peers is None else peers:
+            # Some hundred bytes, which always fit: a rank that reads nothing for that long is stopped.
+            with contextlib.suppress(OSError):
+                self._sockets[peer].send(data)
+
+    # --- the monitor's thread ----------------------------------------------------------------------------
+
+    def sockets(self) -> list[tuple[int, socket.socket]]:
+        return [(peer, s) for peer, s in self._sockets.items() if peer not in self._gone]
+
+    def next_time(self) -> float:
+        operation = self._operation
+        if operation is None or self.fault is not None:
+            return monitor.FOREVER
+        if self._asked is operation:
+            return self._answer_by
+        return min(operation.compare, max(operation.deadline, self.patience()))
+
+    def readable(self, peer: int) -> None:
+        with self._lock:
+            # Under the lock: a socket closed while it is read may be another's by then, by its number.
+            if self._closed:
+                return
+            try:
+                data = self._sockets[peer].recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                data, self._gone[peer] = b"", error.strerror or str(error)
+            if not data:
+                self._gone.setdefault(peer, "")
+                return
+            try:
+                for message in self._inbox[peer].feed(data):
+                    self._hear(peer, message)
+            except ValueError as error:
+                self._gone[peer] = f"it sent what nobody can read ({error})"
+
+    def _hear(self, peer: int, message: messages.Message) -> None:
+        if isinstance(message, messages.Ask):
+            self._tell(messages.here(self._here(peer)), [peer])
+        elif isinstance(message, Here):
+            self._answers[peer] = message
+            self._compare(peer, message)
+            if self._asked is not None:
+                self._roll[peer] = message
+        elif isinstance(message, messages.Slow):
+            self._slow[peer] = (time.monotonic() + message.seconds, message.name)
+        elif isinstance(message, messages.Bye):
+            # What follows from it is seen when all that came has been read: it may have left because
+            # of a fault of which another rank has told.
+            self._left[peer] = message.entered
+        elif message.by == peer:
+            self._set(message, tell=False)
+
+    def _compare(self, peer: int, answer: Here) -> None:
+        """The sizes of a message at its two ends."""
+        operation = self._operation
+        for mine in [] if operation is None else operation.awaits.copy():
+            for theirs in answer.pending:
+                one_message = mine.peer == peer and mine.send != theirs.send and mine.number == theirs.number
+                if one_message and mine.nbytes != theirs.nbytes:
+                    sender, receiver = (self.rank, peer) if mine.send else (peer, self.rank)
+                    sent, expected = (mine, theirs) if mine.send else (theirs, mine)
+                    text = f"rank {receiver} expects {expected.nbytes} bytes from rank {sender}, which sends"
+                    both = tuple(sorted((sender, receiver)))
+                    self._set(Fault("mismatch", self.rank, late=both, detail=f"{text} {sent.nbytes}"))
+                    return
+
+    def _here(self, peer: int) -> Here:
+        operation = self._operation
+        awaits = [] if operation is None else operation.awaits.copy()
+        return Here(
+            self.entered,
+            self.inside if operation is None else operation.name,
+            self.sent.get(peer, 0),
+            self.taken.get(peer, 0),
+            where_is(self._thread),
+            tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer),
+        )
+
+    def on_time(self, now: float) -> None:
+        """Called after whatever was readable has been read, and when `next_time` has come."""
+        with self._lock:
+            if self._closed:
+                return
+            gone = {peer: why for peer, why in self._gone.items() if peer not in self._left}
+            if gone and self.fault is None:
+                why = "; ".join(dict.fromkeys(filter(None, gone.values())))
+                self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
+            operation = self._operation
+            if self.fault is None and operation is not None and (missing := self._left_before(operation)):
+                self._set(Fault("lost", self.rank, dead=missing, detail="finalized"))
+            if operation is not None and self.fault is None and now >= operation.compare:
+                operation.compare = monitor.FOREVER
+                self._tell(messages.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
+            if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
+                self._asked = None
+                return
+            here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
+            if self._asked is not operation:
+                self._asked, self._roll, self._answer_by = operation, {}, now + ANSWER
+                self._tell(messages.ask(), here)
+            if now >= self._answer_by or all(peer in self._roll for peer in here):
+                self._set(self._verdict(operation))
+
+    def _left_before(self, operation: Operation) -> tuple[int, ...]:
+        """Those that have finalized and will not come to it."""
+        return tuple(peer for peer, entered in sorted(self._left.items()) if entered < operation.number)
+
+    def _verdict(self, operation: Operation) -> Fault:
+        """Whom an overdue operation waits for."""
+        absent: list[int] = []
+        late: list[int] = []
+        where: dict[int, str] = {}
+        dead = [p for p in self._sockets if p in self._left and self._missed(operation, p, None)]
+        for peer in self._sockets:
+            if peer in self._left:
+                continue
+            answer = self._roll.get(peer)
+            if answer is None:
+                absent.append(peer)
+                where[peer] = "does not answer: it is stopped, or something in it holds Python's lock"
+            elif self._missed(operation, peer, answer):
+                (late if answer.inside else absent).append(peer)
+                if answer.where:
+                    inside = f", in {answer.inside}" if answer.inside else ""
+                    where[peer] = f"is at {answer.where}{inside}"
+                if peer in self._slow:
+                    where[peer] = (
+                        f"{where.get(peer, '')} (it had asked for time, for '{self._slow[peer][1]}')"
+                    )
+        if dead or absent:  # who is in an earlier collective waits for them
+            waiting = [peer for peer in late if _is_collective(self._roll[peer].inside)]
+            late = [peer for peer in late if peer not in waiting]
+            where = {peer: said for peer, said in where.items() if peer not in waiting}
+        return Fault(
+            "timeout",
+            self.rank,
+            tuple(dead),
+            tuple(absent),
+            tuple(late),
+            where,
+            timeout=operation.timeout,
+        )
+
+    def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
+        if operation.number:
+            return (self._left[peer] if answer is None else answer.entered) < operation.number
+        for other, send, number, _ in operation.awaits:
+            if other not in (peer, -1):
+                continue
+            # A receive from any rank is everybody's who has not sent: nobody knows who was to.
+            if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
+                return True
+        return False
+
+
+def _is_collective(name: str) -> bool:
+    return name in OPERATIONS and OPERATIONS[name].kind is Kind.COLLECTIVE

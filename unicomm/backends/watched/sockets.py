@@ -1,0 +1,169 @@
+"""Sockets from each rank to each other one, private to the ranks of one communicator.
+
+A rank listens at one address until all others have called. Who calls says the secret that the listener gave
+the members through the rendezvous; whoever does not, or says it too slowly, is hung up on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from unicomm.comms.errors import BackendError
+from unicomm.comms.membership.handles import notice_silence
+from unicomm.comms.membership.rendezvous import Rendezvous
+
+_SECRET = 16  # bytes
+_HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
+_PATIENCE = 2.0  # seconds in which a caller has to say who it is
+_LOOK = 0.2  # seconds between two looks at whether somebody has left
+_STRANGERS = 64  # callers that may wait besides the members
+
+Sockets = dict[int, socket.socket]
+
+
+def connect(
+    rendezvous: Rendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
+) -> list[Sockets]:
+    """`each` sockets to every other rank, as one dict by rank for each. Called by all members.
+
+    `host`: the address to listen at. `library`: whose ranks they are, for errors. `trouble`: what this
+    member had on its way here, if anything.
+    Returns when all are connected. Raises `CommTimeoutError` naming who did not come or stands still,
+    `BackendError` on all when one had trouble, within the rendezvous' time.
+    """
+    rank, size = rendezvous.rank, rendezvous.size
+    made: list[Sockets] = [{} for _ in range(each)]
+    secret = secrets.token_bytes(_SECRET)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(_close, made)
+        try:
+            listener = _listen(host, each * size + _STRANGERS)
+        except OSError as error:
+            raise _unreachable(f"cannot listen at {host}", error, comm, library) from error
+        with listener:
+            mine = {"address": listener.getsockname()[:2], "secret": secret.hex(), "trouble": trouble}
+            posts = rendezvous.exchange(f"{library} mesh", json.dumps(mine).encode())
+            there = [json.loads(post) for post in posts]
+            _refuse([post["trouble"] for post in there], rendezvous, comm, library)
+            for peer in range(rank):
+                address, key = there[peer]["address"], bytes.fromhex(there[peer]["secret"])
+                for number in range(each):
+                    try:
+                        made[number][peer] = s = socket.create_connection(
+                            tuple(address), max(0.1, rendezvous.remaining())
+                        )
+                        s.sendall(_HELLO.pack(key, rank, number))
+                    except OSError as error:
+                        _await_cause(rendezvous)
+                        raise _unreachable(
+                            f"cannot reach rank {peer} at {address[0]}", error, comm, library
+                        ) from error
+            trouble = _accept(listener, secret, made, rank, rendezvous)
+        for sockets in made:
+            for s in sockets.values():
+                _tune(s)
+        troubles = rendezvous.exchange(f"{library} connected", trouble.encode())
+        _refuse([text.decode() for text in troubles], rendezvous, comm, library)
+        on_error.pop_all()
+    return made
+
+
+def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str, library: str) -> None:
+    if bad := [r for r, trouble in enumerate(troubles) if trouble]:
+        raise BackendError(
+            f"{library} could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",
+            comm=comm,
+            culprits=[rendezvous.labels[r] for r in bad],
+            hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
+        )
+
+
+def _await_cause(rendezvous: Rendezvous) -> None:
+    """Raises what another member says, if it has given up: that is why nobody listens there."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        rendezvous.check()
+        time.sleep(_LOOK / 10)
+
+
+def patience(rendezvous: Rendezvous) -> float:
+    """Seconds for one step of connecting: some are kept for telling the others what came of it."""
+    return 0.8 * rendezvous.remaining()
+
+
+def _close(made: Sequence[Sockets]) -> None:
+    for sockets in made:
+        for s in sockets.values():
+            s.close()
+
+
+def _listen(host: str, backlog: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.bind(address)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _accept(
+    listener: socket.socket, secret: bytes, made: Sequence[Sockets], rank: int, rendezvous: Rendezvous
+) -> str:
+    """Waits for the members above. Returns what went wrong, for the others to hear."""
+    above = range(rank + 1, rendezvous.size)
+    end = time.monotonic() + patience(rendezvous)
+    while missing := [peer for peer in above if any(peer not in sockets for sockets in made)]:
+        listener.settimeout(max(0.01, min(_LOOK, end - time.monotonic())))
+        try:
+            caller = listener.accept()[0]
+        except TimeoutError:
+            rendezvous.check()  # a member that cannot connect has told everybody
+            if time.monotonic() < end:
+                continue
+            return f"ranks {[rendezvous.labels[r] for r in missing]} did not connect in time"
+        given, peer, number = _hello(caller) or (b"", -1, 0)
+        known = hmac.compare_digest(given, secret) and peer in above and number < len(made)
+        if known and peer not in made[number]:
+            made[number][peer] = caller
+        else:
+            caller.close()
+    return ""
+
+
+def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
+    said, end = b"", time.monotonic() + _PATIENCE
+    try:
+        while len(said) < _HELLO.size:
+            caller.settimeout(max(0.01, end - time.monotonic()))
+            more = caller.recv(_HELLO.size - len(said))
+            if not more or time.monotonic() > end:
+                return None
+            said += more
+    except OSError:
+        return None
+    given, peer, number = _HELLO.unpack(said)
+    return given, peer, number
+
+
+def _tune(s: socket.socket) -> None:
+    s.settimeout(None)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    notice_silence(s, 1)
+
+
+def _unreachable(what: str, error: OSError, comm: str, library: str) -> BackendError:
+    return BackendError(
+        f"{library}: {what}: {error.strerror or error}",
+        comm=comm,
+        hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
+    )

@@ -1,0 +1,34 @@
+"""Where a thread of this process is: the innermost line that is the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+
+import torch
+
+import unicomm
+
+_OURS = os.path.join(os.path.dirname(os.path.abspath(unicomm.__file__)), "")
+_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+_OTHERS = os.path.join(_LIBRARY, "site-packages", "")
+
+
+def where_is(thread: int) -> str:
+    """`file:line in function`, or "" when it cannot be told. Of the main thread, if there is no `thread`."""
+    frames = sys._current_frames()
+    frame = frames.get(thread) or frames.get(threading.main_thread().ident or 0)
+    while frame is not None and _is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_machinery(file: str) -> bool:
+    if file.startswith((_OURS, _TORCH, "<frozen")):
+        return True
+    return file.startswith(_LIBRARY) and not file.startswith(_OTHERS)

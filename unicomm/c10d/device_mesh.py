@@ -1,0 +1,136 @@
+"""A torch `DeviceMesh` over communicators that exist already: one for each dimension.
+
+world = unicomm.new_comm("auto", torch.device("cpu"))
+dp, tp = world.split(...), world.split(...)
+mesh = init_device_mesh((dp, tp), ("dp", "tp"), global_comm=world)
+fully_shard(model, mesh=mesh["dp"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import _register_process_group as register_process_group
+from torch.distributed.device_mesh import DeviceMesh
+
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.errors import InvalidArgumentError, NotReadyError
+
+from .process_group import UnicommProcessGroup
+
+
+def init_device_mesh(
+    comms: Sequence[Communicator],
+    names: Sequence[str],
+    mesh: torch.Tensor | None = None,
+    global_comm: Communicator | None = None,
+) -> DeviceMesh:
+    """A `DeviceMesh` whose dimension `names[i]` communicates by `comms[i]`. Called by all ranks of the mesh.
+
+    Sends nothing. `destroy_process_group()` finalizes the communicators together with their groups.
+
+    Args:
+        comms: this rank's communicators. The ranks of `comms[i]` are the line of the mesh through this rank
+            along dimension i, in order.
+        names: of the dimensions.
+        mesh: global ranks, one dimension for each communicator. May be left out when ranks are evenly
+            spaced along each dimension, as in `arange(n).reshape(...)`.
+        global_comm: of all ranks of the job. Needed where torch.distributed is not initialized: it becomes
+            the default group, since much of torch asks that for a process's rank. In one dimension `comms[0]`
+            serves.
+
+    Raises:
+        InvalidArgumentError: the communicators do not make up a mesh.
+        NotReadyError: torch.distributed is not initialized, and `global_comm` is missing.
+    """
+    if not comms or len(comms) != len(names):
+        raise InvalidArgumentError(
+            f"{len(comms)} communicators for {len(names)} dimensions", hint="pass one for each dimension"
+        )
+    kinds = {comm.get_device().type for comm in comms}
+    if len(kinds) > 1:
+        raise InvalidArgumentError(
+            f"the communicators are for different devices: {', '.join(sorted(kinds))}",
+            hint="split them from one communicator",
+        )
+    lines = [comm.get_ranks() for comm in comms]
+    me = {line[comm.get_rank()] for line, comm in zip(lines, comms, strict=True)}
+    if len(me) > 1:
+        raise InvalidArgumentError(
+            f"the communicators disagree about this rank: {sorted(me)}",
+            hint="split them from one communicator",
+        )
+    rank = me.pop()
+    whole = _spanned(lines, rank) if mesh is None else mesh.to(dtype=torch.int, device="cpu")
+    _check(whole, lines, rank)
+    if not dist.is_initialized():
+        if global_comm is None and len(comms) == 1:
+            global_comm = comms[0]
+        if global_comm is None:
+            raise NotReadyError(
+                "torch.distributed is not initialized, and a mesh needs its default group",
+                hint="pass global_comm=, a communicator of all ranks",
+            )
+        c10d._update_default_pg(_registered(global_comm))
+    groups: list[dist.ProcessGroup] = [_registered(comm) for comm in comms]
+    return DeviceMesh.from_group(groups, kinds.pop(), whole, mesh_dim_names=tuple(names))
+
+
+def _spanned(lines: Sequence[Sequence[int]], rank: int) -> torch.Tensor:
+    """The mesh that evenly spaced lines through `rank` span."""
+    first = rank
+    grid = torch.zeros([len(line) for line in lines], dtype=torch.int)
+    for dim, line in enumerate(lines):
+        step = line[1] - line[0] if len(line) > 1 else 0
+        if any(line[i] != line[0] + i * step for i in range(len(line))):
+            raise InvalidArgumentError(
+                f"ranks {list(line)} are not evenly spaced, so that the other lines cannot be told from them",
+                hint="pass mesh=, the global ranks of the whole mesh",
+            )
+        first -= line.index(rank) * step
+        shape = [1] * len(lines)
+        shape[dim] = len(line)
+        grid += (torch.arange(len(line), dtype=torch.int) * step).reshape(shape)
+    return grid + first
+
+
+def _check(mesh: torch.Tensor, lines: Sequence[Sequence[int]], rank: int) -> None:
+    def wrong(message: str) -> InvalidArgumentError:
+        return InvalidArgumentError(message, hint="the line through this rank is what its communicator spans")
+
+    places = (mesh == rank).nonzero()
+    if mesh.dim() != len(lines) or len(places) != 1 or len(set(mesh.flatten().tolist())) != mesh.numel():
+        raise wrong(f"{mesh.tolist()} is no mesh of {len(lines)} dimensions that holds rank {rank} once")
+    for dim, line in enumerate(lines):
+        index: list[Any] = places[0].tolist()
+        index[dim] = slice(None)
+        if mesh[tuple(index)].tolist() != list(line):
+            raise wrong(
+                f"dimension {dim} of the mesh holds ranks {mesh[tuple(index)].tolist()}, its communicator"
+                f" {list(line)}"
+            )
+
+
+def _registered(comm: Communicator) -> UnicommProcessGroup:
+    """The group over `comm` that torch.distributed finds by its name, as if it had made it itself."""
+    world: Any = c10d._world
+    for known in world.pg_map:
+        if isinstance(known, UnicommProcessGroup) and known.get_comm() is comm:
+            return known
+    group = UnicommProcessGroup(comm)
+    name = c10d.GroupName(f"{comm.get_name()} {comm._member.uid}")
+    group._set_group_name(name)
+    group._set_group_desc("mesh")
+    world.pg_map[group] = ("unicomm", group.get_group_store())
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = f"{comm.get_device().type}:unicomm"
+    world.pg_group_ranks[group] = {label: i for i, label in enumerate(comm.get_ranks())}
+    register_process_group(name, group)
+    for tag in ("", f"ptd:{name}"):
+        world.tags_to_pg.setdefault(tag, []).append(group)
+    world.pg_to_tag[group] = f"ptd:{name}"
+    return group

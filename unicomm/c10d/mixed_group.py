@@ -1,0 +1,101 @@
+"""A process group of which torch's own backends serve some devices and communicators the others.
+
+For `init_process_group(backend="cpu:unicomm,cuda:nccl")`. torch would put backends of different kinds into
+one group of its own class, which takes only backends written in C++; here the group is ours, and passes on
+what is called with tensors of torch's devices. So nothing has to be compiled against torch.
+"""
+
+# The method names are torch's.
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from unicomm.comms.communicator import Communicator
+
+from . import device_batches as torch_batches
+from .process_group import UnicommProcessGroup
+
+
+class MixedProcessGroup(UnicommProcessGroup):
+    """Communicators for some device types, torch's backends (`others`, by device type) for the rest."""
+
+    def __init__(self, *comms: Communicator, others: Mapping[str, Any], store: Store | None = None) -> None:
+        super().__init__(*comms, store=store)
+        self._only = None  # a tensor's device decides
+        self._others = dict(others)
+
+    def _get_backend(self, device: torch.device) -> Any:
+        other = self._others.get(torch.device(device).type)
+        return super()._get_backend(device) if other is None else other
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in (*self._comms, *self._others)]
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        for other in self._others.values():
+            other.shutdown()
+
+    def abort(self) -> None:
+        super().abort()
+        for other in self._others.values():
+            other.abort()
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        device = getattr(opts, "device", None)
+        other = self._others.get(torch.device(device).type) if device is not None else None
+        return super().barrier(opts) if other is None else other.barrier(opts)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        other = self._others.get(torch.device(device).type)
+        if other is None:
+            super()._start_coalescing(device)
+        else:
+            torch_batches.tell_start(other)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        other = self._others.get(torch.device(device).type)
+        ended = super()._end_coalescing(device) if other is None else torch_batches.tell_end(other)
+        return cast(dist.Work, ended)
+
+
+def _first_tensor(arguments: Any) -> torch.Tensor | None:
+    if isinstance(arguments, torch.Tensor):
+        return arguments
+    if isinstance(arguments, (list, tuple)):
+        return next((t for a in arguments if (t := _first_tensor(a)) is not None), None)
+    return None
+
+
+def _passing_on(name: str) -> Callable[..., Any]:
+    ours = getattr(UnicommProcessGroup, name)
+
+    def method(self: MixedProcessGroup, *arguments: Any) -> Any:
+        tensor = _first_tensor(arguments)
+        other = None if tensor is None else self._others.get(tensor.device.type)
+        if other is None:
+            return ours(self, *arguments)
+        if name in ("send", "recv"):
+            return torch_batches.pass_on(other, name, arguments)
+        return getattr(other, name)(*arguments)
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+for _name in (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced"),
+    *("all_gather_single", "_allgather_base", "all_gather_single_coalesced", "reduce_scatter"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
+    *("alltoall_base", "alltoall", "gather", "scatter", "send", "recv", "recv_anysource"),
+):
+    setattr(MixedProcessGroup, _name, _passing_on(_name))

@@ -1,0 +1,484 @@
+"""A torch.distributed process group over communicators: one for each device type, made eagerly.
+
+`UnicommProcessGroup` is a Python subclass of `torch.distributed.ProcessGroup`. Calls of torch.distributed
+reach its methods directly; those that come from C++ (DistributedDataParallel, functional collectives) reach
+the ones that torch's trampoline knows (torch/csrc/distributed/c10d/PyProcessGroup.hpp). Arguments are
+torch's: lists of tensors and option objects.
+"""
+
+# The method names and argument lists are torch's, whose stubs describe more forms than are ever called.
+# ruff: noqa: N802
+# mypy: disable-error-code="override, misc, assignment"
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from unicomm.comms.communicator import Communicator
+from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.execution.message_queue import ANY_RANK
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.flight_recorder.ring.ranks import format_ranks
+
+from . import device_batches as torch_batches
+from . import torch_options
+from .opaque import methods, not_traced
+from .works import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
+
+Tensor = torch.Tensor
+
+_split_source = getattr(dist.distributed_c10d, "_get_split_source", None)
+_split_source_code = getattr(_split_source, "__code__", None)
+
+# By torch's number, which is quicker to look up than torch's enum.
+_RED_OPS = {
+    int(getattr(dist.ReduceOp.RedOpType, t.name)): getattr(ReduceOp, t.name)
+    for t in RedOpType
+    if t is not RedOpType.PREMUL_SUM
+}
+
+
+def reduce_op(op: Any) -> ReduceOp:
+    """unicomm's reduction for one of torch.distributed's."""
+    found = _RED_OPS.get(int(op.op))
+    return ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if found is None else found
+
+
+def _limit(options: Any) -> timedelta | None:
+    timeout: timedelta = options.timeout
+    return None if timeout == NO_TIMEOUT else timeout
+
+
+class UnicommProcessGroup(dist.ProcessGroup):
+    """One communicator for each device type, as a process group. `get_comm(device)` gives it.
+
+    Made from communicators of the same ranks; all of torch.distributed's functions take it. Point-to-point
+    operations run side by side and finish one by one; other operations wait for them.
+    """
+
+    def __init__(self, *comms: Communicator, store: Store | None = None) -> None:
+        if not comms:
+            raise InvalidArgumentError("a process group needs a communicator", hint="pass at least one")
+        comms = (*comms, *(other for comm in comms for other in comm.beside))
+        first = comms[0]
+        if any(c.get_ranks() != first.get_ranks() or c.get_rank() != first.get_rank() for c in comms):
+            raise InvalidArgumentError(
+                "the communicators of a process group have different ranks", hint="split them alike"
+            )
+        super().__init__(first.get_rank(), first.get_size())  # type: ignore[call-arg]
+        self._comms: dict[str, Communicator] = {c.get_device().type: c for c in comms}
+        self._first = first
+        # With one communicator its own checks say what is wrong with a tensor's device.
+        self._only = first if len(comms) == 1 else None
+        self._store = store if store is not None else first._member.store
+        self._group_name = ""
+        self._desc = "undefined"
+        self._bound_device = next((c.bound_device for c in comms if c.bound_device is not None), None)
+
+    # --- what torch asks a group or a backend for -----------------------------------------------------
+
+    def get_comm(self, device: torch.device | str | None = None) -> Communicator:
+        """The communicator for a device type; the first one without."""
+        if device is None:
+            return self._first
+        kind = torch.device(device).type
+        if kind not in self._comms:
+            raise UnsupportedError(
+                f"the group has no communicator for '{kind}'",
+                comm=self._first.get_name(),
+                rank=self._first.get_rank(),
+                hint=f"it has one for {', '.join(self._comms)}; name more in init_process_group(backend=)",
+            )
+        return self._comms[kind]
+
+    def _for(self, tensor: Tensor) -> Communicator:
+        return self._only or self.get_comm(tensor.device)
+
+    def _get_backend(self, device: torch.device) -> UnicommProcessGroup:
+        """Its own backend: torch asks it for what it would ask a backend."""
+        self.get_comm(device)
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._comms]
+
+    def getBackendName(self) -> str:
+        return "unicomm"
+
+    def name(self) -> str:
+        return "unicomm"
+
+    def getRank(self) -> int:
+        return self._first.get_rank()
+
+    def getSize(self) -> int:
+        return self._first.get_size()
+
+    def rank(self) -> int:
+        return self._first.get_rank()
+
+    def size(self) -> int:
+        return self._first.get_size()
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return self._bound_device
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        self._bound_device = device
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Yes, but not for torch's new_group, which wants a backend of its own NCCL to split from."""
+        return sys._getframe(1).f_code is not _split_source_code
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The backend's hints, as `init_process_group(pg_options=)` takes them; split_group asks for them."""
+        return dict(self._first.get_options().hints)
+
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+    supports_tensor_alloc = False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Nothing is left to connect."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Called where new_group leaves this rank out of a group bound to a device: nobody waits for it."""
+
+    def get_group_store(self) -> Store | None:
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(self._first._engine.fast.seq)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Communicators count from 1 by themselves."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        for comm in self._comms.values():
+            comm.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        for comm in self._comms.values():
+            comm.finalize()
+
+    def abort(self) -> None:
+        for comm in self._comms.values():
+            comm.abort()
+
+    # --- other ranks ---------------------------------------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether `reconfigure` can succeed: the communicator was made for it, and is the only one."""
+        return self._only is not None and self._only.get_options().enable_reconfigure
+
+    def get_init_handle(self) -> str:
+        """The communicator's; see `Communicator.get_init_handle`."""
+        return self._reconfigurable().get_init_handle()
+
+    def reconfigure(
+        self,
+        uuid: int,
+        init_handles: list[str] | set[str],
+        timeout: timedelta | float | None = None,
+        hints: Mapping[str, str] | None = None,
+    ) -> dist.Work:
+        """The communicator's, see `Communicator.reconfigure`; rank and size of the group follow.
+
+        For the default group, where ranks of the group are those of the job from then on, or one that
+        torch.distributed does not list. `UnsupportedError` for others, before any side effect.
+        """
+        comm = self._reconfigurable()
+        listed: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks
+        if self in listed and dist.GroupMember.WORLD is not self:
+            raise UnsupportedError(
+                "torch.distributed knows this group's members by ranks of the default group, which stay",
+                op="reconfigure",
+                comm=comm.get_name(),
+                rank=comm.get_rank(),
+                hint="reconfigure the default group, then make new groups",
+            )
+        work = comm.reconfigure(uuid, init_handles, timeout, hints)
+        if self in listed:
+            listed[self] = {r: r for r in range(comm.get_size())}
+        return ProcessGroupWork([work])
+
+    def _reconfigurable(self) -> Communicator:
+        if self._only is None:
+            raise UnsupportedError(
+                "a group with communicators for several devices cannot change its ranks",
+                op="reconfigure",
+                comm=self._first.get_name(),
+                rank=self._first.get_rank(),
+                hint="make a group for one device; get_comm(device) gives each communicator",
+            )
+        return self._only
+
+    def splitGroup(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> UnicommProcessGroup | None:
+        """A group of `ranks` of this one, called by its members; the others get None and wait for nobody."""
+        if self.rank() not in ranks:
+            return None
+        wanted = None if device_types is None else {torch.device(d).type for d in device_types}
+        # torch's name counts the groups that a rank knows, so it differs between ranks once a group of some
+        # of them was made. The ranks themselves are what all members agree on.
+        name = f"ranks {format_ranks([self._first.get_ranks()[r] for r in ranks])}"
+        children = []
+        for kind, comm in self._comms.items():
+            if wanted is None or kind in wanted:
+                child = comm.split(list(ranks), name, timeout=timeout)
+                assert child is not None
+                children.append(child)
+        group = UnicommProcessGroup(*children)
+        group.setGroupName(group_name or children[0].get_name())
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    split_group = splitGroup
+
+    # --- collectives ----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None) -> dist.Work:
+        if self._only is not None:
+            engine = self._only._engine
+            done = engine.fast.all_reduce_with(tensors, opts)
+            if done:
+                if done is not True:
+                    engine.fast_failed("all_reduce", done)
+                return DONE
+        items = [tensors] if isinstance(tensors, Tensor) else tensors
+        op, limit, later = ReduceOp.SUM, None, False
+        if isinstance(opts, dist.ReduceOp):
+            op = reduce_op(opts)
+        elif opts is not None:
+            op, limit, later = reduce_op(opts.reduceOp), _limit(opts), opts.asyncOp
+        works = [self._for(t).all_reduce(t, op, later, None, limit) for t in items]
+        return ProcessGroupWork(works, items)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, root: int = 0) -> dist.Work:
+        items = [tensors] if isinstance(tensors, Tensor) else tensors
+        if isinstance(opts, int):
+            opts, root = None, opts
+        limit, later = None, False
+        if opts is not None:
+            root, limit, later = opts.rootRank, _limit(opts), opts.asyncOp
+        works = [self._for(t).broadcast(t, root, later, None, limit) for t in items]
+        return ProcessGroupWork(works, items)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        op, limit = reduce_op(opts.reduceOp), _limit(opts)
+        works = [self._for(t).reduce(t, opts.rootRank, op, opts.asyncOp, None, limit) for t in tensors]
+        return ProcessGroupWork(works, tensors)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> dist.Work:
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        works = []
+        for outs, tensor in zip(outputs, inputs, strict=True):
+            comm = self._for(tensor)
+            even = all(o.numel() == tensor.numel() for o in outs)
+            gather = comm.all_gather if even else comm.all_gather_v
+            works.append(gather(list(outs), tensor, later, None, limit))
+        return ProcessGroupWork(works, [t for outs in outputs for t in outs])
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> dist.Work:
+        # Output lists come one for each rank here, one for each input in allgather.
+        turned = [[outs[i] for outs in output_lists] for i in range(len(inputs))]
+        return self.allgather(turned, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        work = self._for(input).all_gather_single(output, input, later, None, limit)
+        return ProcessGroupWork((work,), (output,))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> dist.Work:
+        # Up to 2.11 torch's _coalescing_manager says nothing, and waits at once if it is not to run beside.
+        limit, later = (None, True) if opts is None else (_limit(opts), opts.asyncOp)
+        works = [
+            self._for(i).all_gather_single(o, i, later, None, limit)
+            for o, i in zip(outputs, inputs, strict=True)
+        ]
+        return ProcessGroupWork(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+    ) -> dist.Work:
+        op, limit = reduce_op(opts.reduceOp), _limit(opts)
+        works = []
+        for out, ins in zip(outputs, inputs, strict=True):
+            comm = self._for(out)
+            even = all(i.numel() == out.numel() for i in ins)
+            scatter = comm.reduce_scatter if even else comm.reduce_scatter_v
+            works.append(scatter(out, list(ins), op, opts.asyncOp, None, limit))
+        return ProcessGroupWork(works, outputs)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> dist.Work:
+        op, limit = reduce_op(opts.reduceOp), _limit(opts)
+        work = self._for(input).reduce_scatter_single(output, input, op, opts.asyncOp, None, limit)
+        return ProcessGroupWork((work,), (output,))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+    ) -> dist.Work:
+        op, limit = reduce_op(opts.reduceOp), _limit(opts)
+        works = [
+            self._for(i).reduce_scatter_single(o, i, op, opts.asyncOp, None, limit)
+            for o, i in zip(outputs, inputs, strict=True)
+        ]
+        return ProcessGroupWork(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> dist.Work:
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        comm = self._for(input)
+        if output_split_sizes or input_split_sizes:
+            splits = (list(output_split_sizes), list(input_split_sizes))
+            work = comm.all_to_all_v_single(output, input, *splits, later, None, limit)
+        else:
+            work = comm.all_to_all_single(output, input, later, None, limit)
+        return ProcessGroupWork([work], [output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        work = self._for(inputs[0]).all_to_all(list(outputs), list(inputs), later, None, limit)
+        return ProcessGroupWork([work], outputs)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
+        # Other ranks than the root pass [] or, under the switch, [[]].
+        outs = list(outputs[0]) if outputs else []
+        work = self._for(inputs[0]).gather(outs, inputs[0], opts.rootRank, opts.asyncOp, None, _limit(opts))
+        return ProcessGroupWork([work], outs)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
+        ins = list(inputs[0]) if inputs else []
+        work = self._for(outputs[0]).scatter(outputs[0], ins, opts.rootRank, opts.asyncOp, None, _limit(opts))
+        return ProcessGroupWork([work], outputs)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
+        comm = self._first
+        device = getattr(opts, "device", None)
+        if device is not None and torch.device(device).type in self._comms:
+            comm = self._comms[torch.device(device).type]
+        return ProcessGroupWork([comm.barrier(later, None, limit)])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the ranks that did not come; all of them in any case."""
+        limit = None if timeout in (None, NO_TIMEOUT) else timeout
+        self._first.barrier(False, None, limit)
+
+    # --- several as one -------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """For `_coalescing_manager(device=)`, whose messages are one batch; for devices with streams."""
+        comm = self.get_comm(device)
+        if comm._engine.queue is None:
+            raise UnsupportedError(
+                f"operations of backend '{comm.get_backend()}' cannot be put together for a device",
+                comm=comm.get_name(),
+                rank=comm.get_rank(),
+                hint="leave out device=, then _coalescing_manager takes all_reduce, "
+                "all_gather_into_tensor and reduce_scatter_tensor; batch_isend_irecv takes messages",
+            )
+        torch_batches.start(comm._engine)
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """A Work of all that was issued since; operations run in order, so that the last one tells."""
+        engine = self.get_comm(device)._engine
+        torch_batches.end(engine)
+        assert engine.queue is not None
+        last = engine.queue.last()
+        return ProcessGroupWork([] if last is None else [last])
+
+    # --- point-to-point -------------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
+        """Tags are not sent: messages between two ranks arrive in the order of the calls."""
+        return MessageWork(
+            torch_batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors
+        )
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
+        return MessageWork(
+            torch_batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors
+        )
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""
+        return self.recv(tensors, ANY_RANK, tag)
+
+
+not_traced(methods(UnicommProcessGroup, ("rank", "size")))
+torch_options.learn({number: op.code for number, op in _RED_OPS.items()})

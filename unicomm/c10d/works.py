@@ -1,0 +1,181 @@
+"""The Work objects and futures that torch.distributed gets from a process group."""
+
+# mypy: disable-error-code="override, misc, assignment"
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicomm.comms.execution.device.work import StreamWork
+from unicomm.comms.failures.threads import Threads
+from unicomm.comms.work import Work
+
+from .opaque import methods, not_traced
+
+Tensor = torch.Tensor
+NO_TIMEOUT = timedelta(milliseconds=-1)  # what torch passes when the caller gave none
+
+
+class ProcessGroupWork(dist.Work):
+    """A `Work`, or several that count as one, as torch.distributed sees it."""
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        outputs: Sequence[Tensor] = (),
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """`after` runs once all works are over well, before anybody looks."""
+        super().__init__()
+        self._works = list(works)
+        self._outputs = list(outputs)
+        self._after = after
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        limit = None if timeout in (NO_TIMEOUT, timedelta(0)) else timeout
+        for work in self._works:
+            work.wait(limit)
+        self._settle()
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`: torch's own does nothing at all, for what is written in Python."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `wait`; of a CPU operation it blocks the host too, not only the device's stream."""
+        self.wait()
+
+    def _settle(self) -> None:
+        after, self._after = self._after, None
+        if after is not None:
+            after()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        return next((e for w in self._works if (e := w.exception()) is not None), None)
+
+    def result(self) -> list[Tensor]:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the outputs. Returns at once; on a device who waits for it waits on the stream."""
+        if (on_stream := self._on_stream()) is not None:
+            return on_stream
+        future = OperationFuture()
+        left = len(self._works)
+
+        def over(work: Work) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                future.settle(self._outcome)
+
+        if not self._works:
+            future.set_result(self._outputs)
+        for work in self._works:
+            work.add_done_callback(over)
+        return future
+
+    def _on_stream(self) -> torch.futures.Future[Any] | None:
+        first = next(iter(self._works), None)
+        if not isinstance(first, StreamWork) or (made := first.future()) is None:
+            return None
+        future, on_stream = made
+        with on_stream:
+            try:
+                for work in self._works:
+                    work.wait()
+                self._settle()
+                future.set_result(self._outputs)
+            except Exception as error:
+                future.set_exception(error)
+        return future
+
+    def _outcome(self) -> list[Tensor]:
+        error = self.exception()
+        if error is not None:
+            raise error
+        self._settle()
+        return self._outputs
+
+
+class OperationFuture(torch.futures.Future[Any]):
+    """A future that the thread which runs operations sets, and whose callbacks may wait for more of them.
+
+    torch runs callbacks in the thread that sets the result. Some wait for a further operation there (PowerSGD
+    does), so that it must not be the thread that has to run it: where there are callbacks it is another.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._watched = False
+
+    def then(self, callback: Callable[..., Any]) -> torch.futures.Future[Any]:
+        with self._lock:
+            self._watched = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[..., Any]) -> None:
+        with self._lock:
+            self._watched = True
+        super().add_done_callback(callback)
+
+    def settle(self, outcome: Callable[[], Any]) -> None:
+        """Sets what `outcome` returns or raises."""
+
+        def settle() -> None:
+            try:
+                result = outcome()
+            except Exception as error:
+                self.set_exception(error)
+                return
+            self.set_result(result)
+
+        with self._lock:
+            if not self._watched:
+                settle()
+                return
+        _callbacks.run(settle)
+
+
+_callbacks = Threads("unicomm-callbacks")
+
+
+class MessageWork(ProcessGroupWork):
+    """A send or receive."""
+
+    def __init__(self, work: Work, tensors: Sequence[Tensor]) -> None:
+        super().__init__([work], tensors)
+        self._message = work
+
+    def source_rank(self) -> int:
+        """The other rank, once it is over; -1 before."""
+        return self._message.peer
+
+    _source_rank = source_rank
+
+
+class _Done(ProcessGroupWork):
+    """Of any synchronous operation: it has nothing left to say."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        return True
+
+
+DONE = _Done([])
+
+
+not_traced(methods(ProcessGroupWork))

@@ -1,0 +1,315 @@
+"""What the library underneath lacks, done above it, once for all backends.
+
+`run(backend, call)` gives the call to the backend where its capabilities cover it. Otherwise the call is
+composed from smaller ones, down to `Backend.exchange`, which every backend has:
+
+    reductions      all-to-all of bytes, fold in the native core, all-gather: the traffic of a ring, and
+                    the same bits as the shared-memory backend for every element type and operation;
+                    small ones by one all-gather and a fold
+    v-variants, all-to-all, gather, scatter, all-gather      one exchange
+    broadcast       binomial tree of exchanges
+    barrier         dissemination (log2 n rounds of empty exchanges)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from unicomm import _core
+from unicomm.comms.backend import Backend, Capabilities
+from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import OPERATIONS
+
+from .device import fold as device_fold
+
+_SMALL = 4096  # bytes up to which one round trip beats less traffic
+_BYTE = torch.uint8
+
+
+class Group:
+    """A backend together with this rank's place in it: what the compositions need to know."""
+
+    __slots__ = ("backend", "capabilities", "rank", "size")
+
+    def __init__(self, backend: Backend, rank: int, size: int) -> None:
+        self.backend = backend
+        self.capabilities = backend.capabilities
+        self.rank = rank
+        self.size = size
+
+
+def is_native(capabilities: Capabilities, call: Call) -> bool:
+    """Whether the backend runs `call` itself."""
+    if call.name not in capabilities.operations:
+        return False
+    if call.op is None:
+        return True
+    if call.dtype in capabilities.reduce_dtypes and call.op.type in capabilities.reduce_ops:
+        return True
+    return (call.dtype, call.op.type) in capabilities.reductions
+
+
+def run(group: Group, call: Call) -> None:
+    """Runs a collective; returns when its outputs are written."""
+    if not group.capabilities.moves_data or is_native(group.capabilities, call):
+        if group.capabilities.bytes_only and call.op is None and call.dtype is not None:
+            call = _as_bytes(call)
+        group.backend.run(call)
+    elif group.size == 1:
+        _alone(call)
+    else:
+        compose(group, call)
+
+
+def compose(group: Group, call: Call) -> None:
+    """Runs a collective of several ranks by smaller ones, also where the backend could."""
+    _COMPOSED[call.name](group, call)
+
+
+def exchange(group: Group, messages: list[Message], timeout: float) -> None:
+    """Runs sends and receives together."""
+    group.backend.exchange([as_sent(group, m) for m in messages], timeout)
+
+
+def as_sent(group: Group, message: Message) -> Message:
+    """As bytes where the backend wants that."""
+    return message._replace(tensor=bytes_of(message.tensor)) if group.capabilities.bytes_only else message
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, flat."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # of no meaning with one element, but `view` insists
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat if flat.dtype == _BYTE else flat.view(_BYTE)
+
+
+def _as_bytes(call: Call) -> Call:
+    inputs, outputs = [bytes_of(t) for t in call.inputs], [bytes_of(t) for t in call.outputs]
+    in_splits = out_splits = None
+    if call.in_splits is not None:
+        in_splits = _byte_splits(call.in_splits, inputs[0].numel())
+    if call.out_splits is not None:
+        out_splits = _byte_splits(call.out_splits, outputs[0].numel())
+    return call.changed(
+        inputs=inputs, outputs=outputs, dtype=_BYTE, in_splits=in_splits, out_splits=out_splits
+    )
+
+
+def _byte_splits(rows: list[int], numel: int) -> list[int]:
+    total = sum(rows)
+    width = numel // total if total else 0
+    return [n * width for n in rows]
+
+
+def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
+    """One flat byte tensor per rank, from a list, or from one tensor cut by rows or into equal parts."""
+    if len(tensors) != 1 or (size == 1 and splits is None):
+        return [bytes_of(t) for t in tensors]
+    flat = bytes_of(tensors[0])
+    equal = [flat.numel() // size] * size
+    return list(torch.split(flat, equal if splits is None else _byte_splits(splits, flat.numel())))
+
+
+def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    if to.data_ptr() != source.data_ptr():
+        to.copy_(source)
+
+
+def _all_to_all(group: Group, call: Call) -> None:
+    """Also gathers and scatters: whatever each rank's inputs and outputs say, moves together."""
+    ins = parts_of(call.inputs, call.in_splits, group.size)
+    outs = parts_of(call.outputs, call.out_splits, group.size)
+    _swap(group, call, ins, outs)
+
+
+def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
+    messages = []
+    for step in range(1, group.size):  # staggered, so that not all ranks talk to the same one at once
+        to, source = (group.rank + step) % group.size, (group.rank - step) % group.size
+        if outs and outs[source].numel():
+            messages.append(Message(False, source, outs[source]))
+        if ins and ins[to].numel():
+            messages.append(Message(True, to, ins[to]))
+    if ins and outs:
+        _copy(outs[group.rank], ins[group.rank])
+    if messages:
+        group.backend.exchange(messages, call.remaining())
+
+
+def _all_gather(group: Group, call: Call) -> None:
+    _swap(group, call, [bytes_of(call.inputs[0])] * group.size, parts_of(call.outputs, None, group.size))
+
+
+def _gather(group: Group, call: Call) -> None:
+    mine = bytes_of(call.inputs[0])
+    if group.rank == call.root:
+        outs = parts_of(call.outputs, None, group.size)
+        _copy(outs[group.rank], mine)
+        messages = [Message(False, r, outs[r]) for r in range(group.size) if r != group.rank]
+    else:
+        messages = [Message(True, call.root, mine)]
+    if mine.numel():
+        group.backend.exchange(messages, call.remaining())
+
+
+def _scatter(group: Group, call: Call) -> None:
+    mine = bytes_of(call.outputs[0])
+    if group.rank == call.root:
+        ins = parts_of(call.inputs, None, group.size)
+        _copy(mine, ins[group.rank])
+        messages = [Message(True, r, ins[r]) for r in range(group.size) if r != group.rank]
+    else:
+        messages = [Message(False, call.root, mine)]
+    if mine.numel():
+        group.backend.exchange(messages, call.remaining())
+
+
+def _broadcast(group: Group, call: Call) -> None:
+    data = bytes_of(call.outputs[0])
+    if not data.numel():
+        return
+    relative = (group.rank - call.root) % group.size
+    reach = 1
+    while reach < group.size:
+        if relative < reach:
+            if relative + reach < group.size:
+                to = (group.rank + reach) % group.size
+                group.backend.exchange([Message(True, to, data)], call.remaining())
+        elif relative < 2 * reach:
+            source = (group.rank - reach) % group.size
+            group.backend.exchange([Message(False, source, data)], call.remaining())
+        reach *= 2
+
+
+def _barrier(group: Group, call: Call) -> None:
+    token, sink = torch.zeros(1, dtype=_BYTE), torch.zeros(1, dtype=_BYTE)
+    reach = 1
+    while reach < group.size:
+        to, source = (group.rank + reach) % group.size, (group.rank - reach) % group.size
+        group.backend.exchange([Message(False, source, sink), Message(True, to, token)], call.remaining())
+        reach *= 2
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+def _sub(
+    call: Call, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], **more: object
+) -> Call:
+    row = OPERATIONS[name]
+    return call.changed(operation=row, inputs=inputs, outputs=outputs, op=None, count=0, extra=0, **more)
+
+
+def _factors(group: Group, call: Call) -> list[float] | None:
+    """Every rank's PREMUL_SUM factor."""
+    assert call.op is not None
+    if call.op.type != RedOpType.PREMUL_SUM:
+        return None
+    device = call.inputs[0].device
+    mine = torch.tensor([call.op.factor], dtype=torch.float64, device=device)
+    everyone = torch.empty(group.size, dtype=torch.float64, device=device)
+    run(group, _sub(call, "all_gather_single", [mine], [everyone], dtype=torch.float64))
+    return [float(f) for f in everyone]
+
+
+def _fold(call: Call, out: torch.Tensor, sources: list[torch.Tensor], factors: list[float] | None) -> None:
+    assert call.op is not None
+    if out.device.type != "cpu":
+        device_fold.fold(out, sources, call.op, factors)
+        return
+    if not _core.fold(out, sources, call.op.code, factors, len(sources)):
+        raise UnsupportedError(
+            f"{call.op} is undefined for {call.dtype}", op=call.name, hint="convert the tensor first"
+        )
+
+
+def _fold_shares(group: Group, call: Call, shares: list[torch.Tensor], out: torch.Tensor) -> None:
+    """Everyone's `shares[r]` goes to rank r, which folds what it got into its `out`."""
+    factors = _factors(group, call)
+    gathered = [torch.empty_like(out) for _ in range(group.size)]
+    gathered[group.rank] = shares[group.rank]
+    _swap(group, call, [bytes_of(s) for s in shares], [bytes_of(g) for g in gathered])
+    _fold(call, out, gathered, factors)
+
+
+def _all_reduce(group: Group, call: Call) -> None:
+    flat = call.inputs[0].detach().reshape(-1)
+    if not flat.numel():
+        return
+    if flat.numel() * flat.element_size() <= _SMALL:
+        factors = _factors(group, call)
+        everyone = [torch.empty_like(flat) for _ in range(group.size)]
+        run(group, _sub(call, "all_gather", [flat], everyone))
+        _fold(call, flat, everyone, factors)
+        return
+    shares = list(flat.tensor_split(group.size))
+    own = torch.empty_like(shares[group.rank])
+    _fold_shares(group, call, shares, own)
+    run(group, _sub(call, "all_gather_v", [own], shares))
+
+
+def _reduce(group: Group, call: Call) -> None:
+    flat = call.inputs[0].detach().reshape(-1)
+    if not flat.numel():
+        return
+    # Only the root's tensor may change, so the others fold into memory of their own.
+    shares = list(flat.tensor_split(group.size))
+    own = torch.empty_like(shares[group.rank])
+    _fold_shares(group, call, shares, own)
+    if group.rank == call.root:
+        others = [r for r in range(group.size) if r != group.rank and shares[r].numel()]
+        messages = [Message(False, r, bytes_of(shares[r])) for r in others]
+        shares[group.rank].copy_(own)
+    else:
+        messages = [Message(True, call.root, bytes_of(own))] if own.numel() else []
+    if messages:
+        group.backend.exchange(messages, call.remaining())
+
+
+def _reduce_scatter(group: Group, call: Call) -> None:
+    out = call.outputs[0].detach().reshape(-1)
+    if len(call.inputs) == 1 and group.size > 1:
+        shares = list(call.inputs[0].detach().reshape(-1).chunk(group.size)) if out.numel() else []
+        shares = shares or [out] * group.size
+    else:
+        shares = [t.detach().reshape(-1) for t in call.inputs]
+    _fold_shares(group, call, shares, out)
+
+
+def _alone(call: Call) -> None:
+    """A group of one rank."""
+    if call.op is not None:
+        factors = None if call.op.factor is None else [call.op.factor]
+        _fold(call, call.outputs[0].detach(), [call.inputs[0].detach()], factors)
+    elif call.inputs and call.outputs:
+        _copy(bytes_of(call.outputs[0]), bytes_of(call.inputs[0]))
+
+
+_COMPOSED: dict[str, Callable[[Group, Call], None]] = {
+    "broadcast": _broadcast,
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "all_gather_v": _all_gather,
+    "all_gather_single": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_v": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter,
+    "all_to_all_single": _all_to_all,
+    "all_to_all_v_single": _all_to_all,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+    "scatter": _scatter,
+    "gather": _gather,
+    "gather_single": _gather,
+}
+
+
+def composed_operations() -> frozenset[str]:
+    """Names of the collectives that can be composed: all of them, which a test holds to."""
+    return frozenset(_COMPOSED)

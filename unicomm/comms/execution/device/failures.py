@@ -1,0 +1,250 @@
+"""Who is to blame when an operation on a device does not end, and how the other ranks hear of it.
+
+The library underneath names nobody, and where GPUs write into each other's memory it does not even notice
+that a rank has gone. So a rank whose operation takes long says in the store what it waits for, and looks
+there for what others know. When its time is up, those are the culprits that have not issued the operation: by
+the recorders' rings on this host, by the store for other hosts. What the first rank finds is what all
+raise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, PeerLostError
+from unicomm.comms.failures.first_cause import GRACE, Verdict
+from unicomm.comms.failures.threads import Threads
+
+if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Engine
+
+_SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a rank reports that it waits
+_EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
+_PER_RANK = 1e-3
+_MOST_MESSAGES = 256
+_LONG = 0.2  # seconds after which a rank looks whether those of its host are alive ...
+_LOOK = 0.1  # ... every so often; who has died may have done its part, which arrives ...
+_ARRIVAL = 0.3  # ... within this
+_threads = Threads("unicomm-lookout", awaited=True)
+
+Message = tuple[bool, int, int]  # send, peer, number in the pair
+
+
+class Pending:
+    """What the lookout has to know of an operation that is not over.
+
+    Attributes:
+        name, seq: as errors say them. messages: of a send, receive or batch; empty for a collective.
+        timeout: seconds. deadline: when they end, by the monotonic clock.
+        reached: whether the device has come to it.
+    """
+
+    __slots__ = ("deadline", "messages", "name", "reached", "seq", "timeout")
+
+    def __init__(
+        self, name: str, seq: int, messages: Sequence[Message], timeout: float, deadline: float
+    ) -> None:
+        self.name, self.seq, self.messages = name, seq, messages
+        self.timeout, self.deadline = timeout, deadline
+        self.reached = False
+
+
+class Lookout:
+    """That of one communicator. Only the watchdog and whoever drains call it, one at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.heard: CommError | None = None  # what another rank has found
+        self._busy = False
+        self._next = 0.0
+        self._told = b""
+        self._pronounced = False
+        self._neighbours: dict[int, Path] | None = None  # None: nobody has looked yet
+        self._next_look = 0.0
+        self._dead_since = float("inf")
+
+    def _verdict(self) -> Verdict | None:
+        member, size = self._engine.member, self._engine.group.size
+        if member.store is None or size == 1:
+            return None
+        return Verdict(member.store, member.uid, member.name, member.rank, size)
+
+    def waiting(self, pending: Pending, now: float) -> None:
+        """The oldest operation is not over. Returns at once."""
+        begun = pending.deadline - pending.timeout
+        if now < begun + min(_SHARE * pending.timeout, _LONGEST) or now < self._next or self._busy:
+            return
+        verdict = self._verdict()
+        if verdict is None:
+            self._next = float("inf")
+            return
+        self._busy = True
+        self._next = now + _EVERY + _PER_RANK * self._engine.group.size
+        state: dict[str, Any] = {"seq": pending.seq, "reached": pending.reached}
+        if pending.messages:
+            state = {"messages": pending.messages[:_MOST_MESSAGES]}
+        text = json.dumps(state).encode()
+
+        def tell() -> None:
+            try:
+                if text != self._told:
+                    verdict.report(text)
+                    self._told = text
+                self.heard = verdict.hear(CommError(""), 0.0)
+            finally:
+                self._busy = False
+
+        _threads.run(tell)
+
+    def lost(self, pending: Pending, now: float) -> PeerLostError | None:
+        """The device waits in the oldest operation, for ranks of this host whose process is gone. Returns at
+        once. The library need not notice, where GPUs write into each other's memory.
+        """
+        if not pending.reached or now < max(self._next_look, pending.deadline - pending.timeout + _LONG):
+            return None
+        self._next_look = now + _LOOK
+        if self._neighbours is None:
+            self._neighbours = {}
+            _threads.run(self._meet_neighbours)
+            return None
+        from unicomm.comms.failures.missing_ranks import dead_ranks
+
+        asked = {peer for _, peer, _ in pending.messages} or self._neighbours.keys()
+        dead = [rank for rank in dead_ranks(self._neighbours) if rank in asked]
+        if not dead:
+            self._dead_since = float("inf")
+            return None
+        self._dead_since = min(self._dead_since, now)
+        if now < self._dead_since + _ARRIVAL:
+            return None
+        error = PeerLostError(
+            f"{_ranks(dead)} gone (process ended), and the device waits in {pending.name}",
+            hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
+        )
+        error.sort_culprits(dead, (), ())
+        return error
+
+    def _meet_neighbours(self) -> None:
+        from unicomm.comms.failures.missing_ranks import neighbours
+
+        member = self._engine.member
+        found = neighbours(member.uid)
+        found.pop(member.rank, None)
+        self._neighbours = found
+
+    def explained(self, error: CommError, pending: Pending) -> CommError:
+        """The error to raise for one that the watchdog found: with culprits, or what another rank found."""
+        if self.heard is not None:
+            return self._settled(self.heard)
+        verdict = self._verdict()
+        lost = isinstance(error, PeerLostError)
+        timeout = isinstance(error, CommTimeoutError) and not error.explained
+        told = None
+        if verdict is not None and (lost or timeout):
+            # Where somebody's connection is gone: who has ended it is about to say why.
+            told = verdict.hear(error, GRACE if lost and not error.culprits else 0.0)
+        if told is not None:
+            return self._settled(told)
+        if timeout:
+            error = self._overdue(error, pending, verdict)
+            self._engine.backend.explain(error)
+        elif lost and not error.culprits:
+            from unicomm.comms.failures.missing_ranks import dead_ranks, neighbours
+
+            error.sort_culprits(dead_ranks(neighbours(self._engine.member.uid)), (), ())
+            if error.culprits:
+                error.message = f"{_ranks(error.culprits)} gone: {error.message}"
+        if verdict is not None:
+            mine = self._for_all(error)
+            told = verdict.pronounce(mine)
+            error = error if told.message == mine.message else told
+        return self._settled(error)
+
+    def ended(self, error: CommError) -> None:
+        """The communicator is broken; the other ranks shall know why. Returns at once."""
+        verdict = None if self._pronounced else self._verdict()
+        if verdict is None:
+            return
+        self._pronounced = True
+        said = self._for_all(error)
+
+        def tell() -> None:
+            verdict.pronounce(said)
+
+        _threads.run(tell)
+
+    def _settled(self, error: CommError) -> CommError:
+        self._pronounced = True
+        if isinstance(error, CommTimeoutError):
+            error.explained = True
+        return error
+
+    def _for_all(self, error: CommError) -> CommError:
+        """As the other ranks have to read it."""
+        rank = self._engine.rank
+        if isinstance(error, AbortedError) and not set(error.culprits) - {rank}:
+            did = "aborted the communicator" if error.culprits else error.message
+            return AbortedError(f"rank {rank} {did}", culprits=(rank,), hint=error.hint)
+        if error.culprits or isinstance(error, CommTimeoutError):
+            return error
+        said = error.again(f"rank {rank}: {error.message}")
+        said.culprits = (rank,)
+        return said
+
+    def _overdue(self, error: CommError, pending: Pending, verdict: Verdict | None) -> CommTimeoutError:
+        from unicomm.comms.failures.missing_ranks import explain, progress
+
+        engine = self._engine
+        me, uid, messages = engine.rank, engine.member.uid, pending.messages
+        peers = {peer for _, peer, _ in messages} if messages else set(range(engine.group.size)) - {me}
+        found = progress(uid, me, pending.seq, messages)
+        found[me] = 2 if pending.reached else 1
+        elsewhere = sorted(peers - found.keys())
+        if elsewhere and verdict is not None and (said := verdict.reports(elsewhere)) is not None:
+            found |= {rank: _said(said.get(rank), me, pending) for rank in elsewhere}
+        absent = sorted(rank for rank in peers if found.get(rank) == 0)
+        stuck = sorted(rank for rank in peers | {me} if found.get(rank) == 1)
+        unknown = sorted(peers - found.keys())
+        limit = f"{pending.timeout:g} s"
+        if absent:
+            text = f"{_who(absent)} had not arrived after {limit}"
+        elif unknown:
+            text = f"not finished on the device within {limit}; nothing is known of {_who(unknown)}"
+        elif stuck and not messages:
+            where = f"the device of {_who(stuck)}"
+            text = f"all ranks had issued it, but {where} had not come to it after {limit}"
+        else:
+            text = f"all ranks are in it, and it was not finished on the device within {limit}"
+        late = CommTimeoutError(text, culprits=absent or (stuck if not unknown else ()), hint=error.hint)
+        if stuck and not absent and not unknown and not messages:
+            late.hint = "a kernel before it still runs there, or waits for another stream or communicator"
+            late.sort_culprits((), (), stuck)
+        explain(late, uid)
+        return late
+
+
+def _said(text: bytes | None, me: int, pending: Pending) -> int:
+    """What a rank's report means for an operation of this one: 0 not in it, 1 issued, 2 started."""
+    if text is None:
+        return 0
+    try:
+        state = json.loads(text)
+        if pending.messages:
+            theirs = [(bool(send), number) for send, peer, number in state.get("messages", ()) if peer == me]
+            wanted = [(not send, number) for send, _, number in pending.messages]
+            return 2 if any(s == w and n >= m for s, n in theirs for w, m in wanted) else 0
+        seq = int(state.get("seq", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0
+    return 0 if seq < pending.seq else 2 if seq > pending.seq or state.get("reached") else 1
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{_who(ranks)} {'is' if len(ranks) == 1 else 'are'}"

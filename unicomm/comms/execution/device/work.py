@@ -1,0 +1,113 @@
+"""The handle of an operation on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from unicomm.comms.errors import CommTimeoutError, NotReadyError
+from unicomm.comms.options import seconds
+from unicomm.comms.work import Work, WorkStatus
+
+from .watchdog import LONGEST_LOOK
+
+if TYPE_CHECKING:
+    from torch.futures import Future
+
+    from .graphs import Capture
+    from .queue import StreamQueue
+
+
+class StreamWork(Work):
+    """The handle of an operation on a device.
+
+    `wait()` makes the current stream wait for the result and returns at once; with a timeout, of a barrier,
+    and as `wait_blocking`, it blocks the host until the device has done it.
+    """
+
+    # What most have, and need not be told at each call.
+    _after: Any = None
+    _capture: Capture | None = None
+    _held: Sequence[Any] = ()  # of a branch of a graph, until it is joined
+    _done = False
+    _to_call: list[Callable[[Work], None]] | None = None
+
+    def __init__(self, name: str, seq: int, queue: StreamQueue, stream: Any) -> None:
+        self.name = name
+        self.seq = seq
+        self._queue = queue
+        self._stream = stream
+
+    def wait(self, timeout: timedelta | float | None = None) -> None:
+        if timeout is not None or (self.name == "barrier" and self._capture is None):
+            self.wait_blocking(timeout)
+            return
+        self._raise()
+        if not self._done:
+            self._queue.order_after(self)
+
+    def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
+        if self._capture is not None:
+            raise NotReadyError(
+                "an operation that a graph captures has not run: the host cannot wait for it",
+                op=self.name,
+                seq=self.seq,
+                hint="wait() orders it within the graph; synchronise after the replay",
+            )
+        limit = seconds(timeout, -1.0)
+        end = time.monotonic() + limit if limit >= 0 else float("inf")
+        nap = 20e-6
+        while not self.is_completed():
+            left = end - time.monotonic()
+            if left <= 0:
+                raise CommTimeoutError(
+                    f"not finished within {limit:g} s of waiting; it goes on",
+                    op=self.name,
+                    seq=self.seq,
+                    hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
+                )
+            time.sleep(min(nap, left))
+            nap = min(2 * nap, LONGEST_LOOK)
+        self._raise()
+
+    def future(self) -> tuple[Future[Any], contextlib.AbstractContextManager[Any]] | None:
+        """An empty future whose result is ordered by streams, and the stream to set it on; see `Streams`."""
+        streams = self._queue.streams
+        made = streams.future()
+        return None if made is None else (made, streams.use(self._stream))
+
+    def is_completed(self) -> bool:
+        if self._done or self._error is not None:
+            return True
+        return self._capture is None and self._queue.streams.is_over(self._after)
+
+    @property
+    def status(self) -> WorkStatus:
+        if self._error is not None:
+            return WorkStatus.TIMEDOUT if isinstance(self._error, CommTimeoutError) else WorkStatus.ERROR
+        return WorkStatus.COMPLETED if self.is_completed() else WorkStatus.INPROGRESS
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Calls `callback(work)` once it is over: now if that is known, else in the watchdog's thread."""
+        with self._queue.guard:
+            if not self._done:
+                self._to_call = [*(self._to_call or ()), callback]
+                return
+        self._call(callback)
+
+    def _raise(self) -> None:
+        if self._error is None:
+            self._error = self._queue.error_of(self)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def _over(self, error: BaseException | None) -> None:
+        with self._queue.guard:
+            self._error = error
+            self._done = True
+            callbacks, self._to_call = self._to_call, None
+        for callback in callbacks or ():
+            self._call(callback)

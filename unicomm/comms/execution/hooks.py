@@ -1,0 +1,151 @@
+"""Hooks around operations: before, after, and when a communicator breaks.
+
+A pre-hook gets `(name: OpName, op_id: int, args: OpArgs)` before the operation is recorded or sent; what
+it raises goes to the caller, and the operation does not happen. A post-hook gets the same when the call
+returns, which for an asynchronous operation is before it has run. A split is an operation in this sense.
+`op_id` counts the operations of all communicators of the process from 0 and is the same for both. An abort
+hook gets the error, once, when the communicator breaks; pending operations have been told to end by then.
+Hooks of one kind run in the order they were registered, in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from unicomm import _core
+from unicomm.comms.errors import CommError
+from unicomm.comms.operations.call import OpArgs
+from unicomm.comms.operations.table import OpName
+
+if TYPE_CHECKING:
+    from unicomm.comms.communicator import Communicator
+
+PreHook = Callable[[OpName, int, OpArgs], None]
+PostHook = Callable[[OpName, int, OpArgs], None]
+AbortHook = Callable[[CommError], None]
+
+#: Numbers the operations of all communicators of this process.
+next_op_id = _core.next_op_id
+
+
+class RemovableHandle:
+    """Returned by `register_*_hook`: `remove()` takes the hook away; calling it again does nothing.
+
+    As a context manager it removes the hook at the end of the block. Dropping it removes nothing.
+    """
+
+    def __init__(self, owner: Hooks, hooks: dict[int, Callable[..., None]], key: int) -> None:
+        self._owner = owner
+        self._hooks = hooks
+        self._key = key
+
+    def remove(self) -> None:
+        if self._hooks.pop(self._key, None) is not None:
+            self._owner.changed()
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class Hooks:
+    """The hooks of one communicator."""
+
+    def __init__(self, on_active: Callable[[bool], None]) -> None:
+        """`on_active` is told when there begin to be hooks around operations, and when there are none."""
+        self.pre: dict[int, PreHook] = {}
+        self.post: dict[int, PostHook] = {}
+        self.abort: dict[int, AbortHook] = {}
+        # For this package's own observers (clog): an operation is over, whenever and wherever it ran.
+        self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
+        self._keys = itertools.count()
+        self._lock = threading.Lock()
+        self._was_active = False
+        self._on_active = on_active
+
+    def add(self, kind: str, hook: Callable[..., None]) -> RemovableHandle:
+        if not callable(hook):
+            raise TypeError(f"a {kind}-hook must be callable, not a {type(hook).__name__}")
+        hooks = getattr(self, kind)
+        key = next(self._keys)
+        hooks[key] = hook
+        self.changed()
+        return RemovableHandle(self, hooks, key)
+
+    def changed(self) -> None:
+        with self._lock:
+            if self.active != self._was_active:
+                self._was_active = self.active
+                self._on_active(self.active)
+
+    def move(self, on_active: Callable[[bool], None]) -> None:
+        """The communicator has another engine from now on."""
+        with self._lock:
+            self._on_active = on_active
+            if self._was_active:
+                on_active(True)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.pre or self.post or self.over)
+
+    def finished(self, args: OpArgs, error: BaseException | None) -> None:
+        for hook in list(self.over.values()):
+            hook(args, error)
+
+    def before(self, args: OpArgs) -> None:
+        for hook in list(self.pre.values()):
+            hook(OpName[args.name], args.op_id, args)
+
+    def after(self, args: OpArgs) -> None:
+        for hook in list(self.post.values()):
+            hook(OpName[args.name], args.op_id, args)
+
+    def broken(self, error: CommError) -> None:
+        """Runs the abort hooks; a hook that fails is logged and does not hide the communicator's error."""
+        for hook in list(self.abort.values()):
+            try:
+                hook(error)
+            except Exception:
+                logging.getLogger("unicomm").exception("an abort hook failed")
+
+
+class NanCheckHook:
+    """Refuses to send NaN: raises `CommError` before an operation whose input holds one.
+
+    `register_with_comm(comm)` for each communicator to check; costs one pass over the inputs.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def register_with_comm(self, comm: Communicator) -> None:
+        name = comm.get_name()
+
+        def check(op: OpName, op_id: int, args: OpArgs) -> None:
+            rank = comm.get_rank()  # reconfigure may have changed it
+            sent = [*args.inputs, *(m.tensor for m in args.messages if m.send)]
+            if args.name == "broadcast" and args.root != rank:
+                sent = []
+            for i, tensor in enumerate(sent):
+                if (tensor.is_floating_point() or tensor.is_complex()) and bool(tensor.isnan().any()):
+                    raise CommError(
+                        f"NaN detected in input tensor {i} for '{args.name}'",
+                        op=args.name,
+                        comm=name,
+                        rank=rank,
+                        hint="find the layer that made it: torch.autograd.set_detect_anomaly(True)",
+                    )
+
+        self._handles.append(comm.register_pre_hook(check))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,363 @@
+"""One recording of torch.profiler: the rows and events of its operations (see profiling.py)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch._C._profiler import _RecordFunctionFast
+
+from unicomm.comms.operations.dtypes import NAMES, code_of
+from unicomm.extensions import torch_bridge
+from unicomm.flight_recorder.ring.ranks import format_ranks
+
+if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Engine
+
+VERSION = 2  # 2 brought captured_seq and replay
+KEY = "unicomm"  # of the table in a trace
+COLUMNS = (
+    "op",
+    "seq_num",
+    "group",
+    "thread",
+    "traced",
+    "issued_ns",
+    "started_ns",
+    "completed_ns",
+    "state",
+    "is_async",
+    "in_elements",
+    "out_elements",
+    "dtype",
+    "root",
+    "peer",
+    "bytes",
+    "in_splits",
+    "out_splits",
+    "batch",
+    "captured_seq",
+    "replay",
+)
+_SEQ, _TRACED, _STARTED, _COMPLETED, _STATE, _PEER, _CAPTURED_SEQ, _REPLAY = (
+    COLUMNS.index(c)
+    for c in (
+        *("seq_num", "traced", "started_ns", "completed_ns", "state", "peer"),
+        *("captured_seq", "replay"),
+    )
+)
+REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
+CAPTURED = -1  # in the column `replay`: a graph took it down
+CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
+MOST_ROWS = 1_000_000  # of one recording; later operations are counted only
+
+# Everything a JSON string can hold as it is: kineto turns backslashes of metadata into slashes.
+_PLAIN = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
+
+
+def plain(text: str) -> str:
+    """Printable ASCII without quotes, backslashes and percent signs, which are written as %XX of UTF-8."""
+    return quote(text, safe=_PLAIN)
+
+
+class Described(NamedTuple):
+    """What a row and an event say of an operation, without its number. `kind` is torch's element type."""
+
+    op: str
+    n_in: int = 0
+    n_out: int = 0
+    dtype: str = ""
+    kind: torch.dtype = torch.uint8
+    bytes: int = 0
+    root: int = -1
+    peer: int = -1
+    in_splits: tuple[int, ...] = ()
+    out_splits: tuple[int, ...] = ()
+
+
+def described(
+    op: str,
+    ins: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    root: int = -1,
+    peer: int = -1,
+    in_splits: Sequence[int] | None = None,
+    out_splits: Sequence[int] | None = None,
+) -> Described:
+    """Of an operation on these tensors, none of which it keeps."""
+    n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
+    splits = tuple(in_splits or ()), tuple(out_splits or ())
+    some = ins[0] if ins else outs[0] if outs else None
+    if some is None:
+        return Described(op, n_in, n_out, root=root, peer=peer)
+    size = max(n_in, n_out) * some.element_size()
+    return Described(op, n_in, n_out, NAMES[code_of(some.dtype)], some.dtype, size, root, peer, *splits)
+
+
+class Span:
+    """One operation of a recording, from its issue to its end."""
+
+    __slots__ = ("_event", "name", "row")
+
+    def __init__(self, name: str, row: list[Any]) -> None:
+        self.name = name
+        self.row = row
+        self._event: Any = None
+
+    def enter(self, event: Any) -> None:
+        """`event` is None where torch does not record the thread."""
+        if event is not None:
+            self._event = event
+            self.row[_TRACED] = 1
+            event.__enter__()
+
+    def enter_run(self) -> None:
+        """In the worker: shows when torch records all threads."""
+        self._event = _RecordFunctionFast(f"{self.name} (run)")
+        self._event.__enter__()
+
+    def leave(self) -> None:
+        if self._event is not None:
+            self._event.__exit__(None, None, None)
+            self._event = None
+
+    def start(self) -> None:
+        self.row[_STARTED] = time.time_ns()
+        self.row[_STATE] = STARTED
+
+    def captured(self) -> None:
+        """A graph took it down: it has run nothing."""
+        row = self.row
+        row[_CAPTURED_SEQ], row[_REPLAY] = row[_SEQ], CAPTURED
+        self.start()
+        self.finish(None)
+
+    def ran(self, started_ns: int, completed_ns: int) -> None:
+        """When it ran on its device, as its events say, on the clock of the day."""
+        row = self.row
+        row[_STARTED], row[_COMPLETED], row[_STATE] = started_ns, completed_ns, COMPLETED
+
+    def finish(self, error: BaseException | None, peer: int = -1) -> None:
+        row = self.row
+        row[_COMPLETED] = time.time_ns()
+        row[_STATE] = COMPLETED if error is None else FAILED
+        if peer >= 0:
+            row[_PEER] = peer
+
+
+class _Both:
+    """Our event with torch's own record of the same operation in it."""
+
+    __slots__ = ("_own", "_torch")
+
+    def __init__(self, own: Any, record: Any) -> None:
+        self._own = own
+        self._torch = record
+
+    def __enter__(self) -> None:
+        self._own.__enter__()
+        self._torch.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._torch.__exit__()
+        self._own.__exit__(None, None, None)
+
+
+class Session:
+    """What happens during one recording of the profiler."""
+
+    def __init__(self) -> None:
+        self.started_ns = time.time_ns()
+        self.stopped_ns = 0
+        self.rows: list[list[Any]] = []
+        self.dropped = 0
+        self.groups: list[dict[str, Any]] = []
+        self._facts: weakref.WeakKeyDictionary[Engine, tuple[int, dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._batch = 0
+        self._adding = threading.Lock()
+        self._bridge = torch_bridge.load()
+        self.table: dict[str, Any] = {}
+
+    def _of(self, engine: Engine) -> tuple[int, dict[str, Any]]:
+        """The communicator's number in this recording, and the arguments that all its events have."""
+        found = self._facts.get(engine)
+        if found is not None:
+            return found
+        with self._adding:
+            found = self._facts.get(engine)
+            if found is not None:  # another thread was quicker
+                return found
+            member = engine.member
+            name, desc = _torch_names(engine)
+            group = {
+                "uid": plain(member.uid),
+                "name": plain(member.name),
+                "group_name": plain(name),
+                "description": plain(desc),
+                "backend": plain(member.backend.name),
+                "ranks": format_ranks(member.labels),
+                "rank": member.rank,
+                "size": member.size,
+            }
+            facts = {
+                "comm": group["name"],
+                "comm_uid": group["uid"],
+                "group_name": group["group_name"],
+                "group_description": group["description"],
+                "group_ranks": group["ranks"],
+                "group_size": member.size,
+                "rank": member.rank,
+                "backend": group["backend"],
+            }
+            facts = {key: value for key, value in facts.items() if value != ""}  # kineto drops empty ones
+            found = self._facts[engine] = (len(self.groups), facts)
+            self.groups.append(group)
+            return found
+
+    def add(
+        self,
+        engine: Engine,
+        what: Described,
+        seq: int,
+        later: bool,
+        batch: int = 0,
+        captured_seq: int = 0,
+        replay: int = 0,
+    ) -> tuple[Span, Any]:
+        """A row, and the event that is to be entered and left by the calling thread."""
+        index, facts = self._of(engine)
+        into, out = ",".join(map(str, what.in_splits)), ",".join(map(str, what.out_splits))
+        row = [
+            what.op,
+            seq,
+            index,
+            threading.get_native_id(),
+            0,
+            time.time_ns(),
+            0,
+            0,
+            CREATED,
+            int(later),
+            what.n_in,
+            what.n_out,
+            what.dtype,
+            what.root,
+            what.peer,
+            what.bytes,
+            into,
+            out,
+            batch,
+            captured_seq,
+            replay,
+        ]
+        if len(self.rows) < MOST_ROWS:
+            self.rows.append(row)
+        else:
+            self.dropped += 1
+        name = f"unicomm::{what.op}"
+        if not _profiler_enabled():
+            return Span(name, row), None
+        arguments = facts | {
+            "seq_num": seq,
+            "in_elements": what.n_in,
+            "out_elements": what.n_out,
+            "bytes": what.bytes,
+            "is_async": later,
+        }
+        if what.dtype:
+            arguments["dtype"] = what.dtype
+        if what.root >= 0:
+            arguments["root"] = what.root
+        if what.peer >= 0:
+            arguments["peer"] = what.peer
+        if into:
+            arguments["in_splits"] = into
+        if out:
+            arguments["out_splits"] = out
+        if replay:
+            arguments |= {"captured_seq": captured_seq, "replay": replay}
+        event: Any = _RecordFunctionFast(name, (), arguments)
+        if self._bridge is not None and what.op != REPLAY:
+            event = _Both(event, self._record(engine, facts, what, seq, later))
+        return Span(name, row), event
+
+    def _record(
+        self,
+        engine: Engine,
+        facts: dict[str, Any],
+        what: Described,
+        seq: int,
+        later: bool,
+    ) -> Any:
+        """torch's own record; it can name ranks at equal distances only."""
+        ranks = list(engine.member.labels)
+        steps = {b - a for a, b in itertools.pairwise(ranks)}
+        stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
+        assert self._bridge is not None
+        return self._bridge.Record(
+            *(seq, what.peer >= 0),
+            *(facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
+            *(engine.rank, what.op, what.n_in, what.n_out, what.kind),
+            *(list(what.in_splits), list(what.out_splits), ranks[0], stride, len(ranks), later),
+        )
+
+    def next_batch(self) -> int:
+        self._batch += 1
+        return self._batch
+
+    def close(self, there: Iterable[Engine]) -> None:
+        """Freezes the table: what ends later counts as not finished.
+
+        `there` are the communicators that are in use. A process that issued no operation tells them, so that
+        its trace can be put beside those of other ranks.
+        """
+        self.stopped_ns = time.time_ns()
+        if not self.groups:
+            for engine in there:
+                self._of(engine)
+        self.table = {
+            "version": VERSION,
+            "host": plain(socket.gethostname()),
+            "pid": os.getpid(),
+            "clock": _boot(),
+            "started_ns": self.started_ns,
+            "stopped_ns": self.stopped_ns,
+            "dropped": self.dropped,
+            "groups": self.groups,
+            "columns": list(COLUMNS),
+            "rows": [list(row) for row in self.rows],
+        }
+        self.rows = []
+
+
+def _boot() -> str:
+    """Names this start of this machine: processes with the same name, in containers too, have one clock."""
+    try:
+        return plain(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    except OSError:
+        return ""
+
+
+def _torch_names(engine: Engine) -> tuple[str, str]:
+    """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
+    if not torch.distributed.is_available():
+        return "", ""
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_names):
+        comms = getattr(group, "_comms", None)
+        if isinstance(comms, dict) and any(c._engine is engine for c in comms.values()):
+            return str(group.group_name), str(group.group_desc)
+    return "", ""

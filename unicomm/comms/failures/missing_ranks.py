@@ -1,0 +1,155 @@
+"""Where the ranks are that an operation waited for in vain, as far as their rings on this host tell.
+
+Imported when an operation has timed out; the analyzer, which is larger, only then too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unicomm.comms.errors import CommTimeoutError
+from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive
+from unicomm.flight_recorder.ring.reader import P2P, RECEIVE, Comm, Ring, RingError, read_ring
+
+_PATIENCE = 1.0  # seconds: an error is not kept for longer
+_MOST_BYTES = 64 << 20  # a ring is some MiB; nobody's file is read whole, whatever it is called
+_MOST_NAMED = 8
+_MOST_RINGS = 64  # for the analyzer, which takes some ten milliseconds for each
+_SURE = 0.8
+_IN_FLIGHT = (1, 2)  # created, started
+
+
+def explain(error: CommTimeoutError, uid: str) -> None:
+    """Adds to a timeout on communicator `uid` what the rings on this host tell.
+
+    Sorts the culprits and says where they are, if the backend has not; those of whom nothing is known are
+    absent. Then the analyzer's verdict, in its numbers: those of the whole job. Never raises.
+    """
+    if error.explained:
+        return
+    found: dict[int, tuple[str, str]] = {}
+    verdict = ""
+    try:
+        paths = _look_for(set(error.culprits), uid, found)
+        verdict = _verdict(paths)
+    except Exception:
+        logging.getLogger("unicomm").debug("no whereabouts of absent ranks", exc_info=True)
+    if not (error.dead or error.absent or error.late):
+        kinds = {rank: found.get(rank, ("absent", ""))[0] for rank in error.culprits}
+        error.sort_culprits(
+            *([rank for rank, kind in kinds.items() if kind == which] for which in ("dead", "absent", "late"))
+        )
+        said = [f"; rank {rank} {found[rank][1]}" for rank in sorted(found) if found[rank][1]]
+        error.message += "".join(said[:_MOST_NAMED])
+    if verdict:
+        error.message += f"\n  verdict (ranks of the whole job): {verdict}"
+
+
+def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> list[Path]:
+    """Finds (kind, words) of those whose ring is here; returns all rings of the communicator."""
+    members = []
+    for path, ring, of_comm in _rings(uid):
+        members.append(path)
+        for comm in of_comm:
+            if comm.rank in ranks:
+                found[comm.rank] = _describe(ring, comm)
+    return members
+
+
+def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
+    """The rings on this host that have that communicator, with its ranks in there."""
+    own = writer.recorder_path()
+    rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
+    end = time.monotonic() + _PATIENCE
+    for path in rings:
+        if time.monotonic() > end:
+            break
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                continue
+            ring = read_ring(path)
+        except (OSError, RingError):
+            continue
+        of_comm = [comm for comm in ring.comms if comm.uid == uid]
+        if of_comm:
+            yield path, ring, of_comm
+
+
+def neighbours(uid: str) -> dict[int, Path]:
+    """Ranks of the communicator that are processes of this host, or were, with their rings."""
+    return {
+        comm.rank: path
+        for path, ring, of_comm in _rings(uid)
+        for comm in of_comm
+        if ring.process_state != "elsewhere"
+    }
+
+
+def dead_ranks(rings: Mapping[int, Path]) -> list[int]:
+    """Those of `neighbours` whose process is gone."""
+    return sorted(rank for rank, path in rings.items() if is_alive(path) is False)
+
+
+def progress(uid: str, rank: int, seq: int, messages: Sequence[tuple[bool, int, int]]) -> dict[int, int]:
+    """How far the ranks on this host have come in an operation of `rank`: 0 not in it, 1 issued, 2 started.
+
+    `seq` is a collective's; or `messages` are this rank's (send, peer, number in the pair).
+    """
+    found: dict[int, int] = {}
+    for _, ring, of_comm in _rings(uid):
+        for comm in of_comm:
+            of = ring.records[ring.records["comm"] == comm.index]
+            p2p = (of["flags"] & P2P) != 0
+            if not messages:
+                mine = of[~p2p & (of["seq"] == seq)]
+                far = int(comm.coll_created >= seq)
+                found[comm.rank] = 2 if far and len(mine) and int(mine[-1]["state"]) != _IN_FLIGHT[0] else far
+                continue
+            for send, peer, number in messages:
+                if peer != comm.rank:
+                    continue
+                other = ((of["flags"] & RECEIVE) != 0) == send
+                match = of[p2p & other & (of["peer"] == rank) & (of["seq"] >= number)]
+                # It waits for all of them.
+                found[peer] = min(found.get(peer, 2), 2 if len(match) else 0)
+    return found
+
+
+def _verdict(rings: list[Path]) -> str:
+    if not 0 < len(rings) <= _MOST_RINGS:
+        return ""
+    from unicomm.flight_recorder.analysis.analyze import analyze
+    from unicomm.flight_recorder.formats.readers import load
+
+    # What has just timed out is stuck, however short its time was.
+    report = analyze(load(rings), stuck_after=0.0)
+    return report.main.sentence if report.main.culprits and report.main.confidence >= _SURE else ""
+
+
+def _describe(ring: Ring, comm: Comm) -> tuple[str, str]:
+    if ring.process_state in ("ended", "killed"):
+        return "dead", "is gone (its process ended)"
+    of_comm = ring.records["comm"] == comm.index
+    mine = ring.records[of_comm]
+    late = bool(len(mine)) and int(mine[-1]["state"]) in _IN_FLIGHT
+    # Ranks that are threads of one process share a ring: which of its other records are theirs is not known.
+    shared = sum(c.uid == comm.uid for c in ring.comms) > 1
+    last = mine if shared else ring.records
+    words = _place(ring, last[-1], comm) if len(last) else ""
+    if ring.process_state == "stopped":
+        words = f"is stopped{'; it ' + words if words else ''}"
+    return "late" if late else "absent", words
+
+
+def _place(ring: Ring, record: Any, comm: Comm) -> str:
+    index = int(record["comm"])
+    other = f" of '{ring.comms[index].name}'" if index != comm.index and index < len(ring.comms) else ""
+    frame = ring.frame(record)
+    where = f" ({frame})" if frame is not None else ""
+    verb = "is in" if int(record["state"]) in _IN_FLIGHT else "was last in"
+    return f"{verb} {ring.op(record)} #{int(record['seq'])}{other}{where}"

@@ -1,0 +1,220 @@
+"""Where the ranks of a launcher meet: `open_store` makes the store that `store=` would otherwise give."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import ipaddress
+import os
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+
+from .environment import LAUNCHERS, TORCHRUN, Environment
+
+
+def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os.environ) -> Store | None:
+    """The store that the ranks of a launcher share. Called by all of them; None for a single process.
+
+    With MASTER_ADDR and MASTER_PORT it is a TCPStore there, which rank 0 hosts, unless torchrun does: one for
+    the process, that later calls return as well, under a prefix for the attempt, so that a restarted job
+    never reads keys of the one before. Without, and when the launcher keeps all ranks on one host, it is a
+    FileStore in a private folder.
+
+    Waits up to `timeout` seconds for rank 0. Raises `CommTimeoutError` naming rank 0 if it does not come,
+    `BackendError` when the store cannot be opened, and `InvalidArgumentError` when the ranks have nothing in
+    common to meet by.
+    """
+    if env.size == 1:
+        return None
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    listen = environ.get(_LISTEN, "")
+    if listen not in ("", "all", "address"):
+        raise InvalidArgumentError(
+            f"{_LISTEN}={listen!r} is none of 'address' (the default) and 'all'",
+            hint="'all': on all interfaces, where ranks reach MASTER_ADDR by another address than rank 0 has",
+        )
+    if bool(host) != bool(port) or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+        raise InvalidArgumentError(
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} are no address",
+            hint="set both, to rank 0's host and a free port there, or none, or pass store=",
+        )
+    if host:
+        agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = _cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, listen, timeout))
+        attempt = [environ[name] for name in TORCHRUN.jobs if environ.get(name)]
+        return PrefixStore("/".join(["unicomm", *attempt]), store)
+    row = next((row for row in LAUNCHERS if row.name == env.source), None)
+    if row is not None and row.hosts and env.local_size == env.size:
+        launcher = _launcher_process(row.rank)
+        if launcher is not None or env.job:
+            return _cached(("file", env.job, env.size), lambda: _open_file(env, launcher))
+    raise InvalidArgumentError(
+        f"{env.size} ranks (by {env.source}) have no store to meet at",
+        hint="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
+        " (Slurm: MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1)), or pass store=",
+    )
+
+
+_BACKLOG = 2048  # as torch's store has it
+_LISTEN = "UNICOMM_STORE_LISTEN"
+
+
+class _Slot:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.store: Store | None = None
+
+
+_slots: dict[tuple[object, ...], _Slot] = {}
+_slots_lock = threading.Lock()
+# FileStore removes its file with its last user, and only when it is destroyed in order.
+atexit.register(_slots.clear)
+
+
+def _cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
+    # A forked child must not talk on its parent's connection.
+    with _slots_lock:
+        slot = _slots.setdefault((os.getpid(), *key), _Slot())
+    with slot.lock:
+        if slot.store is None:
+            slot.store = make()
+        return slot.store
+
+
+def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, timeout: float) -> Store:
+    master, limit = env.rank == 0 and not agent, timedelta(seconds=max(timeout, 0.001))
+    try:
+        # multi_tenant: torch.distributed may host its store at the same address in this process.
+        return TCPStore(
+            host,
+            port,
+            is_master=master,
+            timeout=limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=_listen(env, host, port, listen) if master else None,
+        )
+    except Exception as error:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if master or agent:
+            raise BackendError(
+                f"the store at {host}:{port} could not be {'opened' if master else 'reached'}: {text}",
+                rank=env.rank,
+                hint="MASTER_ADDR has to be rank 0's host, and MASTER_PORT a free port there: choose another"
+                if master
+                else "torchrun hosts it: see whether it still runs there, and whether this host reaches it",
+            ) from error
+        raise CommTimeoutError(
+            f"rank 0, which hosts the store, did not come to {host}:{port} within {timeout:g} s: {text}",
+            rank=env.rank,
+            culprits=[0],
+            hint="see whether rank 0 came up, and whether this host reaches that address",
+        ) from error
+
+
+def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
+    """A socket for the store at the address that `host` is, for torch's own would listen on all interfaces.
+
+    None, so that torch's does: when UNICOMM_STORE_LISTEN=all; when the address is none of this machine's, as
+    behind a NAT; when a name is loopback here (Debian has the host's own name as 127.0.1.1) but the job has
+    other hosts, which know it by another address; and when somebody listens there: this process's other one,
+    or a stranger, which torch tells apart.
+    """
+    if listen == "all":
+        return None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        here = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        if here and env.local_size != env.size and not _means_loopback(host):
+            return None
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, ValueError):
+        return None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener.detach()
+
+
+def _means_loopback(host: str) -> bool:
+    """Whether it is loopback on whatever host it is said."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") in ("localhost", "ip6-localhost", "localhost.localdomain")
+
+
+def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:
+    folder = Path(tempfile.gettempdir()) / f"unicomm-stores-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise BackendError(
+            f"{folder} is not a private folder of this user",
+            rank=env.rank,
+            hint="remove it, or set TMPDIR to another place on all ranks, or MASTER_ADDR and MASTER_PORT",
+        )
+    # The name holds all that makes the job unique, and by what to see later that it is over: the launcher's
+    # process, on this host since it was booted, in this PID namespace.
+    here = _identity()
+    for old in folder.glob(f"{here}-*"):
+        pid, ticks, _ = old.name[len(here) + 1 :].split("-")
+        if int(pid) and not _lives(int(pid), int(ticks)):
+            with contextlib.suppress(OSError):
+                old.unlink()
+    pid, ticks = map(str, launcher or (0, 0))
+    job = hashlib.sha256(f"{env.source}/{env.job}/{env.size}".encode()).hexdigest()[:16]
+    return FileStore(str(folder / f"{here}-{pid}-{ticks}-{job}"), env.size)
+
+
+def _identity() -> str:
+    """This boot of this host, and this process's PID namespace: where a process id means something."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    parts = [boot.read_text().strip() if boot.exists() else socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def _launcher_process(rank_variable: str) -> tuple[int, int] | None:
+    """Process id and start time of the launcher on this host: the first ancestor without a rank of its own.
+
+    The parent alone will not do: there may be a shell in between, another one for each rank.
+    """
+    pid = os.getppid()
+    try:
+        while pid > 0:
+            with contextlib.suppress(PermissionError):  # another user's: not started by this rank
+                if f"\0{rank_variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+                    pid = int(_status(pid)[1])
+                    continue
+            return pid, int(_status(pid)[19])
+    except OSError:
+        pass  # no /proc, or one that hides other users' processes
+    return None
+
+
+def _status(pid: int) -> list[str]:
+    """/proc/<pid>/stat from the state on, as the command's name in front of it may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    try:
+        return int(_status(pid)[19]) == ticks
+    except OSError:
+        return False

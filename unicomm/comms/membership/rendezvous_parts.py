@@ -1,0 +1,306 @@
+"""What the rendezvous is made of: store operations, the text of values, and failures."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+
+from unicomm.comms.errors import (
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+)
+
+CHUNK = 1024  # keys in one store request
+DIGEST = 8  # bytes
+_MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
+_WORTH = 4096  # bytes from which on it is worth to compress
+_ABSENT = b"?"  # no value of the rendezvous begins like that
+
+
+_STORE_FAILED = "the store failed"
+
+
+def is_store_failure(error: CommError) -> bool:
+    """Whether it is the store that failed, and no member."""
+    return isinstance(error, BackendError) and error.message.startswith(_STORE_FAILED)
+
+
+class StoreClient:
+    """The store operations that the rendezvous needs. Whatever goes wrong in there is a `BackendError`."""
+
+    def __init__(self, store: Store, comm: str, size: int) -> None:
+        self._store: Any = store  # the type stubs lack several methods and take str where bytes are fine
+        self._comm, self._size = comm, size
+        base: Any = store
+        while isinstance(base, PrefixStore):
+            base = base.underlying_store
+        self._blocks_well = isinstance(base, HashStore)
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, operation)(*arguments)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> BackendError:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return BackendError(
+            f"{_STORE_FAILED}: {text}",
+            comm=self._comm,
+            hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
+            " look at its output; check that this host reaches it",
+        )
+
+    def peek(self, key: str) -> bytes:
+        """The value of `key`, or b"" when there is none; never waits, unlike the store's own get."""
+        value = bytes(self._call("compare_set", key, _ABSENT, _ABSENT))
+        return b"" if value == _ABSENT else value
+
+    def put_first(self, key: str, value: bytes) -> bytes:
+        """Sets `key` if it is not there; returns the value that it has now."""
+        return bytes(self._call("compare_set", key, b"", value))
+
+    def replace(self, key: str, old: bytes, new: bytes) -> None:
+        self._call("compare_set", key, old, new)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._call("set", key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        return int(self._call("add", key, amount))
+
+    def present(self, keys: list[str]) -> bool:
+        return all(self._call("check", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+
+    def read(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        if not self._call("has_extended_api"):
+            return [self.peek(key) for key in keys]
+        chunks = (self._call("multi_get", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+        return [bytes(value) for chunk in chunks for value in chunk]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._call("delete_key", key)
+
+    def wait(self, key: str, seconds: float) -> None:
+        """Returns when `key` is there or `seconds` have passed, perhaps earlier; Ctrl-C gets through."""
+        if self._blocks_well:
+            # Not below a millisecond: stores count in those, and wait forever for none.
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([key], timedelta(seconds=min(max(seconds, 0.001), 0.5)))
+            return
+        # A TCPStore serves one request at a time: a wait would block the other threads of this process, even
+        # those that it waits for; it cannot be interrupted, and logs each timeout. A connection of its own
+        # would cost the server a reverse name lookup for every group. FileStore polls in any case. So look
+        # now and then: every twentieth of the time waited so far, and less often for the server of a big job.
+        least, most = 0.001 + self._size * 2e-5, 0.5 + self._size * 5e-5
+        began = now = time.monotonic()
+        while not self._call("check", [key]) and now < began + seconds:
+            time.sleep(min(max((now - began) / 20, least), most, began + seconds - now))
+            now = time.monotonic()
+
+
+def check_meeting(
+    store: Store | None, name: str, rank: int, size: int, timeout: float, labels: Sequence[int] | None
+) -> None:
+    """Raises `InvalidArgumentError` for what `meet` cannot do."""
+    problem = hint = ""
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME:
+        problem, hint = f"name={name!r} is no name", f"pass a text of up to {_MAX_NAME} bytes"
+    elif not 0 <= rank < size:
+        problem, hint = f"rank={rank} is not in range [0, {size})", "ranks count from 0"
+    elif not timeout > 0:
+        problem, hint = f"timeout={timeout} is not positive", "pass seconds"
+    elif labels is not None and len(set(labels)) != size:
+        problem, hint = f"labels={labels!r} are not {size} different ranks", "pass one for each member"
+    elif store is None and size > 1:
+        problem, hint = f"{size} members need a store", "pass store=, or start the program with torchrun"
+    if problem:
+        raise InvalidArgumentError(problem, hint=hint)
+
+
+def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:
+    """The failure when not all headers are equal. The majority is right; in a tie, the lowest rank is."""
+    if len(set(headers.values())) <= 1:
+        return None
+    members = {r: json.loads(header) for r, header in sorted(headers.items())}
+    differences: dict[str, list[tuple[str, list[list[int]]]]] = {}
+    culprits: set[int] = set()
+    for key in sorted({key for member in members.values() for key in member}):
+        groups: dict[str, list[int]] = {}
+        for r, member in members.items():
+            groups.setdefault(repr(member[key]) if key in member else "not given", []).append(r)
+        if len(groups) > 1:
+            values = sorted(groups, key=lambda value: (len(groups[value]), -groups[value][0]))
+            culprits.update(r for value in values[:-1] for r in groups[value])
+            differences[key] = [(value[:200], ranges_of(groups[value])) for value in values[-8:]]
+    return {"kind": "mismatch", "culprits": ranges_of(sorted(culprits)), "differences": differences}
+
+
+def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: Sequence[int]) -> CommError:
+    """The error for a failure, the same on all members but for their own rank.
+
+    `what` says what the members were to do ("arrive"); `labels` are their global ranks, which culprits are.
+    """
+    members = range(len(labels))
+    culprits = [labels[r] for r in members_of(failure["culprits"])]
+    # A rank in a message means the global one: say so where the communicator counts otherwise.
+    word = "rank" if list(labels) == list(members) else "global rank"
+
+    def names(ranks: Sequence[int]) -> str:
+        spans = [str(a) if a == b else f"{a}-{b}" for a, b in ranges_of(sorted(ranks))]
+        return f"{word}{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+
+    who, kind = names(culprits), failure["kind"]
+    error: type[CommError] = MismatchError
+    if kind == "timeout":
+        error, limit = CommTimeoutError, f"within {failure['seconds']:g} s"
+        if failure["stuck"]:
+            text = f"all did {what} {limit}, but {who if culprits else 'one'} stopped before it could answer"
+        else:
+            text = f"{who} did not {what} {limit}; {names(sorted(set(labels) - set(culprits)))} did"
+        hint = f"see whether {who} came up and what was printed there last; raise timeout= for slow ones"
+    elif kind == "mismatch":
+        lines = [
+            f"{key} is "
+            + " and ".join(f"{v} on {names([labels[r] for r in members_of(rs)])}" for v, rs in groups)
+            for key, groups in failure["differences"].items()
+        ]
+        text = "the members do not agree: " + ("; ".join(lines) or f"size is {len(labels)} on {who} only")
+        hint = "make the same call with the same arguments on all of them"
+    elif kind == "twice":
+        text = f"two processes call themselves {who}"
+        hint = "give each its own rank; if one was restarted alone, let all the others try again as well"
+    else:
+        error, text = PeerLostError, f"{who} left: {failure['reason']}"
+        hint = f"look at what {who} printed last"
+    return error(text, comm=comm, rank=rank, culprits=culprits, hint=hint)
+
+
+def read_failure(text: bytes, size: int) -> dict[str, Any]:
+    """A failure as `error_of` takes it; raises `ValueError` for anything else."""
+    kinds = {"timeout": ("seconds", "stuck"), "mismatch": ("differences",), "twice": (), "left": ("reason",)}
+    try:
+        failure = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(failure, dict) or failure.get("kind") not in tuple(kinds):
+        raise ValueError("a failure of no known kind")
+    if missing := [name for name in kinds[failure["kind"]] if name not in failure]:
+        raise ValueError(f"a failure without {missing[0]}")
+    if not isinstance(failure.get("seconds", 0), (int, float)):
+        raise ValueError("seconds are no number")
+    differences = failure.get("differences", {})
+    if not isinstance(differences, dict) or not all(isinstance(v, list) for v in differences.values()):
+        raise ValueError("differences are no object of lists")
+    groups = [group for value in differences.values() for group in value]
+    if any(not isinstance(group, list) or len(group) != 2 for group in groups):
+        raise ValueError("a difference that names no ranks")
+    for pairs in [failure.get("culprits"), *(ranks for _, ranks in groups)]:
+        _check_ranges(pairs, size)
+    return failure
+
+
+def _check_ranges(pairs: Any, size: int) -> None:
+    # Before they are written out: a range of a few characters may mean any number of ranks.
+    if not isinstance(pairs, list):
+        raise ValueError("ranks are no list")
+    for pair in pairs:
+        good = isinstance(pair, list) and len(pair) == 2 and all(type(r) is int for r in pair)
+        if not good or not 0 <= pair[0] <= pair[1] < size:
+            raise ValueError(f"{pair!r} is no range of {size} ranks")
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, sort_keys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{value!r} is not JSON: {error}", hint="pass plain values") from None
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:DIGEST]
+
+
+def describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+
+
+def ranges_of(ranks: Sequence[int]) -> list[list[int]]:
+    """Sorted numbers as [first, last] pairs: short even for all but one of 100 000."""
+    pairs: list[list[int]] = []
+    for r in ranks:
+        if pairs and pairs[-1][1] == r - 1:
+            pairs[-1][1] = r
+        else:
+            pairs.append([r, r])
+    return pairs
+
+
+def members_of(pairs: list[list[int]]) -> list[int]:
+    return [r for first, last in pairs for r in range(first, last + 1)]
+
+
+def pack(values: list[bytes]) -> bytes:
+    return struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values)
+
+
+def unpack(body: bytes, count: int) -> list[bytes]:
+    """What `pack` packed; raises `ValueError` for anything else."""
+    at, values = 4 * count, []
+    if len(body) < at:
+        raise ValueError(f"{len(body)} bytes for {count} members")
+    for length in struct.unpack_from(f"<{count}I", body):
+        values.append(body[at : at + length])
+        at += length
+    if at != len(body):
+        raise ValueError(f"{len(body)} bytes where {at} were announced")
+    return values
+
+
+def shrink(body: bytes) -> bytes:
+    """`body` as it goes through the store. The members' values differ little, such as in a host's number, and
+    every member reads all of them: in a large job that is what creation costs (docs/design/scale.md)."""
+    smaller = zlib.compress(body, 1) if len(body) >= _WORTH else body
+    return b"z" + smaller if len(smaller) < len(body) else b"=" + body
+
+
+def grow(body: bytes, most: int) -> bytes:
+    """What `shrink` made smaller, of up to `most` bytes; raises `ValueError` for anything else."""
+    kind, data = body[:1], body[1:]
+    if kind == b"z":
+        expander = zlib.decompressobj()
+        try:
+            data = expander.decompress(data, most + 1)
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
+        if not expander.eof or expander.unused_data:
+            raise ValueError("a compressed text that has no end, or goes on after it")
+    elif kind != b"=":
+        raise ValueError(f"a text of kind {kind!r}")
+    if len(data) > most:
+        raise ValueError(f"more than {most} bytes")
+    return data
+
+
+def damaged(error: Exception, comm: str) -> BackendError:
+    """The store holds under our keys what no member writes."""
+    return BackendError(
+        f"the store holds something that no member wrote: {type(error).__name__}: {error}",
+        comm=comm,
+        hint="another program may use the same store, or somebody reaches it who should not",
+    )

@@ -1,0 +1,150 @@
+"""Tensors in memory that a backend can use where it is, without a copy into its own, and telling it of more.
+
+On `shm`, that is memory which all ranks of the host can read. From 64 KiB on, a collective whose data lie
+there on all ranks (at the root, where one rank sends) reads them where they are; anything else is staged as
+always, so that it never matters for the result where a tensor lies. An operation returns when nobody reads
+its tensors any more.
+
+On `nccl` and `rccl` it is the library's own memory, which other GPUs can map. The library finds out by itself
+what it can do with a tensor, and gains most where it is told of it beforehand: `tensor_register`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.execution.one_sided import agree, issue
+from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.table import OPERATIONS
+
+if TYPE_CHECKING:
+    from unicomm.comms.communicator import Communicator
+    from unicomm.comms.execution.engine import Engine, Timeout
+
+
+class MemAllocator:
+    """What `Communicator.mem_allocator` gives: makes tensors that the communicator's backend moves directly.
+
+    The memory belongs to the process, not to the communicator: every communicator of the same backend in
+    this process uses it as directly, also those that are made later, and it goes when the last tensor on it
+    goes, also after `finalize`. A forked child shares its parent's tensors with it, and writes of the one are
+    seen by the other.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        backend = engine.backend
+        if not backend.capabilities.allocates:
+            with engine.located("mem_allocator"):
+                if (reason := backend.lacks("allocates")) is not None:
+                    raise reason
+            engine.refuse("mem_allocator", f"backend '{backend.name}' has no memory of its own")
+        self._engine = engine
+        self._backend = backend
+        self._comm = engine.name
+        self._device = engine.member.device
+
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A contiguous tensor with undefined values, as `torch.empty`. Local: no other rank takes part.
+
+        Raises `InvalidArgumentError` for a size or dtype that cannot be, and `BackendError` when there is not
+        enough memory.
+        """
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+        if any(n < 0 for n in shape):
+            raise InvalidArgumentError(
+                f"a tensor of size {tuple(shape)}", comm=self._comm, hint="sizes are 0 or more"
+            )
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return self._backend.allocate(count * dtype.itemsize).view(dtype).view(shape)
+
+    @property
+    def pool(self) -> Any:
+        """A `torch.cuda.MemPool` of this memory: `with torch.cuda.use_mem_pool(comm.mem_allocator.pool):`
+        makes all tensors of the block lie there. `UnsupportedError` where the memory is not a GPU's.
+        """
+        pool = self._backend.memory_pool()
+        if pool is None:
+            self._engine.refuse(
+                "mem_allocator", f"backend '{self._backend.name}' has no pool for torch", "use empty(...)"
+            )
+        return pool
+
+    def tensor_register(self, tensor: Array, symmetric: bool = False, timeout: Timeout = None) -> None:
+        """Tells the communicator's library of a tensor's memory, so that its operations use it directly.
+
+        A tensor for which `holds` is true on a backend that needs no telling (shm) is accepted as it is. The
+        tensor is kept until it is deregistered or the communicator ends.
+
+        Args:
+            symmetric: collective, with tensors of one size at the same place in blocks of one size, as they
+                are when all ranks make the same tensors in the same order. Needs NCCL 2.27.
+
+        Raises `UnsupportedError` where the library cannot, `MismatchError` on all ranks where symmetric ones
+        differ, `InvalidArgumentError` for a tensor that is registered already or cannot be.
+        """
+        engine, backend = self._engine, self._backend
+        engine.check_open("tensor_register")
+        engine.refuse_capture("tensor_register")
+        tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
+        if not backend.capabilities.registers and backend.allocated_here(tensor):
+            return
+        kind = "symmetric" if symmetric else "local"
+        with engine.located("tensor_register"):
+            if kind not in backend.capabilities.registers:
+                if (reason := backend.lacks("symmetric" if symmetric else "registers")) is not None:
+                    raise reason
+                engine.refuse(
+                    "tensor_register",
+                    f"backend '{backend.name}' registers no memory that is not its own",
+                    "make the tensor with comm.mem_allocator.empty(...)",
+                )
+            at, nbytes = backend.registered_range(tensor, symmetric)
+        if symmetric:
+            agree(engine, "tensor_register", [nbytes, tensor.data_ptr() - at, tensor.nbytes], [], timeout)
+
+        def job(limit: float) -> None:
+            backend.register(tensor, symmetric, limit)
+
+        issue(engine, "tensor_register", job, inputs=[tensor], timeout=timeout)
+
+    def tensor_deregister(self, tensor: Array, timeout: Timeout = None) -> None:
+        """Undoes `tensor_register`, when no operation uses the tensor: waits for those of this rank."""
+        engine, backend = self._engine, self._backend
+        engine.check_open("tensor_register")
+        engine.refuse_capture("tensor_register")
+        tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
+        if not backend.capabilities.registers and backend.allocated_here(tensor):
+            return
+        limit = engine.per_op("tensor_register", None, timeout)
+        before = issue(engine, "tensor_register", lambda _: None, timeout=timeout)
+        before.wait_blocking(limit)
+        with engine.located("tensor_register"), engine._in_order():
+            backend.deregister(tensor)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the backend can use the tensor's memory where it is."""
+        return self._backend.allocated_here(tensor)
+
+    def allocated(self) -> int:
+        """Bytes of this process's tensors that are alive."""
+        return self._backend.bytes_allocated()
+
+    def __repr__(self) -> str:
+        return f"<MemAllocator of {self._backend.name}, {self.allocated()} bytes in use>"
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:
+    """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
+
+    Short for `comm.mem_allocator.empty(...)`; see there. Local. `UnsupportedError` where the backend has no
+    such memory.
+    """
+    return comm.mem_allocator.empty(*size, dtype=dtype)

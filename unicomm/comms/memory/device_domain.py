@@ -1,0 +1,392 @@
+"""A symmetric heap of devices, with the operations that the native core has for the host's.
+
+The table (csrc/symm/table.hpp) allocates, and copies; all else are kernels over the addresses that the other
+ranks' memory has here. Everything is put on the current stream and nothing waits on the host, unless it says
+so. What the kernels refuse, or wait for in vain, is in a record that `outcome` reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unicomm.comms.errors import CommTimeoutError, UnsupportedError
+from unicomm.comms.execution.streams import Streams
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType
+
+from .device_kernels import FIELDS, INDEX, Launcher
+
+_THREADS = 256
+_MOST_BLOCKS = 1024
+_UNIT = 16 * 4  # bytes that a thread has on their way
+_HEAD, _BLOCK, _EACH = 8, 8, 8  # words: kHead, kArrived and kEach of kernels.cu
+_SIGN, _WORD = 1 << 63, 1 << 64
+_NAP, _LONGEST_NAP = 20e-6, 1e-3
+# Kernels may look at them, and write there, when nobody here waits for them any more; torch would give such
+# memory to others at once.
+_aborted: list[torch.Tensor] = []
+
+#: What a mismatch, a wait in vain, and a refusal are in a record.
+FULL, SPLITS, MISMATCH, LATE, ABORTED = 1, 2, 3, 4, 5
+_REDUCED = {"float64", "float32", "float16", "bfloat16"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+_RED_OPS = (RedOpType.SUM, RedOpType.PRODUCT, RedOpType.MIN, RedOpType.MAX)
+
+# (operation, dtype, reduction, root, relaxed, anything else that all must have, seconds)
+Head = tuple[int, int, int, int, bool, int, float]
+Tile = tuple[int, int, int, int, int]  # address, rows, columns, steps of both in elements
+
+
+def reduces(dtype: torch.dtype, red: int) -> bool:
+    """Whether there is a kernel for that reduction."""
+    info = DTYPES.get(dtype)
+    return info is not None and info.name in _REDUCED and red in _RED_OPS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What went wrong first: why, the operation's number, whose fault, its rows, four words of each rank."""
+
+    kind: int
+    op: int
+    who: int
+    rows: int
+    each: list[list[int]]
+
+
+class DeviceDomain:
+    """Stands for the native `SymmDomain`; see there, and csrc/symm/composites.hpp for the operations."""
+
+    def __init__(self, native: Any, streams: Streams, launcher: Launcher, device: torch.device) -> None:
+        self.native, self._streams, self._launcher, self._device = native, streams, launcher, device
+        self.begins, self.holds, self.leave = native.begins, native.holds, native.leave
+        self.allocate, self.free, self.ptr = native.allocate, native.free, native.ptr
+        self.far: list[int] = []  # ranks whose memory cannot be addressed here
+        self._scratches: list[torch.Tensor] = []  # graphs may use the earlier ones
+        self._words: torch.Tensor | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def said_bytes(world: int) -> int:
+        """Room that `open` needs: the control block of kernels.cu."""
+        return 8 * (_BLOCK + world + 2 * (_HEAD + world))
+
+    def open(self, rank: int, world: int, control: int) -> None:
+        """`control`: symmetric memory of zeros. All ranks must have opened before any of them goes on."""
+        self.rank, self.world, self._control = rank, world, control
+        distances = []
+        for pe in range(world):
+            fault, address = self.native.ptr(control, self.said_bytes(world), pe)
+            if fault is not None or not address:
+                self.far.append(pe)
+            distances.append(address - control if address else 0)
+        self._distances = torch.tensor(distances, dtype=torch.int64).to(self._device)
+        # The status record, the word that ends waits, and the result of an atomic operation.
+        words = self._launcher.host_words(_EACH + 4 * world + 2)
+        self._record = words[:-2].numpy()
+        self._last_words = words[-2:].numpy()
+        self._words = words  # last: the watchdog looks whether they are there
+        self._base = np.zeros(len(FIELDS), np.int64)
+        self._result = words.data_ptr() + 8 * (len(words) - 1)
+        self._set(
+            self._base,
+            rank=rank,
+            world=world,
+            distances=self._distances.data_ptr(),
+            control=control,
+            status=words.data_ptr(),
+            abort=words.data_ptr() + 8 * (len(words) - 2),
+            root=-1,
+        )
+
+    def abort(self) -> Any:
+        """From any thread: what waits on the device ends, and what comes later does nothing."""
+        if self._words is not None:
+            self._last_words[0] = 1
+            _aborted.append(self._words)
+        try:
+            return self.native.abort()
+        except AttributeError:  # the library has nothing that would have to end, too
+            return None
+
+    def barrier(self, limit: float, _: int = 0) -> Any:
+        """The table's own, which waits on the host where it has no other."""
+        return self.native.barrier(limit, self._stream())
+
+    def team_split(self, start: int, stride: int, size: int, limit: float) -> tuple[Any, Any]:
+        fault, team = self.native.team_split(start, stride, size, limit)
+        made = None if team is None else DeviceDomain(team, self._streams, self._launcher, self._device)
+        return fault, made
+
+    def outcome(self, clear: bool = True) -> Outcome | None:
+        """What went wrong since it was last cleared, as far as the device has come."""
+        if self._words is None or not self._record[0]:
+            return None
+        kind, called, who, rows = self._record[:4].tolist()
+        each = self._record[_EACH:].reshape(-1, 4).tolist()
+        if clear:
+            self._record[:] = 0
+        return Outcome(kind, called & 0xFFFFFFFF, who, rows, each)
+
+    def wait(self, limit: float) -> None:
+        """Waits on the host for what the current stream has. Not within the capture of a graph."""
+        if self._streams.is_capturing():
+            raise UnsupportedError(
+                "the host would have to wait, which a graph cannot capture",
+                hint="use an operation whose results stay on the device, such as all_to_all_vdev",
+            )
+        event = self._streams.record(self._streams.current())
+        end, nap = time.monotonic() + limit, _NAP
+        while not self._streams.is_over(event):
+            if time.monotonic() > end:
+                raise CommTimeoutError(
+                    f"the device had not come to it after {limit:g} s",
+                    hint="a kernel before it still runs there; timeout= allows more",
+                )
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+
+    # --- launching ----------------------------------------------------------------------------------------
+
+    def _stream(self) -> int:
+        return self._streams.handle(self._streams.current())
+
+    @staticmethod
+    def _set(args: NDArray[np.int64], **values: int) -> None:
+        for name, value in values.items():
+            args[INDEX[name]] = (value + _SIGN) % _WORD - _SIGN
+
+    def _launch(self, kernel: str, args: NDArray[np.int64], blocks: int = 1, **values: int) -> None:
+        self._set(args, **values)
+        self._launcher.launch(kernel, blocks, _THREADS, args, self._stream())
+
+    def _args(self, limit: float) -> NDArray[np.int64]:
+        if self.far:
+            raise UnsupportedError(
+                f"the memory of ranks {self.far} cannot be addressed from this device",
+                hint="use a communicator, or a team, of ranks whose devices reach each other",
+            )
+        args = self._base.copy()
+        self._set(args, limit_ns=min(int(limit * 1e9), _SIGN - 1))
+        return args
+
+    def _call(
+        self, head: Head, tensors: Sequence[torch.Tensor], *more: int, ends: bool = False
+    ) -> NDArray[np.int64]:
+        """What all kernels of an operation get. `ends`: with a barrier in any case."""
+        op, dtype, red, root, relaxed, other, limit = head
+        relaxed = relaxed and not ends
+        said = [op, dtype, red, root, int(relaxed), other, *more]
+        for tensor in tensors:
+            said += [tensor.data_ptr() - self._control if tensor.nbytes else 0, tensor.nbytes]
+        packed = struct.pack(f"{len(said)}q", *said)
+        signature = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        args = self._args(limit)
+        called = op | dtype << 32 | red << 40
+        self._set(args, called=called, signature=signature, root=root, relaxed=relaxed, red=red)
+        return args
+
+    def _scratch(self, words: int) -> int:
+        """Device memory that the operations, which run one after the other, use in turn."""
+        if not self._scratches or len(self._scratches[-1]) < words:
+            made = torch.empty(max(2 * words, 1024), dtype=torch.int64, device=self._device)
+            self._scratches.append(made)
+        return self._scratches[-1].data_ptr()
+
+    def _lanes(self, nbytes: int) -> int:
+        """Blocks for so many bytes from each rank."""
+        return max(1, min(-(-nbytes // (_THREADS * _UNIT)), _MOST_BLOCKS // self.world, 64))
+
+    # --- the operations of csrc/symm/composites.hpp ---------------------------------------------------------
+
+    def meet(self, head: Head, tensors: Sequence[torch.Tensor]) -> None:
+        self._launch("symm_meet", self._call(head, tensors))
+
+    def broadcast(self, head: Head, tensor: torch.Tensor) -> None:
+        args = self._call(head, [tensor])
+        self._launch("symm_meet", args)
+        at, lanes = tensor.data_ptr(), self._lanes(tensor.nbytes)
+        self._launch("symm_move_blocks", args, lanes, **{"in": at}, out=at, row_bytes=tensor.nbytes)
+        self._launch("symm_leave", args)
+
+    def all_to_all(self, head: Head, input: torch.Tensor, out: torch.Tensor) -> None:
+        args = self._call(head, [input, out])
+        self._launch("symm_meet", args)
+        block = input.nbytes // self.world
+        places = {"in": input.data_ptr(), "out": out.data_ptr(), "row_bytes": block}
+        self._launch("symm_move_blocks", args, self.world * self._lanes(block), **places)
+        self._launch("symm_leave", args)
+
+    def all_to_all_v(
+        self, head: Head, input: torch.Tensor, out: torch.Tensor, splits: Sequence[int]
+    ) -> tuple[None, tuple[int, int, int] | None, list[int]]:
+        """Waits on the host for what came."""
+        n, limit = self.world, head[-1]
+        if self._streams.is_capturing():
+            self.wait(limit)
+        said = torch.tensor(splits, dtype=torch.int64).to(self._device)
+        came = torch.empty(2 * n, dtype=torch.int64, device=self._device)
+        args = self._call(head, [input, out])
+        self._set(args, said_splits=said.data_ptr(), results=came.data_ptr(), experts=1)
+        self._exchange("symm_meet_dispatch", args, input, out)
+        self.wait(limit)
+        found = self.outcome(clear=False)
+        if found is None:
+            return None, None, came[:n].tolist()
+        if found.op == head[0] and found.kind in (FULL, SPLITS):
+            self.outcome()
+            return None, (found.kind, found.who, found.rows), []
+        return None, None, []
+
+    def dispatch(
+        self,
+        head: Head,
+        input: torch.Tensor,
+        out: torch.Tensor,
+        splits: torch.Tensor,
+        results: torch.Tensor,
+        align: int,
+    ) -> tuple[None, None]:
+        args = self._call(head, [input, out, splits, results], align)
+        at = {"splits": splits.data_ptr(), "results": results.data_ptr()}
+        self._set(args, experts=splits.numel() // self.world, align=align, **at)
+        self._exchange("symm_meet_dispatch", args, input, out)
+        return None, None
+
+    def combine(
+        self,
+        head: Head,
+        input: torch.Tensor,
+        out: torch.Tensor,
+        splits: torch.Tensor,
+        results: torch.Tensor,
+    ) -> tuple[None, None]:
+        args = self._call(head, [input, out, splits, results])
+        at = {"splits": splits.data_ptr(), "results": results.data_ptr()}
+        self._set(args, experts=splits.numel() // 2 // self.world, by_rank=1, **at)
+        self._exchange("symm_meet_combine", args, input, out)
+        return None, None
+
+    def _exchange(self, plan: str, args: NDArray[np.int64], input: torch.Tensor, out: torch.Tensor) -> None:
+        experts = int(args[INDEX["experts"]])
+        columns = self.world * experts
+        scratch = self._scratch(3 * columns + 2 * self.world + experts + 1)
+        rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in (input, out)]
+        row_bytes = input.nbytes // max(rows[0], 1)
+        self._set(args, **{"in": input.data_ptr()}, out=out.data_ptr(), in_rows=rows[0], out_rows=rows[1])
+        self._set(args, row_bytes=row_bytes, sources=scratch, scratch=scratch + 8 * columns)
+        self._launch(plan, args)
+        self._launch("symm_move_rows", args, self.world * self._lanes(out.nbytes // self.world))
+        self._launch("symm_leave", args)
+
+    def one_shot(self, head: Head, input: torch.Tensor, out: torch.Tensor) -> None:
+        args = self._call(head, [input])
+        self._launch("symm_meet", args)
+        count = input.numel()
+        self._reduce(args, input.dtype, (input.data_ptr(), 1, count, 0, 1), (out.data_ptr(), 1, count, 0, 1))
+        self._launch("symm_leave", args)
+
+    def two_shot(self, head: Head, input: torch.Tensor) -> None:
+        args = self._call(head, [input], ends=True)
+        self._launch("symm_meet", args)
+        # Parts begin where 16 bytes do, as far as the tensor does.
+        pack, count = 16 // input.element_size(), input.numel()
+        begin, end = (count * r // self.world // pack * pack for r in (self.rank, self.rank + 1))
+        end = count if self.rank == self.world - 1 else end
+        part = (input.data_ptr() + begin * input.element_size(), 1, end - begin, 0, 1)
+        self._reduce(args, input.dtype, part, part, spread=1)
+        self._launch("symm_leave", args)
+
+    def reduce_scatter(self, head: Head, input: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        args = self._call(head, [input], rows)
+        self._launch("symm_meet", args)
+        part = input.numel() // max(rows, 1) // self.world
+        first = input.data_ptr() + self.rank * part * input.element_size()
+        own = (first, rows, part, part * self.world, 1)
+        self._reduce(args, input.dtype, own, (out.data_ptr(), rows, part, part, 1))
+        self._launch("symm_leave", args)
+
+    def reduce_tiles(
+        self, head: Head, ins: Sequence[Tile], owners: Sequence[int], outs: Sequence[Tile]
+    ) -> None:
+        said = []
+        for (at, *shape), owner in zip(ins, owners, strict=True):
+            said += [at - self._control if shape[0] and shape[1] else 0, *shape, owner]
+        args = self._call(head, [], *said)
+        self._launch("symm_meet", args)
+        dtype = next(dtype for dtype, info in DTYPES.items() if info.code == head[1])
+        own = [tile for tile, owner in zip(ins, owners, strict=True) if owner == self.rank]
+        for tile, out in zip(own, outs, strict=True):
+            self._reduce(args, dtype, tile, out)
+        self._launch("symm_leave", args)
+
+    def _reduce(
+        self, args: NDArray[np.int64], dtype: torch.dtype, tile: Tile, out: Tile, spread: int = 0
+    ) -> None:
+        """All ranks' `tile` into the own `out`, or all ranks'."""
+        if tile[3] == 1 and tile[4] != 1:  # neighbours in memory for neighbouring threads
+            tile, out = ((t[0], t[2], t[1], t[4], t[3]) for t in (tile, out))
+        at, rows, columns, row_step, column_step = tile
+        if not rows or not columns:
+            return
+        if columns == 1:
+            column_step, out = 1, (*out[:4], 1)
+        # Of rows that follow each other without gaps one is made.
+        if column_step == out[4] == 1 and row_step == out[3] == columns:
+            rows, columns = 1, rows * columns
+        places = {"in": at, "out": out[0], "rows": rows, "columns": columns}
+        steps = {"in_row_step": row_step, "in_column_step": column_step, "spread": spread}
+        blocks = min(-(-rows * columns * dtype.itemsize // (_THREADS * 16)), _MOST_BLOCKS)
+        name = f"symm_reduce_{DTYPES[dtype].name}"
+        self._launch(name, args, blocks, out_row_step=out[3], out_column_step=out[4], **places, **steps)
+
+    # --- one-sided ----------------------------------------------------------------------------------------
+
+    def transfer(self, put: bool, rows: Any, _: int = 0) -> Any:
+        return self.native.transfer(put, rows, self._stream())
+
+    def put_signal(
+        self, to: int, source: int, nbytes: int, word: int, value: int, op: int, pe: int, _: int = 0
+    ) -> Any:
+        if nbytes:
+            rows = torch.tensor([[source, to, nbytes, pe]], dtype=torch.int64).numpy()
+            if (fault := self.transfer(True, rows)) is not None:
+                return fault
+        self._launch("symm_signal", self._args(0), word=word, value=value, compare=int(op), peer=pe)
+        return None
+
+    def wait_signal(self, word: int, compare: int, value: int, source: int, limit: float, _: int = 0) -> None:
+        self._wait_for(limit, source, word=word, compare=int(compare), value=value)
+
+    def wait_next(self, word: int, counter: int, source: int, limit: float) -> None:
+        """Until `word` is as large as `counter`, own memory, is when it has been raised by one."""
+        self._wait_for(limit, source, word=word, compare=3, counter=counter)
+
+    def _wait_for(self, limit: float, source: int, **values: int) -> None:
+        from unicomm.comms.operations.table import OPERATIONS
+
+        peer = source if source >= 0 else ~source
+        self._launch(
+            "symm_wait", self._args(limit), called=OPERATIONS["wait_signal"].code, peer=peer, **values
+        )
+
+    def atomic(self, op: str, words: Sequence[int], pe: int, limit: float) -> tuple[None, int]:
+        """`fetch_add` or `compare_swap` with the native arguments. Waits on the host for what was there."""
+        names = ("word", "value") if op == "fetch_add" else ("word", "expected", "value")
+        if self._streams.is_capturing():
+            self.wait(limit)
+        values = dict(zip(names, words, strict=True))
+        self._launch(f"symm_{op}", self._args(limit), out=self._result, peer=pe, **values)
+        self.wait(limit)
+        return None, int(self._last_words[1]) % _WORD

@@ -1,0 +1,139 @@
+"""Symmetric memory whose heap is on devices: tensors there, and what went wrong there as errors here.
+
+Operations are put on the current stream, so what the ranks refuse or disagree about is known when the device
+has come to it. All ranks find the same, but not at the same call of theirs: raising it at whatever comes next
+would bring them out of step. So it is raised where the host waits for the device, which all ranks do at the
+same places. What ends a communicator, a wait in vain, is raised by the watchdog as with other operations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from unicomm import _core
+from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.execution.one_sided import attempt, issue
+from unicomm.comms.operations.table import BY_CODE
+
+from . import device_domain
+from .device_domain import DeviceDomain, Outcome
+from .symmetric import Capability, SymmetricMemory, disagreement
+
+if TYPE_CHECKING:
+    from unicomm.comms.execution.engine import Timeout
+
+_GRACE = 2.0  # seconds that the kernels have to say what they wait for, before the watchdog ends them
+_DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
+
+
+def bytes_at(native: Any, address: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory that can be addressed here, of a device or of the CPU, as bytes that hold the domain."""
+    kind = "rocm" if torch.version.hip and device.type == "cuda" else device.type
+    return from_dlpack(_core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0))
+
+
+class DeviceMemory(SymmetricMemory):
+    """See the module. `domain` is a `DeviceDomain`."""
+
+    domain: DeviceDomain
+    counts_on_device = True
+
+    def open(self, said: torch.Tensor | None = None) -> None:
+        said = self.allocate(self.domain.said_bytes(self.size)) if said is None else said
+        said.zero_()
+        self.domain.open(self.rank, self.size, said.data_ptr())
+        issue(self.engine, "symm_init", lambda limit: self.check(self.domain.barrier(limit), limit))
+        if Capability.POINTER in self.capabilities and not self.domain.far:
+            self.capabilities |= Capability.SIGNAL | Capability.ATOMICS  # by kernels
+
+    def grace(self) -> float:
+        return _GRACE
+
+    def reduces(self, dtype: torch.dtype, red: int) -> bool:
+        return super().reduces(dtype, red) and device_domain.reduces(dtype, red)
+
+    def atomic(self, op: str, words: tuple[int, ...], peer: int, limit: float) -> tuple[Any, int]:
+        return self.domain.atomic(op, words, peer, limit)
+
+    def _bytes(self, address: int, nbytes: int) -> torch.Tensor:
+        return bytes_at(self.domain.native, address, nbytes, self.engine.member.device)
+
+    def abort(self) -> None:
+        self.domain.abort()  # whatever the library can do: the kernels look at a word of their own
+
+    # --- what went wrong on the device ----------------------------------------------------------------------
+
+    def settle(self, limit: float) -> None:
+        self.domain.wait(limit)
+        self.engine.check_broken()
+        if (outcome := self.domain.outcome()) is not None:
+            raise self._error(outcome, limit)
+
+    def synchronize(self, timeout: Timeout = None) -> None:
+        super().synchronize(timeout)
+        engine = self.engine
+        limit = engine.per_op("symm_barrier", None, timeout)
+        with engine._in_order():
+            if engine.queue is not None:
+                engine.queue.follow_last()
+            engine._execute(lambda: attempt(engine, self.settle, limit), "symm_barrier", 0, [], False, None)
+
+    def late_error(self) -> CommError | None:
+        from unicomm.comms.failures.missing_ranks import explain
+
+        found = self.domain.outcome(clear=False)
+        if found is not None and found.kind == device_domain.LATE:
+            error = self._error(found, 0.0)
+            if isinstance(error, CommTimeoutError):
+                explain(error, self.engine.member.uid)
+                error.explained = True  # the device knows who did not come
+            return error
+        return None
+
+    def _error(self, outcome: Outcome, limit: float) -> CommError:
+        row = BY_CODE.get(outcome.op)
+        error = self._error_of(outcome, limit)
+        error.op = row.name if row is not None else None
+        return error
+
+    def _error_of(self, outcome: Outcome, limit: float) -> CommError:
+        who = outcome.who
+        if outcome.kind == device_domain.FULL:
+            return InvalidArgumentError(
+                f"rank {who} would receive into row {outcome.rows}, behind its out; nothing was written",
+                culprits=(who,),
+                hint="make out larger on all ranks: the rows of all blocks, padding included",
+            )
+        if outcome.kind == device_domain.SPLITS:
+            return InvalidArgumentError(
+                f"the splits of rank {who} go beyond the rows of input, or are negative; nothing was written",
+                culprits=(who,),
+                hint="look at how they were computed there",
+            )
+        if outcome.kind == device_domain.MISMATCH:
+            return self._mismatch(outcome.each)
+        absent = [rank for rank, each in enumerate(outcome.each) if not each[0]]
+        if outcome.kind == device_domain.ABORTED:
+            return AbortedError("the communicator was ended while the device waited", hint="make a new one")
+        names = "rank " + ", ".join(map(str, absent))
+        within = f" within {limit:g} s" if limit else ""
+        return CommTimeoutError(
+            f"{names} did not come to it on the device{within}",
+            culprits=absent,
+            hint="look at what these ranks do; timeout= and comm.set_timeout allow more",
+        )
+
+    def _mismatch(self, each: list[list[int]]) -> CommError:
+        """Culprits are the minority; where no call is that of the most, all."""
+        heads = [(here, signature) for here, _, _, signature in each]
+        most = max(heads, key=heads.count)
+        tie = 2 * heads.count(most) <= len(heads)
+        culprits = [rank for rank, head in enumerate(heads) if tie or head != most]
+        claims = [
+            (rank, called & 0xFFFFFFFF if here else 0, 0, called >> 40 & 0xFF, root, 0, 0)
+            for rank, (here, called, root, _) in enumerate(each)
+        ]
+        return disagreement(culprits, claims)

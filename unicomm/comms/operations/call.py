@@ -1,0 +1,125 @@
+"""What travels from a communicator's method through hooks and recorder to the backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from .dtypes import code_of
+from .reduction import ReduceOp
+from .table import Operation
+
+
+@dataclass(slots=True)
+class Call:
+    """One operation with validated arguments. Backends read it and never check anything again.
+
+    Attributes:
+        operation: the row of the operation table.
+        inputs: tensors to read; outputs: tensors to write. An in-place tensor is in both. Where a rank
+            passes nothing (not the root), the list is empty. A list argument is one tensor per rank.
+        dtype: of all tensors, None for a barrier.
+        count: elements of the operation's unit (see `ops.Size`); 0 where every rank has its own.
+        root: of a rooted collective, else -1. peer: of a point-to-point operation, else -1.
+        op: the reduction, or None.
+        in_splits, out_splits: rows for each rank, or None for equal parts.
+        extra: anything else that all ranks must agree on, as 64 bits.
+        prepared: the handle of a persistent operation, for a backend that prepares them.
+        timeout: seconds from the start of the operation.
+    """
+
+    operation: Operation
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    dtype: torch.dtype | None = None
+    count: int = 0
+    root: int = -1
+    peer: int = -1
+    op: ReduceOp | None = None
+    in_splits: list[int] | None = None
+    out_splits: list[int] | None = None
+    extra: int = 0
+    prepared: object = None
+    timeout: float = 0.0
+    async_op: bool = False
+    seq: int = 0
+    op_id: int = 0
+    deadline: float = 0.0
+
+    def start_clock(self) -> None:
+        """Called when the operation starts to run: the deadline counts from here."""
+        self.deadline = time.monotonic() + self.timeout
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def name(self) -> str:
+        return self.operation.name
+
+    @property
+    def dtype_code(self) -> int:
+        return 0 if self.dtype is None else code_of(self.dtype)
+
+    @property
+    def red_code(self) -> int:
+        return 0 if self.op is None else self.op.code
+
+    def changed(self, **changes: object) -> Call:
+        """A copy with other values: what completion hands to a backend instead of this call."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+class Message(NamedTuple):
+    """One message of an exchange: `tensor` to or from rank `peer`."""
+
+    send: bool
+    peer: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OpArgs:
+    """What hooks see of an operation; the tensors are the user's own.
+
+    `name` and `op_id` identify it, `seq` is its sequence number; the other fields are as in `Call`.
+    `messages` lists a batch's sends and receives, `ranks` a split's.
+    """
+
+    name: str
+    op_id: int
+    seq: int = 0
+    inputs: Sequence[torch.Tensor] = ()
+    outputs: Sequence[torch.Tensor] = ()
+    root: int = -1
+    peer: int = -1
+    op: ReduceOp | None = None
+    in_splits: Sequence[int] | None = None
+    out_splits: Sequence[int] | None = None
+    async_op: bool = False
+    timeout: float | None = None
+    messages: Sequence[Message] = ()
+    ranks: Sequence[int] = ()
+    hints: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, call: Call) -> OpArgs:
+        return cls(
+            call.name,
+            call.op_id,
+            call.seq,
+            call.inputs,
+            call.outputs,
+            call.root,
+            call.peer,
+            call.op,
+            call.in_splits,
+            call.out_splits,
+            call.async_op,
+            call.timeout,
+        )

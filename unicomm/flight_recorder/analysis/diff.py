@@ -1,0 +1,255 @@
+"""What two runs did differently: the first operation that differs on each rank, and how times changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unicomm.flight_recorder.reports.wording import place
+from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+
+_SEQ_BITS = 36
+
+
+@dataclass
+class Difference:
+    """Where ranks part from what they did in the other run.
+
+    Attributes:
+        ranks: those that differ in the same way.
+        seq_num: of the collective in the group, or of the message in its pair.
+        peer: of a message, -1 for collectives.
+        a, b: the calls with their arguments; "" where that run has no such operation.
+        a_where, b_where: file:line, "" where it is not known.
+        a_ns: when it was issued in A (in B where A has none), after the run's first operation.
+    """
+
+    ranks: list[int]
+    group: str
+    seq_num: int
+    peer: int
+    a: str
+    b: str
+    a_where: str
+    b_where: str
+    a_ns: int
+
+
+@dataclass
+class Change:
+    """Times of one call in one group, over all ranks, in nanoseconds; 0 where a run has none."""
+
+    call: str
+    group: str
+    a_count: int
+    b_count: int
+    a_median_ns: float
+    b_median_ns: float
+    a_total_ns: float
+    b_total_ns: float
+
+    @property
+    def ratio(self) -> float:
+        """The median time in B by that in A; nan where one of them has none."""
+        known = self.a_median_ns > 0 and self.b_count
+        return self.b_median_ns / self.a_median_ns if known else float("nan")
+
+
+@dataclass
+class Diff:
+    """`compared` operations stand in both runs. Differences are in order of time, changes by their weight."""
+
+    differences: list[Difference]
+    changes: list[Change]
+    compared: int
+    only_a: list[int] = field(default_factory=list)
+    only_b: list[int] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        """Whether both runs have the same ranks, and these did the same."""
+        return not (self.differences or self.only_a or self.only_b)
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {"same": self.same, **asdict(self)}
+
+
+@dataclass
+class _Side:
+    """One run with numbers for channels and calls that hold for both."""
+
+    table: Table
+    rows: Column
+    key: Column  # channel and sequence number; sorted
+    call: Column
+    channel: Column  # of each entry of `key`
+
+
+class _Names:
+    """One number for what is the same in both runs."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        return self.known.setdefault(value, len(self.known))
+
+
+def compare(a: Table, b: Table) -> Diff:
+    """Compares collectives by group and number, and messages by pair and number."""
+    first, second = _sides(a, b)
+    in_b = np.isin(first.key, second.key)
+    in_a = np.isin(second.key, first.key)
+    unequal = first.call[in_b] != second.call[in_a]
+    at_a, at_b = np.flatnonzero(in_b)[unequal], np.flatnonzero(in_a)[unequal]
+    found = {int(c): (i, j) for c, i, j in _first_of_each(first.channel[at_a], at_a, at_b)}
+    for channel, i, j in _ends(first, second):
+        found.setdefault(channel, (i, j))
+    ranks_a, ranks_b = set(a.source_of), set(b.source_of)
+    common = ranks_a & ranks_b
+    return Diff(
+        _differences(first, second, found, common),
+        _changes(a, b),
+        int(in_b.sum()),
+        sorted(ranks_a - ranks_b),
+        sorted(ranks_b - ranks_a),
+    )
+
+
+def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
+    groups, calls = _Names(), _Names()
+    with_root = all((t.calls.root >= 0).any() for t in (a, b))  # torch's dumps have neither
+    with_reduction = all(len(t.reductions) > 1 for t in (a, b))
+    numbers = []
+    for table in (a, b):
+        group_numbers = [groups((g.name, tuple(g.ranks.tolist()))) for g in table.groups]
+        signatures = [_signature(table, i, with_root, with_reduction) for i in range(len(table.calls))]
+        rows = np.flatnonzero(
+            (table.calls.kind[table.call] != Kind.OTHER) & (table.group >= 0) & (table.seq >= 0)
+        )
+        numbers.append(
+            (table, rows, np.asarray(group_numbers or [0]), np.asarray([calls(s) for s in signatures] or [0]))
+        )
+    channels = []
+    for table, rows, group, _ in numbers:
+        kind = table.calls.kind[table.call[rows]].astype(np.int64)
+        most = np.int64(1 << 22)
+        channel = (group[table.group[rows]] * 3 + kind) * most + table.rank[rows]
+        channels.append(channel * most + table.peer[rows] + 1)
+    _, inverse = np.unique(np.concatenate(channels), return_inverse=True)
+    parts = np.split(inverse.reshape(-1), [len(channels[0])])
+    out = []
+    for (table, rows, _, call), channel in zip(numbers, parts, strict=True):
+        key = (channel.astype(np.int64) << _SEQ_BITS) | (table.seq[rows] & ((1 << _SEQ_BITS) - 1))
+        key, first = np.unique(key, return_index=True)
+        own = rows[first]
+        out.append(_Side(table, own, key, call[table.call[own]], key >> _SEQ_BITS))
+    return out[0], out[1]
+
+
+def _signature(table: Table, call: int, with_root: bool, with_reduction: bool) -> tuple[Any, ...]:
+    calls = table.calls
+    return (
+        table.ops[int(calls.op[call])],
+        table.reductions[int(calls.red[call])] if with_reduction else "",
+        int(calls.root[call]) if with_root else -1,
+        table.dtypes[int(calls.in_dtype[call])],
+        table.dtypes[int(calls.out_dtype[call])],
+        int(calls.in_numel[call]),
+        int(calls.out_numel[call]),
+        table.shapes[int(calls.in_shape[call])],
+        table.shapes[int(calls.out_shape[call])],
+    )
+
+
+def _first_of_each(channel: Column, at_a: Column, at_b: Column) -> Iterator[tuple[int, int, int]]:
+    _, first = np.unique(channel, return_index=True)
+    for i in first.tolist():
+        yield int(channel[i]), int(at_a[i]), int(at_b[i])
+
+
+def _ends(a: _Side, b: _Side) -> Iterator[tuple[int, int, int]]:
+    """Channels that go on in one run only: (channel, next entry in A or -1, next entry in B or -1)."""
+    for side, other, flip in ((a, b, False), (b, a, True)):
+        channels, last = np.unique(other.channel, return_index=True)
+        ends = np.append(last[1:], len(other.channel)) - 1
+        newest = dict(zip(channels.tolist(), other.key[ends].tolist(), strict=True))
+        own, begins = np.unique(side.channel, return_index=True)
+        for channel, begin in zip(own.tolist(), begins.tolist(), strict=True):
+            after = newest.get(channel, (channel << _SEQ_BITS) - 1)
+            at = max(int(np.searchsorted(side.key, after, "right")), begin)
+            if at < len(side.key) and side.channel[at] == channel:
+                yield (channel, -1, at) if flip else (channel, at, -1)
+
+
+def _differences(a: _Side, b: _Side, found: dict[int, tuple[int, int]], common: set[int]) -> list[Difference]:
+    start = [int(s.table.created_ns.min()) if len(s.table) else 0 for s in (a, b)]
+    joined: dict[tuple[Any, ...], Difference] = {}
+    for i, j in found.values():
+        side, at, began = (a, i, start[0]) if i >= 0 else (b, j, start[1])
+        row = int(side.rows[at])
+        rank = int(side.table.rank[row])
+        if rank not in common:
+            continue
+        texts = [
+            (s.table.describe(int(s.rows[k])), place(s.table, int(s.rows[k]))) if k >= 0 else ("", "")
+            for s, k in ((a, i), (b, j))
+        ]
+        one = Difference(
+            [rank],
+            side.table.groups[int(side.table.group[row])].name,
+            int(side.table.seq[row]),
+            int(side.table.peer[row]),
+            texts[0][0],
+            texts[1][0],
+            texts[0][1],
+            texts[1][1],
+            int(side.table.created_ns[row]) - began,
+        )
+        key = (one.group, one.seq_num, one.peer, one.a, one.b, one.a_where, one.b_where)
+        same = joined.setdefault(key, one)
+        if same is not one:
+            same.ranks.append(rank)
+            same.a_ns = min(same.a_ns, one.a_ns)
+    for difference in joined.values():
+        difference.ranks.sort()
+    return sorted(joined.values(), key=lambda d: (d.a_ns, d.ranks))
+
+
+def _changes(a: Table, b: Table) -> list[Change]:
+    """Calls whose time differs most in sum come first."""
+    times: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for which, table in enumerate((a, b)):
+        for key, count, median, total in _times(table):
+            none = (0, 0.0, 0.0)
+            times.setdefault(key, [none, none])[which] = (count, median, total)
+    out = [Change(call, group, x[0], y[0], x[1], y[1], x[2], y[2]) for (call, group), (x, y) in times.items()]
+    return sorted(out, key=lambda c: -abs(c.b_total_ns - c.a_total_ns))
+
+
+def _times(table: Table) -> Iterator[tuple[tuple[str, str], int, float, float]]:
+    """((call, group), number, median and sum of its times) over the completed operations."""
+    rows = np.flatnonzero(
+        (table.state == State.COMPLETED)
+        & (table.completed_ns > 0)
+        & (table.group >= 0)
+        & (table.calls.kind[table.call] != Kind.OTHER)
+    )
+    began = np.where(table.started_ns[rows] > 0, table.started_ns[rows], table.created_ns[rows])
+    took = np.maximum(table.completed_ns[rows] - began, 0)
+    key = table.call[rows].astype(np.int64) * max(len(table.groups), 1) + table.group[rows]
+    order = np.lexsort((took, key))
+    key, took = key[order], took[order]
+    keys, begins = np.unique(key, return_index=True)
+    joined: dict[tuple[str, str], list[Column]] = {}
+    for k, part in zip(keys.tolist(), np.split(took, begins[1:]), strict=True):
+        call, group = divmod(k, max(len(table.groups), 1))
+        name = (table.describe_call(call), table.groups[group].name)
+        joined.setdefault(name, []).append(part)
+    for name, parts in joined.items():
+        every = np.concatenate(parts)
+        yield name, len(every), float(np.median(every)), float(every.sum())

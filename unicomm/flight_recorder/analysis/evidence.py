@@ -1,0 +1,115 @@
+"""What a finding about waiting rests on: last words, errors, and the wait-for graph near the culprits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from unicomm.flight_recorder.reports.wording import at_place, number, place, ranks_text, span
+from unicomm.flight_recorder.table.columns import ERRORS, UNKNOWN, Source, State, Table
+from unicomm.flight_recorder.table.lookup import last_row
+
+from .verdict import Edge
+from .waits import Node, Stuck, Waits
+
+_MOST_EDGES = 8
+
+
+class Evidence:
+    """Reads it from the table and the graph."""
+
+    def __init__(self, table: Table, waits: Waits) -> None:
+        self.table, self.waits = table, waits
+
+    def last_words(self, ranks: list[int], group: int) -> list[str]:
+        """What the culprits did last; alike ones together."""
+        table = self.table
+        said: dict[str, list[int]] = defaultdict(list)
+        processes: dict[tuple[str, str], list[Source]] = {}
+        for rank in ranks:
+            row, inside = last_row(table, rank), last_row(table, rank, group)
+            source = table.source_of.get(rank)
+            if source is None:
+                said["no dump or ring of it was given"].append(rank)
+                continue
+            if source.process != UNKNOWN or source.host:
+                processes.setdefault((source.process, source.host), []).append(source)
+            if group in source.closed:
+                said[f"it has finalized '{table.groups[group].name}'"].append(rank)
+            if row is None:
+                said["it recorded no operation at all"].append(rank)
+                continue
+            state = State(int(table.state[row])).name.lower()
+            age = ""
+            if source.as_of_ns:
+                age = f", {span(source.as_of_ns - int(table.created_ns[row]))} ago"
+            said[f"last operation: {number(table, row)}{at_place(table, row)}, {state}{age}"].append(rank)
+            if inside is None:
+                said[f"nothing recorded in '{table.groups[group].name}'"].append(rank)
+            elif inside != row:
+                said[f"last in '{table.groups[group].name}': {number(table, inside)}"].append(rank)
+        lines = [self._process_line(*where, sources) for where, sources in processes.items()]
+        return [*lines[:4], *(f"{ranks_text(of)}: {text}" for text, of in list(said.items())[:6])]
+
+    @staticmethod
+    def _process_line(process: str, host: str, sources: list[Source]) -> str:
+        pids = [str(s.pid) for s in sources if s.pid]
+        text = f"process {process}" if process != UNKNOWN else "process"
+        if pids:
+            text += f", pid {', '.join(pids[:4])}{' ...' if len(pids) > 4 else ''}"
+        return f"{ranks_text(s.rank for s in sources)}: {text}" + (f" on {host}" if host else "")
+
+    def errors(self, stuck: Stuck) -> list[str]:
+        errors: dict[str, list[int]] = defaultdict(list)
+        for rank, row in stuck.waiting.items():
+            if int(self.table.error[row]):
+                errors[ERRORS[int(self.table.error[row])]].append(rank)
+        return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
+
+    def unknown(self, stuck: Stuck) -> list[str]:
+        if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
+            return []
+        return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, or overwritten"]
+
+    def edges(self, ends: list[Node]) -> list[Edge]:
+        """The part of the graph next to the culprits, one edge for ranks that wait in the same place."""
+        out: list[Edge] = []
+        todo, seen = list(ends), set(ends)
+        while todo and len(out) < _MOST_EDGES:
+            node = todo.pop(0)
+            for before in self.waits.reverse.get(node, ()):
+                if before in seen:
+                    continue
+                seen.add(before)
+                todo.append(before)
+                if len(before) == 2:
+                    out.append(self.edge_of_stuck(self.waits.stuck[before]))
+                elif len(node) == 1:
+                    out += [e for e in (self.edge_of_message(before[0], node[0]),) if e]
+        return out[:_MOST_EDGES]
+
+    def edge_of_stuck(self, stuck: Stuck, rank: int | None = None) -> Edge:
+        table = self.table
+        absent = sorted({*stuck.missing, *stuck.gone}) or sorted(stuck.unknown)
+        who = min(sorted(stuck.waiting), key=lambda r: r in absent) if rank is None else rank
+        row = stuck.waiting[who]
+        group = table.groups[stuck.group].name
+        return Edge(who, absent, group, table.describe(row), stuck.seq, place(table, row))
+
+    def edge_of_message(self, rank: int, peer: int) -> Edge | None:
+        table = self.table
+        for row in (*self.waits.lonely.get(rank, ()), *self.waits.paired.get(rank, ())):
+            if int(table.peer[row]) == peer:
+                group = table.groups[int(table.group[row])].name
+                what = table.describe(row)
+                return Edge(rank, [peer], group, what, int(table.seq[row]), place(table, row), True)
+        return None
+
+    def has_come_before(self, edge: Edge) -> bool:
+        """Whether messages like this one were exchanged before."""
+        table = self.table
+        for row in self.waits.lonely.get(edge.rank, ()):
+            if int(table.peer[row]) == edge.waits_for[0] and int(table.seq[row]) == edge.seq_num:
+                before = slice(table.source_of[edge.rank].begin, row)
+                alike = (table.peer[before] == table.peer[row]) & (table.call[before] == table.call[row])
+                return bool((alike & (table.state[before] == State.COMPLETED)).any())
+        return False

@@ -1,0 +1,145 @@
+"""Who is late, on aligned clocks: ranks, hosts and groups, with waiting, transfer and the gap before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unicomm.flight_recorder.table.clocks import grouped_median
+from unicomm.flight_recorder.table.columns import Column, Table
+
+from .verdict import Straggler
+
+_SHOWN = 5
+_ENOUGH = 8  # collectives, before anybody is called slow
+
+
+@dataclass
+class Lateness:
+    """By rank of the job (arrays; 0 where a rank has no sampled collective).
+
+    Attributes:
+        late_ns: median of the arrival after the typical (lower median) rank's.
+        lost_ns: what others lost by waiting for this rank, over all collectives in which it came last.
+        last: share of its collectives in which it came last.
+        spread_ns: the usual deviation of arrivals, the same for all.
+        step_ns: from one collective to the next of a rank, the median.
+        span_ns: time that the sample covers.
+    """
+
+    count: Column
+    late_ns: Column
+    lost_ns: Column
+    last: Column
+    waiting_ns: Column
+    transfer_ns: Column
+    gap_ns: Column
+    spread_ns: float
+    step_ns: float
+    span_ns: float
+
+    def slow(self) -> list[int]:
+        """Ranks that come late again and again, by much more than the others scatter."""
+        least = max(6 * self.spread_ns, 0.1 * self.step_ns, 50_000.0)
+        found = (self.count >= _ENOUGH) & (self.late_ns > least)
+        return [int(r) for r in np.flatnonzero(found)]
+
+
+def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Lateness | None:
+    """From the sampled completed collectives; None when there are too few."""
+    if len(rows) < 2:
+        return None
+    ranks = len(offsets)
+    rank = table.rank[rows].astype(np.int64)
+    base = int(table.created_ns[rows].min())
+    shift = np.nan_to_num(offsets)[rank]
+    arrived = (table.created_ns[rows] - base).astype(np.float64) - shift
+    ended = (table.completed_ns[rows] - base).astype(np.float64) - shift
+    cells = int(cell.max()) + 1
+    present = np.bincount(cell, minlength=cells)
+    several = present[cell] > 1
+    typical = grouped_median(arrived, cell, cells)
+    last = np.full(cells, -np.inf)
+    np.maximum.at(last, cell, arrived)
+    after = arrived - typical[cell]
+    is_last = several & (arrived >= last[cell])
+    count = np.bincount(rank[several], minlength=ranks)
+    safe = np.maximum(count, 1)
+
+    def mean(values: Column) -> Column:
+        out: Column = np.bincount(rank[several], weights=values[several], minlength=ranks) / safe
+        return out
+
+    order = np.lexsort((arrived, rank))
+    gap = np.zeros(len(rows))
+    follows = rank[order][1:] == rank[order][:-1]
+    gap[order[1:]] = np.where(follows, np.maximum(arrived[order][1:] - ended[order][:-1], 0), 0)
+    steps = np.where(follows, np.diff(arrived[order]), np.nan)
+    step = float(np.nanmedian(steps)) if follows.any() else 0.0
+    late = np.nan_to_num(grouped_median(after[several], rank[several], ranks))
+    # Early ranks scatter as late ones do, but are never the slow ones.
+    spread = float(np.median(np.abs(after[several] - late[rank[several]]))) if several.any() else 0.0
+    return Lateness(
+        count=count,
+        late_ns=late,
+        lost_ns=np.bincount(rank[is_last], weights=after[is_last], minlength=ranks),
+        last=np.bincount(rank[is_last], minlength=ranks) / safe,
+        waiting_ns=mean(last[cell] - arrived),
+        transfer_ns=mean(np.maximum(ended - last[cell], 0)),
+        gap_ns=mean(gap),
+        spread_ns=spread,
+        step_ns=step,
+        span_ns=float(ended.max() - arrived.min()),
+    )
+
+
+def scores(table: Table, found: Lateness, rows: Column, cell: Column) -> list[Straggler]:
+    """The latest ranks, hosts and groups, for the report."""
+    if not found.lost_ns.any():
+        return []
+    span = max(found.span_ns, 1.0)
+    latest = np.argsort(-found.lost_ns, kind="stable")[:_SHOWN].tolist()
+    out = [
+        _one(f"rank {rank}", "rank", found, np.asarray([rank]), span, rank)
+        for rank in latest
+        if found.count[rank] and found.late_ns[rank] > 0
+    ]
+    hosts: dict[str, list[int]] = {}
+    for source in table.sources:
+        if source.host and source.rank < len(found.count) and found.count[source.rank]:
+            hosts.setdefault(source.host, []).append(source.rank)
+    if len(hosts) > 1:
+        by_host = [_one(f"host {h}", "host", found, np.asarray(r), span) for h, r in hosts.items()]
+        out += sorted(by_host, key=lambda s: -s.score)[:_SHOWN]
+    groups = np.unique(table.group[rows])
+    if 1 < len(groups) <= 4096:
+        by_group = []
+        for index in groups.tolist():
+            group = table.groups[index]
+            members = group.ranks[group.ranks < len(found.count)]
+            members = members[found.count[members] > 0]
+            if len(members):
+                by_group.append(_one(f"group {group.name}", "group", found, members, span))
+        out += sorted(by_group, key=lambda s: -s.score)[:_SHOWN]
+    return out
+
+
+def _one(who: str, kind: str, found: Lateness, ranks: Column, span: float, rank: int = -1) -> Straggler:
+    count = int(found.count[ranks].sum())
+
+    def mean(values: Column) -> float:
+        return float((values[ranks] * found.count[ranks]).sum() / max(count, 1))
+
+    return Straggler(
+        who=who,
+        kind=kind,
+        score=min(1.0, float(found.lost_ns[ranks].sum()) / span),
+        late_ns=mean(found.late_ns),
+        last=mean(found.last),
+        waiting_ns=mean(found.waiting_ns),
+        transfer_ns=mean(found.transfer_ns),
+        gap_ns=mean(found.gap_ns),
+        collectives=count if rank >= 0 else count // max(len(ranks), 1),
+        rank=rank,
+    )

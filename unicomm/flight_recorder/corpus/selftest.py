@@ -1,0 +1,94 @@
+"""The analyzer against the corpus: precision and recall of the culprits, by verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Kind, Report
+
+from . import Case, cases
+
+TARGET = 0.95
+
+
+@dataclass
+class Score:
+    """Counts of one verdict: culprits named rightly, wrongly, and not at all.
+
+    A fault without a culprit that can be named counts as one culprit.
+    """
+
+    cases: int = 0
+    right: int = 0
+    wrong: int = 0
+    missed: int = 0
+
+    @property
+    def precision(self) -> float:
+        return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
+
+    @property
+    def recall(self) -> float:
+        return self.right / (self.right + self.missed) if self.right + self.missed else 1.0
+
+
+@dataclass
+class Result:
+    """The whole run: scores by verdict, over all, and the cases in which anything was wrong."""
+
+    verdicts: dict[Kind, Score] = field(default_factory=dict)
+    total: Score = field(default_factory=Score)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    kinds: int = 0
+    main_right: int = 0
+
+    @property
+    def good(self) -> bool:
+        return self.total.precision >= TARGET and self.total.recall >= TARGET
+
+
+def named(pairs: Iterator[tuple[Kind, list[int]]]) -> set[tuple[Kind, int]]:
+    """(verdict, culprit) for each culprit, with -1 where a fault has none."""
+    return {(kind, rank) for kind, ranks in pairs for rank in (ranks or [-1])}
+
+
+def judge(case: Case, report: Report, result: Result) -> None:
+    """Adds one case's scores."""
+    expected = case.expected or [(Kind.GOOD, [])]
+    truth = named(iter(expected))
+    found = named((f.verdict, f.culprits) for f in report.findings)
+    for kind in {k for k, _ in truth | found}:
+        score = result.verdicts.setdefault(kind, Score())
+        mine, theirs = {p for p in truth if p[0] is kind}, {p for p in found if p[0] is kind}
+        score.cases += kind in {k for k, _ in expected}
+        for one in (score, result.total):
+            one.right += len(mine & theirs)
+            one.wrong += len(theirs - mine)
+            one.missed += len(mine - theirs)
+    result.total.cases += 1
+    main = (report.main.verdict, report.main.culprits)
+    result.main_right += main in expected
+    if truth != found or main not in expected:
+        result.failures.append(
+            {
+                "case": case.name,
+                "expected": [(k.value, r) for k, r in expected],
+                "found": [(f.verdict.value, f.culprits[:16]) for f in report.findings],
+            }
+        )
+
+
+def run(largest: int = 16384, progress: Callable[[str], None] | None = None) -> Result:
+    """Makes, analyzes and scores all cases of up to `largest` ranks."""
+    result = Result()
+    kinds = set()
+    for case in cases(largest):
+        if progress is not None:
+            progress(case.name)
+        kinds.add(case.name.split("/")[0])
+        judge(case, analyze(case.table()), result)
+    result.kinds = len(kinds)
+    return result

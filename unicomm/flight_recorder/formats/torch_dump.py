@@ -1,0 +1,166 @@
+"""Rings as torch's flight recorder writes its dumps: JSON, and the pickle that torch's own analyzer reads.
+
+The format is version 2.10 of torch's (torch/csrc/distributed/c10d/FlightRecorder.hpp). Two things bend to the
+analyzer: it knows only its own backend names, so ours go by "gloo" there and by their own name in
+`unicomm_backend`; and it takes a P2P operation for part of a collective of the same number, so P2P numbers
+start at 1 000 001.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, P2P_SEQ_BASE, RECEIVE, Comm, Ring
+
+VERSION = "2.10"
+# torch's analyzer refuses other names.
+_KNOWN_BACKENDS = frozenset({"nccl", "ncclx", "xccl", "gloo", "rccl", "rcclx", "mccl", "hccl"})
+_STATES = {1: "scheduled", 2: "started", 3: "completed", 4: "started"}  # a failed one never completed
+# c10::ScalarType's names.
+_DTYPES = {
+    "": "",
+    "float64": "Double",
+    "float32": "Float",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "uint8": "Byte",
+    "uint16": "UInt16",
+    "uint32": "UInt32",
+    "uint64": "UInt64",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+
+
+def to_dict(
+    ring: Ring,
+    include_completed: bool = True,
+    comms: Iterable[int] | None = None,
+    after_id: int = 0,
+    last: int | None = None,
+) -> dict[str, Any]:
+    """A ring as torch's dump: plain dicts, lists, numbers and texts.
+
+    Args:
+        include_completed: also operations that are over.
+        comms: numbers of the communicators to take; all when None.
+        after_id: only records with a greater id.
+        last: at most so many, the newest.
+    """
+    wanted = None if comms is None else set(comms)
+    records = ring.records[ring.records["id"] > after_id]
+    if wanted is not None:
+        records = records[np.isin(records["comm"], list(wanted))]
+    if not include_completed:
+        records = records[records["state"] != 3]
+    if last is not None:
+        records = records[len(records) - min(last, len(records)) :]
+    chosen = [c for c in ring.comms if wanted is None or c.index in wanted]
+    return {
+        "version": VERSION,
+        "comm_lib_version": "",
+        "pg_config": {
+            c.name: {"name": c.name, "desc": c.backend, "ranks": json.dumps(c.ranks, separators=(", ", ": "))}
+            for c in chosen
+        },
+        "pg_status": {
+            str(c.index): {
+                "last_enqueued_collective": c.coll_created,
+                "last_started_collective": c.coll_started,
+                "last_completed_collective": c.coll_completed,
+            }
+            for c in chosen
+        },
+        "entries": [_entry(ring, record) for record in records],
+    }
+
+
+def _entry(ring: Ring, record: Any) -> dict[str, Any]:
+    nobody = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
+    index = int(record["comm"])
+    comm = ring.comms[index] if index < len(ring.comms) else nobody
+    op, flags = ring.op(record), int(record["flags"])
+    backend = comm.backend if comm.backend in _KNOWN_BACKENDS else "gloo"
+    p2p = bool(flags & P2P)
+    name = f"{backend}:{op}"
+    if p2p:
+        peer = int(record["peer"])
+        name += f" {comm.rank}<-{peer}" if flags & RECEIVE else f" {comm.rank}->{peer}"
+    frame = ring.frame(record)
+    began, ended = int(record["started_ns"]), int(record["completed_ns"])
+    entry: dict[str, Any] = {
+        "record_id": int(record["id"]) - 1,
+        "pg_id": index,
+        "process_group": (comm.name, comm.backend),
+        "collective_seq_id": 0 if p2p else int(record["seq"]),
+        "p2p_seq_id": P2P_SEQ_BASE + int(record["seq"]) if p2p else 0,
+        "op_id": int(record["op_id"]),
+        "profiling_name": name,
+        "time_created_ns": ring.real_ns(record["created_ns"]),
+        "input_sizes": _sizes(ring, record, "in"),
+        "input_dtypes": _dtypes(ring, record, "in"),
+        "output_sizes": _sizes(ring, record, "out"),
+        "output_dtypes": _dtypes(ring, record, "out"),
+        "state": _STATES.get(int(record["state"]), "scheduled"),
+        "time_discovered_started_ns": ring.real_ns(began) if began else None,
+        "time_discovered_completed_ns": ring.real_ns(ended) if ended else None,
+        "retired": int(record["state"]) == 3,
+        "timeout_ms": int(record["timeout_ms"]),
+        "is_p2p": p2p,
+        "frames": [] if frame is None else [_frame(frame.function, frame.file, frame.line)],
+        "thread_id": str(int(record["tid"])),
+        "thread_name": "",
+        "unicomm_backend": comm.backend,
+        "unicomm_async": bool(flags & ASYNC),
+    }
+    if graph := flags & GRAPH:
+        entry["unicomm_graph"] = graph
+    if began and ended:
+        entry["duration_ms"] = (ended - began) / 1e6
+    return entry
+
+
+def _frame(function: str, file: str, line: int) -> dict[str, Any]:
+    return {"name": function, "filename": file, "line": line}
+
+
+def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
+    """One entry a tensor; the ring keeps the first one's shape, and of the others what they have together."""
+    n, numel = int(record[f"n_{side}"]), int(record[f"{side}_numel"])
+    if not n:
+        return []
+    first = ring.shape(record, side)
+    if n == 1:
+        return [first]
+    size = 1
+    for dim in first:
+        size *= dim
+    rest = max(0, numel - size)
+    return [first, *([rest // (n - 1)] for _ in range(n - 1))]
+
+
+def _dtypes(ring: Ring, record: Any, side: str) -> list[str]:
+    name = ring.dtype(int(record[f"{side}_dtype"]))
+    return [_DTYPES.get(name, "Undefined")] * int(record[f"n_{side}"])
+
+
+def to_json(ring: Ring, include_completed: bool = True) -> str:
+    """A ring as JSON text."""
+    return json.dumps(to_dict(ring, include_completed))
+
+
+def to_pickle_bytes(ring: Ring) -> bytes:
+    """A ring as the pickle that torch's analyzer (`torchfrtrace`) reads."""
+    return pickle.dumps(to_dict(ring))

@@ -1,0 +1,77 @@
+"""The difference of two runs on a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from unicomm.flight_recorder.analysis.diff import Change, Diff, Difference
+
+from .wording import ranks_text, span
+
+_MOST_DIFFERENCES, _MOST_CHANGES = 8, 15
+
+
+def render(diff: Diff) -> RenderableType:
+    """What `unicomm trace diff` prints."""
+    parts: list[RenderableType] = []
+    if diff.same:
+        parts.append(Text(f"The runs did the same: {diff.compared} operations.", "green"))
+    for ranks, run in ((diff.only_a, "A"), (diff.only_b, "B")):
+        if ranks:
+            parts.append(Text(f"only in {run}: {ranks_text(ranks)}", "red"))
+    if diff.differences:
+        parts.append(Text("the first operation that differs", "bold"))
+        parts.append(_difference(diff.differences[0]))
+        others = diff.differences[1:]
+        if others:
+            parts.append(Text(f"also different ({len(others)})", "bold"))
+            parts += [_difference(d) for d in others[:_MOST_DIFFERENCES]]
+        if len(others) > _MOST_DIFFERENCES:
+            parts.append(Text(f"  ... and {len(others) - _MOST_DIFFERENCES} more (--json has all)"))
+    if diff.changes:
+        parts += [Text(""), _changes(diff.changes)]
+    return Group(*parts)
+
+
+def _difference(found: Difference) -> RenderableType:
+    what = f"#{found.seq_num} of '{found.group}'" + (f" with rank {found.peer}" if found.peer >= 0 else "")
+    out = Text()
+    out.append(f"  {ranks_text(found.ranks)}", "bold red").append(
+        f", {what}, {span(found.a_ns)} into the run\n"
+    )
+    for run, call, where in (("A", found.a, found.a_where), ("B", found.b, found.b_where)):
+        out.append(f"    {run}  ").append(call or "no such operation", "" if call else "dim")
+        if where:
+            out.append(f"  {where}", "cyan")
+        out.append("\n")
+    out.rstrip()
+    return out
+
+
+def _changes(changes: list[Change]) -> RenderableType:
+    table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
+    for heading in ("operation", "group", "A", "B", "median A", "in B", "change", "sum"):
+        table.add_column(
+            heading, header_style="bold", justify="left" if heading in ("operation", "group") else "right"
+        )
+    for c in changes[:_MOST_CHANGES]:
+        more = c.b_total_ns - c.a_total_ns
+        change = "" if math.isnan(c.ratio) else f"{c.ratio - 1:+.0%}"
+        style = "red" if c.ratio > 1.1 else "green" if c.ratio < 0.9 else ""
+        table.add_row(
+            Text(c.call),
+            Text(c.group),
+            f"{c.a_count:,}",
+            f"{c.b_count:,}",
+            span(c.a_median_ns) if c.a_count else "",
+            span(c.b_median_ns) if c.b_count else "",
+            Text(change, style),
+            ("+" if more > 0 else "") + span(more),
+        )
+    if len(changes) > _MOST_CHANGES:
+        return Group(table, Text(f"... and {len(changes) - _MOST_CHANGES} more (--json has all)", "dim"))
+    return table

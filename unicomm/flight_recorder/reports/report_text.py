@@ -1,0 +1,136 @@
+"""A report on one terminal screen: the verdict first, then why, then what to do."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table as Grid
+from rich.text import Text
+
+from unicomm.flight_recorder.analysis.verdict import Edge, Kind, Report, Verdict
+
+from .wording import ranks_text, span
+
+_MOST_SIDES = 5
+_MOST_OTHERS = 6
+_COLOUR = {Kind.GOOD: "green", Kind.SLOW: "yellow", Kind.WRAPPED: "yellow"}
+
+
+def render(report: Report) -> RenderableType:
+    """What `unicomm trace analyze` prints."""
+    parts: list[RenderableType] = [_verdict(report.main), *_details(report.main)]
+    if len(report.findings) > 1:
+        parts += _others(report.findings[1:])
+    worst = report.stragglers[0].score if report.stragglers else 0.0
+    if report.main.verdict is Kind.SLOW or worst > 0.05:
+        parts += _stragglers(report)
+    parts += _input(report)
+    return Group(*parts)
+
+
+def _verdict(found: Verdict) -> Panel:
+    colour = _COLOUR.get(found.verdict, "red")
+    text = Text(found.sentence)
+    subtitle = f"confidence {found.confidence:.0%}"
+    return Panel(
+        text,
+        title=f"[bold]{found.verdict.value}[/]",
+        title_align="left",
+        subtitle=subtitle,
+        subtitle_align="right",
+        border_style=colour,
+        padding=(0, 1),
+    )
+
+
+def _details(found: Verdict) -> list[RenderableType]:
+    out: list[RenderableType] = []
+    facts = Grid.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    if found.culprits:
+        facts.add_row("culprits", Text(ranks_text(found.culprits), "bold red"))
+    if found.victims:
+        facts.add_row("victims", ranks_text(found.victims))
+    if found.operation:
+        facts.add_row("operation", f"{found.operation} #{found.seq_num} of '{escape(found.group)}'")
+    if facts.row_count:
+        out.append(Padding(facts, (0, 0, 0, 2)))
+    if found.sides:
+        out += _sides(found)
+    if found.evidence:
+        out.append(Text("why", "bold"))
+        out += [Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in found.evidence]
+    if found.edges:
+        cycle = found.verdict is Kind.WAIT_CYCLE
+        out.append(Text("the wait cycle" if cycle else "who waits for whom", "bold"))
+        out += [_edge(edge) for edge in found.edges]
+    if found.next_steps:
+        out.append(Text("what to do now", "bold"))
+        out += [Padding(Text(f"{i}. {step}"), (0, 0, 0, 2)) for i, step in enumerate(found.next_steps, 1)]
+    return out
+
+
+def _sides(found: Verdict) -> list[RenderableType]:
+    grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
+    for heading in ("ranks", "called", "at"):
+        grid.add_column(heading, overflow="fold", header_style="bold")
+    for i, side in enumerate(found.sides[:_MOST_SIDES]):
+        style = "" if i == 0 else "red"
+        grid.add_row(Text(ranks_text(side.ranks, 30), style), Text(side.what, style), Text(side.where, style))
+    return [Padding(grid, (0, 0, 0, 2))]
+
+
+def _edge(edge: Edge) -> RenderableType:
+    text = Text()
+    text.append(f"rank {edge.rank}", "bold")
+    text.append(" -> ")
+    text.append(ranks_text(edge.waits_for, 30), "bold red")
+    text.append(f"  {edge.operation} #{edge.seq_num} of '{edge.group}'")
+    if edge.where:
+        text.append(f"  {edge.where}", "cyan")
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _others(found: list[Verdict]) -> list[RenderableType]:
+    out: list[RenderableType] = [Text(f"also found ({len(found)})", "bold")]
+    for one in found[:_MOST_OTHERS]:
+        line = Text()
+        line.append(one.verdict.value, _COLOUR.get(one.verdict, "red"))
+        line.append(f"  {one.sentence}")
+        out.append(Padding(line, (0, 0, 0, 2)))
+    if len(found) > _MOST_OTHERS:
+        out.append(Padding(Text(f"... and {len(found) - _MOST_OTHERS} more (--json has all)"), (0, 0, 0, 2)))
+    return out
+
+
+def _stragglers(report: Report) -> list[RenderableType]:
+    grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
+    for heading in ("who is late", "lost to it", "late by", "last", "waits", "transfer", "gap before"):
+        grid.add_column(heading, header_style="bold", justify="left" if heading == "who is late" else "right")
+    for s in report.stragglers[:6]:
+        style = "yellow" if s.score > 0.05 else ""
+        grid.add_row(
+            Text(s.who, style),
+            f"{s.score:.1%}",
+            span(s.late_ns),
+            f"{s.last:.0%}",
+            span(s.waiting_ns),
+            span(s.transfer_ns),
+            span(s.gap_ns),
+        )
+    return [Text(""), grid]
+
+
+def _input(report: Report) -> list[RenderableType]:
+    formats = ", ".join(f"{n} x {name}" for name, n in report.formats.items())
+    line = f"{report.entries} operations of {report.present} of {report.ranks} ranks"
+    line += f", {report.groups} communicators ({formats})"
+    out: list[RenderableType] = [Text(""), Text(line, "dim")]
+    remarks = [f"{f.path + ': ' if f.path else ''}{f.message}" for f in report.input_findings[:5]]
+    out += [Text(remark, "yellow") for remark in remarks]
+    if len(report.input_findings) > 5:
+        out.append(Text(f"... and {len(report.input_findings) - 5} more remarks on the input", "yellow"))
+    return out

@@ -1,0 +1,100 @@
+"""How far the ranks' clocks are apart, from the collectives that they completed together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unicomm.flight_recorder.analysis.matching import Cells, rows_of
+
+from .columns import Column, State, Table
+
+# No rank leaves these before all have come, so all leave them at about the same time.
+SYNCHRONIZING = (
+    "all_reduce",
+    "barrier",
+    "all_gather",
+    "all_gather_single",
+    "all_gather_v",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_v",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v_single",
+)
+_MOST_ROWS = 1_000_000
+_ROUNDS = 3
+
+
+def sample(table: Table, cells: Cells, most_rows: int = _MOST_ROWS) -> tuple[Column, Column]:
+    """(rows, number of their collective from 0) of each group's newest collectives that synchronize."""
+    spans = _group_cells(table, cells)
+    total = sum(len(c) * table.groups[g].size for g, c in spans.items())
+    share = min(1.0, most_rows / max(total, 1))
+    chosen: list[int] = []
+    for found in spans.values():
+        keep = max(2, int(len(found) * share))
+        chosen.extend(found[-keep:].tolist())
+    parts = [d.rows for d in rows_of(table, cells, chosen)]
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rows = np.concatenate(parts)
+    cell = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+    wanted = np.isin(np.asarray(table.ops, object).astype(str), SYNCHRONIZING)[table.calls.op]
+    good = wanted[table.call[rows]] & (table.state[rows] == State.COMPLETED)
+    good &= (table.completed_ns[rows] > 0) & (table.created_ns[rows] > 0)
+    return rows[good], cell[good]
+
+
+def _group_cells(table: Table, cells: Cells) -> dict[int, Column]:
+    """The cells of each group with more than one rank."""
+    out: dict[int, Column] = {}
+    if cells.sparse:
+        return out
+    for group in range(len(table.groups)):
+        span = int(cells.span[group])
+        if span and table.groups[group].size > 1:
+            out[group] = int(cells.base[group]) + np.arange(span)
+    return out
+
+
+def grouped_median(values: Column, key: Column, count: int) -> Column:
+    """The lower median of the values of each key 0 ... count-1; nan where a key has none."""
+    out = np.full(count, np.nan)
+    if not len(values):
+        return out
+    order = np.lexsort((values, key))
+    sorted_key = key[order]
+    starts = np.searchsorted(sorted_key, np.arange(count + 1))
+    size = np.diff(starts)
+    have = size > 0
+    middle = starts[:-1] + np.maximum(size - 1, 0) // 2
+    out[have] = values[order][middle[have]]
+    return out
+
+
+def offsets(table: Table, rows: Column, cell: Column) -> Column:
+    """Each rank's clock against the typical one in nanoseconds (float64, by rank; nan where unknown).
+
+    The difference of two clocks shows in the completions of the same collectives. Ranks of different groups
+    are connected by members of both, so a few rounds spread it.
+    """
+    count = int(table.ranks.max()) + 1 if len(table.ranks) else 0
+    offset = np.zeros(count)
+    if not len(rows):
+        return np.full(count, np.nan)
+    step = max(1, len(rows) // 1_000_000)
+    if step > 1:  # whole collectives, evenly spread
+        rows, cell = rows[cell % step == 0], cell[cell % step == 0]
+    rank = table.rank[rows]
+    ended = (table.completed_ns[rows] - int(table.completed_ns[rows[0]])).astype(np.float64)
+    cells = int(cell.max()) + 1
+    for _ in range(_ROUNDS):
+        typical = grouped_median(ended - offset[rank], cell, cells)
+        fresh = grouped_median(ended - typical[cell], rank, count)
+        known = ~np.isnan(fresh)
+        moved = float(np.abs(offset[known] - fresh[known]).max()) if known.any() else 0.0
+        offset = np.where(known, fresh, 0.0)
+        if moved < 1000.0:
+            break
+    return np.where(known, offset, np.nan)

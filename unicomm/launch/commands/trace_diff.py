@@ -1,0 +1,48 @@
+"""`unicomm trace diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(help="one run: a folder, file or archive with rings or dumps")],
+    b: Annotated[Path, typer.Argument(help="the other run")],
+    json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+) -> None:
+    """Compares two runs: the first operation that differs, and how the operations' times changed.
+
+        unicomm trace diff good-run/ bad-run/
+
+    Exit code 0: they did the same; 1: they differ; 2: nothing that could be read.
+    """
+    import json as json_module
+
+    from rich.console import Console
+
+    from unicomm.flight_recorder.analysis.diff import compare
+    from unicomm.flight_recorder.formats.readers import load
+    from unicomm.flight_recorder.reports.diff_text import render
+
+    errors = Console(stderr=True)
+    tables = []
+    for path in (a, b):
+        with errors.status(f"reading {path}"):
+            table = load([path])
+        if not table.sources:
+            for finding in table.findings[:20]:
+                errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
+            errors.print(f"no dump or ring in {path}", markup=False, soft_wrap=True)
+            raise typer.Exit(UNUSABLE)
+        tables.append(table)
+    found = compare(*tables)
+    if json:
+        print(json_module.dumps(found.as_data()))
+    else:
+        Console().print(render(found))
+    raise typer.Exit(SAME if found.same else DIFFERENT)

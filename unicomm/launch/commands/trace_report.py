@@ -1,0 +1,155 @@
+"""What `unicomm trace analyze` and `unicomm trace selftest` do; imported when they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
+from unicomm.flight_recorder.reports.report_text import render
+from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
+from unicomm.flight_recorder.table.columns import Table
+
+GOOD, FOUND, UNUSABLE = 0, 1, 2
+
+
+@dataclass
+class Outputs:
+    """What the user asked for besides, or instead of, the text on the terminal."""
+
+    json: bool = False
+    markdown: bool = False
+    html: Path | None = None
+    perfetto: Path | None = None
+    share: bool = False
+
+
+def _progress(errors: Console) -> Progress:
+    # Goes to stderr and vanishes, so that pipes and logs see the report alone.
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+
+
+def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
+    with _progress(errors) as bar:
+        task = bar.add_task("reading", total=None)
+        table = load(paths, lambda done, total: bar.update(task, completed=done, total=total))
+        if not table.sources:
+            return table, None
+        step = bar.add_task("analyzing", total=None)
+        return table, analyze(table, stuck_after, lambda name: bar.update(step, description=name))
+
+
+def _writers(outputs: Outputs) -> list[tuple[Callable[[Report, Table, Path], None], Path]]:
+    """The modules that write files; asked for before the long work, so that a missing one is told at once."""
+    out: list[tuple[Callable[[Report, Table, Path], None], Path]] = []
+    for name, path in (("html", outputs.html), ("perfetto", outputs.perfetto)):
+        if path is None:
+            continue
+        from importlib import import_module
+
+        if not path.parent.is_dir():
+            raise OSError(f"--{name} {path}: the folder {path.parent} is not there")
+        out.append((import_module(f"unicomm.flight_recorder.reports.{name}").write, path))
+    return out
+
+
+def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
+    """Reads, analyzes and prints; the exit code."""
+    console, errors = Console(), Console(stderr=True)
+    try:
+        writers = _writers(outputs)
+        table, report = _load(paths or [rings_folder()], stuck_after, errors)
+    except (FolderError, OSError, ImportError) as error:
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        return UNUSABLE
+    if report is None:
+        return _nothing(paths, table, errors)
+    if outputs.share:
+        report = shared(report, table)
+    for write, path in writers:
+        try:
+            write(report, table, path)
+        except OSError as error:
+            errors.print(f"cannot write {path}: {error}", style="red", markup=False, soft_wrap=True)
+            return UNUSABLE
+        errors.print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
+    if outputs.json:
+        sys.stdout.write(to_json(report) + "\n")
+    elif outputs.markdown:
+        sys.stdout.write(to_markdown(report))
+    else:
+        console.print(render(report))
+    return GOOD if report.good else FOUND
+
+
+def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
+    for finding in table.findings[:20]:
+        errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
+    where = ", ".join(map(str, paths)) or str(rings_folder())
+    errors.print(
+        f"no dump or ring in {where}. Rings are there while a program with a communicator runs, and after it"
+        " was killed or failed; torch writes dumps where TORCH_FR_DUMP_TEMP_FILE says when a collective times"
+        " out.",
+        soft_wrap=True,
+        markup=False,
+    )
+    return UNUSABLE
+
+
+def selftest(largest: int, as_json: bool) -> int:
+    """Runs the corpus and prints precision and recall; the exit code."""
+    from rich.table import Table as Grid
+
+    from unicomm.flight_recorder.corpus.selftest import TARGET, run
+
+    console, errors = Console(), Console(stderr=True)
+    with _progress(errors) as bar:
+        task = bar.add_task("corpus", total=None)
+        result = run(largest, lambda name: bar.update(task, advance=1, description=name))
+    scores = {kind.value: score for kind, score in sorted(result.verdicts.items())}
+    total = result.total
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        rows = {k: {**asdict(s), "precision": s.precision, "recall": s.recall} for k, s in scores.items()}
+        data = {
+            "kinds": result.kinds,
+            "cases": total.cases,
+            "main_right": result.main_right,
+            "precision": total.precision,
+            "recall": total.recall,
+            "verdicts": rows,
+            "failures": result.failures,
+        }
+        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+        return GOOD if result.good else FOUND
+    grid = Grid(show_edge=False)
+    for heading in ("verdict", "cases", "precision", "recall"):
+        grid.add_column(heading, justify="left" if heading == "verdict" else "right")
+    for name, score in [*scores.items(), ("all", total)]:
+        style = "" if min(score.precision, score.recall) >= TARGET else "red"
+        grid.add_row(name, str(score.cases), f"{score.precision:.3f}", f"{score.recall:.3f}", style=style)
+    console.print(grid)
+    for failure in result.failures:
+        console.print(f"{failure['case']}: {failure['found']} instead of {failure['expected']}", markup=False)
+    console.print(
+        f"{result.kinds} kinds of faults; the main finding is right in {result.main_right} of {total.cases}."
+    )
+    return GOOD if result.good else FOUND

@@ -1,0 +1,298 @@
+"""`unicomm doctor`: what this installation can do on this machine, what is missing, and the cure.
+
+Nothing in here raises: whatever a check runs into becomes a finding of the report, because the doctor is
+for installations where something is broken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import unicomm
+
+from . import verified
+from .backends import BROKEN, MISSING, NOT_HERE, WORKS, Finding, backend_reports, line_of, version_of
+
+# Instruction sets that the core's reductions are built for, or that tell machines apart.
+_FEATURES = """
+sse4_2 avx avx2 f16c fma avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_fp16 amx_bf16
+asimd asimdhp sve sve2 bf16
+"""
+
+_PREFIXES = (
+    "UNICOMM_",
+    "TORCHCOMM_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_NCCL_",
+    "NCCL_",
+    "RCCL_",
+    "GLOO_",
+    "NVSHMEM_",
+    "ROCSHMEM_",
+    "OMPI_COMM_WORLD_",
+    "PALS_",
+)
+_NAMES = """
+RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
+TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
+PMIX_RANK PMIX_SIZE PMIX_NAMESPACE MPI_LOCALRANKID MPI_LOCALNRANKS SLURM_JOB_ID SLURM_STEP_ID SLURM_PROCID
+SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE CUDA_VISIBLE_DEVICES
+HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES OMP_NUM_THREADS LD_LIBRARY_PATH XDG_RUNTIME_DIR TMPDIR
+"""
+_RING_ROOM = 2 << 20  # bytes; a ring of the usual size needs about 1.1 MB
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
+
+
+def run(as_json: bool) -> int:
+    """Prints the report, as tables or as JSON. Returns 0 when the core and shm or gloo work, else 1."""
+    report = collect()
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report, Console())
+    return 0 if report["ok"] else 1
+
+
+def collect() -> dict[str, Any]:
+    """The report as plain data. `ok` says whether the core and at least shm or gloo work."""
+    core = _core()
+    ran = verified.load()
+    # Before the self-tests, which have this process write a ring of its own.
+    recorder = _recorder()
+    backends = backend_reports()
+    for backend in backends:
+        backend.verified = [
+            f"{row.where}, {row.when}: {row.what}" for row in ran.on_hardware if row.backend == backend.name
+        ]
+    works = {backend.name for backend in backends if backend.status == WORKS}
+    return {
+        "ok": all(finding.ok is not False for finding in core) and bool(works & {"shm", "gloo"}),
+        "versions": _versions(),
+        "core": [asdict(finding) for finding in core],
+        "recorder": asdict(recorder),
+        "environment": [asdict(finding) for finding in _environment()],
+        "variables": _variables(),
+        "backends": [asdict(backend) for backend in backends],
+        "never_verified": ran.never,
+    }
+
+
+# --- the machine and the installation -----------------------------------------------------------------
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "unicomm": unicomm.__version__,
+        "python": platform.python_version(),
+        "torch": version_of("torch"),
+        "numpy": version_of("numpy"),
+        "torchcomms": version_of("torchcomms"),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def _cpu_info(*names: str) -> str:
+    """The first of these fields of /proc/cpuinfo that is there."""
+    for name in names:
+        for line in _read("/proc/cpuinfo").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _core() -> list[Finding]:
+    present = set(_cpu_info("flags", "Features").split())
+    findings = [
+        Finding("processor", None, _cpu_info("model name") or platform.machine()),
+        Finding("instruction sets", None, " ".join(f for f in _FEATURES.split() if f in present)),
+    ]
+    try:
+        from unicomm import _core as core
+
+        findings.append(Finding("native core", True, f"reductions use {core.fold_isa()}"))
+        findings.append(Finding("usable cores", None, f"{core.usable_cores()} of {os.cpu_count()}"))
+    except Exception as error:
+        findings.append(
+            Finding(
+                "native core",
+                False,
+                line_of(error),
+                "reinstall unicomm for this Python and machine: pip install --force-reinstall unicomm",
+            )
+        )
+    try:
+        import torch.distributed
+
+        good = torch.distributed.is_available()
+        detail = "with torch.distributed" if good else "without torch.distributed"
+        cure = "" if good else "install a torch that is built with USE_DISTRIBUTED=1"
+        findings.append(Finding("torch", good, f"{torch.__version__}, {detail}", cure))
+    except Exception as error:
+        findings.append(Finding("torch", False, line_of(error), "reinstall torch: https://pytorch.org"))
+        return findings
+    return [*findings, _switch(), _symmetric()]
+
+
+def _switch() -> Finding:
+    """What `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` does here."""
+    from unicomm.c10d import switch
+
+    try:
+        reason = switch.why_not()
+        on = os.environ.get(switch.VARIABLE, "0") not in ("", "0")
+    except Exception as error:
+        reason, on = line_of(error), False
+    if reason:
+        return Finding("switch", None, f"{switch.VARIABLE}=1 has no effect: {reason}")
+    return Finding(
+        "switch", None, f"{switch.VARIABLE}=1 runs torch.distributed on unicomm; now {'on' if on else 'off'}"
+    )
+
+
+def _symmetric() -> Finding:
+    """Which operations of torch's symmetric memory run on CPU tensors, and why others do not."""
+    what = "torch.ops.symm_mem"
+    try:
+        from unicomm.comms.errors import NotReadyError
+        from unicomm.symm import torch_operators
+
+        try:
+            operators = torch_operators()
+        except NotReadyError as error:
+            return Finding(what, None, f"{line_of(error)}: {error.hint}")
+    except Exception as error:
+        return Finding(what, None, line_of(error))
+    left = [operator for operator in operators if not operator.served]
+    detail = f"{len(operators) - len(left)} of {len(operators)} run on CPU tensors after symm.use_in_torch()"
+    return Finding(what, None, "; ".join([detail, *(f"not {o.name}: {o.text}" for o in left)]))
+
+
+def _environment() -> list[Finding]:
+    try:
+        from unicomm.comms.membership.environment import detect_environment
+
+        found = detect_environment()
+    except Exception as error:
+        return [Finding("launcher", False, line_of(error), getattr(error, "hint", ""))]
+    place = f"rank {found.rank} of {found.size}"
+    if found.local_rank is not None and found.local_size is not None:
+        place += f", {found.local_rank} of {found.local_size} on this host"
+    findings = [Finding("launcher", True, found.source), Finding("place", None, place)]
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if found.size == 1:
+        store = Finding("store", None, "not needed for one rank")
+    elif address and port:
+        host = "the launcher" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        store = Finding("store", None, f"TCP at {address}:{port}, hosted by {host}")
+    elif found.local_size == found.size:
+        store = Finding("store", None, "a file, as all ranks are on this host")
+    else:
+        cure = "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, or pass store="
+        store = Finding("store", False, "none to meet at", cure)
+    return [*findings, store]
+
+
+def _variables() -> dict[str, str]:
+    """The variables that launchers, backends and unicomm read; secrets are not shown."""
+    return {
+        name: "(set, not shown)" if any(word in name for word in _SECRET) else value
+        for name, value in sorted(os.environ.items())
+        if name in _NAMES.split() or name.startswith(_PREFIXES)
+    }
+
+
+# --- the recorder ---------------------------------------------------------------------------------------
+
+
+def _recorder() -> Finding:
+    """The folder of the rings, and what lies in it."""
+    what = "recorder's rings"
+    try:
+        from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive, rings_folder
+
+        folder = rings_folder()
+        rings = list(folder.glob(f"*{SUFFIX}"))
+        total = sum(ring.stat().st_size for ring in rings)
+        running = sum(is_alive(ring) is True for ring in rings)
+        free = shutil.disk_usage(folder).free
+    except Exception as error:
+        return Finding(what, False, line_of(error), "set UNICOMM_TRACE_DIR to a private folder with room")
+    detail = (
+        f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}; {_size(free)} free"
+    )
+    if free < _RING_ROOM:
+        return Finding(what, False, detail, "free some room, or set UNICOMM_TRACE_DIR to a folder with more")
+    return Finding(what, True, detail)
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
+
+
+# --- for people -----------------------------------------------------------------------------------------
+
+
+_MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
+_COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim"}
+
+
+def _show(report: dict[str, Any], console: Console) -> None:
+    general = _table("what", "", "found")
+    for name, version in report["versions"].items():
+        general.add_row(name, "", escape(version or "not installed"))
+    for finding in [*report["core"], *report["environment"], report["recorder"]]:
+        _add(general, finding)
+    for name, value in report["variables"].items():
+        general.add_row(f"[dim]{name}[/]", "", escape(value))
+    console.print(general)
+
+    backends = _table("backend", "", "what", "found")
+    for backend in report["backends"]:
+        backends.add_section()
+        label = f"{backend['name']}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
+        for finding in backend["findings"]:
+            _add(backends, finding, label)
+            label = ""
+        for place in backend["verified"]:
+            backends.add_row("", "", "[dim]verified on[/]", f"[dim]{escape(place)}[/]")
+    console.print(backends)
+    console.print(f"Never run on hardware: {', '.join(report['never_verified'])}.", highlight=False)
+    verdict = (
+        "[green]The core works.[/]" if report["ok"] else "[red]unicomm cannot be used here yet; see above.[/]"
+    )
+    console.print(verdict)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE, show_edge=False, padding=(0, 1))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _add(table: Table, finding: dict[str, Any], *before: str) -> None:
+    found = escape(finding["detail"])
+    if finding["cure"] and finding["ok"] is False:
+        found += f"\n[yellow]-> {escape(finding['cure'])}[/]"
+    cells = [escape(finding["what"]), found]
+    mark = _MARKS[finding["ok"]]
+    table.add_row(*([before[0], mark, *cells] if before else [cells[0], mark, cells[1]]))

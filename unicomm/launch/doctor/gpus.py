@@ -1,0 +1,107 @@
+"""What the GPU backends find on this machine, for `unicomm doctor`: library, functions, GPUs, a self-test."""
+
+from __future__ import annotations
+
+from . import verified
+from .backends import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, line_of
+
+
+def gpu_reports() -> list[BackendReport]:
+    return [_vendor("nccl"), _vendor("rccl"), _shmem("nvshmem"), _shmem("rocshmem")]
+
+
+def _vendor(name: str) -> BackendReport:
+    """A library may be opened without a GPU; only with one can more be said than that it is there."""
+    try:
+        import torch
+
+        from unicomm.backends.nccl import library
+    except Exception as error:
+        return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
+    vendor = library.NCCL if name == "nccl" else library.RCCL
+    findings = [
+        *_proved(name),
+        Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no"),
+    ]
+    try:
+        opened = library.open_library(vendor)
+    except Exception as error:
+        findings.append(Finding(vendor.title, None, line_of(error), vendor.cure))
+        return BackendReport(name, NOT_HERE, findings)
+    lacking = [f for f, since, there in opened.native.functions() if not there and since]
+    found = f"{library.version_text(opened.version)}, {opened.native.file}"
+    findings.append(Finding(vendor.title, True, found))
+    findings.append(Finding("functions that it lacks", None, ", ".join(lacking) or "none"))
+    return _on_gpus(name, findings, torch.cuda.device_count() if vendor.built() else 0)
+
+
+def _shmem(name: str) -> BackendReport:
+    try:
+        import torch
+
+        from unicomm.backends.vendor import shmem as vendors
+    except Exception as error:
+        return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
+    vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
+    findings = _proved(name)
+    if name == "rocshmem":
+        findings.append(rocshmem_unit())
+    try:
+        vendors.table_of(vendor)
+    except Exception as error:
+        findings.append(Finding(vendor.title, None, line_of(error), vendor.cure))
+        return BackendReport(name, NOT_HERE, findings)
+    findings.append(Finding(vendor.title, True, vendor.version()))
+    hip = torch.version.hip is not None
+    return _on_gpus(name, findings, torch.cuda.device_count() if hip == (name == "rocshmem") else 0)
+
+
+def rocshmem_unit() -> Finding:
+    """Whether the unit over the user's rocSHMEM is built, and with what."""
+    from unicomm.extensions.rocshmem import built
+
+    what = "unit for rocSHMEM"
+    unit = built()
+    if unit is None:
+        return Finding(what, None, "not built", "with AMD GPUs and rocSHMEM: unicomm build rocshmem")
+    return Finding(
+        what, True, f"rocSHMEM {unit.rocshmem}, {unit.hipcc}, for {', '.join(unit.targets)}: {unit.path}"
+    )
+
+
+def _proved(name: str) -> list[Finding]:
+    return [
+        Finding(
+            "proved without a GPU, and never on one", None, f"{'; '.join([row.what, *row.more])} ({row.when})"
+        )
+        for row in verified.load().on_doubles
+        if row.backend == name
+    ]
+
+
+def _on_gpus(name: str, findings: list[Finding], count: int) -> BackendReport:
+    """The report, once the library is found: with the GPUs, and a self-test where there is one."""
+    import torch
+
+    if not count:
+        findings.append(Finding("GPUs", None, "none that this torch sees"))
+        return BackendReport(name, NOT_HERE, findings)
+    findings.append(Finding("GPUs", True, f"{count} x {torch.cuda.get_device_name(0)}"))
+    findings.append(_self_test(name))
+    return BackendReport(name, WORKS if findings[-1].ok else BROKEN, findings)
+
+
+def _self_test(name: str) -> Finding:
+    what = "self-test: all_reduce on one rank"
+    try:
+        import torch
+
+        import unicomm
+
+        with unicomm.new_comm(name, torch.device("cuda", 0), name="doctor", rank=0, size=1) as comm:
+            x = torch.ones(1000, device="cuda:0")
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, False).wait_blocking(20)
+            right = bool((x == 1).all())
+    except Exception as error:
+        return Finding(what, False, line_of(error), getattr(error, "hint", "") or "report this")
+    return Finding(what, right, "" if right else "the sum is wrong", "report this")

@@ -1,0 +1,210 @@
+"""What a hub reads: the rings of its host, those of all hosts for the live view, and all in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.ring.copies import folder_copies, freeze
+from unicomm.flight_recorder.ring.folder import SUFFIX
+
+from .wire import (
+    MOST_ANSWERED,
+    MOST_RING,
+    PART,
+    Announce,
+    Asker,
+    Files,
+    Gathered,
+    HubError,
+    Look,
+    Packed,
+    Part,
+    Ping,
+    Read,
+    Rings,
+    Tell,
+    file_name,
+    pack,
+    unpack,
+)
+
+_T = TypeVar("_T")
+_AT_ONCE = 16  # hosts that are asked side by side
+_MOST_SHOWN = MOST_ANSWERED // 2  # bytes of rings in one answer
+_MOST_LOOK = 1 << 20  # bytes of one ring in the live view, unpacked
+_MOST_RECORDS = 4096
+MOST_GATHERED = 8 << 30  # bytes of all rings of a job together
+
+
+@dataclass(frozen=True)
+class Place:
+    """Folders of the ranks that run now.
+
+    Attributes:
+        rings: where they write. frozen: for the rings of this host as they were when a rank failed.
+        job: for those of all hosts.
+    """
+
+    rings: Path
+    frozen: Path
+    job: Path
+
+    def files(self) -> list[tuple[str, int]]:
+        """The rings as they were when a rank failed; where none has, as they are now, from now on."""
+        freeze(self.rings, self.frozen)
+        return [(path.name, path.stat().st_size) for path in sorted(self.frozen.glob(f"*{SUFFIX}"))]
+
+    def read(self, name: str, offset: int) -> Part:
+        with (self.frozen / file_name(name)).open("rb") as file:
+            file.seek(max(0, offset))
+            data = file.read(PART)
+        return Part(len(data), pack(data))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The other hubs of a job that has `hosts` hosts."""
+
+    context: zmq.Context[Any]
+    token: str
+    peers: list[Announce]
+    hosts: int
+
+    def all(self, ask: Callable[[Asker, Announce], _T]) -> tuple[list[_T], list[str]]:
+        """What the others answer, and a sentence for each that does not."""
+        missing = []
+        if (unknown := self.hosts - 1 - len(self.peers)) > 0:
+            missing.append(f"{unknown} of {self.hosts} hosts have no hub, or it was not heard of")
+
+        def one(peer: Announce) -> _T | str:
+            try:
+                with Asker(self.context, peer.address, self.token) as asker:
+                    return ask(asker, peer)
+            except (HubError, OSError) as error:
+                return f"{peer.name}: {error}"
+
+        answers: list[_T] = []
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for answer in pool.map(one, self.peers):
+                if isinstance(answer, str):
+                    missing.append(answer)
+                else:
+                    answers.append(answer)
+        return answers, missing
+
+
+# --- the live view ------------------------------------------------------------------------------------
+
+
+def look(place: Place, records: int) -> Rings:
+    """The rings of this host, as they are now."""
+    host, found = socket.gethostname(), []
+    for name, data in folder_copies(place.rings, min(max(records, 1), _MOST_RECORDS)):
+        found.append(Packed(host, name, len(data), pack(data)))
+    return _fitting(found, [])
+
+
+def look_everywhere(place: Place, records: int, asking: Asking, seconds: float) -> Rings:
+    answers, missing = asking.all(lambda asker, _: asker.ask(Look(records, False), seconds))
+    rings = list(look(place, records).rings)
+    for answer in answers:
+        if isinstance(answer, Rings):
+            rings += answer.rings
+            missing += answer.missing
+    return _fitting(rings, missing)
+
+
+def _fitting(rings: list[Packed], missing: list[str]) -> Rings:
+    room, shown = _MOST_SHOWN, []
+    for ring in rings:
+        room -= len(ring.data)
+        if room >= 0:
+            shown.append(ring)
+    if len(shown) < len(rings):
+        missing = [*missing, f"{len(rings) - len(shown)} of {len(rings)} rings do not fit into one answer"]
+    return Rings(shown, missing)
+
+
+def unpacked(rings: Iterable[Packed]) -> list[tuple[str, bytes]]:
+    """(where, ring) of what `look` packed. Raises `HubError` for what it did not."""
+    return [
+        (f"{ring.host}:{file_name(ring.name)}", unpack(ring.data, ring.size, _MOST_LOOK)) for ring in rings
+    ]
+
+
+# --- all rings in one folder ------------------------------------------------------------------------------
+
+
+def gather(place: Place, asking: Asking, seconds: float, patience: float) -> Gathered:
+    """Puts the rings of all hosts into one folder, analyzes them, and tells the others. Raises `OSError`.
+
+    `seconds`: that rings may take. `patience`: seconds in which a hub has to say anything at all.
+    """
+    deadline = time.monotonic() + seconds
+    place.files()
+    folder = place.frozen
+    there: list[Announce] = []
+    missing: list[str] = []
+    if asking.hosts > 1:
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=place.job.parent))
+        try:
+            for path in place.frozen.glob(f"*{SUFFIX}"):
+                os.link(path, part / path.name)
+            budget = MOST_GATHERED // asking.hosts
+
+            def fetch(asker: Asker, peer: Announce) -> Announce:
+                asker.ask(Ping(), patience)
+                _fetch(asker, part, budget, deadline)
+                return peer
+
+            there, missing = asking.all(fetch)
+            os.rename(part, place.job)
+            folder = place.job
+        finally:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(part)
+    table = load([folder])
+    report = analyze(table)
+    sentence = report.main.sentence if table.sources else ""
+    found = Gathered(socket.gethostname(), str(folder), 1 + len(there), missing, sentence)
+    replace(asking, peers=there, hosts=1).all(lambda asker, _: asker.ask(Tell(found), patience))
+    return found
+
+
+def _fetch(asker: Asker, folder: Path, budget: int, deadline: float) -> None:
+    """Copies the rings of another host here. Raises `HubError`, `OSError`."""
+
+    def ask(request: Files | Read) -> Any:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise HubError("there was no time left for its rings")
+        return asker.ask(request, left)
+
+    files = ask(Files()).files
+    for name, size in files:
+        budget -= size
+        if not 0 <= size <= MOST_RING or budget < 0:
+            raise HubError("its rings are too large")
+        with (folder / file_name(name)).open("xb") as out:
+            offset = 0
+            while offset < size:
+                part = ask(Read(name, offset))
+                data = unpack(part.data, part.size, PART)
+                if not data:
+                    raise HubError(f"{name} is shorter than announced")
+                out.write(data)
+                offset += len(data)

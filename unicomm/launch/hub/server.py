@@ -1,0 +1,325 @@
+"""The hub: a process beside the launcher of each host, which shows and gathers the rings of a job.
+
+    python -m unicomm.launch.hub.server        # started by `unicomm run`, which talks to it through its stdin
+
+It reads rings, which costs the ranks nothing, and is in no operation's path: without it, or with one that is
+stopped or killed, a job runs as before. What it can be asked is in hub_wire.py. The hubs of the first hosts
+know those of all others; the first of them that answers gathers when a rank fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from . import gather as hub_gather
+from . import wire as hub_wire
+from .wire import (
+    Announce,
+    AnyAnswer,
+    AnyRequest,
+    Asker,
+    Done,
+    Files,
+    Gather,
+    Gathered,
+    HubError,
+    Listing,
+    Look,
+    Ping,
+    Read,
+    Refused,
+    Rings,
+    Tell,
+)
+
+_MOST_AT_ONCE = 32  # requests that take a while
+_MOST_HOSTS = 1 << 16
+_MOST_ROUNDS = 4
+_WORKERS = 8
+_DOMAIN = "unicomm"
+PATIENCE = 2.0  # seconds that another hub gets for a small answer
+GATHERING = 20.0  # seconds that another hub gets for gathering
+_TRANSFERS = 15.0  # of which for rings to come in
+
+
+class Hub:
+    """Serves one launcher. `tell` sends the launcher a message."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._context = zmq.Context()
+        self._router: zmq.Socket[bytes] | None = None
+        self._pool = ThreadPoolExecutor(_WORKERS, "hub")
+        self._busy = 0
+        self._answers: queue.SimpleQueue[tuple[bytes, AnyAnswer]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._token = self._address = ""
+        self._place: hub_gather.Place | None = None
+        self._host, self._hosts, self._round = 0, 1, ""
+        self._directories: dict[int, tuple[str, str]] = {}  # host: (address, round)
+        self._announced: dict[str, dict[int, Announce]] = {}  # by round
+        self._gathering = threading.Lock()
+        self._gathered: Gathered | None = None  # by this hub
+        self._told: Gathered | None = None  # by another one
+
+    # --- what the launcher says ------------------------------------------------------------------------
+
+    def open(self, token: str, address: str, port: int, others: bool) -> None:
+        """Listens at a port of `address`; at any where `port` is taken and `others` will do."""
+        self._token = token
+        self._authenticator = authenticator = ThreadAuthenticator(self._context)  # stops when it is let go
+        authenticator.start()
+        authenticator.configure_curve_callback(_DOMAIN, hub_wire.OnlyGuests(token))
+        router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.maxmsgsize = hub_wire.MOST_ASKED
+        router.rcvhwm, router.sndhwm = 64, 4
+        router.handshake_ivl = 5000
+        router.ipv6 = ":" in address
+        router.zap_domain = _DOMAIN.encode()
+        hub_wire.serve_securely(router, token)
+        for wanted in (port, 0) if others and port else (port,):
+            try:
+                router.bind(hub_wire.zmq_address(address, wanted))
+            except zmq.ZMQError as error:
+                why = f"cannot listen at {address}, port {wanted}: {error}"
+            else:
+                self._router = router
+                bound = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+                self._address = hub_wire.zmq_address(address, bound)
+                self._tell({"say": "open", "address": address, "port": bound})
+                return
+        router.close()
+        self._tell({"say": "closed", "why": why})
+
+    def attempt(self, rings: str, frozen: str, job: str) -> None:
+        """Other processes run now, and write their rings to other folders."""
+        self._place = hub_gather.Place(Path(rings), Path(frozen), Path(job))
+        self._gathered = self._told = None
+
+    def join(self, host: int, hosts: int, round: str, directories: list[tuple[int, str, str]]) -> None:
+        """This host's number among the job's, and the hubs that know the others, with their rounds."""
+        self._host, self._hosts, self._round = host, hosts, round
+        self._directories = {number: (address, theirs) for number, address, theirs in directories}
+        self._pool.submit(self._introduce)
+
+    def note(self, what: str) -> None:
+        """Something for the log."""
+        print(what, file=sys.stderr, flush=True)
+
+    def failed(self) -> None:
+        """A rank of this host failed: the launcher waits for what all rings tell."""
+        self._tell({"say": "gathering"})
+        self._pool.submit(self._report)
+
+    # --- other hubs --------------------------------------------------------------------------------------
+
+    def _ask(self, address: str, request: AnyRequest, seconds: float) -> Any:
+        with Asker(self._context, address, self._token) as asker:
+            return asker.ask(request, seconds)
+
+    def _introduce(self) -> None:
+        for number, (address, round) in sorted(self._directories.items()):
+            if number == self._host:
+                continue
+            for _ in range(3):
+                with contextlib.suppress(HubError):
+                    self._ask(
+                        address, Announce(self._host, self._address, socket.gethostname(), round), PATIENCE
+                    )
+                    break
+
+    def _peers(self) -> dict[int, Announce]:
+        return {n: a for n, a in self._announced.get(self._round, {}).items() if n != self._host}
+
+    def _first_directory(self) -> tuple[int, str]:
+        """The first hub that knows the others and answers; this one where none does."""
+        for number, (address, _) in sorted(self._directories.items()):
+            if number == self._host:
+                break
+            with contextlib.suppress(HubError):
+                self._ask(address, Ping(), PATIENCE)
+                return number, address
+        return self._host, self._address
+
+    def _report(self) -> None:
+        try:
+            here = False
+            if (found := self._told) is None:
+                number, address = self._first_directory()
+                here = number == self._host
+                found = self._gather() if here else self._ask(address, Gather(), GATHERING)
+            self._tell({"say": "gathered", "here": here} | _plain(found))
+        except Exception as error:
+            self._tell({"say": "not gathered", "why": str(error)})
+
+    def _gather(self) -> Gathered:
+        with self._gathering:
+            if self._gathered is None:
+                place = self._where()
+                end = time.monotonic() + PATIENCE
+                while len(self._peers()) + 1 < self._hosts and time.monotonic() < end:
+                    time.sleep(0.02)  # hosts that have just come are about to say so
+                asking = hub_gather.Asking(
+                    self._context, self._token, list(self._peers().values()), self._hosts
+                )
+                self._gathered = hub_gather.gather(place, asking, _TRANSFERS, PATIENCE)
+            return self._gathered
+
+    # --- requests --------------------------------------------------------------------------------------
+
+    def _where(self) -> hub_gather.Place:
+        if self._place is None:
+            raise HubError("no ranks were started yet")
+        return self._place
+
+    def _handle(self, request: AnyRequest) -> AnyAnswer:
+        match request:
+            case Look():
+                return self._look(request)
+            case Files():
+                return Listing(self._where().files())
+            case Read():
+                return self._where().read(request.name, request.offset)
+            case Gather():
+                return self._gather()
+        raise HubError("nothing to do")
+
+    def _look(self, request: Look) -> Rings:
+        place = self._where()
+        if not request.everywhere:
+            return hub_gather.look(place, request.records)
+        if self._hosts > 1 and self._host not in self._directories:
+            number, address = self._first_directory()
+            if number != self._host:
+                answer = self._ask(address, request, 2 * PATIENCE)
+                if isinstance(answer, Rings):
+                    return answer
+        asking = hub_gather.Asking(self._context, self._token, list(self._peers().values()), self._hosts)
+        return hub_gather.look_everywhere(place, request.records, asking, PATIENCE)
+
+    def _received(self, frames: list[bytes]) -> None:
+        if len(frames) != 2:
+            return
+        who, data = frames
+        try:
+            request = hub_wire.read_request(data)
+        except HubError as error:
+            self._answer(who, Refused(str(error)))
+            return
+        match request:
+            case Ping():
+                self._answer(who, Done())
+            case Announce():
+                self._answer(who, self._note(request))
+            case Tell():
+                self._told = request.found
+                self._answer(who, Done())
+            case _ if self._busy >= _MOST_AT_ONCE:
+                self._answer(who, Refused("too much at once; try again"))
+            case _:
+                self._busy += 1
+                self._pool.submit(self._work, who, request)
+
+    def _note(self, request: Announce) -> AnyAnswer:
+        if not 0 <= request.host < _MOST_HOSTS:
+            return Refused(f"there is no host {request.host}")
+        known = self._announced.setdefault(request.round[:64], {})
+        known[request.host] = request
+        while len(self._announced) > _MOST_ROUNDS:
+            del self._announced[next(iter(self._announced))]
+        return Done()
+
+    def _work(self, who: bytes, request: AnyRequest) -> None:
+        try:
+            answer = self._handle(request)
+        except Exception as error:
+            answer = Refused(str(error)[:1000] or type(error).__name__)
+        self._answers.put((who, answer))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"!")
+
+    def _answer(self, who: bytes, answer: AnyAnswer) -> None:
+        assert self._router is not None
+        with contextlib.suppress(zmq.ZMQError):  # who does not take it does not get it
+            self._router.send_multipart([who, hub_wire.encode(answer)], zmq.NOBLOCK)
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    def run(self, commands: int) -> None:
+        """Serves until the launcher is gone. `commands`: where it says what it wants, a line of JSON each."""
+        poller, opened, pending = zmq.Poller(), False, b""
+        for descriptor in (commands, self._wake_read):
+            poller.register(descriptor, zmq.POLLIN)
+        while True:
+            if self._router is not None and not opened:
+                poller.register(self._router, zmq.POLLIN)
+                opened = True
+            ready: dict[Any, int] = dict(poller.poll())
+            if commands in ready:
+                data = os.read(commands, 1 << 16)
+                if not data:
+                    return
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    said = json.loads(line)
+                    getattr(self, said.pop("do"))(**said)
+            if self._wake_read in ready:
+                os.read(self._wake_read, 1 << 12)
+                while not self._answers.empty():
+                    self._busy -= 1
+                    self._answer(*self._answers.get())
+            if self._router is not None and self._router in ready:
+                for _ in range(64):
+                    try:
+                        frames = self._router.recv_multipart(zmq.NOBLOCK)
+                    except zmq.Again:
+                        break
+                    self._received(frames)
+
+
+def _plain(found: Gathered) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+def _die_with_the_launcher() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(
+            1, signal.SIGKILL
+        )  # PR_SET_PDEATHSIG: its end is a hub's end, also a stopped one's
+
+
+def main() -> None:
+    _die_with_the_launcher()
+    lock = threading.Lock()
+
+    def tell(message: dict[str, Any]) -> None:
+        with lock, contextlib.suppress(OSError):
+            os.write(1, json.dumps(message).encode() + b"\n")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # for the launcher, which ends the hub when it is done
+    Hub(tell).run(0)
+    sys.stdout.flush()
+    os._exit(0)  # whatever is under way: nobody is left who wants it
+
+
+if __name__ == "__main__":
+    main()

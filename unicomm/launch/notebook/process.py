@@ -1,0 +1,163 @@
+"""The parent's side of a live worker: its process, and a thread that hears all it says."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .channel import Channel, pair
+
+# The parent's search path before the first import, so that the worker finds the same modules; without the
+# parent's program, which is not run again.
+_START = (
+    "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
+    "from unicomm.launch.notebook.worker import main; main(sys.argv[1:])"
+)
+_CHUNK = 1 << 16
+_MOST = 20000  # events that may wait to be shown; more output than that is dropped
+
+Event = tuple[Any, ...]  # rank, what, more
+
+
+class Worker:
+    """One worker process. What it says goes into `events`, as (rank, what, ...):
+
+    ("text", stream, text) for output, ("ready", pid), ("broken", ...), ("done", ...), ("failed", ...) and
+    ("where", ...) as worker.py sends them, and at its end ("ended", exit code, negative for a signal).
+    Output that was written before an answer comes before it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        env: Mapping[str, str],
+        modules: Sequence[str],
+        events: queue.SimpleQueue[Event],
+    ) -> None:
+        mine, theirs = pair()
+        # The worker ends when the last writer of this pipe is gone, which is this process.
+        reader, self._writer = os.pipe()
+        self.rank = rank
+        self.ended: int | None = None
+        self._events = events
+        self._dropped = 0
+        self._channel = Channel(mine)
+        command = [sys.executable, "-c", _START, "\n".join(sys.path), str(theirs.fileno()), str(reader)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno(), reader],
+                env=dict(env),
+                start_new_session=True,  # Ctrl-C in the terminal is for the parent, who passes it on
+            )
+        except BaseException:
+            os.close(self._writer)
+            raise
+        finally:
+            theirs.close()
+            os.close(reader)
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._hear, name=f"unicomm-rank-{rank}", daemon=True)
+        self._thread.start()
+
+    def send(self, *message: Any) -> bool:
+        """Whether it could be sent. A worker that does not take it, or only a part, is killed."""
+        sent = False
+        try:
+            self._channel.send(*message)
+            sent = True
+        except OSError:
+            pass
+        finally:
+            if not sent:
+                self.kill()
+        return sent
+
+    def kill(self) -> None:
+        """Kills it and what it has started."""
+        if self.ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, within `seconds`."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        outputs = {
+            stream.fileno(): (name, codecs.getincrementaldecoder("utf-8")("replace"))
+            for name, stream in (("stdout", self._process.stdout), ("stderr", self._process.stderr))
+        }
+        for output in outputs:
+            os.set_blocking(output, False)
+        # Not the channel's end: what the worker has forked may hold it as well.
+        process = os.pidfd_open(self.pid)
+        with selectors.DefaultSelector() as selector:
+            sources: list[Any] = [self._channel, process, *outputs]
+            for source in sources:
+                selector.register(source, selectors.EVENT_READ)
+
+            def read(output: int) -> bool:
+                name, decoder = outputs[output]
+                try:
+                    data = os.read(output, _CHUNK)
+                except BlockingIOError:
+                    return False
+                if text := decoder.decode(data, final=not data):
+                    self._tell_text(name, text)
+                return bool(data)
+
+            def read_all() -> None:
+                for output in outputs:
+                    while read(output):
+                        pass
+
+            alive = True
+            while alive:
+                ready: list[Any] = [key.fileobj for key, _ in selector.select()]
+                alive = process not in ready
+                for output in [source for source in ready if source in outputs]:
+                    if not read(output):
+                        selector.unregister(output)
+                if self._channel in ready:
+                    message = self._channel.receive()
+                    if message is None:
+                        selector.unregister(self._channel)
+                        self.kill()  # of no use any more
+                    else:
+                        read_all()
+                        self._events.put((self.rank, *message))
+                        alive = True  # there may be another one
+            read_all()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
+        self.ended = self._process.wait()
+        for descriptor in (self._process.stdout, self._process.stderr, self._channel):
+            descriptor.close()
+        for number in (process, self._writer):
+            os.close(number)
+        self._events.put((self.rank, "ended", self.ended))
+
+    def _tell_text(self, stream: str, text: str) -> None:
+        if self._events.qsize() > _MOST:  # nobody looks: a thread prints between two runs
+            self._dropped += len(text)
+            return
+        if self._dropped:
+            text = f"({self._dropped} characters were dropped)\n{text}"
+            self._dropped = 0
+        self._events.put((self.rank, "text", stream, text))

@@ -1,0 +1,18 @@
+"""The command `unicomm run`: passes its arguments to torchrun's parser, which knows what they mean."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def run(context: typer.Context) -> None:
+    """Start a program's ranks: torchrun, with unicomm behind torch.distributed and a verdict on failures."""
+    from .command import main
+
+    code = main(context.args)
+    sys.stdout.flush()
+    raise typer.Exit(code)

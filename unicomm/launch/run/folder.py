@@ -1,0 +1,131 @@
+"""Folders of a job of `unicomm run` on one host: where its ranks write, and what was kept; where its hub is.
+
+run-DATE-PID-.../       of one `unicomm run`; locked while it runs
+    0/ 1/ ...           rings of the ranks' first start, of the second, ...
+    failed-0/ ...       rings of this host as they were when a rank failed
+    job-0/ ...          rings of all hosts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from unicomm.flight_recorder.ring.folder import private_folder, process_start_ticks
+
+DEFAULT_PORT = 29401  # of hubs: the next one to that of torch's rendezvous
+_OLDEST = 3 * 86400.0  # seconds that a job's rings are kept
+_MOST = 8  # jobs of the past whose rings are kept
+_LOCK, _LOG = "lock", "hub.log"
+
+
+class RunFolder:
+    """A new folder in `base`. Raises `OSError`."""
+
+    def __init__(self, base: Path) -> None:
+        name = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.path = base / name
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700)
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    @property
+    def hub_log(self) -> Path:
+        return self.path / _LOG
+
+    def rings(self, attempt: int) -> Path:
+        return self.path / str(attempt)
+
+    def frozen(self, attempt: int) -> Path:
+        return self.path / f"failed-{attempt}"
+
+    def job(self, attempt: int) -> Path:
+        return self.path / f"job-{attempt}"
+
+    def close(self, keep: bool) -> None:
+        """Removes it, or what nobody needs after the job."""
+        if not keep:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                if not self.hub_log.stat().st_size:
+                    self.hub_log.unlink()
+        os.close(self._lock)
+
+
+def _ended(folder: Path) -> bool:
+    """Whether nobody runs in a folder any more."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def clean(base: Path) -> None:
+    """Removes what jobs of the past have left: the old ones, and all but the latest few."""
+    past = sorted((f for f in base.glob("run-*") if _ended(f)), reverse=True)
+    for number, folder in enumerate(past):
+        with contextlib.suppress(OSError):
+            if number >= _MOST or time.time() - folder.stat().st_mtime > _OLDEST:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- the hubs of this host ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubNote:
+    """Where the hub of a job of this user is. Only this user can read it, for it has the token.
+
+    `numbers` tells whose process numbers `pid` is one of: containers may share the folder, but not these.
+    """
+
+    address: str
+    port: int
+    token: str
+    pid: int
+    numbers: str
+    ticks: int  # when the process started: another one with its number is no hub
+    folder: str
+
+
+def note_hub(address: str, port: int, token: str, pid: int, folder: Path) -> Path:
+    """Writes the note; its file. Raises `OSError`."""
+    path = private_folder() / f"hub-{pid}-{secrets.token_hex(3)}.json"
+    note = HubNote(address, port, token, pid, _numbers(), process_start_ticks(pid) or 0, str(folder))
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(asdict(note), file)
+    return path
+
+
+def running_hubs() -> Iterator[HubNote]:
+    """Hubs of this user's jobs that run on this host; notes of others are removed."""
+    for file in sorted(private_folder().glob("hub-*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            note = HubNote(**json.loads(file.read_text()))
+            if note.numbers != _numbers():
+                continue
+            if process_start_ticks(note.pid) == note.ticks:
+                yield note
+            else:
+                file.unlink()
+
+
+def _numbers() -> str:
+    return os.readlink("/proc/self/ns/pid")

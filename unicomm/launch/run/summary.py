@@ -1,0 +1,59 @@
+"""What `unicomm run` prints under torchrun's own summary when ranks have failed."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Kind
+from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.reports.report_text import render
+
+from .job import Evidence
+
+_NARROW = 100  # columns where stderr is no terminal
+
+
+def show(evidence: Evidence) -> None:
+    """Prints the verdict, where the rings are, and how to look further. Raises nothing."""
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _NARROW)
+    try:
+        _show(evidence, console)
+    except Exception as error:  # the job's own error counts, whatever is wrong with this
+        _line(console, f"unicomm could not analyze {evidence.folder}: {error}")
+
+
+def _show(evidence: Evidence, console: Console) -> None:
+    console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
+    if evidence.elsewhere:
+        _line(console, evidence.sentence or "No rank had made a communicator.")
+        _line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
+    else:
+        table = load([evidence.folder])
+        if not table.sources:
+            _line(
+                console,
+                "Nothing was recorded: no rank had made a communicator. The error above is the cause.",
+            )
+            return
+        report = analyze(table)
+        console.print(render(report))
+        if report.main.verdict is Kind.GOOD:
+            _line(console, "Communication was in order; the error above is the cause.")
+        _line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
+        _line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
+        _line(console, f"              unicomm trace show {evidence.folder}")
+    for remark in evidence.remarks:
+        console.print(Text(remark, "yellow"), soft_wrap=True)
+
+
+def _hosts(evidence: Evidence) -> str:
+    return f"{evidence.hosts} hosts" if evidence.hosts > 1 else "this host"
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)
