@@ -11,7 +11,7 @@ import pytest
 from unicomm.backends.bootstrap import mpi_library, pmi, pmix
 from unicomm.backends.bootstrap import store as bootstrap
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.membership.environment import Environment
+from unicomm.comms.execution.member import Environment
 
 pytestmark = pytest.mark.timeout(120)
 

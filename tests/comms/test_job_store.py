@@ -16,8 +16,8 @@ from ports import free_port
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import job_store
-from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.job_store import open_store
 
 

@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, urlparse
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.membership.environment import TORCHRUN, Environment, detect_environment
+from unicomm.comms.execution.member import Environment
+from unicomm.comms.membership.environment import TORCHRUN, detect_environment
 
 from .switch import CHOICE
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from unicomm.c10d.opaque import OpaqueBase, methods, not_traced
-from unicomm.comms.execution.engine import Engine, Hints, Timeout
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from unicomm.comms.memory.allocator import MemAllocator
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
+from unicomm.comms.options import Hints, Timeout
 
 from .backend import Capabilities
 from .errors import AbortedError, CommError
@@ -26,7 +27,7 @@ from .options import CommOptions, read_hints
 from .work import Work
 
 if TYPE_CHECKING:
-    from unicomm.comms.membership.lifecycle import Member
+    from unicomm.comms.execution.member import Member
     from unicomm.comms.membership.reconfigure import Dynamic
 
     from .batch import BatchSendRecv

@@ -11,6 +11,11 @@ from typing import Any
 
 from .errors import InvalidArgumentError
 
+#: Seconds or a timedelta; None and 0 mean the communicator's own timeout.
+Timeout = timedelta | float | None
+#: Options that a backend declares, as text: name to value.
+Hints = Mapping[str, str] | None
+
 DEFAULT_TIMEOUT = 600.0
 LONGEST_TIMEOUT = 1e9  # seconds, about 30 years: what locks and clocks can count
 

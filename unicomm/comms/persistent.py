@@ -12,7 +12,7 @@ from .errors import CommError, InvalidArgumentError, NotReadyError
 from .work import Work
 
 if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Hints
+    from unicomm.comms.options import Hints
 
     from .communicator import Communicator
 

@@ -25,7 +25,8 @@ from .errors import MismatchError, NotReadyError
 from .work import Work
 
 if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine, Hints, Timeout
+    from unicomm.comms.execution.engine import Engine
+    from unicomm.comms.options import Hints, Timeout
 
     from .communicator import Communicator
 

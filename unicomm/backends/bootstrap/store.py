@@ -23,7 +23,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from unicomm.comms.errors import BackendError, CommTimeoutError
-from unicomm.comms.membership.environment import Environment
+from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership.job_store import open_store
 
 from . import addresses, mpi_library, pmi, pmix

@@ -12,8 +12,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from unicomm.comms.errors import (
@@ -31,7 +30,7 @@ from unicomm.comms.execution.device.queue import StreamQueue
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import Call, Message, OpArgs
 from unicomm.comms.operations.check import Checker
-from unicomm.comms.options import seconds
+from unicomm.comms.options import Hints, Timeout, seconds
 from unicomm.comms.work import Work, Worker
 
 from . import completion, point_to_point
@@ -39,6 +38,7 @@ from .device import graphs
 from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
 from .in_order import InOrder
+from .member import Member
 from .message_queue import ANY_RANK, Lane, Posted
 from .point_to_point import NO_SPANS
 from .profiling import events as profiling
@@ -46,12 +46,9 @@ from .profiling import events as profiling
 if TYPE_CHECKING:
     from unicomm.comms.backend import Backend
     from unicomm.comms.execution.profiling.session import Described, Span
-    from unicomm.comms.membership.lifecycle import Member
     from unicomm.comms.memory.symmetric import SymmetricMemory
 
 T = TypeVar("T")
-Timeout = timedelta | float | None
-Hints = Mapping[str, str] | None
 
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)

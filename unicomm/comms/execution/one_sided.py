@@ -23,7 +23,9 @@ from .profiling import events as profiling
 from .streams import on_device
 
 if TYPE_CHECKING:
-    from .engine import Engine, Hints, Timeout
+    from unicomm.comms.options import Hints, Timeout
+
+    from .engine import Engine
 
 
 def attempt(engine: Engine, job: Callable[[float], None], limit: float) -> None:

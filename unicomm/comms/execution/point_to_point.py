@@ -17,9 +17,10 @@ from .profiling import events as profiling
 
 if TYPE_CHECKING:
     from unicomm.comms.execution.profiling.session import Span
+    from unicomm.comms.options import Hints, Timeout
     from unicomm.comms.work import Work
 
-    from .engine import Engine, Hints, Timeout
+    from .engine import Engine
 
 NO_SPANS: Sequence[Span] = ()
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.execution.member import Environment
 
-from .environment import LAUNCHERS, TORCHRUN, Environment
+from .environment import LAUNCHERS, TORCHRUN
 
 
 def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os.environ) -> Store | None:

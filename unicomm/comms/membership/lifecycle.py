@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,7 @@ from unicomm.comms.errors import (
 from unicomm.comms.execution.device import watchdog
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
+from unicomm.comms.execution.member import Environment, Member
 from unicomm.comms.failures import threads
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.operations.dtypes import NAMES
@@ -38,7 +38,6 @@ from unicomm.flight_recorder.ring import dumps, writer
 from unicomm.flight_recorder.ring.ranks import format_ranks
 
 from .endpoint import Endpoint
-from .environment import Environment
 from .handles import LOOPBACK
 from .reconfigure import Dynamic, no_ranks_yet, vacant_member
 from .rendezvous import Rendezvous, meet
@@ -51,25 +50,6 @@ _log = logging.getLogger("unicomm")
 _EXIT_GRACE = 5.0  # seconds that pending operations of unfinalized communicators get when the process ends
 _THREAD_ENDS = 10.0  # that the worker gets when its operations are over: a busy machine may not run it soon
 _LAST_WORDS = 5.0  # and then what this rank is about to tell the others
-
-
-@dataclass
-class Member:
-    """Everything a `Communicator` is made of: this rank's place, and the parts it owns or shares."""
-
-    backend: Backend
-    asked_for: type[Backend]  # may be another than the one in use: "auto" chooses
-    name: str
-    uid: str
-    rank: int
-    size: int
-    labels: Sequence[int]  # the members' numbers in the whole job
-    device: torch.device
-    options: CommOptions
-    store: Store | None
-    recorder: Any
-    recorder_index: int
-    world: Environment
 
 
 def recorder_of(world: Environment) -> Any:

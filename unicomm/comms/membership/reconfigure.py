@@ -22,11 +22,11 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     NotReadyError,
 )
-from unicomm.comms.execution.engine import Engine, Hints, Timeout
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.operations.call import Message, OpArgs
-from unicomm.comms.options import copy_hints, read_hints
+from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints
 from unicomm.comms.work import Work
 
 from .endpoint import Endpoint
@@ -37,8 +37,7 @@ from .rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
-
-    from .lifecycle import Member
+    from unicomm.comms.execution.member import Member
 
 _UNRECORDED = (1 << 16) - 1  # the number of no communicator in the recorder
 _LABELS = "the ranks' numbers in the job"

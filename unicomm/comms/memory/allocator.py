@@ -24,7 +24,8 @@ from unicomm.comms.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
-    from unicomm.comms.execution.engine import Engine, Timeout
+    from unicomm.comms.execution.engine import Engine
+    from unicomm.comms.options import Timeout
 
 
 class MemAllocator:

@@ -23,7 +23,7 @@ from .device_domain import DeviceDomain, Outcome
 from .symmetric import Capability, SymmetricMemory, disagreement
 
 if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Timeout
+    from unicomm.comms.options import Timeout
 
 _GRACE = 2.0  # seconds that the kernels have to say what they wait for, before the watchdog ends them
 _DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}

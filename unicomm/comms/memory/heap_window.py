@@ -18,8 +18,8 @@ from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, initializ
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
-    from unicomm.comms.execution.engine import Hints, Timeout
     from unicomm.comms.operations.arrays import Array
+    from unicomm.comms.options import Hints, Timeout
 
 _LINE = 8  # words: counters of different ranks do not share a line of the caches
 _BIAS = 1 << 64

@@ -21,7 +21,8 @@ from unicomm.comms.window import Window
 from unicomm.comms.work import Work
 
 if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine, Hints, Timeout
+    from unicomm.comms.execution.engine import Engine
+    from unicomm.comms.options import Hints, Timeout
 
 _PUTS = 0  # the index of puts, where signals have others
 

@@ -32,7 +32,8 @@ from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
-    from unicomm.comms.execution.engine import Engine, Timeout
+    from unicomm.comms.execution.engine import Engine
+    from unicomm.comms.options import Timeout
 
 _MISMATCH, _INTERNAL = 3, 5  # FaultCode
 
