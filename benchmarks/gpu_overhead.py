@@ -32,8 +32,8 @@ from rich.table import Table
 import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
+from unicomm.comms.backend import Streams
 from unicomm.comms.execution import completion
-from unicomm.comms.execution.streams import Streams
 
 console = Console(width=None if sys.stdout.isatty() else 110)
 SUM = unicomm.ReduceOp.SUM

@@ -32,6 +32,7 @@ import unicomm
 from unicomm import Communicator, ReduceOp
 from unicomm.backends.gloo import backend as gloo
 from unicomm.flight_recorder.ring import writer
+from unicomm.testing import conformance
 
 SUM = ReduceOp.SUM
 COUNTS = (1, 7, 300, 20_000, 60_000, 150_000)
@@ -88,7 +89,7 @@ class Steps:
 
     def make(self, data: torch.Tensor, rng: random.Random) -> torch.Tensor:
         """Now and then in memory that others read directly; the choice may differ between ranks."""
-        allocates = self.comm.get_capabilities().allocates
+        allocates = conformance.has_memory(self.comm)
         if rng.random() < 0.5 and allocates:
             return self.comm.mem_allocator.empty(data.shape).copy_(data)
         return data

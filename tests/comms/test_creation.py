@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,8 +22,13 @@ from unicomm import (
     InvalidArgumentError,
     MismatchError,
     PeerLostError,
+    UnsupportedError,
 )
+from unicomm.backends import registry
+from unicomm.backends.fake import FakeBackend
+from unicomm.backends.registry import find_backend
 from unicomm.backends.shm import ShmBackend
+from unicomm.comms.backend import PROTOCOL_VERSION
 from unicomm.testing import run_ranks
 
 CPU = torch.device("cpu")
@@ -218,6 +224,42 @@ def test_registering_backends():
     for what in (object, Mine.connect, None):
         with pytest.raises(InvalidArgumentError, match="is no backend"):
             unicomm.register_backend("not-a-backend", what)
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "cure"),
+    [
+        (PROTOCOL_VERSION + 1, "is written for version 2", "upgrade unicomm"),
+        (PROTOCOL_VERSION - 1, "is written for version 0", "install a release of the backend"),
+        ("1", "is written for version '1'", "install a release of the backend"),
+        (None, "states no version", "write protocol_version = 1"),
+    ],
+)
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_backend_of_another_protocol_version(monkeypatch, raised, version, says, cure, installed):
+    class Other(FakeBackend):
+        name = "other"
+        protocol_version = version
+
+        @classmethod
+        def connect(cls, setup):
+            raise AssertionError("never called")
+
+    entry = types.SimpleNamespace(name="other", value="pack:Other", load=lambda: Other)
+    if installed:
+        monkeypatch.setattr(registry, "_installed", lambda: {"other": entry})
+        error = raised(unicomm.new_comm, "other", CPU, rank=0, size=2, store=HashStore(), timeout=0.1)
+    else:
+        error = raised(unicomm.register_backend, "other", Other)
+    assert type(error) is UnsupportedError
+    assert f"{says} of the backend protocol" in error.message
+    assert cure in error.hint
+    assert "other" not in registry._registered
+
+
+def test_built_in_backends_are_of_this_protocol_version():
+    for name in registry._BUILT_IN:
+        assert find_backend(name).protocol_version == PROTOCOL_VERSION
 
 
 def test_many_at_once():

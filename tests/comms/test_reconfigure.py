@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from unicomm import (
 )
 from unicomm.backends import registry
 from unicomm.backends.fake import FakeBackend
+from unicomm.comms.backend import Backend
 from unicomm.comms.membership.handles import Handle
 
 SUM = ReduceOp.SUM
@@ -149,9 +149,21 @@ def test_without_ranks(backend, raised):
 def fixed_backend(monkeypatch) -> str:
     """The name of a backend that cannot be reconfigured."""
 
-    class Fixed(FakeBackend):
+    class Fixed(Backend):
         name = "fixed"
-        capabilities = replace(FakeBackend.capabilities, reconfigures=False)
+        capabilities = FakeBackend.capabilities
+
+        @classmethod
+        def connect(cls, setup):
+            return cls()
+
+        def exchange(self, messages, timeout):
+            pass
+
+        def abort(self):
+            pass
+
+        close = abort
 
     monkeypatch.setitem(registry._registered, "fixed", Fixed)
     return "fixed"

@@ -14,23 +14,28 @@ import torch
 
 from unicomm.backends.shm import ShmBackend
 from unicomm.backends.vendor.device_runtime import CUDA, HIP, ipc_table
-from unicomm.comms.backend import Backend, Setup
-from unicomm.comms.execution.streams import Streams, TorchStreams
+from unicomm.comms.backend import (
+    Backend,
+    ChecksPeers,
+    HasSymmetricMemory,
+    RunsCollectives,
+    Setup,
+    Streams,
+    UsesStreams,
+)
+from unicomm.comms.execution.streams import TorchStreams
 
 
-class Staged(Backend):
+class Staged(Backend, RunsCollectives, UsesStreams, HasSymmetricMemory, ChecksPeers):
     name = "staged"
+    protocol_version = 1
     capabilities = replace(
         ShmBackend.capabilities,
         device_types=frozenset({"cuda"}),
-        allocates=False,
-        prepares=False,
-        reconfigures=False,
-        bequeaths=False,
         captured=False,
     )
 
-    def __init__(self, host: Backend, device: torch.device) -> None:
+    def __init__(self, host: ShmBackend, device: torch.device) -> None:
         self._host = host
         self._streams = self.device_streams(device)
 
@@ -77,9 +82,6 @@ class Staged(Backend):
 
     def abort(self) -> None:
         self._host.abort()
-
-    def forget(self) -> None:
-        self._host.forget()
 
     def check_peers(self, ranks: Any) -> None:
         self._host.check_peers(ranks)

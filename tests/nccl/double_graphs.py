@@ -11,6 +11,7 @@ from typing import Any
 from double_backend import HostStreams
 
 from unicomm import Communicator, UnsupportedError, new_comm, symm
+from unicomm.comms.backend import RegistersMemory
 from unicomm.comms.execution.device import graphs
 
 
@@ -95,7 +96,7 @@ def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostG
             ("new_window", window.tensor_deregister),
             ("symm_free", window.free),
         ]
-    if comm.get_capabilities().registers:
+    if isinstance(comm.unsafe_backend, RegistersMemory):
         allocator = comm.mem_allocator
         refused.append(("tensor_register", lambda: allocator.tensor_register(allocator.empty(4))))
     seq, errors = comm._engine.fast.seq, []

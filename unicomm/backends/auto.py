@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
-from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.failures.first_cause import Verdict
 from unicomm.comms.membership.rendezvous import meet
@@ -50,13 +50,13 @@ _HOSTS = Hint(
 )
 
 
-class AutoBackend(Backend):
+class AutoBackend(Backend, Reconfigures):
     """Only its `connect` is ever called: it returns the backend that was chosen."""
 
     name = "auto"
+    protocol_version = 1
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
-        reconfigures=True,
         hints=(*ShmBackend.capabilities.hints, *GlooBackend.capabilities.hints, _HOSTS),
     )
 

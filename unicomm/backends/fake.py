@@ -6,29 +6,41 @@ operations recorded as on a real backend, outputs keep whatever they held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from unicomm.comms.backend import Backend, Capabilities, Setup
+from unicomm.comms.backend import (
+    Backend,
+    Capabilities,
+    ExtendsDeadlines,
+    Reconfigures,
+    RunsCollectives,
+    Setup,
+)
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
 
-class FakeBackend(Backend):
+class FakeBackend(Backend, RunsCollectives, ExtendsDeadlines, Reconfigures):
     name = "fake"
+    protocol_version = 1
     capabilities = Capabilities(
         device_types=frozenset({"cpu", "cuda", "xpu", "mps", "meta"}),
         operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
         reduce_dtypes=frozenset(DTYPES),
         reduce_ops=frozenset(RedOpType),
         moves_data=False,
-        reconfigures=True,
     )
 
     @classmethod
     def connect(cls, setup: Setup) -> FakeBackend:
         return cls()
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return ""
 
     def run(self, call: Call) -> None:
         pass

@@ -13,10 +13,11 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from unicomm.backends.bootstrap.store import store_of_job
-from unicomm.comms.backend import Backend
+from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
+from unicomm.comms.execution.streams import device_streams
 from unicomm.comms.membership import lifecycle
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
@@ -37,14 +38,38 @@ _registered: dict[str, type[Backend]] = {}
 
 
 def register_backend(name: str, backend: type[Backend]) -> None:
-    """Makes `new_comm(name, ...)` use `backend`. Raises `InvalidArgumentError` for a name that is taken."""
+    """Makes `new_comm(name, ...)` use the class `backend`.
+
+    Raises `UnsupportedError` if the class was written for another version of the backend protocol, and
+    `InvalidArgumentError` if the name is taken or the class is no backend.
+    """
     if name in _BUILT_IN or _registered.get(name, backend) is not backend:
         raise InvalidArgumentError(f"backend '{name}' exists already", hint="choose another name")
     if not (isinstance(backend, type) and issubclass(backend, Backend)):
         raise InvalidArgumentError(
             f"{backend!r} is no backend", hint="derive a class from unicomm.comms.backend.Backend"
         )
+    _check_version(name, backend)
     _registered[name] = backend
+
+
+def _check_version(name: str, backend: type[Backend]) -> None:
+    """Raises `UnsupportedError` for a backend class of another protocol version."""
+    version, ours = getattr(backend, "protocol_version", None), PROTOCOL_VERSION
+    if version == ours:
+        return
+    states = "states no version" if version is None else f"is written for version {version!r}"
+    if version is None:
+        hint = f"write protocol_version = {ours} in the class, if it is written for that version"
+    elif isinstance(version, int) and version > ours:
+        hint = "upgrade unicomm"
+    else:
+        hint = f"install a release of the backend that is written for version {ours}"
+    raise UnsupportedError(
+        f"backend '{name}' ({backend.__qualname__}) {states} of the backend protocol; this unicomm has"
+        f" version {ours}",
+        hint=hint,
+    )
 
 
 def _installed() -> dict[str, EntryPoint]:
@@ -81,6 +106,11 @@ def find_backend(name: str) -> type[Backend]:
         ) from error
     register_backend(name, loaded)
     return _registered[name]
+
+
+def _check_usable(backend: type[Backend], size: int) -> None:
+    if issubclass(backend, ChecksProcess):
+        backend.check_usable(size)
 
 
 def new_comm(
@@ -126,10 +156,10 @@ def new_comm(
     """
     found = find_backend(backend)
     device = lifecycle.check_device(device, found)
-    graphs.refuse_capture(found.device_streams(device), "new_comm", str(name))
+    graphs.refuse_capture(device_streams(found, device), "new_comm", str(name))
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"name={name!r} is no name", hint='pass a text such as "main"')
-    if enable_reconfigure and not found.capabilities.reconfigures:
+    if enable_reconfigure and not issubclass(found, Reconfigures):
         raise UnsupportedError(
             f"backend '{backend}' cannot change its ranks", comm=name, hint="leave enable_reconfigure off"
         )
@@ -146,7 +176,7 @@ def new_comm(
         return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
-        found.check_usable(size)
+        _check_usable(found, size)
         if store is None and size > 1 and found.capabilities.moves_data:
             store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     else:
@@ -158,7 +188,7 @@ def new_comm(
             ) from None
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
-        found.check_usable(size)
+        _check_usable(found, size)
     return lifecycle.create(
         found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
     )

@@ -7,14 +7,28 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from unicomm import _core
-from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
+from unicomm.comms.backend import (
+    AllocatesMemory,
+    Backend,
+    Capabilities,
+    ChecksPeers,
+    Exchange,
+    ExtendsDeadlines,
+    HasFastPath,
+    HasSymmetricMemory,
+    OpensExchange,
+    Reconfigures,
+    ReportsMemory,
+    RunsCollectives,
+    Setup,
+)
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -43,10 +57,23 @@ _HINTS = (
 _TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED, _DEADLOCK = 1, 2, 3, 4, 6
 
 
-class ShmBackend(Backend):
+class ShmBackend(
+    Backend,
+    RunsCollectives,
+    OpensExchange,
+    HasFastPath,
+    ExtendsDeadlines,
+    AllocatesMemory,
+    HasSymmetricMemory,
+    ReportsMemory,
+    ChecksPeers,
+    Reconfigures,
+):
     """One segment of memory for all ranks; see csrc/shm/group.hpp for the algorithm."""
 
     name = "shm"
+    protocol_version = 1
+    receives_from_any = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
@@ -54,9 +81,6 @@ class ShmBackend(Backend):
         reduce_ops=frozenset(RedOpType),
         checks_mismatch=True,
         one_host=True,
-        any_source=True,
-        allocates=True,
-        reconfigures=True,
         hints=_HINTS,
     )
 
@@ -119,6 +143,10 @@ class ShmBackend(Backend):
             segment = group = None  # else the error's traceback would keep the memory
             raise
         return cls(group, setup.rank)
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return ""
 
     def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
         return _core.FastPath(self._group, recorder, index, timeout)

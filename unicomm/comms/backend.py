@@ -1,53 +1,50 @@
-"""What a backend is: the base class to derive from, and its capabilities as data.
+"""The backend protocol: what a backend has to do, and what it may do besides.
 
-A backend moves validated buffers and nothing else. The least it can do is `exchange`, several sends and
-receives together; every other operation that it does not name in its capabilities is composed from that
-in completion.py. To add one, derive from `Backend`, then `unicomm.register_backend(name, cls)` or the
-entry-point group `unicomm.backends`; `unicomm.testing.conformance` holds the suite that it has to pass.
+A backend moves validated buffers and nothing else. Every backend is a `Backend`: it connects, runs sends and
+receives together, closes and aborts. Whatever else a backend can do it declares by deriving from further
+classes of this module, such as `RunsCollectives` or `UsesStreams`; unicomm asks with `isinstance`. Data that
+has to be known besides, such as element types, is in its `Capabilities`.
+
+A collective that a backend does not run itself is composed from `exchange` by comms/execution/completion.py.
+docs/backends.md tells how to write a backend; `unicomm.testing.conformance` is the suite that it has to pass.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch._C._distributed_c10d import Store
 
-from unicomm.comms.execution.streams import Streams
-from unicomm.comms.membership.rendezvous import Rendezvous
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
-from .errors import CommError, UnsupportedError
+from .errors import CommError
 from .options import Hint
+
+#: The version of this protocol. A change that a backend written before does not survive raises it.
+PROTOCOL_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend does by itself.
+    """Data about a backend. A class states the most, an instance what its hints and library leave of it.
 
     Attributes:
-        device_types: of the tensors that it takes.
-        operations: names of the collectives that `run` does; the rest is composed from `exchange`.
-        reduce_dtypes, reduce_ops: what its reducing collectives do, and `reductions`: single combinations
-            besides; all others are composed.
-        bytes_only: give it data to move as uint8, whatever the element type.
-        checks_mismatch: every collective compares signatures before it writes.
+        device_types: device types of the tensors that the backend takes.
+        operations: names of the collectives that `RunsCollectives.run` runs; the others are composed.
+        reduce_dtypes, reduce_ops: element types and reductions of the reducing collectives in `operations`.
+        reductions: further single pairs of element type and reduction. All other pairs are composed.
+        bytes_only: the backend gets data that it only moves as uint8 tensors, whatever the element type.
+        checks_mismatch: every collective compares the ranks' signatures before it writes.
         one_host: all ranks must be on one host.
-        any_source: its exchanges take receives from whatever rank sends next.
-        allocates: it has memory for tensors that it then moves without staging copies.
-        prepares: it does persistent all-gathers by itself: `Call.prepared`, and `unprepare`.
-        moves_data: False for a backend that only pretends.
-        registers: memory that a communicator's library can be told of beforehand: "local", or "symmetric"
-            where all ranks tell theirs of it together.
-        windows: one-sided operations of the library's own: `Backend.one_sided`.
-        reconfigures: a communicator may be connected anew with other ranks: `connect` needs nothing but its
-            `Setup`, and `close` leaves nothing behind, also after `abort` and while other ranks are gone.
-        bequeaths: the next epoch may be made from what this one leaves: `bequeath`.
-        captured: with streams: graphs may capture its operations.
+        moves_data: False for a backend that only pretends to move data.
+        captured: graphs may capture the backend's operations; only for backends that use streams.
+        hints: the hints that the backend takes.
     """
 
     device_types: frozenset[str]
@@ -58,20 +55,38 @@ class Capabilities:
     bytes_only: bool = False
     checks_mismatch: bool = False
     one_host: bool = False
-    any_source: bool = False
-    allocates: bool = False
-    prepares: bool = False
     moves_data: bool = True
-    registers: frozenset[str] = frozenset()
-    windows: bool = False
-    reconfigures: bool = False
-    bequeaths: bool = False
     captured: bool = True
     hints: tuple[Hint, ...] = ()
 
 
-class Legacy(abc.ABC):
-    """What is left of a communicator's epoch for the next one to be made from: see `Backend.bequeath`."""
+class SetupRendezvous(Protocol):
+    """How the ranks of a communicator-to-be agree while they connect.
+
+    Each method except `remaining` is collective among the ranks or, as `check`, raises when a rank has left;
+    `unicomm.comms.membership.rendezvous.Rendezvous` implements it and says which errors are raised.
+    """
+
+    rank: int
+    size: int
+    labels: tuple[int, ...]
+    uid: str
+
+    def remaining(self) -> float:
+        """Returns the seconds left of the timeout."""
+
+    def exchange(self, tag: str, value: bytes) -> list[bytes]:
+        """Gathers every rank's value, in order of rank. `tag` says what the values are."""
+
+    def broadcast(self, tag: str, value: bytes | None, root: int = 0) -> bytes:
+        """Returns the root's value on all ranks."""
+
+    def check(self) -> None:
+        """Raises when a rank has left or cannot come any more. Does not wait."""
+
+
+class PreviousEpoch(abc.ABC):
+    """What a communicator's last epoch left for its next one to be made from; see `ReusesEpochs`."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -83,18 +98,21 @@ class Setup:
     """What a backend gets to connect with.
 
     Attributes:
-        rendezvous: agreement among exactly the ranks of this communicator; good until `connect` returns.
-        store: for a library that wants one itself: put a prefix with `rendezvous.uid` before its keys. None
-            for a single rank.
-        rank, size: of this communicator. labels: the members' global ranks.
-        device: of the tensors. timeout: seconds that connecting may take.
-        hints: values of all hints that the backend declares, read and defaulted.
-        parent, color: of a split: the backend that it is split from, and a number that its members share.
-        dynamic: the communicator can be reconfigured. again: it is, right now; then `before` is what this
-            rank's epoch before has left, None for a rank that joins or has nothing left.
+        rendezvous: agreement among exactly the ranks of this communicator; usable until `connect` returns.
+        store: for a library that needs a store itself; it puts a prefix with `rendezvous.uid` before its
+            keys. None for a single rank.
+        rank, size: this rank and the number of ranks. labels: the ranks' numbers in the whole job.
+        device: the device of the tensors. timeout: seconds that connecting may take.
+        name: the communicator's name.
+        hints: the values of all hints that the backend declares, with defaults filled in.
+        parent: the backend of the communicator that this one is split from. color: a number that the ranks of
+            one part share.
+        reconfigurable: the communicator may be connected with other ranks later.
+        reconfiguring: the communicator is being connected with other ranks now.
+        previous: what this rank's previous epoch left; None if this rank joins, or nothing was left.
     """
 
-    rendezvous: Rendezvous
+    rendezvous: SetupRendezvous
     store: Store | None
     rank: int
     size: int
@@ -105,68 +123,337 @@ class Setup:
     hints: Mapping[str, Any] = field(default_factory=dict)
     parent: Backend | None = None
     color: int = 0
-    dynamic: bool = False
-    again: bool = False
-    before: Legacy | None = None
+    reconfigurable: bool = False
+    reconfiguring: bool = False
+    previous: PreviousEpoch | None = None
+
+
+class Backend(abc.ABC):
+    """One end of one underlying communicator: the part of the protocol that every backend implements.
+
+    Methods are never called concurrently, except `abort`.
+
+    Attributes:
+        name: the backend's name.
+        protocol_version: the `PROTOCOL_VERSION` that the class was written for. Every registered backend
+            states it as a number; `unicomm.register_backend` refuses other versions.
+        capabilities: of the class; an instance may have others.
+    """
+
+    name: ClassVar[str]
+    protocol_version: ClassVar[int]
+    capabilities: Capabilities
+
+    @classmethod
+    @abc.abstractmethod
+    def connect(cls, setup: Setup) -> Backend:
+        """Called by all ranks at creation. Returns when all of them are connected; raises a `CommError`."""
+
+    @abc.abstractmethod
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        """Runs all messages together and returns when all are done.
+
+        Messages to one peer arrive in the order of the list. Called for send, recv, batches and composed
+        collectives. Raises a `CommError`.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Called once by finalize, on an idle backend. Local: it must not wait for other ranks."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
+
+    @classmethod
+    def version(cls) -> str:
+        """Returns the version of the library underneath; "" if there is none."""
+        return ""
+
+
+# --- operations -------------------------------------------------------------------------------------------
+
+
+class RunsCollectives(abc.ABC):
+    """A backend that runs the collectives in `capabilities.operations` itself."""
+
+    @abc.abstractmethod
+    def run(self, call: Call) -> None:
+        """Runs one of these collectives; returns when the outputs are written."""
+
+    def collective(self, call: Call, run: Callable[[], None]) -> None:
+        """Runs any collective by `run`, which calls `run` or, if it is composed, `exchange`.
+
+        The place for what is done once for each collective, such as comparing signatures.
+        """
+        run()
 
 
 class Exchange(abc.ABC):
-    """Messages that run side by side. One thread at a time calls its methods, except `interrupt`."""
+    """Messages that complete one by one. One thread at a time calls its methods, except `interrupt`."""
 
     @abc.abstractmethod
     def add(self, messages: Sequence[Message]) -> None:
-        """Takes messages, numbered from 0 in the order of all calls, which they keep between two ranks."""
+        """Takes messages. They are numbered from 0 over all calls; between two ranks they keep that order."""
 
     @abc.abstractmethod
     def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
-        """Returns when a message is over, after an `interrupt`, or when `limit` seconds have passed.
+        """Returns when a message has completed, after an `interrupt`, or after `limit` seconds.
 
-        What it returns is (number, peer, error) of each message that is over since; such an error is the
-        message's own. What it raises ends all: among others `CommTimeoutError` after `timeout` seconds.
+        Returns (number, peer, error) of each message that has completed since the last call; such an error
+        concerns this message only. An exception ends all messages: `CommTimeoutError` after `timeout`
+        seconds, or another `CommError`.
         """
 
     def interrupt(self) -> None:  # noqa: B027
-        """From another thread: makes `run` return soon, or its next call, for there is more to add."""
+        """From another thread: makes the running or the next `run` return soon, as there is more to add."""
 
     def close(self) -> None:  # noqa: B027
-        """Called when nothing is left to do."""
+        """Called when no message is left."""
 
 
-class Together(Exchange):
-    """An exchange by `Backend.exchange`: what is there when it runs goes together, what comes later waits."""
+class OpensExchange(abc.ABC):
+    """A backend whose sends and receives can complete one by one.
+
+    Attributes:
+        receives_from_any: the exchange takes receives from whichever rank sends next, as peer -1.
+    """
+
+    receives_from_any: bool = False
+
+    @abc.abstractmethod
+    def open_exchange(self) -> Exchange:
+        """Returns an exchange, for messages that are added one after the other."""
+
+
+class JointExchange(Exchange):
+    """An exchange for backends without one: messages that are there when it runs complete together."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._messages: list[Message] = []
-        self._over = 0
+        self._completed = 0
 
     def add(self, messages: Sequence[Message]) -> None:
         self._messages += messages
 
     def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
         messages, self._messages = self._messages, []
-        first, self._over = self._over, self._over + len(messages)
+        first, self._completed = self._completed, self._completed + len(messages)
         self._backend.exchange(messages, timeout)
         return [(first + i, m.peer, None) for i, m in enumerate(messages)]
+
+
+def open_exchange(backend: Backend) -> Exchange:
+    """Returns the backend's own exchange, or a `JointExchange`."""
+    return backend.open_exchange() if isinstance(backend, OpensExchange) else JointExchange(backend)
+
+
+class PreparesOperations(abc.ABC):
+    """A backend that runs persistent all-gathers itself: such a call has its handle as `Call.prepared`."""
+
+    @abc.abstractmethod
+    def unprepare(self, handle: object) -> None:
+        """The handle is not used any more."""
+
+
+class RaisesFaults(abc.ABC):
+    """A backend that makes errors of the faults which its native code returns."""
+
+    @abc.abstractmethod
+    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
+        """Raises the error that the fault describes."""
+
+
+class HasFastPath(RaisesFaults):
+    """A backend that runs small synchronous operations in one native call."""
+
+    @abc.abstractmethod
+    def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
+        """Returns the fast path, as `fast_path.NoFastPath` describes it, or None."""
+
+
+class ExtendsDeadlines(abc.ABC):
+    """A backend that can give the operations of all ranks more time."""
+
+    @abc.abstractmethod
+    def expect_slow(self, name: str, seconds: float) -> None:
+        """No operation of any rank times out in the next `seconds`, while this rank does `name`.
+
+        Replaces what this rank asked for before. Called by any thread; does not wait for the other ranks.
+        """
+
+
+# --- streams ----------------------------------------------------------------------------------------------
+
+
+class Streams(abc.ABC):
+    """Streams and events of one device, as opaque objects. Equal objects are the same stream: torch gives
+    another object for a stream each time.
+
+    Attributes:
+        frees_in_order: memory that is freed while the current stream uses it is given to later work of that
+            stream only, as torch's allocator does.
+    """
+
+    frees_in_order = True
+
+    def adopt(self) -> None:  # noqa: B027
+        """Makes the device current in a thread of unicomm's, before that thread asks for events: a question
+        from a thread whose device is another one would take memory there, for a context."""
+
+    @abc.abstractmethod
+    def current(self) -> Any:
+        """Returns the stream on which the caller's thread puts its work."""
+
+    @abc.abstractmethod
+    def new(self) -> Any:
+        """Returns a stream beside the current one."""
+
+    @abc.abstractmethod
+    def handle(self, stream: Any) -> int:
+        """Returns the library's own pointer to the stream."""
+
+    @abc.abstractmethod
+    def use(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Within the context the stream is the current one."""
+
+    @abc.abstractmethod
+    def record(self, stream: Any) -> Any:
+        """Returns an event after all that the stream has so far."""
+
+    @abc.abstractmethod
+    def wait(self, stream: Any, event: Any) -> None:
+        """What the stream gets from now on runs after the event. The host does not wait."""
+
+    @abc.abstractmethod
+    def is_over(self, event: Any) -> bool:
+        """Whether the event has happened; raises if the device has failed."""
+
+    @abc.abstractmethod
+    def elapsed(self, first: Any, second: Any) -> float:
+        """Returns the device's seconds between two events that have happened."""
+
+    def future(self) -> torch.futures.Future[Any] | None:
+        """Returns an empty future whose result belongs to the current stream: who waits for it makes its own
+        thread's stream wait. None if futures cannot do that; the result is then set when it is there."""
+        return None
+
+    @abc.abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether a graph captures the current stream, which then runs nothing."""
+
+
+class UsesStreams(abc.ABC):
+    """A backend whose operations run on a device's streams: `run` and `exchange` put them on the current
+    stream and return."""
+
+    @classmethod
+    @abc.abstractmethod
+    def device_streams(cls, device: torch.device) -> Streams | None:
+        """Returns the device's streams; None if operations on it are done when their call returns."""
+
+    @abc.abstractmethod
+    def streams(self) -> Streams | None:
+        """Returns the streams of the communicator's device; None as for `device_streams`."""
+
+    def late_error(self) -> CommError | None:
+        """Returns an error that came after the call of an operation, or None. Asked often, by any thread."""
+        return None
+
+    def explain(self, error: CommError) -> None:  # noqa: B027
+        """Adds what the library has logged to an error that the watchdog found, such as a timeout."""
+
+
+class IssuesDirectly(UsesStreams):
+    """A backend that puts plain operations on a stream without a `Call`."""
+
+    @abc.abstractmethod
+    def direct(
+        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+    ) -> Callable[[], None] | None:
+        """Returns what puts an operation of `device.fast.SHORT` on the current stream; None if `run` or
+        `exchange` has to.
+
+        Args:
+            tensors: checked, in the order of the operation table.
+            other: the root or the peer, else -1.
+            op: may be undefined for the element type.
+        """
+
+
+class ChoosesDevice(abc.ABC):
+    """A backend whose devices have numbers."""
+
+    @classmethod
+    @abc.abstractmethod
+    def which_device(cls, device: torch.device) -> torch.device:
+        """Returns the device that a device type without a number means; else the device as given."""
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+class AllocatesMemory(abc.ABC):
+    """A backend with memory for tensors that it moves without staging copies."""
+
+    def check_allocates(self) -> None:  # noqa: B027
+        """Raises `UnsupportedError` if this version of its library has no such memory."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Returns new memory as uint8. Local. Raises `BackendError` if there is not enough."""
+
+    @abc.abstractmethod
+    def allocated_here(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in such memory."""
+
+    @abc.abstractmethod
+    def bytes_allocated(self) -> int:
+        """Returns the bytes of such memory that this process uses."""
+
+    def memory_pool(self) -> Any | None:
+        """Returns a `torch.cuda.MemPool` of such memory; None if torch's own allocator cannot use it."""
+        return None
+
+
+class RegistersMemory(abc.ABC):
+    """A backend whose library can be told of a tensor's memory beforehand.
+
+    With `symmetric`, all ranks register memory together. Each method raises `UnsupportedError` if this
+    version of the library cannot.
+    """
+
+    @abc.abstractmethod
+    def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
+        """Returns (address, bytes) of what has to be registered; `InvalidArgumentError`. Local."""
+
+    @abc.abstractmethod
+    def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
+        """Registers the tensor's memory; with `symmetric` on all ranks. Holds the tensor."""
+
+    @abc.abstractmethod
+    def deregister(self, tensor: torch.Tensor) -> None:
+        """Undoes `register`. Raises `InvalidArgumentError` for a tensor that is not registered."""
 
 
 class OneSided(abc.ABC):
     """A library's one-sided operations. Memory that others write to is a window, which all ranks open.
 
-    `put`, `signal` and `wait` put their work on the current stream, as `Backend.run` does. Between two ranks
-    there are counters, by an index: each put and each signal adds one to the receiver's, when all that came
-    before it is there, and a wait takes as many off.
+    `put`, `signal` and `wait` put their work on the current stream, as `RunsCollectives.run` does. Each pair
+    of ranks has counters, found by an index. Each put and each signal adds one to the receiver's counter when
+    all data sent before it is there; a wait subtracts what it waited for.
 
     Attributes:
-        indices: how many there are for each pair.
-        used: those that somebody has. Where there are several, the first is for what nobody waits for.
+        indices: number of counters for each pair.
+        used: indices in use. If there are several indices, the first is for puts that nobody waits for.
     """
 
     indices: int
     used: set[int]
 
     def take_index(self) -> int | None:
-        """One that nobody has, or None; the same on all ranks, which take and give theirs in one order."""
+        """Returns a free index, or None; the same on all ranks, which take and free indices in one order."""
         free = [i for i in range(min(1, self.indices - 1), self.indices) if i not in self.used]
         if not free:
             return None
@@ -175,15 +462,15 @@ class OneSided(abc.ABC):
 
     @abc.abstractmethod
     def range_of(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """(address, bytes) of what has to be opened to have the tensor open; `InvalidArgumentError`."""
+        """Returns (address, bytes) of what has to be opened for the tensor; `InvalidArgumentError`."""
 
     @abc.abstractmethod
     def open(self, at: int, nbytes: int, timeout: float) -> int:
-        """Collective: makes a window of own memory, of the same size on all ranks."""
+        """Collective: makes a window of this rank's memory, of the same size on all ranks."""
 
     @abc.abstractmethod
     def close(self, window: int) -> None:
-        """When no rank writes to it any more."""
+        """Called when no rank writes to the window any more."""
 
     @abc.abstractmethod
     def put(self, window: int, tensor: torch.Tensor, peer: int, offset: int, index: int) -> None:
@@ -195,211 +482,132 @@ class OneSided(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, peer: int, index: int, count: int) -> None:
-        """Waits until `peer` has added that many to the own counter, besides those waited for before."""
+        """Waits until `peer` has added `count` to this rank's counter, besides those waited for before."""
 
 
-class Backend(abc.ABC):
-    """One end of one underlying communicator. Methods are never called concurrently, except `abort`."""
+class HasOneSided(abc.ABC):
+    """A backend whose library has one-sided operations of its own."""
 
-    name: ClassVar[str]
-    capabilities: Capabilities  # of the class; an instance may have others, which its hints chose
-    splits_when_idle = False  # its library splits a communicator only when its operations are over
-
-    @classmethod  # noqa: B027
-    def check_usable(cls, size: int) -> None:
-        """Raises `UnsupportedError` where this process cannot be one of `size` ranks; before all else."""
-
-    @classmethod
     @abc.abstractmethod
-    def connect(cls, setup: Setup) -> Backend:
-        """Called by all ranks at creation. Returns when all of them are connected; raises a `CommError`."""
+    def one_sided(self) -> OneSided:
+        """Returns the operations, the same object each time. `UnsupportedError` if this version has none."""
 
-    @classmethod
-    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
-        """With `capabilities.reconfigures`: this host's address for ranks on other hosts, "" for none."""
+
+class HasSymmetricMemory(RaisesFaults):
+    """A backend whose communicators can have symmetric memory."""
+
+    def host(self) -> str:
+        """Returns what ranks of one host have alike, if the symmetric memory depends on that; else ""."""
         return ""
 
     @abc.abstractmethod
-    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
-        """Runs all messages together and returns when all are done.
+    def symmetric_table(self, one_host: bool = True) -> Any:
+        """Returns the SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it.
 
-        Messages to one peer arrive in the order of the list. Called for send, recv, batches, and for the
-        operations that `capabilities.operations` lacks. Raises `CommError` subclasses.
+        `one_host`: all ranks have the same `host`. Raises `UnsupportedError`, on all ranks, if these ranks
+        cannot have symmetric memory.
         """
 
-    def open_exchange(self) -> Exchange:
-        """For messages that are added one after the other. This one runs together what is there."""
-        return Together(self)
+    def symmetric_joined(self, uid: bytes, domain: Any) -> None:
+        """This rank has joined the symmetric memory with that id; `domain` is its end of it."""
 
-    def collective(self, call: Call, run: Callable[[], None]) -> None:
-        """Runs a collective by `run`, which calls this backend's `run` or, to compose it, its `exchange`.
 
-        The place for what is done once for each collective, such as comparing signatures.
+class LaunchesKernels(abc.ABC):
+    """A backend that launches the kernels of symmetric memory in its own way."""
+
+    @abc.abstractmethod
+    def kernels(self, device: torch.device) -> Any:
+        """Returns a `device_kernels.Launcher`."""
+
+
+class ReportsMemory(abc.ABC):
+    """A backend that knows what memory its communicators hold."""
+
+    @abc.abstractmethod
+    def memory(self) -> dict[str, int]:
+        """Returns the bytes that this rank holds for the communicator, by purpose."""
+
+
+# --- life -------------------------------------------------------------------------------------------------
+
+
+class ChecksProcess(abc.ABC):
+    """A backend that not every process can use, such as one that needs its library's launcher."""
+
+    @classmethod
+    @abc.abstractmethod
+    def check_usable(cls, size: int) -> None:
+        """Raises `UnsupportedError` if this process cannot be one of `size` ranks; called before all else."""
+
+
+class ChecksPeers(abc.ABC):
+    """A backend that notices ranks which are gone while no operation runs."""
+
+    @abc.abstractmethod
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        """Raises the error if one of these ranks is known to be gone. Must not wait.
+
+        Called now and then while ranks wait for each other by other means, as in a split.
         """
-        run()
 
-    def run(self, call: Call) -> None:
-        """Runs a collective of `capabilities.operations`; returns when the outputs are written."""
-        raise AssertionError(f"{type(self).__name__} declares {call.name} but does not run it")
+
+class SplitsInLibrary(abc.ABC):
+    """A backend whose library splits a communicator by itself.
+
+    Attributes:
+        splits_when_idle: the library splits a communicator only when its operations are over.
+    """
+
+    splits_when_idle: bool = False
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Called once by finalize, on an idle backend. Local: it must not wait for other ranks."""
+    def split_away(self, timeout: float) -> None:
+        """Called on a rank that is in no part of the split, if the library needs all ranks to call."""
+
+
+class Reconfigures(abc.ABC):
+    """A backend whose communicators may be connected anew with other ranks.
+
+    `connect` needs nothing but its `Setup`, and `close` leaves nothing behind, also after `abort` and while
+    other ranks are gone.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        """Returns this host's address for ranks on other hosts; "" if there is none."""
+
+
+class ReusesEpochs(Reconfigures):
+    """A backend that can make a communicator's next epoch from its previous one."""
+
+    @property
+    @abc.abstractmethod
+    def can_reuse_epoch(self) -> bool:
+        """Whether this instance's library and hints allow it."""
 
     @abc.abstractmethod
-    def abort(self) -> None:
-        """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
-
-    def bequeath(self) -> Legacy | None:
-        """With `capabilities.bequeaths`: what the next epoch may be made from, for the caller to close.
+    def take_epoch(self) -> PreviousEpoch | None:
+        """Takes out what the next epoch may be made from; the caller closes it. None if nothing is left.
 
         Called before `close`, on an idle backend, also after `abort`.
         """
-        return None
 
-    def expect_slow(self, name: str, seconds: float) -> None:
-        """No operation of any rank times out in the next `seconds`, for this rank does `name` meanwhile.
 
-        Replaces what this rank asked for before. From any thread; does not wait for the other ranks.
-        """
-        raise UnsupportedError(
-            f"backend '{self.name}' cannot extend the other ranks' deadlines",
-            hint="pass a longer timeout= to their operations",
-        )
+class SurvivesFork(abc.ABC):
+    """A backend that has to let go of its connections in a forked child."""
 
-    @classmethod
-    def which_device(cls, device: torch.device) -> torch.device:
-        """The one that is meant by a device type alone, where a backend's devices have numbers."""
-        return device
-
-    def check_peers(self, ranks: Sequence[int]) -> None:  # noqa: B027
-        """Raises the error if one of these ranks is known to be gone. Called now and then while other means
-        of the same communicator's ranks wait for each other: while a split meets. Must not wait.
-        """
-
-    def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
-        """Raises the error behind what the fast path returned."""
-        raise AssertionError(f"{type(self).__name__} has no fast path")
-
-    def split_away(self, timeout: float) -> None:  # noqa: B027
-        """Called on a rank that is in no part of a split, for a library that wants all to call."""
-
-    @classmethod
-    def device_streams(cls, device: torch.device) -> Streams | None:
-        """The streams of such a device; None where operations are over when they return."""
-        return None
-
-    def streams(self) -> Streams | None:
-        """The streams of its device, if its operations run there: `run` and `exchange` then put them on the
-        current one and return. None where they are done when these return."""
-        return None
-
-    def direct(
-        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
-    ) -> Callable[[], None] | None:
-        """With streams: what puts an operation of `stream_fast.SHORT` on the current one, or None where
-        `run` or `exchange` has to.
-
-        `tensors`: checked, in the order of the operation table. `other`: the root or the peer, else -1. `op`
-        may be undefined for the element type.
-        """
-        return None
-
-    def late_error(self) -> CommError | None:
-        """With streams: an error that came after the call, or None. Asked often, by any thread."""
-        return None
-
-    def explain(self, error: CommError) -> None:  # noqa: B027
-        """With streams: adds to an error of the watchdog's, such as a timeout, what the library has said."""
-
-    def fast_path(self, recorder: Any, index: int, timeout: float) -> Any:
-        """A native way for small synchronous operations, as `fast_path.NoFastPath` describes it, or None."""
-        return None
-
-    def forget(self) -> None:  # noqa: B027
-        """Called in a forked child, for the parent's backend: it must never reach the other ranks from there.
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Called in the child, for the parent's backend: it must never reach the other ranks from there.
 
         Must not block, nor take a lock that another thread may have held at the fork.
         """
 
+
+class ChangesHints(abc.ABC):
+    """A backend that takes some of its hints at run time."""
+
+    @abc.abstractmethod
     def set_hints(self, hints: Mapping[str, Any]) -> None:
-        """Called when hints are changed later; a backend that takes some at run time overrides this."""
-        raise UnsupportedError(
-            f"backend '{self.name}' takes its hints at creation only: {', '.join(sorted(hints))}",
-            hint="pass hints= to new_comm or split",
-        )
-
-    @classmethod
-    def version(cls) -> str:
-        """Version of the library underneath."""
-        return ""
-
-    def memory(self) -> dict[str, int]:
-        """Bytes that this rank holds for the communicator, by purpose."""
-        return {}
-
-    def unprepare(self, handle: object) -> None:
-        """With `capabilities.prepares`: a handle that calls had as `prepared` is not used any more."""
-        raise AssertionError(f"{type(self).__name__} declares that it prepares but does not")
-
-    def host(self) -> str:
-        """What ranks of one host have alike, for one whose symmetric memory depends on that; else ""."""
-        return ""
-
-    def symmetric_table(self, one_host: bool = True) -> Any | None:
-        """The SHMEM library for this communicator's ranks, as csrc/symm/bind.cpp has it, or None.
-
-        Raises `UnsupportedError`, on all ranks, where there is one but not for them. `one_host`: whether all
-        ranks have the same `host`.
-        """
-        return None
-
-    def kernels(self, device: torch.device) -> Any:
-        """What launches the kernels of symmetric memory: a `device_kernels.Launcher`."""
-        from unicomm.comms.memory.device_kernels import CupyLauncher
-
-        return CupyLauncher(device)
-
-    def symmetric_joined(self, uid: bytes, domain: Any) -> None:  # noqa: B027
-        """This rank now is in the symmetric memory with that id; `domain`: its end of it."""
-
-    # --- with capabilities.allocates: memory for tensors that it moves without staging ------------------
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        """New memory, as uint8. Local. Raises `BackendError` when there is not enough."""
-        raise AssertionError(f"{type(self).__name__} declares that it allocates but does not")
-
-    def allocated_here(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in such memory."""
-        return False
-
-    def bytes_allocated(self) -> int:
-        """Of this process, in use."""
-        return 0
-
-    def memory_pool(self) -> Any | None:
-        """A `torch.cuda.MemPool` of such memory, where tensors of torch's own making can lie there too."""
-        return None
-
-    # --- with capabilities.registers or windows ---------------------------------------------------------
-
-    def lacks(self, capability: str) -> UnsupportedError | None:
-        """Why it has not got `allocates`, `registers`, `symmetric` or `windows`, where there is more to say
-        than that."""
-        return None
-
-    def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
-        """(address, bytes) of what has to be registered for a tensor; `InvalidArgumentError`. Local."""
-        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
-
-    def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
-        """Tells the library of the tensor's memory; with `symmetric` on all ranks. Holds the tensor."""
-        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
-
-    def deregister(self, tensor: torch.Tensor) -> None:
-        """Undoes that. Raises `InvalidArgumentError` for a tensor that is not registered."""
-        raise AssertionError(f"{type(self).__name__} declares that it registers but does not")
-
-    def one_sided(self) -> OneSided | None:
-        """Its one-sided operations, the same object each time, or None."""
-        return None
+        """Changes the values of these hints."""

@@ -21,8 +21,8 @@ from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
 from unicomm.comms.options import Hints, Timeout
 
-from .backend import Capabilities
-from .errors import AbortedError, CommError
+from .backend import Capabilities, ChangesHints, ReportsMemory
+from .errors import AbortedError, CommError, UnsupportedError
 from .options import CommOptions, read_hints
 from .work import Work
 
@@ -479,7 +479,13 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Changes hints that the backend takes at run time; unknown ones raise `InvalidArgumentError`."""
         with self._engine.located("set_hints"):
             values = read_hints(hints, self._member.backend.capabilities.hints, self.get_backend())
-            self._member.backend.set_hints({name: values[name] for name in hints})
+            backend = self._member.backend
+            if not isinstance(backend, ChangesHints):
+                raise UnsupportedError(
+                    f"backend '{backend.name}' takes its hints at creation only: {', '.join(sorted(hints))}",
+                    hint="pass hints= to new_comm or split",
+                )
+            backend.set_hints({name: values[name] for name in hints})
 
     # --- properties ---------------------------------------------------------------------------------
 
@@ -521,7 +527,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
     def memory(self) -> dict[str, int]:
         """Bytes that this rank holds for the communicator, by purpose."""
-        return self._member.backend.memory()
+        backend = self._member.backend
+        return backend.memory() if isinstance(backend, ReportsMemory) else {}
 
     @property
     def mem_allocator(self) -> MemAllocator:

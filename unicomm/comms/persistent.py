@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.table import OPERATIONS
 
+from .backend import PreparesOperations
 from .errors import CommError, InvalidArgumentError, NotReadyError
 from .work import Work
 
@@ -43,14 +44,14 @@ class AllGatherHandle:
         assert self._comm is not None
         limit = self.timeout if timeout is None else timeout
         engine = self._comm._engine
-        if engine.backend.capabilities.prepares:
+        if isinstance(engine.backend, PreparesOperations):
             tensors = (self.output, input)
             return engine.collective("all_gather_single", tensors, async_op, hints, limit, prepared=self)
         return self._comm.all_gather_single(self.output, input, async_op, hints, limit)
 
     def free(self) -> None:
         comm, self._comm = self._comm, None
-        if comm is not None and comm._engine.backend.capabilities.prepares:
+        if comm is not None:
             comm._engine.release(self)
 
 

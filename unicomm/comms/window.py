@@ -21,6 +21,7 @@ from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.table import OPERATIONS
 
+from .backend import HasOneSided, HasSymmetricMemory
 from .errors import MismatchError, NotReadyError
 from .work import Work
 
@@ -286,13 +287,12 @@ def new_window(comm: Communicator, tensor: Any, hints: Hints, timeout: Timeout) 
             from unicomm.comms.memory.heap_window import HeapWindow
 
             window = HeapWindow.of(comm, tensor, timeout)
-        elif engine.backend.capabilities.windows:
+        elif isinstance(engine.backend, HasOneSided):
             from unicomm.comms.memory.library_window import LibraryWindow
 
-            window = LibraryWindow.of(engine, tensor)
-        elif (reason := engine.backend.lacks("windows")) is not None:
-            raise reason
-        elif engine.backend.symmetric_table() is not None:
+            window = LibraryWindow.of(engine, engine.backend.one_sided(), tensor)
+        elif isinstance(engine.backend, HasSymmetricMemory):
+            engine.backend.symmetric_table()  # raises where these ranks cannot have it
             from unicomm.comms.memory.heap_window import HeapWindow
 
             window = HeapWindow.of(comm, tensor, timeout)

@@ -18,7 +18,7 @@ import torch
 
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.registry import find_backend
-from unicomm.comms.backend import Capabilities
+from unicomm.comms.backend import Capabilities, Reconfigures
 from unicomm.comms.execution.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.dtypes import DTYPES
@@ -89,7 +89,7 @@ def table() -> str:
     hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
     lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
     lines.append(f"| hosts | {' | '.join(hosts)} |")
-    changing = ["yes" if _capabilities(c).reconfigures else "no" for c in COLUMNS]
+    changing = ["yes" if issubclass(find_backend(COLUMNS[c][0]), Reconfigures) else "no" for c in COLUMNS]
     lines.append(f"| ranks may be lost and join ([how](docs/reconfigure.md)) | {' | '.join(changing)} |")
     types = ", ".join(info.name for info in DTYPES.values())
     lines += ["", f"Element types, on every backend: {types}.", ""]

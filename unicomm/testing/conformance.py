@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from unicomm.comms.communicator import Communicator
+from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS as TABLE
@@ -99,10 +100,18 @@ def _reductions(world: int) -> list[ReduceOp]:
     return [*plain, ReduceOp.PREMUL_SUM(3.0)]
 
 
+def has_memory(comm: Communicator) -> bool:
+    """Whether the communicator's backend has memory that it moves without staging copies."""
+    try:
+        return comm.mem_allocator is not None
+    except UnsupportedError:
+        return False
+
+
 def check(comm: Communicator, operation: str, only: Callable[[Case], bool] | None = None) -> int:
     """Runs all cases of `operation`; called by all ranks. Returns how many there were."""
     done = 0
-    allocates = comm.get_capabilities().allocates
+    allocates = has_memory(comm)
     for case in cases(operation, comm.get_size()):
         if (only is None or only(case)) and (allocates or case.layout not in ALLOCATED):
             check_case(comm, case)

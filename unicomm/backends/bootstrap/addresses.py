@@ -20,9 +20,9 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from unicomm.backends.gloo.connections import internet_sockets
+from unicomm.comms.backend import SetupRendezvous
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.membership.handles import network, notice_silence
-from unicomm.comms.membership.rendezvous import Rendezvous
 
 INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, and goes before routing
 _SIOCGIFADDR = 0x8915
@@ -84,7 +84,7 @@ def chosen_interface() -> str:
     return named.partition(",")[0].strip()
 
 
-def agree(rendezvous: Rendezvous, store: Store | None) -> str:
+def agree(rendezvous: SetupRendezvous, store: Store | None) -> str:
     """The address for this rank to listen on, as `choose` has it. Called by all ranks of a communicator."""
     place = here(store)
     told = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())

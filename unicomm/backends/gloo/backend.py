@@ -39,7 +39,7 @@ from unicomm.backends.watched.backend import CHECK_HINT, WatchedBackend, checks
 from unicomm.backends.watched.fault_watch import COMPARE, Awaited, Operation
 from unicomm.backends.watched.signatures import AgreementBySockets
 from unicomm.backends.watched.sockets import Sockets
-from unicomm.comms.backend import Capabilities, Exchange, Setup
+from unicomm.comms.backend import Capabilities, Exchange, OpensExchange, Reconfigures, Setup
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.options import Hint
@@ -65,8 +65,9 @@ _FORGETS = 2.0  # seconds after which what Gloo has not ended, it never will
 forgotten: list[str] = []  # communicators of this process whose Gloo could not be freed, for that
 
 
-class GlooBackend(WatchedBackend):
+class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
     name = library = "gloo"
+    receives_from_any = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(
@@ -88,8 +89,6 @@ class GlooBackend(WatchedBackend):
         reduce_ops=frozenset(_REDUCTIONS),
         bytes_only=True,
         checks_mismatch=True,
-        any_source=True,
-        reconfigures=True,
         hints=_HINTS,
     )
 

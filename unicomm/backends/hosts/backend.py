@@ -14,7 +14,18 @@ import torch
 
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.shm import ShmBackend
-from unicomm.comms.backend import Backend, Capabilities, Exchange, Setup
+from unicomm.comms.backend import (
+    Backend,
+    Capabilities,
+    ChecksPeers,
+    Exchange,
+    ExtendsDeadlines,
+    OpensExchange,
+    ReportsMemory,
+    RunsCollectives,
+    Setup,
+    SurvivesFork,
+)
 from unicomm.comms.errors import (
     AbortedError,
     CommError,
@@ -43,17 +54,19 @@ _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyErro
 _RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
 
 
-class HostsBackend(Backend):
+class HostsBackend(
+    Backend, RunsCollectives, OpensExchange, ExtendsDeadlines, ReportsMemory, ChecksPeers, SurvivesFork
+):
     """What `auto` makes of ranks on several hosts; `auto` finds out who shares one."""
 
     name = "hosts"
+    protocol_version = 1
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=hosts_collectives.OPERATIONS_HERE,
         reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
         reduce_ops=ShmBackend.capabilities.reduce_ops,
         checks_mismatch=True,
-        reconfigures=True,
     )
 
     def __init__(
@@ -285,7 +298,7 @@ class HostsBackend(Backend):
 
     def forget(self) -> None:
         for part in (self._near, self._leaders, self._far):
-            if part is not None:
+            if isinstance(part, SurvivesFork):
                 part.forget()
 
     @classmethod
@@ -295,7 +308,7 @@ class HostsBackend(Backend):
     def memory(self) -> dict[str, int]:
         held: dict[str, int] = {}
         for part in (self._near, self._leaders, self._far):
-            for what, size in ({} if part is None else part.memory()).items():
+            for what, size in (part.memory() if isinstance(part, ReportsMemory) else {}).items():
                 held[what] = held.get(what, 0) + size
         return held
 

@@ -27,7 +27,14 @@ from unicomm.backends.watched.fault_watch import Awaited, Operation
 from unicomm.backends.watched.signatures import Agreement
 from unicomm.backends.watched.sockets import Sockets
 from unicomm.backends.watched.wire import Fault
-from unicomm.comms.backend import Capabilities, Exchange, Setup
+from unicomm.comms.backend import (
+    Capabilities,
+    ChecksProcess,
+    Exchange,
+    OpensExchange,
+    PreparesOperations,
+    Setup,
+)
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
 from unicomm.comms.execution import completion
 from unicomm.comms.membership.environment import detect_environment
@@ -81,9 +88,10 @@ REDUCTIONS = frozenset(
 )
 
 
-class MpiBackend(WatchedBackend):
+class MpiBackend(WatchedBackend, OpensExchange, PreparesOperations, ChecksProcess):
     name = "mpi"
     library = "MPI"
+    receives_from_any = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(
@@ -101,8 +109,6 @@ class MpiBackend(WatchedBackend):
         reductions=REDUCTIONS,
         bytes_only=True,
         checks_mismatch=True,
-        any_source=True,
-        prepares=True,
         hints=(
             CHECK_HINT,
             Hint(

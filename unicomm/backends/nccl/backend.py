@@ -18,10 +18,25 @@ import torch
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.shm import host_identity
 from unicomm.backends.vendor.device_runtime import copies
-from unicomm.comms.backend import Capabilities, Legacy, OneSided, Setup
-from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
+from unicomm.comms.backend import (
+    AllocatesMemory,
+    Capabilities,
+    ChoosesDevice,
+    HasOneSided,
+    HasSymmetricMemory,
+    OneSided,
+    PreviousEpoch,
+    RegistersMemory,
+    ReportsMemory,
+    ReusesEpochs,
+    Setup,
+    SplitsInLibrary,
+    Streams,
+    SurvivesFork,
+)
+from unicomm.comms.errors import BackendError, CommError, PeerLostError
 from unicomm.comms.execution.device import graphs
-from unicomm.comms.execution.streams import Streams, TorchStreams, numbered
+from unicomm.comms.execution.streams import TorchStreams, numbered
 
 from . import succession, symmetric, types
 from .causes import known_cause
@@ -37,21 +52,28 @@ _ENDS = 20.0  # seconds that the end of a communicator is waited for
 _WITH_GRAPHS = 0.1  # the same where that may be for ever
 _log = logging.getLogger("unicomm")
 
-# What can be registered, and the function that does it.
-_REGISTERS = {"local": "CommRegister", "symmetric": "CommWindowRegister"}
-_NEEDED = {"allocates": "MemAlloc", "registers": "CommRegister", "windows": "PutSignal"}
 
-
-class NcclBackend(Operations):
+class NcclBackend(
+    Operations,
+    ChoosesDevice,
+    AllocatesMemory,
+    RegistersMemory,
+    HasOneSided,
+    HasSymmetricMemory,
+    ReportsMemory,
+    SplitsInLibrary,
+    ReusesEpochs,
+    SurvivesFork,
+):
     """See the module. A test's double is this class with another library, streams and device."""
 
     name = "nccl"
+    protocol_version = 1
     vendor: ClassVar[Vendor] = NCCL
     capabilities = Capabilities(
         device_types=frozenset({"cuda"}),
         operations=OWN,
         reductions=types.reductions(fp8=False),
-        reconfigures=True,
         hints=HINTS,
     )
 
@@ -114,8 +136,9 @@ class NcclBackend(Operations):
         self._uid = setup.rendezvous.uid
         # One that may be reconfigured is revoked instead of aborted, so that it can be shrunk after that.
         shrinks = library.has("CommShrink") and setup.hints["reconfigure_by"] == "shrink"
-        self._revokes = setup.dynamic and shrinks and library.has("CommRevoke")
+        self._revokes = setup.reconfigurable and shrinks and library.has("CommRevoke")
         self._revoked = 0
+        self._shrinks = shrinks
         operations = OWN
         for function, operation in (
             ("AlltoAll", "all_to_all_single"),
@@ -123,15 +146,10 @@ class NcclBackend(Operations):
         ):
             if library.has(function):
                 operations |= {operation}
-        kinds = [kind for kind, name in _REGISTERS.items() if library.has(name)]
         self.capabilities = replace(
             self.capabilities,
             operations=operations,
             reductions=types.reductions(self.fp8(library, setup.device)),
-            allocates=library.has("MemAlloc"),
-            registers=frozenset(kinds),
-            windows=library.has("PutSignal") and "symmetric" in kinds,
-            bequeaths=shrinks,
         )
         self._direct = types.direct(self.capabilities.reductions)
         self._calls = calls_of(self._native, operations, setup.size)
@@ -151,7 +169,7 @@ class NcclBackend(Operations):
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:
             comm = maker.split(parent._alive(), setup.color, setup.rank)
-        elif setup.again and (plan := succession.agreed(setup, library)) is not None:
+        elif setup.reconfiguring and (plan := succession.agreed(setup, library)) is not None:
             comm = succession.make(plan, setup, library, maker)
         else:
             comm = maker.new(setup.rendezvous, setup.rank, setup.size, setup.hints["large_world"])
@@ -225,10 +243,14 @@ class NcclBackend(Operations):
             result = self._native.async_error(comm)[1]
         return bool(result == SUCCESS)
 
-    def bequeath(self) -> Legacy | None:
+    @property
+    def can_reuse_epoch(self) -> bool:
+        return self._shrinks
+
+    def take_epoch(self) -> PreviousEpoch | None:
         with self._lock:
             comm, clean = (self._comm, True) if self._comm else (self._revoked, False)
-            if not comm or not self.capabilities.bequeaths:
+            if not comm or not self._shrinks:
                 return None
             self._comm = self._revoked = 0
         device = self._device
@@ -282,6 +304,9 @@ class NcclBackend(Operations):
 
     # --- memory --------------------------------------------------------------------------------------------
 
+    def check_allocates(self) -> None:
+        self._library.need("MemAlloc", "allocates")
+
     def allocate(self, nbytes: int) -> torch.Tensor:
         return self._memory.allocate(nbytes)
 
@@ -294,15 +319,11 @@ class NcclBackend(Operations):
     def memory_pool(self) -> Any | None:
         return self._memory.pool
 
-    def lacks(self, capability: str) -> UnsupportedError | None:
-        function = _REGISTERS.get(capability) or _NEEDED[capability]
-        try:
-            self._library.need(function, capability)
-        except UnsupportedError as error:
-            return error
-        return None
-
     def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
+        if symmetric:
+            self._library.need("CommWindowRegister", "symmetric")
+        else:
+            self._library.need("CommRegister", "registers")
         return self._registrations.range_of(tensor, symmetric)
 
     def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
@@ -313,8 +334,10 @@ class NcclBackend(Operations):
         with self.on_device(self._device):
             self._registrations.remove(self._alive(), tensor)
 
-    def one_sided(self) -> OneSided | None:
-        return self._windows if self.capabilities.windows else None
+    def one_sided(self) -> OneSided:
+        self._library.need("PutSignal", "windows")
+        self._library.need("CommWindowRegister", "windows")
+        return self._windows
 
     @classmethod
     def version(cls) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from unicomm.comms.membership.rendezvous import Rendezvous
+from unicomm.comms.backend import SetupRendezvous
 
 from .errors import IN_PROGRESS, SUCCESS
 from .library import Library, not_in_time
@@ -62,7 +62,7 @@ class Maker:
         with on_device():
             self._began = library.listen()
 
-    def new(self, rendezvous: Rendezvous, rank: int, size: int, large: int) -> int:
+    def new(self, rendezvous: SetupRendezvous, rank: int, size: int, large: int) -> int:
         """By a unique id of rank 0; from `large` ranks on by several, so that not all meet at one of them."""
         native = self._native
         roots = [0]

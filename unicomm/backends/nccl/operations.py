@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unicomm.comms.backend import Backend
-from unicomm.comms.execution.streams import Streams
+from unicomm.comms.backend import Backend, IssuesDirectly, RunsCollectives, Streams
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.operations.table import OPERATIONS, Kind, Role, Size
@@ -100,7 +99,7 @@ def calls_of(native: Any, operations: Iterable[str], size: int) -> dict[str, Lib
     return out
 
 
-class Operations(Backend):
+class Operations(Backend, RunsCollectives, IssuesDirectly):
     """The part of `NcclBackend` that runs operations."""
 
     _library: Library

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from unicomm.comms.backend import Legacy, Setup
+from unicomm.comms.backend import PreviousEpoch, Setup
 
 from .library import Library
 from .making import ABORTS, Maker
@@ -21,7 +21,7 @@ _SHRINK, _GROW = "CommShrink", "CommGrow"
 
 
 @dataclass(frozen=True)
-class Parent(Legacy):
+class Parent(PreviousEpoch):
     """The communicator of the epoch before, as one rank has it.
 
     Attributes:
@@ -86,14 +86,14 @@ def plan_of(claims: Sequence[dict[str, Any]]) -> Plan | None:
 
 def agreed(setup: Setup, library: Library) -> Plan | None:
     """Collective among the new ranks."""
-    parent = setup.before if isinstance(setup.before, Parent) else None
+    parent = setup.previous if isinstance(setup.previous, Parent) else None
     told = setup.rendezvous.exchange("what they have", json.dumps(claim(library, parent)).encode())
     return plan_of([json.loads(one) for one in told])
 
 
 def make(plan: Plan, setup: Setup, library: Library, maker: Maker) -> int:
     """Collective among the new ranks: the communicator that the plan leads to."""
-    parent = setup.before
+    parent = setup.previous
     comm = 0
     if setup.rank < plan.survivors:
         assert isinstance(parent, Parent)

@@ -27,10 +27,18 @@ from unicomm.backends.watched.fault_watch import COMPARE, Awaited, Operation
 from unicomm.backends.watched.signatures import AgreementBySockets
 from unicomm.backends.watched.sockets import Sockets
 from unicomm.backends.watched.wire import Fault
-from unicomm.comms.backend import Capabilities, Setup
+from unicomm.comms.backend import (
+    Capabilities,
+    ChoosesDevice,
+    HasSymmetricMemory,
+    ReportsMemory,
+    Setup,
+    Streams,
+    UsesStreams,
+)
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 from unicomm.comms.execution.completion import parts_of
-from unicomm.comms.execution.streams import Streams, TorchStreams, numbered
+from unicomm.comms.execution.streams import TorchStreams, numbered
 from unicomm.comms.failures.first_cause import GRACE
 from unicomm.comms.memory.device_memory import bytes_at
 from unicomm.comms.memory.symmetric import Capability
@@ -52,7 +60,7 @@ class _TableFault(RuntimeError):
         self.code = code
 
 
-class ShmemBackend(WatchedBackend):
+class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemory, ReportsMemory):
     """A base: a class of it for each library says `vendor`. Another table is one with its own `table`."""
 
     vendor: ClassVar[Vendor]

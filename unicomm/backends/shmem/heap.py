@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from unicomm.comms.backend import SetupRendezvous
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.membership.rendezvous import Rendezvous
 from unicomm.comms.memory.symmetric import Capability
 
 _PAGE = 4096
@@ -126,7 +126,7 @@ class Heap:
             return "the device is busy with something else"
         return next((fault[3] for fault in faults if fault is not None), "")
 
-    def take(self, rendezvous: Rendezvous) -> Region:
+    def take(self, rendezvous: SetupRendezvous) -> Region:
         """A region that none of the new communicator's members uses; called by all of them."""
         attempt = 0
         while True:
@@ -175,7 +175,7 @@ class Heap:
 
 def make(
     table: Any,
-    rendezvous: Rendezvous,
+    rendezvous: SetupRendezvous,
     title: str,
     name: str,
     heap_bytes: int,
@@ -208,7 +208,7 @@ _CURE = "see what the library itself has written; docs/shmem.md has what it need
 
 
 def all_good(
-    rendezvous: Rendezvous,
+    rendezvous: SetupRendezvous,
     step: str,
     trouble: str,
     title: str,

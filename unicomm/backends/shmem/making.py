@@ -10,9 +10,8 @@ from unicomm.backends.bootstrap import addresses
 from unicomm.backends.watched import sockets as mesh
 from unicomm.backends.watched.backend import CHECK_HINT, checks
 from unicomm.backends.watched.sockets import Sockets
-from unicomm.comms.backend import Setup
+from unicomm.comms.backend import Setup, Streams
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.execution.streams import Streams
 from unicomm.comms.memory.symmetric import Capability, Compare
 from unicomm.comms.options import Hint, parse_size
 

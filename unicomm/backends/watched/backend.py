@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from unicomm.comms.backend import Backend, Setup
+from unicomm.comms.backend import (
+    Backend,
+    ChecksPeers,
+    ExtendsDeadlines,
+    RunsCollectives,
+    Setup,
+    SurvivesFork,
+)
 from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import Call
 from unicomm.comms.options import Hint, parse_bool
@@ -46,10 +53,11 @@ def checks(setup: Setup) -> bool:
     return setup.size <= _MOST_CHECKED if wanted is None else bool(wanted)
 
 
-class WatchedBackend(Backend):
+class WatchedBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, SurvivesFork):
     """`library`: what the errors call it. `_agreement` is None where the ranks do not compare."""
 
     library: ClassVar[str]
+    protocol_version = 1
 
     def __init__(self, setup: Setup, sockets: Sockets, agreement: Agreement | None) -> None:
         self._current: Operation | None = None

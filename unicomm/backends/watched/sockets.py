@@ -15,9 +15,9 @@ import struct
 import time
 from collections.abc import Sequence
 
+from unicomm.comms.backend import SetupRendezvous
 from unicomm.comms.errors import BackendError
 from unicomm.comms.membership.handles import notice_silence
-from unicomm.comms.membership.rendezvous import Rendezvous
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
@@ -29,7 +29,7 @@ Sockets = dict[int, socket.socket]
 
 
 def connect(
-    rendezvous: Rendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
+    rendezvous: SetupRendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
 ) -> list[Sockets]:
     """`each` sockets to every other rank, as one dict by rank for each. Called by all members.
 
@@ -75,7 +75,7 @@ def connect(
     return made
 
 
-def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str, library: str) -> None:
+def _refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, library: str) -> None:
     if bad := [r for r, trouble in enumerate(troubles) if trouble]:
         raise BackendError(
             f"{library} could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",
@@ -85,7 +85,7 @@ def _refuse(troubles: Sequence[str], rendezvous: Rendezvous, comm: str, library:
         )
 
 
-def _await_cause(rendezvous: Rendezvous) -> None:
+def _await_cause(rendezvous: SetupRendezvous) -> None:
     """Raises what another member says, if it has given up: that is why nobody listens there."""
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
@@ -93,7 +93,7 @@ def _await_cause(rendezvous: Rendezvous) -> None:
         time.sleep(_LOOK / 10)
 
 
-def patience(rendezvous: Rendezvous) -> float:
+def patience(rendezvous: SetupRendezvous) -> float:
     """Seconds for one step of connecting: some are kept for telling the others what came of it."""
     return 0.8 * rendezvous.remaining()
 
@@ -117,7 +117,7 @@ def _listen(host: str, backlog: int) -> socket.socket:
 
 
 def _accept(
-    listener: socket.socket, secret: bytes, made: Sequence[Sockets], rank: int, rendezvous: Rendezvous
+    listener: socket.socket, secret: bytes, made: Sequence[Sockets], rank: int, rendezvous: SetupRendezvous
 ) -> str:
     """Waits for the members above. Returns what went wrong, for the others to hear."""
     above = range(rank + 1, rendezvous.size)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from unicomm import _core
-from unicomm.comms.backend import Backend, Capabilities
+from unicomm.comms.backend import Backend, Capabilities, RunsCollectives
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
@@ -33,10 +33,11 @@ _BYTE = torch.uint8
 class Group:
     """A backend together with this rank's place in it: what the compositions need to know."""
 
-    __slots__ = ("backend", "capabilities", "rank", "size")
+    __slots__ = ("backend", "capabilities", "native", "rank", "size")
 
     def __init__(self, backend: Backend, rank: int, size: int) -> None:
         self.backend = backend
+        self.native = backend if isinstance(backend, RunsCollectives) else None
         self.capabilities = backend.capabilities
         self.rank = rank
         self.size = size
@@ -53,12 +54,21 @@ def is_native(capabilities: Capabilities, call: Call) -> bool:
     return (call.dtype, call.op.type) in capabilities.reductions
 
 
+def collective(group: Group, call: Call) -> None:
+    """Runs a collective, with what the backend does around each of them."""
+    if group.native is None:
+        run(group, call)
+    else:
+        group.native.collective(call, lambda: run(group, call))
+
+
 def run(group: Group, call: Call) -> None:
     """Runs a collective; returns when its outputs are written."""
-    if not group.capabilities.moves_data or is_native(group.capabilities, call):
+    native = group.native
+    if native is not None and (not group.capabilities.moves_data or is_native(group.capabilities, call)):
         if group.capabilities.bytes_only and call.op is None and call.dtype is not None:
             call = _as_bytes(call)
-        group.backend.run(call)
+        native.run(call)
     elif group.size == 1:
         _alone(call)
     else:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from unicomm.comms.backend import Backend, HasFastPath, PreparesOperations, UsesStreams
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -42,9 +43,9 @@ from .member import Member
 from .message_queue import ANY_RANK, Lane, Posted
 from .point_to_point import NO_SPANS
 from .profiling import events as profiling
+from .streams import device_streams
 
 if TYPE_CHECKING:
-    from unicomm.comms.backend import Backend
     from unicomm.comms.execution.profiling.session import Described, Span
     from unicomm.comms.memory.symmetric import SymmetricMemory
 
@@ -67,7 +68,10 @@ class Engine:
         self.group = completion.Group(member.backend, member.rank, member.size)
         moves = member.backend.capabilities.moves_data
         self.check = Checker(member.name, member.rank, member.size, member.device, moves)
-        fast = member.backend.fast_path(member.recorder, member.recorder_index, self.timeout)
+        backend = member.backend
+        fast = None
+        if isinstance(backend, HasFastPath):
+            fast = backend.fast_path(member.recorder, member.recorder_index, self.timeout)
         self.fast = fast or NoFastPath()
         if hooks is None:
             hooks = Hooks(self._hooks_changed)
@@ -75,9 +79,9 @@ class Engine:
             hooks.move(self._hooks_changed)
         self.hooks = hooks
         self.worker = Worker(f"unicomm-{member.name}")
-        streams = member.backend.streams()
+        streams = backend.streams() if isinstance(backend, UsesStreams) else None
         self.queue = None if streams is None else StreamQueue(self, streams)
-        self._streams = streams if vacant is None else member.asked_for.device_streams(member.device)
+        self._streams = streams if vacant is None else device_streams(member.asked_for, member.device)
         if self.queue is not None and fast is None:
             self.fast = StreamFast(self)
         self.finalized = False
@@ -129,6 +133,7 @@ class Engine:
         seq, fault = result
 
         def fail() -> None:
+            assert isinstance(self.backend, HasFastPath)
             self.backend.raise_fault(fault, self.timeout)
 
         self._execute(fail, name, seq, [], False, None)
@@ -253,10 +258,13 @@ class Engine:
     def release(self, handle: object) -> None:
         """Has the backend forget a persistent operation, after the operations that were issued before."""
         with self._in_order():
+            backend = self.backend
+            if not isinstance(backend, PreparesOperations):
+                return
             if self.worker.busy:
-                self.submit(Work("free", 0, True), lambda: self.backend.unprepare(handle))
+                self.submit(Work("free", 0, True), lambda: backend.unprepare(handle))
             elif not self.finalized:
-                self.backend.unprepare(handle)
+                backend.unprepare(handle)
 
     def _issue(self, call: Call) -> Work:
         with self._in_order():
@@ -292,7 +300,7 @@ class Engine:
 
             def run() -> None:
                 call.start_clock()
-                self.backend.collective(call, lambda: completion.run(self.group, call))
+                completion.collective(self.group, call)
 
             job, spans = run, NO_SPANS
             if profiling.session is not None:

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
-from unicomm.comms.errors import CommError, InvalidArgumentError
+from unicomm.comms.backend import ExtendsDeadlines
+from unicomm.comms.errors import CommError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import seconds as in_seconds
 
 from .engine import Engine
@@ -30,10 +31,16 @@ def expect_slow(engine: Engine, name: str, seconds: timedelta | float) -> Iterat
                 f"expect_slow({name!r}, {seconds!r}) names nothing, or no time",
                 hint='pass what it is and its longest duration, e.g. expect_slow("checkpoint", 600)',
             )
+        backend = engine.backend
+        if not isinstance(backend, ExtendsDeadlines):
+            raise UnsupportedError(
+                f"backend '{backend.name}' cannot extend the other ranks' deadlines",
+                hint="pass a longer timeout= to their operations",
+            )
         until = time.monotonic() + length
         with _lock:
             blocks = _open.setdefault(engine, [])
-            engine.backend.expect_slow(name, max(until, *blocks) - time.monotonic() if blocks else length)
+            backend.expect_slow(name, max(until, *blocks) - time.monotonic() if blocks else length)
             blocks.append(until)
     try:
         yield
@@ -46,4 +53,4 @@ def expect_slow(engine: Engine, name: str, seconds: timedelta | float) -> Iterat
                 now = time.monotonic()
                 left = min(until - now, engine.timeout)
                 with contextlib.suppress(CommError):
-                    engine.backend.expect_slow(name, max(0.0, left, *(b - now for b in blocks)))
+                    backend.expect_slow(name, max(0.0, left, *(b - now for b in blocks)))

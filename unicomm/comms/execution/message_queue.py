@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from unicomm.comms.backend import open_exchange
 from unicomm.comms.errors import CommError, NotReadyError
 from unicomm.comms.execution.profiling.session import Span
 from unicomm.comms.operations.call import Message, OpArgs
@@ -78,7 +79,7 @@ class Lane:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._exchange = engine.backend.open_exchange()
+        self._exchange = open_exchange(engine.backend)
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from unicomm.comms.backend import OpensExchange
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import Message, OpArgs
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
@@ -90,8 +91,9 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout) ->
     engine.check_open(kind)
     row = OPERATIONS[kind]
     if kind == "recv" and peer == ANY_RANK:
-        if not engine.backend.capabilities.any_source:
-            engine.refuse(kind, f"backend '{engine.backend.name}' cannot receive from any rank")
+        backend = engine.backend
+        if not (isinstance(backend, OpensExchange) and backend.receives_from_any):
+            engine.refuse(kind, f"backend '{backend.name}' cannot receive from any rank")
         message = Message(False, ANY_RANK, engine.check.check_tensor(row, "tensor", tensor))
     else:
         if engine.queue is not None:  # it has an order of its own, and nobody waits

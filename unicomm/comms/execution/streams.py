@@ -1,16 +1,13 @@
-"""Streams: where a device's operations run in order, and the events that say how far it has come.
-
-`Streams` is as much of a device's runtime as operations need; `TorchStreams` is that of a torch device
-(CUDA, and HIP under the same name). Tests have one of host threads.
-"""
+"""The streams of torch's devices (CUDA, and HIP under the same name), and which device a type alone means."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from typing import Any
 
 import torch
+
+from unicomm.comms.backend import Backend, Streams, UsesStreams
 
 from .device import graphs
 
@@ -29,65 +26,13 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.get_device_module(device).device(numbered(device).index)  # type: ignore[no-any-return]
 
 
-class Streams(abc.ABC):
-    """Streams and events of one device. Their objects are opaque here; equal ones are the same
-    stream, which torch gives another object each time.
-
-    Attributes:
-        frees_in_order: memory that is freed while the current stream uses it is given to later work of that
-            stream only, as torch's allocator does.
-    """
-
-    frees_in_order = True
-
-    def adopt(self) -> None:  # noqa: B027
-        """Makes their device that of a thread of ours, before it asks for events: a question of a thread
-        whose device is another one would take memory there, for a context."""
-
-    @abc.abstractmethod
-    def current(self) -> Any:
-        """The stream on which the caller's thread puts its work."""
-
-    @abc.abstractmethod
-    def new(self) -> Any:
-        """A stream beside the current one."""
-
-    @abc.abstractmethod
-    def handle(self, stream: Any) -> int:
-        """The library's own pointer to it."""
-
-    @abc.abstractmethod
-    def use(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Within, it is the current one."""
-
-    @abc.abstractmethod
-    def record(self, stream: Any) -> Any:
-        """An event after all that the stream has so far."""
-
-    @abc.abstractmethod
-    def wait(self, stream: Any, event: Any) -> None:
-        """What the stream gets from now on runs after the event. The host does not wait."""
-
-    @abc.abstractmethod
-    def is_over(self, event: Any) -> bool:
-        """Whether it has happened; raises where the device has failed."""
-
-    @abc.abstractmethod
-    def elapsed(self, first: Any, second: Any) -> float:
-        """Seconds of the device between two events that are over."""
-
-    def future(self) -> torch.futures.Future[Any] | None:
-        """An empty future: its result belongs to the current stream, and who waits for it makes that
-        thread's stream wait. None where futures cannot: the result is then set when it is there."""
-        return None
-
-    @abc.abstractmethod
-    def is_capturing(self) -> bool:
-        """Whether a graph captures the current stream, which runs nothing then."""
+def device_streams(backend: type[Backend], device: torch.device) -> Streams | None:
+    """Returns the streams on which a backend's operations run on that device, if any."""
+    return backend.device_streams(device) if issubclass(backend, UsesStreams) else None
 
 
 class TorchStreams(Streams):
-    """Those of a torch device, by the module that torch has for it (`torch.cuda` for NVIDIA's and AMD's)."""
+    """The streams of a torch device, by the module that torch has for it (`torch.cuda` for both)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

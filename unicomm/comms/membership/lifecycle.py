@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.comms.backend import Backend, Legacy, Setup
+from unicomm.comms.backend import (
+    Backend,
+    ChecksPeers,
+    ChoosesDevice,
+    PreviousEpoch,
+    Reconfigures,
+    Setup,
+    SplitsInLibrary,
+    SurvivesFork,
+)
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -81,7 +90,7 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
             f"backend '{backend.name}' has no device type '{checked.type}'",
             hint=f"it takes {', '.join(sorted(backend.capabilities.device_types))}",
         )
-    return backend.which_device(checked)
+    return backend.which_device(checked) if issubclass(backend, ChoosesDevice) else checked
 
 
 def connect(
@@ -101,14 +110,14 @@ def connect(
     meeting: str = "",
     parent: Backend | None = None,
     color: int = 0,
-    before: Legacy | None = None,
+    previous: PreviousEpoch | None = None,
 ) -> Member:
     """Connects a backend and registers it with the recorder. Called by all ranks.
 
     `check_peers` is called while it waits for the others, and raises when they cannot come any more.
     `number`, instead of `labels`, agrees on these with the others; then all are connected, or none.
-    `meeting` is what the ranks call it, where they may have different names for the communicator. `before`:
-    what the communicator's last epoch has left.
+    `meeting` is what the ranks call it, where they may have different names for the communicator. `previous`:
+    what the communicator's last epoch left.
     """
     given, labels = labels, range(size) if labels is None else labels
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
@@ -160,7 +169,7 @@ def connect(
                 color,
                 options.enable_reconfigure,
                 number is not None,
-                before,
+                previous,
             )
             engine = backend.connect(setup)
             if number is not None:
@@ -266,7 +275,7 @@ def _open_endpoint(
     hosts: list[str] = []
     if backend.capabilities.moves_data:
         hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
-        address = backend.reachable_at(hints)
+        address = backend.reachable_at(hints) if issubclass(backend, Reconfigures) else ""
         hosts = [LOOPBACK] + [address] * (address not in ("", LOOPBACK))
     return Dynamic(Endpoint(hosts, backend.name, name), label, top)
 
@@ -322,6 +331,8 @@ def split(
     def peers_are_there() -> None:
         with engine.located("split"):
             engine.check_open("split")
+            if not isinstance(member.backend, ChecksPeers):
+                return
             try:
                 member.backend.check_peers([r for r in chosen if r != me])
             except CommError as error:
@@ -342,10 +353,12 @@ def split(
         engine.check_open("split")
 
     def connect() -> Communicator | None:
-        if member.backend.splits_when_idle:
+        library = member.backend if isinstance(member.backend, SplitsInLibrary) else None
+        if library is not None and library.splits_when_idle:
             wait_until_idle()
         if not chosen:
-            member.backend.split_away(options.timeout)
+            if library is not None:
+                library.split_away(options.timeout)
             return None
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
@@ -496,7 +509,8 @@ def forget_after_fork() -> None:
             engine.lane.forget()
         if engine.queue is not None:
             engine.queue.forget()
-        comm._member.backend.forget()
+        if isinstance(comm._member.backend, SurvivesFork):
+            comm._member.backend.forget()
         if comm._dynamic is not None:
             comm._dynamic.forget()
     _living.clear()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from unicomm.comms.backend import Backend, Legacy
+from unicomm.comms.backend import Backend, PreviousEpoch, Reconfigures, ReusesEpochs
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -131,7 +131,7 @@ def _dynamic(comm: Communicator, op: str) -> Dynamic:
     if comm._dynamic is None:
         reason = (
             "was connected without enable_reconfigure"
-            if engine.member.asked_for.capabilities.reconfigures
+            if issubclass(engine.member.asked_for, Reconfigures)
             else "cannot change its ranks"
         )
         engine.refuse(
@@ -222,7 +222,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
     # From here on who asks hears that this rank is in the attempt, and abort() ends it.
     attempt = Attempt(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, plan.timeout)
     dynamic.attempt = attempt
-    left: Legacy | None = None
+    left: PreviousEpoch | None = None
     try:
         left = end_epoch(comm, plan.uuid)
         after = connect(
@@ -238,7 +238,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
             check_peers=attempt.check if meets else None,
             meeting=f"reconfigure {plan.uuid}",
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
-            before=left,
+            previous=left,
         )
         comm._engine, comm._member = Engine(after, comm._engine.hooks), after
     except CommError as caught:
@@ -304,7 +304,7 @@ def _number(rendezvous: Rendezvous, dynamic: Dynamic, rank: int, size: int) -> l
     return labels
 
 
-def end_epoch(comm: Communicator, uuid: int) -> Legacy | None:
+def end_epoch(comm: Communicator, uuid: int) -> PreviousEpoch | None:
     """Gives the connection up, and returns what the next one may be made from.
 
     What is pending ends with `AbortedError`, on all ranks that it had.
@@ -319,9 +319,10 @@ def end_epoch(comm: Communicator, uuid: int) -> Legacy | None:
     )
     engine.seal_lane()
     queue = engine.queue
+    reusable = engine.backend if isinstance(engine.backend, ReusesEpochs) else None
     if engine.worker.busy or (queue is not None and queue.busy and not queue.drain(0.0)):
         engine.break_(error, engine.backend.abort)
-    elif engine.broken is None and member.size > 1 and not engine.backend.capabilities.bequeaths:
+    elif engine.broken is None and member.size > 1 and not (reusable and reusable.can_reuse_epoch):
         engine.backend.abort()  # who waits for this rank need not do so any longer
     engine.retire(error)
     ended = engine.worker.close(_PATIENCE) and (queue is None or queue.drain(_PATIENCE))
@@ -329,7 +330,7 @@ def end_epoch(comm: Communicator, uuid: int) -> Legacy | None:
     with engine.quiet(_PATIENCE) as free:
         if ended := ended and free:
             engine.fast = NoFastPath()  # the other one holds the backend's memory
-            left = engine.backend.bequeath()
+            left = None if reusable is None else reusable.take_epoch()
             engine.backend.close()
             if isinstance(member.store, RemoteStore):
                 member.store.close()

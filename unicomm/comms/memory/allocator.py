@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from unicomm.comms.backend import AllocatesMemory, Backend, RegistersMemory
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.execution.one_sided import agree, issue
 from unicomm.comms.operations.arrays import Array
@@ -39,13 +40,13 @@ class MemAllocator:
 
     def __init__(self, engine: Engine) -> None:
         backend = engine.backend
-        if not backend.capabilities.allocates:
-            with engine.located("mem_allocator"):
-                if (reason := backend.lacks("allocates")) is not None:
-                    raise reason
+        if not isinstance(backend, AllocatesMemory):
             engine.refuse("mem_allocator", f"backend '{backend.name}' has no memory of its own")
+        with engine.located("mem_allocator"):
+            backend.check_allocates()
         self._engine = engine
-        self._backend = backend
+        self._memory: AllocatesMemory = backend
+        self._backend: Backend = engine.backend
         self._comm = engine.name
         self._device = engine.member.device
 
@@ -64,14 +65,14 @@ class MemAllocator:
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype, device=self._device)
-        return self._backend.allocate(count * dtype.itemsize).view(dtype).view(shape)
+        return self._memory.allocate(count * dtype.itemsize).view(dtype).view(shape)
 
     @property
     def pool(self) -> Any:
         """A `torch.cuda.MemPool` of this memory: `with torch.cuda.use_mem_pool(comm.mem_allocator.pool):`
         makes all tensors of the block lie there. `UnsupportedError` where the memory is not a GPU's.
         """
-        pool = self._backend.memory_pool()
+        pool = self._memory.memory_pool()
         if pool is None:
             self._engine.refuse(
                 "mem_allocator", f"backend '{self._backend.name}' has no pool for torch", "use empty(...)"
@@ -95,18 +96,11 @@ class MemAllocator:
         engine.check_open("tensor_register")
         engine.refuse_capture("tensor_register")
         tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
-        if not backend.capabilities.registers and backend.allocated_here(tensor):
+        if not isinstance(backend, RegistersMemory) and self.holds(tensor):
             return
-        kind = "symmetric" if symmetric else "local"
+        if not isinstance(backend, RegistersMemory):
+            self._refuse_foreign()
         with engine.located("tensor_register"):
-            if kind not in backend.capabilities.registers:
-                if (reason := backend.lacks("symmetric" if symmetric else "registers")) is not None:
-                    raise reason
-                engine.refuse(
-                    "tensor_register",
-                    f"backend '{backend.name}' registers no memory that is not its own",
-                    "make the tensor with comm.mem_allocator.empty(...)",
-                )
             at, nbytes = backend.registered_range(tensor, symmetric)
         if symmetric:
             agree(engine, "tensor_register", [nbytes, tensor.data_ptr() - at, tensor.nbytes], [], timeout)
@@ -122,21 +116,30 @@ class MemAllocator:
         engine.check_open("tensor_register")
         engine.refuse_capture("tensor_register")
         tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
-        if not backend.capabilities.registers and backend.allocated_here(tensor):
+        if not isinstance(backend, RegistersMemory) and self.holds(tensor):
             return
+        if not isinstance(backend, RegistersMemory):
+            self._refuse_foreign()
         limit = engine.per_op("tensor_register", None, timeout)
         before = issue(engine, "tensor_register", lambda _: None, timeout=timeout)
         before.wait_blocking(limit)
         with engine.located("tensor_register"), engine._in_order():
             backend.deregister(tensor)
 
+    def _refuse_foreign(self) -> NoReturn:
+        self._engine.refuse(
+            "tensor_register",
+            f"backend '{self._backend.name}' registers no memory that is not its own",
+            "make the tensor with comm.mem_allocator.empty(...)",
+        )
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the backend can use the tensor's memory where it is."""
-        return self._backend.allocated_here(tensor)
+        return self._memory.allocated_here(tensor)
 
     def allocated(self) -> int:
         """Bytes of this process's tensors that are alive."""
-        return self._backend.bytes_allocated()
+        return self._memory.bytes_allocated()
 
     def __repr__(self) -> str:
         return f"<MemAllocator of {self._backend.name}, {self.allocated()} bytes in use>"

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unicomm.comms.backend import Streams
 from unicomm.comms.errors import CommTimeoutError, UnsupportedError
-from unicomm.comms.execution.streams import Streams
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
 

@@ -44,10 +44,8 @@ class LibraryWindow(Window):
         self._at: list[int] = []  # the tensor's place in each rank's window, in bytes
 
     @classmethod
-    def of(cls, engine: Engine, tensor: Any) -> LibraryWindow:
+    def of(cls, engine: Engine, library: OneSided, tensor: Any) -> LibraryWindow:
         """Local, with the same result on all ranks, which make their windows in the same order."""
-        library = engine.backend.one_sided()
-        assert library is not None
         if tensor is not None:
             _check(engine, library, tensor)
         index = library.take_index()

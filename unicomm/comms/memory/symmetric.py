@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from unicomm import _core
+from unicomm.comms.backend import HasSymmetricMemory, LaunchesKernels
 from unicomm.comms.errors import (
     BackendError,
     CommError,
@@ -29,6 +30,8 @@ from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.dtypes import OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import BY_CODE, OPERATIONS
+
+from .device_kernels import CupyLauncher
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
@@ -105,7 +108,7 @@ class SymmetricMemory:
         if fault is not None:
             if fault[0] == _MISMATCH and fault[2]:
                 raise disagreement(*fault[1:3])
-            self.engine.backend.raise_fault(fault, limit)
+            _symmetric_backend(self.engine).raise_fault(fault, limit)
 
     def invalid(self, op: str, message: str, hint: str) -> NoReturn:
         self.engine.check.fail(OPERATIONS[op], message, hint)
@@ -319,16 +322,17 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     if engine.symmetric is not None:
         return engine.symmetric
     engine.refuse_capture("symm_init")
-    one_host, launcher = True, None
-    if engine.queue is not None:
-        one_host, launcher = _look_around(engine, timeout)
-    table = engine.backend.symmetric_table(one_host)
-    if table is None:
+    backend = engine.backend
+    if not isinstance(backend, HasSymmetricMemory):
         engine.refuse(
             "symm_init",
-            f"backend '{engine.backend.name}' has no one-sided access",
+            f"backend '{backend.name}' has no one-sided access",
             "use the backend 'shm', for ranks of one host",
         )
+    one_host, launcher = True, None
+    if engine.queue is not None:
+        one_host, launcher = _look_around(engine, backend, timeout)
+    table = backend.symmetric_table(one_host)
     if heap_bytes < 0:
         engine.check.fail(OPERATIONS["symm_init"], f"heap_bytes={heap_bytes}", "0 for as many as can be")
     note = torch.zeros(129, dtype=torch.uint8)  # first whether it failed, then the id
@@ -363,9 +367,9 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
         with on_device(engine.member.device):
             fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
         if fault is not None:
-            engine.backend.raise_fault(fault, limit)
+            backend.raise_fault(fault, limit)
         made.append(_memory(engine, table, domain, launcher))
-        engine.backend.symmetric_joined(uid, domain)
+        backend.symmetric_joined(uid, domain)
 
     issue(engine, "symm_init", job, timeout=timeout)
     engine.symmetric = memory = made[0]
@@ -373,15 +377,21 @@ def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None)
     return memory
 
 
-def _look_around(engine: Engine, timeout: Timeout) -> tuple[bool, Any]:
+def _symmetric_backend(engine: Engine) -> HasSymmetricMemory:
+    assert isinstance(engine.backend, HasSymmetricMemory)
+    return engine.backend
+
+
+def _look_around(engine: Engine, backend: HasSymmetricMemory, timeout: Timeout) -> tuple[bool, Any]:
     """Collective: whether all ranks are on one host, and what launches kernels on this rank's device."""
     launcher: Any = None
     trouble: UnsupportedError | None = None
     try:
-        launcher = engine.backend.kernels(engine.member.device)
+        device = engine.member.device
+        launcher = backend.kernels(device) if isinstance(backend, LaunchesKernels) else CupyLauncher(device)
     except UnsupportedError as error:
         trouble = error
-    own = [zlib.crc32(engine.backend.host().encode()), int(trouble is None)]
+    own = [zlib.crc32(backend.host().encode()), int(trouble is None)]
     rows = agree(engine, "symm_init", (), own, timeout)
     lacking = [rank for rank, (_, fine) in enumerate(rows) if not fine]
     if trouble is not None:

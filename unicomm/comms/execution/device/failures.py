@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicomm.comms.backend import UsesStreams
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, PeerLostError
 from unicomm.comms.failures.first_cause import GRACE, Verdict
 from unicomm.comms.failures.threads import Threads
@@ -150,7 +151,9 @@ class Lookout:
             return self._settled(told)
         if timeout:
             error = self._overdue(error, pending, verdict)
-            self._engine.backend.explain(error)
+            backend = self._engine.backend
+            if isinstance(backend, UsesStreams):
+                backend.explain(error)
         elif lost and not error.culprits:
             from unicomm.comms.failures.missing_ranks import dead_ranks, neighbours
 

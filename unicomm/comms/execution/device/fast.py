@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unicomm.comms.backend import Backend
+from unicomm.comms.backend import IssuesDirectly
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.point_to_point import NO_SPANS
@@ -25,7 +25,7 @@ from unicomm.comms.operations.table import OPERATIONS, Kind, Operation, Role, Si
 if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine
 
-#: Operations that have a short way, where the backend puts them on a stream by itself (`Backend.direct`).
+#: Operations that have a short way, where the backend puts them on a stream by itself (`IssuesDirectly`).
 SHORT = (
     *("all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single"),
     *("barrier", "send", "recv"),
@@ -37,7 +37,7 @@ class StreamFast(NoFastPath):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
-        if type(engine.backend).direct is Backend.direct:  # it has none
+        if not isinstance(engine.backend, IssuesDirectly):
             return
         for name in SHORT:
             setattr(self, name, _short(self, engine, OPERATIONS[name]))
@@ -53,6 +53,8 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
     rank, size, device, strided = engine.rank, engine.group.size, engine.member.device, torch.strided
     begin, index, queue = engine.member.recorder.begin, engine.member.recorder_index, engine.queue
     assert queue is not None
+    assert isinstance(engine.backend, IssuesDirectly)
+    direct = engine.backend.direct
     frees_in_order, fit = queue.streams.frees_in_order, _fit(row, rank, size)
     send, waits = name == "send", name == "barrier"
     kind = 0 if not message else recording.P2P if send else recording.P2P | recording.RECEIVE
@@ -85,7 +87,7 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
             red = op.code
         if fit is not None and not fit(*tensors):
             return False
-        job = engine.backend.direct(name, tensors, other, op)
+        job = direct(name, tensors, other, op)
         if job is None:
             return False
         inputs, outputs = tensors[reads], tensors[writes]

@@ -25,8 +25,8 @@ from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations import recording
 
 if TYPE_CHECKING:
+    from unicomm.comms.backend import Streams
     from unicomm.comms.execution.profiling.session import Described
-    from unicomm.comms.execution.streams import Streams
 
     from .queue import StreamQueue
 

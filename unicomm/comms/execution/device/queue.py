@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from unicomm.comms.backend import Streams, UsesStreams
 from unicomm.comms.errors import CommError, CommTimeoutError
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.comms.execution.streams import Streams
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import OpArgs
 
@@ -265,7 +265,7 @@ class StreamQueue:
             if not self._running:
                 return
             pending = self._running[0].pending
-            error = error or engine.broken or self.lookout.heard or engine.backend.late_error()
+            error = error or engine.broken or self.lookout.heard or self._library_error()
             error = error or self.lookout.lost(pending, now)
             if error is None and now >= pending.deadline:
                 error = CommTimeoutError(
@@ -279,6 +279,10 @@ class StreamQueue:
                 if isinstance(error, CommError) and error is not engine.broken:
                     error = self.lookout.explained(error, pending)
                 self._end(error)
+
+    def _library_error(self) -> CommError | None:
+        backend = self._engine.backend
+        return backend.late_error() if isinstance(backend, UsesStreams) else None
 
     def _of_symmetric_memory(self) -> CommError | None:
         """What ended a wait of its kernels, after which their operation is over like any other."""
