@@ -15,8 +15,8 @@ from unicomm import BackendError, Communicator, PeerLostError
 from unicomm.backends.bootstrap.addresses import guard_store
 from unicomm.backends.gloo import connect as gloo_connect
 from unicomm.backends.gloo.connections import internet_sockets
-from unicomm.backends.watched import sockets as mesh
-from unicomm.backends.watched.fault_watch import Watch
+from unicomm.backends.out_of_band import sockets as mesh
+from unicomm.backends.out_of_band.fault_channel import Watch
 from unicomm.comms.membership import lifecycle
 from unicomm.testing import run_ranks
 

@@ -16,8 +16,8 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from unicomm import AbortedError, CommTimeoutError, Communicator, MismatchError, ReduceOp
-from unicomm.backends.watched import sockets as mesh
-from unicomm.backends.watched.user_frame import where_is
+from unicomm.backends.out_of_band import sockets as mesh
+from unicomm.backends.out_of_band.user_frame import where_is
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.testing import run_ranks
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from unicomm.backends.watched.fault_watch import Watch
+from unicomm.backends.out_of_band.fault_channel import Watch
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unicomm import ReduceOp
-from unicomm.backends.watched import wire as watch_messages
-from unicomm.backends.watched.wire import Ask, Bye, Fault, Here, Inbox, Slow
+from unicomm.backends.out_of_band import wire as watch_messages
+from unicomm.backends.out_of_band.wire import Ask, Bye, Fault, Here, Inbox, Slow
 from unicomm.comms.errors import CommError
 from unicomm.comms.membership.rendezvous_parts import error_of, grow, pack, read_failure, shrink, unpack
 from unicomm.flight_recorder.formats import torch_dump as formats

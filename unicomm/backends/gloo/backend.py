@@ -34,11 +34,11 @@ from torch._C._distributed_c10d import (
 )
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.watched import sockets as mesh
-from unicomm.backends.watched.backend import CHECK_HINT, WatchedBackend, checks
-from unicomm.backends.watched.fault_watch import COMPARE, Awaited, Operation
-from unicomm.backends.watched.signatures import AgreementBySockets
-from unicomm.backends.watched.sockets import Sockets
+from unicomm.backends.out_of_band import sockets as mesh
+from unicomm.backends.out_of_band.backend import CHECK_HINT, WatchedBackend, checks
+from unicomm.backends.out_of_band.fault_channel import COMPARE, Awaited, Operation
+from unicomm.backends.out_of_band.signatures import AgreementBySockets
+from unicomm.backends.out_of_band.sockets import Sockets
 from unicomm.comms.backend import Capabilities, Exchange, OpensExchange, Reconfigures, Setup
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.watched.fault_errors import first_line
-from unicomm.backends.watched.sockets import patience
+from unicomm.backends.out_of_band.fault_errors import first_line
+from unicomm.backends.out_of_band.sockets import patience
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError, CommError
 

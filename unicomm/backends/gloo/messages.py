@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unicomm.backends.watched.fault_watch import Awaited, Operation
+from unicomm.backends.out_of_band.fault_channel import Awaited, Operation
 from unicomm.comms.backend import Exchange
 from unicomm.comms.errors import CommError
 from unicomm.comms.failures.threads import Threads

@@ -29,7 +29,7 @@ from unicomm.comms.execution.completion import bytes_of, parts_of
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
-from .agreement import INLINE, Links, agree, sub
+from .first_step import INLINE, Links, agree, sub
 from .layout import Layout
 
 Tensor = torch.Tensor

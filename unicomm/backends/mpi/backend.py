@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from unicomm.backends.bootstrap import addresses, mpi_library
-from unicomm.backends.watched import sockets as mesh
-from unicomm.backends.watched.backend import CHECK_HINT, WatchedBackend, checks
-from unicomm.backends.watched.fault_watch import Awaited, Operation
-from unicomm.backends.watched.signatures import Agreement
-from unicomm.backends.watched.sockets import Sockets
-from unicomm.backends.watched.wire import Fault
+from unicomm.backends.out_of_band import sockets as mesh
+from unicomm.backends.out_of_band.backend import CHECK_HINT, WatchedBackend, checks
+from unicomm.backends.out_of_band.fault_channel import Awaited, Operation
+from unicomm.backends.out_of_band.signatures import Agreement
+from unicomm.backends.out_of_band.sockets import Sockets
+from unicomm.backends.out_of_band.wire import Fault
 from unicomm.comms.backend import (
     Capabilities,
     ChecksProcess,

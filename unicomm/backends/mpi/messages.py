@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unicomm.backends.bootstrap import mpi_library
-from unicomm.backends.watched.fault_watch import Awaited, Operation
+from unicomm.backends.out_of_band.fault_channel import Awaited, Operation
 from unicomm.comms.backend import Exchange
 from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import Message

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from unicomm.backends.out_of_band.backend import WatchedBackend
+from unicomm.backends.out_of_band.fault_channel import COMPARE, Awaited, Operation
+from unicomm.backends.out_of_band.signatures import AgreementBySockets
+from unicomm.backends.out_of_band.sockets import Sockets
+from unicomm.backends.out_of_band.wire import Fault
 from unicomm.backends.shm import _error as error_of_core
 from unicomm.backends.vendor.shmem import NVSHMEM, ROCSHMEM, Vendor, table_of
-from unicomm.backends.watched.backend import WatchedBackend
-from unicomm.backends.watched.fault_watch import COMPARE, Awaited, Operation
-from unicomm.backends.watched.signatures import AgreementBySockets
-from unicomm.backends.watched.sockets import Sockets
-from unicomm.backends.watched.wire import Fault
 from unicomm.comms.backend import (
     Capabilities,
     ChoosesDevice,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.watched import sockets as mesh
-from unicomm.backends.watched.backend import CHECK_HINT, checks
-from unicomm.backends.watched.sockets import Sockets
+from unicomm.backends.out_of_band import sockets as mesh
+from unicomm.backends.out_of_band.backend import CHECK_HINT, checks
+from unicomm.backends.out_of_band.sockets import Sockets
 from unicomm.comms.backend import Setup, Streams
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.memory.symmetric import Capability, Compare

@@ -25,8 +25,8 @@ from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import Call
 from unicomm.comms.options import Hint, parse_bool
 
+from .fault_channel import Awaited, Operation, Watch
 from .fault_errors import error_of, first_line, guess
-from .fault_watch import Awaited, Operation, Watch
 from .signatures import Agreement
 from .sockets import Sockets
 from .wire import Fault

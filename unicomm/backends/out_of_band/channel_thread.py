@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .fault_watch import Watch
+    from .fault_channel import Watch
 
 FOREVER = 1e12
 _NAP = 3600.0  # seconds that the thread sleeps at most; poll takes no more than some weeks

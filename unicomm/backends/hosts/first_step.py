@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
+from unicomm.backends.out_of_band.signatures import minority
 from unicomm.backends.shm import _mismatch, _mismatch_hint
-from unicomm.backends.watched.signatures import minority
 from unicomm.comms.errors import MismatchError
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import ReduceOp

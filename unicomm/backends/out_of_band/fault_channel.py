@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
-from . import monitor
+from . import channel_thread as monitor
 from . import wire as messages
 from .sockets import Sockets
 from .user_frame import where_is
