@@ -32,8 +32,8 @@ from rich.table import Table
 import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
-from unicomm.comms.backend import Streams
 from unicomm.comms.execution import completion
+from unicomm.comms.streams import Streams
 
 console = Console(width=None if sys.stdout.isatty() else 110)
 SUM = unicomm.ReduceOp.SUM
@@ -168,7 +168,7 @@ def on_gpu(rounds: int, calls: int) -> dict[str, list[float]]:
 
     def settle() -> None:
         torch.cuda.synchronize(device)
-        comm._engine.queue.drain(60)  # type: ignore[union-attr]
+        comm._engine.executor.drain(60)  # type: ignore[union-attr]
 
     took = rounds_of(kinds, rounds, calls, settle)
     for name, x in tensors.items():
@@ -267,7 +267,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             kinds[name] = call
             kinds[f"{name}, the long way"] = lambda call=call: call(timeout=600)
             kinds[f"{name}, process group"] = torchs[name]
-        queue = comm._engine.queue
+        queue = comm._engine.executor
         assert queue is not None
         took.update(rounds_of(kinds, rounds, calls, lambda: queue.drain(60)))
 

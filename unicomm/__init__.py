@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from unicomm.backends.registry import backend_names, new_comm, register_backend
     from unicomm.comms.batch import BatchSendRecv, P2POp
-    from unicomm.comms.communicator import Communicator, TorchComm
+    from unicomm.comms.communicator import Communicator, TorchComm, empty
     from unicomm.comms.errors import (
         AbortedError,
         BackendError,
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
         PeerLostError,
         UnsupportedError,
     )
-    from unicomm.comms.memory.allocator import MemAllocator, empty
+    from unicomm.comms.memory.allocator import MemAllocator
+    from unicomm.comms.memory.window import Window
     from unicomm.comms.operations.reduction import RedOpType, ReduceOp
     from unicomm.comms.operations.table import OpName
     from unicomm.comms.options import CommOptions
-    from unicomm.comms.window import Window
-    from unicomm.comms.work import TorchWork, Work, WorkStatus
+    from unicomm.comms.work import TorchWork, Work, WorkStatus, wait_all
 
     from . import hooks as hooks
     from . import symm as symm
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 _WHERE = {
     "backends.registry": "backend_names new_comm register_backend",
     "comms.batch": "BatchSendRecv P2POp",
-    "comms.communicator": "Communicator TorchComm",
+    "comms.communicator": "Communicator TorchComm empty",
     "comms.errors": "AbortedError BackendError CommError CommTimeoutError InvalidArgumentError MismatchError"
     " NotReadyError PeerLostError UnsupportedError",
-    "comms.memory.allocator": "MemAllocator empty",
+    "comms.memory.allocator": "MemAllocator",
     "comms.operations.table": "OpName",
     "comms.options": "CommOptions",
     "comms.operations.reduction": "RedOpType ReduceOp",
     "comms.window": "Window",
-    "comms.work": "TorchWork Work WorkStatus",
+    "comms.work": "TorchWork Work WorkStatus wait_all",
 }
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 _MODULES = {
@@ -103,6 +103,7 @@ __all__ = [
     "objcol",
     "register_backend",
     "symm",
+    "wait_all",
 ]
 
 

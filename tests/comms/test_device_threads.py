@@ -11,7 +11,7 @@ import torch
 
 from unicomm.comms.execution import one_sided
 from unicomm.comms.execution.device import watchdog
-from unicomm.comms.execution.streams import TorchStreams, numbered
+from unicomm.comms.streams import TorchStreams, numbered
 
 
 class Module:

@@ -23,6 +23,7 @@ from unicomm import (
     new_comm,
 )
 from unicomm.comms.execution import message_queue as lane
+from unicomm.comms.execution import point_to_point
 from unicomm.comms.execution.message_queue import ANY_RANK
 from unicomm.testing import run_ranks
 
@@ -31,11 +32,11 @@ both_backends = pytest.mark.parametrize("backend", ["shm", "gloo"])
 
 
 def send(comm: Communicator, tensor: torch.Tensor, dst: int):
-    return comm._engine.post("send", tensor, dst, None)
+    return point_to_point.post(comm._engine, "send", tensor, dst, None)
 
 
 def recv(comm: Communicator, tensor: torch.Tensor, src: int = ANY_RANK):
-    return comm._engine.post("recv", tensor, src, None)
+    return point_to_point.post(comm._engine, "recv", tensor, src, None)
 
 
 @both_backends
@@ -236,7 +237,7 @@ def test_bad_arguments_are_refused_before_anything_happens(raised):
         assert type(raised(send, comm, torch.ones(2), 7)) is InvalidArgumentError
         assert type(raised(send, comm, torch.ones(2), ANY_RANK)) is InvalidArgumentError
         assert type(raised(recv, comm, torch.ones(2, 2).T[:1])) is InvalidArgumentError
-        assert comm._engine.lane is None
+        assert comm._engine.executor.messages is None
         check_sum(comm)
 
     run_ranks(program, 2)
@@ -254,7 +255,10 @@ def test_a_deadline_ends_all_of_them(backend, raised):
         if comm.get_rank() == 1:
             finished.wait(20)
             return []
-        works = [comm._engine.post("recv", torch.zeros(2), 1, 0.2), recv(comm, torch.zeros(3), 1)]
+        works = [
+            point_to_point.post(comm._engine, "recv", torch.zeros(2), 1, 0.2),
+            recv(comm, torch.zeros(3), 1),
+        ]
         errors = [raised(w.wait) for w in works]
         assert errors[0].op == "recv"
         finished.set()
@@ -333,7 +337,7 @@ def test_ranks_that_begin_at_once_share_one_watcher(monkeypatch):
         def start(self) -> None:
             pass
 
-    watcher = lane._Watcher()
+    watcher = lane._HandOver()
     callers = [threading.Thread(target=watcher._rouse) for _ in range(8)]
     monkeypatch.setattr(lane.threading, "Thread", SlowToMake)
     for caller in callers:
@@ -350,7 +354,7 @@ def test_a_lane_that_finds_no_thread_does_not_end_the_others(monkeypatch, raised
     def without(comm: Communicator) -> None:
         if comm.get_rank() == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(comm._engine, "submit", no_thread)
+                patch.setattr(comm._engine.executor, "_submit", no_thread)
                 lost = recv(comm, torch.zeros(2), 1)
                 eventually(lambda: lost.status is WorkStatus.ERROR)
             assert "can't start new thread" in str(raised(lost.wait))

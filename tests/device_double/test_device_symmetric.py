@@ -54,7 +54,7 @@ def test_in_the_order_of_streams(backend):
         x = device_bodies.shared(comm, torch.full((4,), me + 1.0))
         y, ones = device_bodies.shared(comm, torch.zeros(4)), device_bodies.shared(comm, [1] * n)
         there = symm.empty(2, n, dtype=torch.int64, comm=comm)
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         one, two = streams.new(), streams.new()
         with streams.use(one):
             streams.sleep(50)
@@ -83,8 +83,8 @@ def test_graphs(backend):
         rows, sent = (device_bodies.shared(comm, torch.zeros(4 * n)) for _ in range(2))
         splits, there = device_bodies.shared(comm, [0] * n), symm.empty(2, n, dtype=torch.int64, comm=comm)
         window = comm.new_window(device_bodies.shared(comm, torch.zeros(1)))
-        graph = HostGraph(comm._engine.queue.streams)
-        streams = comm._engine.queue.streams
+        graph = HostGraph(comm._engine.executor.streams)
+        streams = comm._engine.executor.streams
         alone.wait()
         with graph.capture():
             symm.one_shot_all_reduce(x, comm, out=total)
@@ -143,7 +143,7 @@ def test_a_rank_that_does_not_come(backend, own_stream):
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         if comm.get_rank() == 1:
             over.wait(60)
             return
@@ -164,7 +164,7 @@ def test_abort_ends_waits(backend):
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         if comm.get_rank() == 1:
             over.wait(60)
             return

@@ -20,10 +20,9 @@ from unicomm.comms.backend import (
     HasSymmetricMemory,
     RunsCollectives,
     Setup,
-    Streams,
     UsesStreams,
 )
-from unicomm.comms.execution.streams import TorchStreams
+from unicomm.comms.streams import Streams, TorchStreams
 
 
 class Staged(Backend, RunsCollectives, UsesStreams, HasSymmetricMemory, ChecksPeers):

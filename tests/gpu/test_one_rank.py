@@ -85,7 +85,7 @@ def test_records_have_the_devices_times(kit, fresh_recorder):
     with kit.new() as comm:
         kit.occupy(50)
         comm.all_reduce(torch.ones(4, device=kit.device), DOUBLE, True).wait_blocking()
-        assert comm._engine.queue.drain(20)
+        assert comm._engine.executor.drain(20)
         (record,) = read_ring(writer.recorder_path()).records
     created, started, completed = (int(record[f"{name}_ns"]) for name in ("created", "started", "completed"))
     assert created < started <= completed

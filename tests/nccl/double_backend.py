@@ -23,9 +23,9 @@ from unicomm import _core, register_backend
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, RCCL, Library
 from unicomm.backends.nccl.memory import Memory
-from unicomm.comms.backend import Streams
 from unicomm.comms.errors import BackendError
 from unicomm.comms.execution import completion
+from unicomm.comms.streams import Streams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl_double"))
 from build_double import LATEST, NoCompiler

@@ -64,7 +64,7 @@ class Together:
         self._barrier = threading.Barrier(n)
 
     def capture(self, comm: Communicator, body) -> HostGraph:
-        graph = HostGraph(comm._engine.queue.streams)
+        graph = HostGraph(comm._engine.executor.streams)
         self._barrier.wait(60)
         try:
             with graph.capture():

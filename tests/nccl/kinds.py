@@ -25,7 +25,7 @@ def of(name: str) -> type[DoubleBackend]:
 
 
 def streams(comm: Communicator) -> HostStreams:
-    queue = comm._engine.queue
+    queue = comm._engine.executor
     assert queue is not None
     assert isinstance(queue.streams, HostStreams)
     return queue.streams

@@ -246,7 +246,7 @@ def test_records_have_the_devices_times(new, fresh_recorder):
     def program(comm: Communicator) -> None:
         streams(comm).sleep(100)
         comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
-        assert comm._engine.queue.drain(20)
+        assert comm._engine.executor.drain(20)
 
     run_ranks(program, 1, backend=new)
     from unicomm.flight_recorder.ring import writer

@@ -22,7 +22,7 @@ def captured(together: Together, comm: Communicator):
     x = torch.ones(4)
     graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
     graph.replay()
-    assert comm._engine.queue.drain(30)
+    assert comm._engine.executor.drain(30)
     assert x.tolist() == [2.0] * 4
     return graph
 
@@ -98,12 +98,12 @@ def test_a_split_waits_for_what_is_under_way(double):
     """The library splits a communicator without operations only, and else may wait for ever."""
 
     def program(comm: Communicator) -> list[float]:
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         x = torch.ones(4)
         streams.sleep(200)
         comm.all_reduce(x, SUM, True)
         half = comm.split([0, 1] if comm.get_rank() < 2 else [], "half")
-        assert not comm._engine.queue.busy
+        assert not comm._engine.executor.busy
         if half is not None:
             half.all_reduce(x, SUM, True).wait_blocking()
             half.finalize()

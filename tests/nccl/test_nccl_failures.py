@@ -36,7 +36,7 @@ def double() -> str:
 
 
 def c_of(comm: Communicator) -> ctypes.CDLL:
-    return comm._engine.queue.streams._c
+    return comm._engine.executor.streams._c
 
 
 def handle(comm: Communicator) -> ctypes.c_void_p:
@@ -110,7 +110,7 @@ def test_a_device_that_does_not_come_to_it_is_named(double, raised, known_by, mo
         comm.all_reduce(torch.ones(4), SUM, True, timeout=1).wait_blocking()
 
     def stuck(comm: Communicator, over: threading.Event) -> None:
-        comm._engine.queue.streams.call(lambda: over.wait(60))
+        comm._engine.executor.streams.call(lambda: over.wait(60))
         comm.all_reduce(torch.ones(4), SUM, True, timeout=20 if known_by == "ring" else 8)
         member = comm._member
         verdict = Verdict(member.store, member.uid, member.name, 1, 2)

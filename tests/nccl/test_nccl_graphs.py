@@ -26,7 +26,7 @@ SUM = unicomm.ReduceOp.SUM
 
 
 def finish(comm: Communicator) -> None:
-    assert comm._engine.queue.drain(30)
+    assert comm._engine.executor.drain(30)
 
 
 def of(comm_rank: int):
@@ -116,7 +116,7 @@ def test_nobody_asks_for_events_while_a_graph_is_captured(double, eventually, mo
     looks = []
 
     def program(comm: Communicator) -> None:
-        queue = comm._engine.queue
+        queue = comm._engine.executor
         x, y = torch.ones(4), torch.ones(4)
         queue.streams.call(lambda: released.wait(60))
         work = comm.all_reduce(x, SUM, False)  # is not over during the capture: the watchdog looks after it
@@ -144,7 +144,7 @@ def test_a_replay_follows_what_was_issued_before(double):
     def program(comm: Communicator) -> None:
         x = torch.ones(4)
         graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         with streams.use(streams.new()):
             streams.sleep(100)
             before = comm.all_reduce(x, SUM, True)
@@ -268,7 +268,7 @@ def test_reconfigure_is_refused_in_a_capture(double, raised, connected):
 
 def test_a_graph_without_operations_of_ours_is_left_alone(double):
     def program(comm: Communicator) -> None:
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         graph = Together(1).capture(comm, lambda: streams.sleep(0))
         assert "_unicomm_operations" not in vars(graph)
         graph.replay()

@@ -20,7 +20,7 @@ from unicomm.comms.errors import (
     NotReadyError,
     UnsupportedError,
 )
-from unicomm.comms.window import WindowAccess
+from unicomm.comms.memory.window import WindowAccess
 from unicomm.testing import conformance, run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -46,7 +46,7 @@ def test_each_replay_has_a_row_and_so_have_its_operations(double):
         graph.replay()
         graph.replay()
         comm.all_reduce(x, SUM, False)
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
 
     with profile(activities=[ProfilerActivity.CPU]):
         run_ranks(program, 2, backend=double)
@@ -97,13 +97,13 @@ def recorded(double, tmp_path):
         graph = Together(1).capture(comm, body)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
             graph.replay()
-            comm._engine.queue.drain(30)
+            comm._engine.executor.drain(30)
             graph.replay()
-            comm._engine.queue.drain(30)
+            comm._engine.executor.drain(30)
         found["prof"] = prof
         found["replay without a profiler"] = graph.replay()
         prof.export_chrome_trace(str(tmp_path / "rank0.json"))
-        comm._engine.queue.drain(30)
+        comm._engine.executor.drain(30)
 
     run_ranks(program, 1, backend=double)
     return found["prof"], tmp_path / "rank0.json"
@@ -151,7 +151,7 @@ def test_messages_of_a_replay_are_numbered_for_their_pair(double):
 
         graph = together.capture(comm, body)
         graph.replay()
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
 
     with profile(activities=[ProfilerActivity.CPU]):
         run_ranks(program, 2, backend=double)
@@ -189,7 +189,7 @@ def test_a_graph_that_becomes_a_part_of_another_counts_for_that(double):
             inner.replay()
             outer.replay()
             inner.replay()
-            comm._engine.queue.drain(30)
+            comm._engine.executor.drain(30)
 
     run_ranks(program, 1, backend=double)
     assert [tag(row) for row in rows() if row["op"] != "replay"] == [
@@ -214,7 +214,7 @@ def late(double, tmp_path):
         graph = together.capture(comm, body)
         for _ in range(2):
             graph.replay()
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
 
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         run_ranks(program, 2, backend=double)

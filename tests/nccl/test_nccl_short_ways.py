@@ -91,7 +91,7 @@ def test_the_short_way_does_what_the_long_one_does(double, checked, name):
                 assert work.name in (name, "recv")
                 results.append(calls.result(name))
         assert all(result == results[0] for result in results)
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
 
     run_ranks(program, 2, backend=double)
     ring = read_ring(writer._recorder.path)
@@ -285,7 +285,7 @@ def test_graphs_take_each_operation_down(double):
         graph.replay()
         for name in names:
             kept(name).wait_blocking()
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
         assert calls.x.tolist() == kept.x.tolist()
         assert calls.out.tolist() == kept.out.tolist()
 

@@ -29,21 +29,21 @@ def test_a_record_says_that_the_device_has_come_to_it(double, eventually):
     reached, released = threading.Event(), threading.Event()
 
     def program(comm: Communicator) -> None:
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         if comm.get_rank() == 1:
             assert released.wait(60)
             comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
             return
         streams.call(lambda: reached.wait(60))
         work = comm.all_reduce(torch.ones(4), SUM, False)
-        looked = comm._engine.queue._running[0].pending
+        looked = comm._engine.executor._running[0]
         assert [int(r["state"]) for r in records()] == [1]
         reached.set()
         eventually(lambda: looked.reached and int(records()[0]["state"]) == 2)
         assert not work.is_completed()  # rank 1 has not come
         released.set()
         work.wait_blocking()
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
 
     run_ranks(program, 2, backend=double)
     assert [int(r["state"]) for r in records()] == [3, 3]
@@ -56,18 +56,18 @@ def test_durations_are_the_devices_own(double, eventually):
 
     def program(comm: Communicator) -> int:
         if comm.get_rank() == 1:
-            comm._engine.queue.streams.call(lambda: released.wait(60))
+            comm._engine.executor.streams.call(lambda: released.wait(60))
             comm.all_reduce(torch.ones(4), SUM, False)
             assert begun.wait(60)
             at["released"] = time.monotonic_ns()
             released.set()
         else:
             comm.all_reduce(torch.ones(4), SUM, False)
-            pending = comm._engine.queue._running[0].pending
+            pending = comm._engine.executor._running[0]
             eventually(lambda: pending.reached)
             at["begun"] = time.monotonic_ns()
             begun.set()
-        assert comm._engine.queue.drain(30)
+        assert comm._engine.executor.drain(30)
         return comm._member.recorder_index
 
     waits, waited_for = run_ranks(program, 2, backend=double)
@@ -111,12 +111,12 @@ def test_the_profilers_rows_have_the_devices_times(double):
     def program(comm: Communicator) -> None:
         released = threading.Event()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
-            comm._engine.queue.streams.call(lambda: released.wait(60))
+            comm._engine.executor.streams.call(lambda: released.wait(60))
             comm.all_reduce(torch.ones(4), SUM, False)
             work = comm.broadcast(torch.ones(2), 0, True)
             released.set()
             work.wait()
-            comm._engine.queue.streams.synchronize()
+            comm._engine.executor.streams.synchronize()
         events = [e for e in prof.events() if e.name.startswith("unicomm::")]
         assert [e.name for e in events] == ["unicomm::all_reduce", "unicomm::broadcast"]
         assert [e.kwinputs["seq_num"] for e in events] == [1, 2]
@@ -137,7 +137,7 @@ def test_what_the_device_has_not_done_when_the_profiler_ends_is_not_finished(dou
     def program(comm: Communicator) -> None:
         released = threading.Event()
         with profile(activities=[ProfilerActivity.CPU]):
-            comm._engine.queue.streams.call(lambda: released.wait(60))
+            comm._engine.executor.streams.call(lambda: released.wait(60))
             work = comm.all_reduce(torch.ones(4), SUM, False)
         released.set()
         work.wait_blocking()

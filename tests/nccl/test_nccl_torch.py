@@ -71,7 +71,7 @@ def test_a_future_is_there_at_once_and_ordered_by_its_stream(double, monkeypatch
 
     def program(comm: Communicator) -> None:
         released = threading.Event()
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         streams.call(lambda: released.wait(60))
         x = torch.ones(4)
         options = dist.AllreduceOptions()
@@ -90,7 +90,7 @@ def test_a_future_is_there_at_once_and_ordered_by_its_stream(double, monkeypatch
 def test_a_future_without_streams_comes_when_the_device_is_done(double):
     def program(comm: Communicator) -> None:
         released = threading.Event()
-        comm._engine.queue.streams.call(lambda: released.wait(60))
+        comm._engine.executor.streams.call(lambda: released.wait(60))
         options = dist.AllreduceOptions()
         options.asyncOp = True
         future = UnicommProcessGroup(comm).allreduce([torch.ones(4)], options).get_future()
@@ -105,7 +105,7 @@ def test_a_forked_child_gives_nothing_back(double):
     """A device's events are destroyed by its runtime, which a forked child must not call."""
 
     def program(comm: Communicator) -> None:
-        released, queue = threading.Event(), comm._engine.queue
+        released, queue = threading.Event(), comm._engine.executor
         queue.streams.call(lambda: released.wait(60))
         x = torch.ones(4)
         under_way = weakref.ref(x)

@@ -28,7 +28,7 @@ def job(comm: Communicator, together: Together) -> None:
     """A call, a graph of three operations replayed twice, one of messages (alone: a broadcast), a call."""
     peer = (comm.get_rank() + 1) % comm.get_size()
     x, out, y = torch.ones(4), torch.zeros(4 * comm.get_size()), torch.zeros(3)
-    streams = comm._engine.queue.streams
+    streams = comm._engine.executor.streams
 
     def steps() -> None:
         comm.all_reduce(x, SUM, False)
@@ -51,7 +51,7 @@ def job(comm: Communicator, together: Together) -> None:
     for at in (0, 0, 1):  # with nothing between them
         graphs[at].replay()
     comm.all_reduce(x, SUM, False)
-    assert comm._engine.queue.drain(30)
+    assert comm._engine.executor.drain(30)
 
 
 def test_a_replays_time_is_given_once(double):

@@ -8,8 +8,8 @@ from exchanges import shared
 
 import unicomm
 from unicomm import symm
+from unicomm.comms.memory.window import WindowAccess
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.comms.window import WindowAccess
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.ring import writer

@@ -13,11 +13,10 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from unicomm.backends.bootstrap.store import store_of_job
-from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures
+from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures, device_streams
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
-from unicomm.comms.execution.streams import device_streams
 from unicomm.comms.membership import lifecycle
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds

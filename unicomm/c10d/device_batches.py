@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from unicomm.comms.execution.point_to_point import messages
+from unicomm.comms.execution.point_to_point import post as send_or_receive
 from unicomm.comms.work import Work, WorkStatus
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class _Batch:
         return work
 
     def issue(self, engine: Engine) -> None:
-        whole = engine.messages(self.items, True, None, None, batch=len(self.items) > 1)
+        whole = messages(engine, self.items, True, None, None, batch=len(self.items) > 1)
         for one in self.works:
             one.whole = whole
 
@@ -87,14 +89,14 @@ class BatchedWork(Work):
 
 def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any) -> Work:
     """Sends or receives for a process group."""
-    if engine.queue is None:
-        return engine.post(kind, tensor, peer, None)
+    if engine.executor.streams is None:
+        return send_or_receive(engine, kind, tensor, peer, None)
     opened: _Batch | None = getattr(_here, "opened", None)
     if opened is not None and opened.asked[0] is engine:
         return opened.add(kind, tensor, peer)
     asked = _asked() if understood else None
     if asked is None:
-        return engine.post(kind, tensor, peer, None)
+        return send_or_receive(engine, kind, tensor, peer, None)
     batch: _Batch | None = getattr(_here, "batch", None)
     if batch is None or batch.asked is not asked:  # one before may have ended with an error
         batch = _here.batch = _Batch(asked)

@@ -45,13 +45,13 @@ def communicator(group: Group, device: torch.device) -> Communicator:
 
 def group_size(group: Group) -> int:
     """Number of ranks; also while a graph is traced."""
-    group = getattr(group, "real_obj", group)
-    return group.get_size() if isinstance(group, Communicator) else int(group.size())
+    real: Any = getattr(group, "real_obj", group)
+    return real.get_size() if isinstance(real, Communicator) else int(real.size())
 
 
 def _rank(group: Group) -> int:
-    group = getattr(group, "real_obj", group)
-    return group.get_rank() if isinstance(group, Communicator) else int(group.rank())
+    real: Any = getattr(group, "real_obj", group)
+    return real.get_rank() if isinstance(real, Communicator) else int(real.rank())
 
 
 def _rows(name: str, x: Tensor, group: Group) -> None:

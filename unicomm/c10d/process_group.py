@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store
 
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.execution.message_queue import ANY_RANK
+from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.ring.ranks import format_ranks
 
@@ -444,7 +444,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         """For `_coalescing_manager(device=)`, whose messages are one batch; for devices with streams."""
         comm = self.get_comm(device)
-        if comm._engine.queue is None:
+        if comm._engine.executor.streams is None:
             raise UnsupportedError(
                 f"operations of backend '{comm.get_backend()}' cannot be put together for a device",
                 comm=comm.get_name(),
@@ -458,8 +458,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         """A Work of all that was issued since; operations run in order, so that the last one tells."""
         engine = self.get_comm(device)._engine
         torch_batches.end(engine)
-        assert engine.queue is not None
-        last = engine.queue.last()
+        last = engine.executor.last()
         return ProcessGroupWork([] if last is None else [last])
 
     # --- point-to-point -------------------------------------------------------------------------------

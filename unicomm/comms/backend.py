@@ -12,7 +12,6 @@ docs/backends.md tells how to write a backend; `unicomm.testing.conformance` is 
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -25,6 +24,7 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
 from .errors import CommError
 from .options import Hint
+from .streams import Streams
 
 #: The version of this protocol. A change that a backend written before does not survive raises it.
 PROTOCOL_VERSION = 1
@@ -287,63 +287,6 @@ class ExtendsDeadlines(abc.ABC):
 # --- streams ----------------------------------------------------------------------------------------------
 
 
-class Streams(abc.ABC):
-    """Streams and events of one device, as opaque objects. Equal objects are the same stream: torch gives
-    another object for a stream each time.
-
-    Attributes:
-        frees_in_order: memory that is freed while the current stream uses it is given to later work of that
-            stream only, as torch's allocator does.
-    """
-
-    frees_in_order = True
-
-    def adopt(self) -> None:  # noqa: B027
-        """Makes the device current in a thread of unicomm's, before that thread asks for events: a question
-        from a thread whose device is another one would take memory there, for a context."""
-
-    @abc.abstractmethod
-    def current(self) -> Any:
-        """Returns the stream on which the caller's thread puts its work."""
-
-    @abc.abstractmethod
-    def new(self) -> Any:
-        """Returns a stream beside the current one."""
-
-    @abc.abstractmethod
-    def handle(self, stream: Any) -> int:
-        """Returns the library's own pointer to the stream."""
-
-    @abc.abstractmethod
-    def use(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Within the context the stream is the current one."""
-
-    @abc.abstractmethod
-    def record(self, stream: Any) -> Any:
-        """Returns an event after all that the stream has so far."""
-
-    @abc.abstractmethod
-    def wait(self, stream: Any, event: Any) -> None:
-        """What the stream gets from now on runs after the event. The host does not wait."""
-
-    @abc.abstractmethod
-    def is_over(self, event: Any) -> bool:
-        """Whether the event has happened; raises if the device has failed."""
-
-    @abc.abstractmethod
-    def elapsed(self, first: Any, second: Any) -> float:
-        """Returns the device's seconds between two events that have happened."""
-
-    def future(self) -> torch.futures.Future[Any] | None:
-        """Returns an empty future whose result belongs to the current stream: who waits for it makes its own
-        thread's stream wait. None if futures cannot do that; the result is then set when it is there."""
-        return None
-
-    @abc.abstractmethod
-    def is_capturing(self) -> bool:
-        """Whether a graph captures the current stream, which then runs nothing."""
-
-
 class UsesStreams(abc.ABC):
     """A backend whose operations run on a device's streams: `run` and `exchange` put them on the current
     stream and return."""
@@ -363,6 +306,16 @@ class UsesStreams(abc.ABC):
 
     def explain(self, error: CommError) -> None:  # noqa: B027
         """Adds what the library has logged to an error that the watchdog found, such as a timeout."""
+
+
+def streams_of(backend: Backend) -> Streams | None:
+    """Returns the streams of a connected backend's device; None if its operations block the host."""
+    return backend.streams() if isinstance(backend, UsesStreams) else None
+
+
+def device_streams(backend: type[Backend], device: torch.device) -> Streams | None:
+    """Returns the streams of a device that a backend would use, before anything is connected."""
+    return backend.device_streams(device) if issubclass(backend, UsesStreams) else None
 
 
 class IssuesDirectly(UsesStreams):

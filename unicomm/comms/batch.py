@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from unicomm.comms.execution.engine import Holder
+from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.operations.arrays import Array
 
 from .errors import InvalidArgumentError
+from .options import Hints, Timeout
 from .work import Work
-
-if TYPE_CHECKING:
-    from unicomm.comms.options import Hints
-
-    from .communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -27,14 +23,14 @@ class P2POp:
 
 
 class BatchSendRecv:
-    """Collects sends and receives; `issue` runs them together and gives one Work for all.
+    """Collects sends and receives; `issue` runs them together and returns one Work for all.
 
-    Made by `Communicator.batch_op_create`. Within a batch nothing has to wait for anything else, except
-    that several messages between the same two ranks keep their order. After `issue` the batch is empty
-    and may be filled again.
+    Made by `Communicator.batch_op_create`. Messages of a batch do not wait for each other, except that
+    several messages between the same two ranks keep their order. After `issue` the batch is empty and may be
+    filled again.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Holder) -> None:
         self._comm = comm
         self.ops: list[P2POp] = []
 
@@ -48,7 +44,7 @@ class BatchSendRecv:
         self.ops.append(P2POp("recv", tensor, src))
         return self
 
-    def issue(self, async_op: bool, hints: Hints = None, timeout: timedelta | float | None = None) -> Work:
+    def issue(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Runs the batch. All its arguments are checked before anything is sent.
 
         Raises `InvalidArgumentError` for an empty batch. When it raises that, the batch keeps its entries.
@@ -62,6 +58,6 @@ class BatchSendRecv:
                 hint="add sends and receives first; an issued batch is empty again",
             )
         items = [(op.kind, op.tensor, op.peer) for op in self.ops]
-        work = self._comm._engine.messages(items, async_op, hints, timeout, batch=True)
+        work = messages(self._comm._engine, items, async_op, hints, timeout, batch=True)
         self.ops = []
         return work

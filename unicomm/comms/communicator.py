@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from unicomm.c10d.opaque import OpaqueBase, methods, not_traced
-from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
+from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.memory.allocator import MemAllocator
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
-from unicomm.comms.options import Hints, Timeout
 
 from .backend import Capabilities, ChangesHints, ReportsMemory
 from .errors import AbortedError, CommError, UnsupportedError
-from .options import CommOptions, read_hints
+from .options import CommOptions, Hints, Timeout, read_hints
 from .work import Work
 
 if TYPE_CHECKING:
     from unicomm.comms.execution.member import Member
     from unicomm.comms.membership.reconfigure import Dynamic
+    from unicomm.comms.memory.window import Window
 
     from .batch import BatchSendRecv
     from .persistent import AllGatherHandle
-    from .window import Window
 
 Tensor = Array  # an array's memory is used where it lies
 
@@ -65,7 +65,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Not for users: see `unicomm.new_comm`."""
         # Of the epoch: reconfigure replaces both.
         self._member = member
-        self._engine = Engine(member, vacant=vacant)
+        self._engine = new_engine(member, vacant=vacant)
         self._dynamic = dynamic
         #: Of the same ranks on other devices, for a process group that is made of this one.
         self.beside: list[Communicator] = []
@@ -85,7 +85,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     # --- collectives: see ops.py for what each does ------------------------------------------------
 
     def broadcast(
-        self, tensor: Tensor, root: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self, tensor: Tensor, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Copies the root's `tensor` into all ranks' `tensor`."""
         done = self._engine.fast.broadcast(tensor, root, async_op, hints, timeout)
@@ -94,7 +94,12 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return self._engine.collective("broadcast", (tensor,), async_op, hints, timeout, root=root)
 
     def all_reduce(
-        self, tensor: Tensor, op: ReduceOp, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self,
+        tensor: Tensor,
+        op: ReduceOp,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
     ) -> Work:
         """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
         done = self._engine.fast.all_reduce(tensor, op, async_op, hints, timeout)
@@ -107,7 +112,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         tensor: Tensor,
         root: int,
         op: ReduceOp,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -118,7 +123,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self,
         tensor_list: Sequence[Tensor],
         tensor: Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -129,7 +134,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self,
         tensor_list: Sequence[Tensor],
         tensor: Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -137,7 +142,12 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return self._engine.collective("all_gather_v", (tensor_list, tensor), async_op, hints, timeout)
 
     def all_gather_single(
-        self, output: Tensor, input: Tensor, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
     ) -> Work:
         """All ranks' `input` one after the other in `output`, which has n times its elements.
 
@@ -153,7 +163,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output: Tensor,
         input_list: Sequence[Tensor],
         op: ReduceOp,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -167,7 +177,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output: Tensor,
         input_list: Sequence[Tensor],
         op: ReduceOp,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -181,7 +191,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output: Tensor,
         input: Tensor,
         op: ReduceOp,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -197,7 +207,12 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         )
 
     def all_to_all_single(
-        self, output: Tensor, input: Tensor, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self,
+        output: Tensor,
+        input: Tensor,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
     ) -> Work:
         """The j-th of n equal parts of rank i's `input` becomes the i-th part of rank j's `output`."""
         done = self._engine.fast.all_to_all_single(output, input, async_op, hints, timeout)
@@ -211,7 +226,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         input: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -230,7 +245,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self,
         output_tensor_list: Sequence[Tensor],
         input_tensor_list: Sequence[Tensor],
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -239,7 +254,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
             "all_to_all", (output_tensor_list, input_tensor_list), async_op, hints, timeout
         )
 
-    def barrier(self, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
+    def barrier(self, async_op: bool = False, hints: Hints = None, timeout: Timeout = None) -> Work:
         """Completes when all ranks have called it."""
         done = self._engine.fast.barrier(async_op, hints, timeout)
         if done:
@@ -251,7 +266,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output_tensor: Tensor,
         input_tensor_list: Sequence[Tensor],
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -265,7 +280,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output_tensor_list: Sequence[Tensor],
         input_tensor: Tensor,
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -279,7 +294,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         output: Tensor | None,
         input: Tensor,
         root: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -289,22 +304,22 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     # --- point-to-point -----------------------------------------------------------------------------
 
     def send(
-        self, tensor: Tensor, dst: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self, tensor: Tensor, dst: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
         done = self._engine.fast.send(tensor, dst, async_op, hints, timeout)
         if done:
             return done if isinstance(done, Work) else self._engine.fast_failed("send", done)
-        return self._engine.messages([("send", tensor, dst)], async_op, hints, timeout)
+        return messages(self._engine, [("send", tensor, dst)], async_op, hints, timeout)
 
     def recv(
-        self, tensor: Tensor, src: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self, tensor: Tensor, src: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
         done = self._engine.fast.recv(tensor, src, async_op, hints, timeout)
         if done:
             return done if isinstance(done, Work) else self._engine.fast_failed("recv", done)
-        return self._engine.messages([("recv", tensor, src)], async_op, hints, timeout)
+        return messages(self._engine, [("recv", tensor, src)], async_op, hints, timeout)
 
     def batch_op_create(self) -> BatchSendRecv:
         """A new, empty batch of sends and receives, which run together when it is issued."""
@@ -326,7 +341,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self,
         handle: AllGatherHandle,
         input: Tensor,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -368,7 +383,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """
         from .window import new_window
 
-        return new_window(self, tensor, hints, timeout)
+        return new_window(self._engine, tensor, hints, timeout)
 
     def get_init_handle(self) -> str:
         """What other ranks need to reach this one in `reconfigure`: a text, the same for the whole life.
@@ -430,8 +445,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return self
 
     def __exit__(self, exc_type: object, exc: object, tb: object) -> None:
-        if exc_type is not None and self._engine.worker.busy:
-            self.abort()  # do not wait for ranks that may never come
+        if exc_type is not None and not self._engine.executor.drain(0.0):
+            self.abort()  # finalize would wait for ranks that may never come
         self.finalize()
 
     def abort(self) -> None:
@@ -488,6 +503,16 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
             backend.set_hints({name: values[name] for name in hints})
 
     # --- properties ---------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0 to `size - 1`: short for `get_rank()`."""
+        return self._member.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks: short for `get_size()`."""
+        return self._member.size
 
     def get_rank(self) -> int:
         """This rank, from 0 to `get_size() - 1`."""
@@ -567,6 +592,15 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def register_abort_hook(self, hook: AbortHook) -> RemovableHandle:
         """`hook(error)` once, when the communicator breaks."""
         return self._engine.hooks.add("abort", hook)
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:
+    """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
+
+    Short for `comm.mem_allocator.empty(...)`; see there. Local. `UnsupportedError` where the backend has no
+    such memory.
+    """
+    return comm.mem_allocator.empty(*size, dtype=dtype)
 
 
 #: What torchcomms calls it.

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from unicomm.comms.execution.engine import Holder
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.table import OPERATIONS
 
 from .backend import PreparesOperations
 from .errors import CommError, InvalidArgumentError, NotReadyError
+from .options import Hints, Timeout
 from .work import Work
 
-if TYPE_CHECKING:
-    from unicomm.comms.options import Hints
 
-    from .communicator import Communicator
+class Gathering(Holder, Protocol):
+    """The communicator of a handle."""
+
+    def all_gather_single(
+        self, output: Array, input: Array, async_op: bool, hints: Hints, timeout: Timeout
+    ) -> Work: ...
 
 
 class AllGatherHandle:
-    """What `all_gather_p_init` returns: the tensor that each `all_gather_p_exec` fills."""
+    """A persistent all-gather, returned by `all_gather_p_init`, into the tensor `output`."""
 
-    def __init__(
-        self, comm: Communicator, output: Array, hints: Hints, timeout: timedelta | float | None
-    ) -> None:
+    def __init__(self, comm: Gathering, output: Array, hints: Hints, timeout: Timeout) -> None:
         comm._engine.check_open("all_gather_single")
         n = comm.get_size()
         tensor = comm._engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
@@ -38,9 +40,9 @@ class AllGatherHandle:
         limit = comm._engine.per_op("all_gather_single", hints, timeout)
         self.output = tensor
         self.timeout = None if timeout is None else limit
-        self._comm: Communicator | None = comm
+        self._comm: Gathering | None = comm
 
-    def run(self, input: Array, async_op: bool, hints: Hints, timeout: timedelta | float | None) -> Work:
+    def run(self, input: Array, async_op: bool, hints: Hints, timeout: Timeout) -> Work:
         assert self._comm is not None
         limit = self.timeout if timeout is None else timeout
         engine = self._comm._engine
@@ -55,8 +57,8 @@ class AllGatherHandle:
             comm._engine.release(self)
 
 
-def check_handle(comm: Communicator, handle: object, op: str) -> AllGatherHandle:
-    """The handle, if it is one of this communicator's that was not freed."""
+def check_handle(comm: Gathering, handle: object, op: str) -> AllGatherHandle:
+    """Returns the handle if `comm` made it and it has not been freed; raises otherwise."""
     error: type[CommError] = InvalidArgumentError
     if not isinstance(handle, AllGatherHandle):
         message, hint = f"handle is a {type(handle).__name__}", "pass what all_gather_p_init returned"

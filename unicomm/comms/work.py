@@ -1,14 +1,15 @@
-"""Work: the handle of an operation; Worker: the thread that runs asynchronous operations in order."""
+"""Work: the handle of an operation."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
+from typing import Any, Protocol
 
 from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
@@ -20,6 +21,12 @@ class WorkStatus(enum.Enum):
     COMPLETED = "completed"
     ERROR = "error"
     TIMEDOUT = "timed out"
+
+
+class Runner(Protocol):
+    """The thread that runs an asynchronous operation, as its Work sees it."""
+
+    def is_current(self) -> bool: ...
 
 
 class Work:
@@ -36,7 +43,7 @@ class Work:
     _pending = False
     _started = True
     _lock: threading.Lock | None = None
-    _worker: Worker | None = None
+    _worker: Runner | None = None
     _callbacks: list[Callable[[Work], None]] | None = None
 
     def __init__(self, name: str, seq: int, pending: bool) -> None:
@@ -74,6 +81,22 @@ class Work:
             self._lock.release()
         if self._error is not None:
             raise self._error.with_traceback(None)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """`await work`: like `wait_blocking`, but suspends the coroutine instead of blocking its thread."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def tell(_: Work) -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        yield from over.__await__()
+        self.wait_blocking()
 
     def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
         """Like `wait`, but blocks the host until the operation has completed on any kind of device."""
@@ -146,86 +169,24 @@ class Work:
         return f"<Work {self.name} #{self.seq}: {self.status.value}>"
 
 
-class Worker:
-    """Runs jobs one after the other in a thread of its own, which is started by the first job."""
+def wait_all(works: Iterable[Work], timeout: timedelta | float | None = None) -> None:
+    """Waits for all `works`, as `Work.wait` does; `timeout` (seconds) is for all of them together.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._ident = 0
-        self._waiting: list[Work] = []  # in order; the first one may be running
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting)
-
-    def is_current(self) -> bool:
-        """Whether the caller runs in the worker's thread: in a callback, that is."""
-        return threading.get_ident() == self._ident
-
-    def pending(self) -> list[Work]:
-        return list(self._waiting)
-
-    def submit(self, work: Work, job: Callable[[], None]) -> None:
-        """`job` is called later in order; what it raises becomes the work's error."""
-        work._worker = self
-        self._waiting.append(work)
-        self._jobs.put((work, job))
-        if self._thread is None:
-            # A daemon: a rank that waits for a lost peer must not keep the process from ending. The
-            # exit handler in lifecycle.py drains it first.
-            self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-            self._thread.start()
-
-    def drain(self, timeout: float) -> bool:
-        """Waits until all jobs are done; False when they are not within `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        for work in self.pending():
-            lock = work._lock
-            if lock is None or not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return False
-            lock.release()
-        return True
-
-    def close(self, timeout: float) -> bool:
-        """Ends the thread after the jobs it has; False when it does not end within `timeout` seconds."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return True
-        self._jobs.put(None)
-        if thread is threading.current_thread():
-            return True
-        thread.join(timeout)
-        return not thread.is_alive()
-
-    def forget(self) -> None:
-        """In a forked child, which has no such thread: what was pending ends with an error."""
-        for work in self.pending():
-            work._forget()
-        self._waiting.clear()
-        self._thread = None
-
-    def _loop(self) -> None:
-        self._ident = threading.get_ident()
-        while (item := self._jobs.get()) is not None:
-            work, job = item
-            error: BaseException | None = None
-            work._start()
-            try:
-                job()
-            except BaseException as caught:
-                error = caught if isinstance(caught, CommError) else _wrap(work, caught)
-            del job, item  # tensors are released as soon as the operation is over
-            self._waiting.pop(0)
-            work._finish(error)
-            del work, error  # nor may what an error's traceback holds be kept until the next operation
-        self._ident = 0
-
-
-def _wrap(work: Work, error: BaseException) -> BaseException:
-    error.add_note(f"raised by asynchronous {work.name} #{work.seq}") if hasattr(error, "add_note") else None
-    return error
+    Waits for every work, also when one has failed; then raises the error of the first that failed in the
+    order given.
+    """
+    limit = seconds(timeout, -1.0)
+    end = time.monotonic() + limit
+    failed: BaseException | None = None
+    for work in works:
+        try:
+            work.wait(None if limit < 0 else max(1e-9, end - time.monotonic()))
+        except BaseException as error:
+            if not isinstance(error, CommError):
+                raise
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 #: What torchcomms calls it.

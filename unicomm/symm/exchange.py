@@ -21,6 +21,7 @@ from unicomm.comms.memory.symmetric import (
     Capability,
     NoFastExchange,
     SymmetricMemory,
+    attached,
     heading,
     memory_of,
     span_of,
@@ -36,7 +37,7 @@ _NO_FAST = NoFastExchange()
 
 def fast_of(comm: Communicator) -> Any:
     """What tries to do all of an exchange in one native call."""
-    memory = comm._engine.symmetric
+    memory = attached(comm._engine)
     return _NO_FAST if memory is None else memory.fast
 
 
@@ -44,7 +45,7 @@ def done_fast(op: str, comm: Communicator, way: str, *arguments: Any) -> bool:
     """Whether one native call did all of an operation that refuses nothing. Raises its error."""
     done = getattr(fast_of(comm), way)(OPERATIONS[op].code, *arguments)
     if not isinstance(done, bool):
-        memory = memory_of(comm, op)
+        memory = memory_of(comm._engine, op)
         fail(memory.engine, op, lambda limit: memory.check(done[0], limit))
     return done
 
@@ -54,7 +55,7 @@ class Exchange:
 
     def __init__(self, op: str, comm: Communicator, timeout: Timeout = None, relaxed: bool = False) -> None:
         self.op = op
-        self.memory: SymmetricMemory = memory_of(comm, op)
+        self.memory: SymmetricMemory = memory_of(comm._engine, op)
         self.domain = self.memory.domain
         self.rank, self.size = self.memory.rank, self.memory.size
         self._timeout, self._relaxed = timeout, bool(relaxed)

@@ -10,9 +10,10 @@ import torch
 
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.memory.symmetric import Capability, initialize, initialize_team, memory_of
+from unicomm.comms.memory.initialize import initialize, initialize_team
+from unicomm.comms.memory.symmetric import Capability, memory_of
+from unicomm.comms.memory.window import Window
 from unicomm.comms.operations.arrays import Array
-from unicomm.comms.window import Window
 
 Timeout = timedelta | float | None
 
@@ -29,7 +30,7 @@ def init(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None) -> No
     Raises `UnsupportedError` where the backend has no symmetric memory, `CommTimeoutError` with the ranks
     that did not come.
     """
-    initialize(comm, heap_bytes, timeout)
+    initialize(comm._engine, heap_bytes, timeout)
 
 
 def init_team(team: Communicator | None, whole: Communicator, timeout: Timeout = None) -> None:
@@ -45,7 +46,7 @@ def init_team(team: Communicator | None, whole: Communicator, timeout: Timeout =
     Raises `InvalidArgumentError` on the ranks of a team that cannot be, `MismatchError` on the others, and
     `UnsupportedError` where the library has no teams.
     """
-    initialize_team(team, whole, timeout)
+    initialize_team(None if team is None else team._engine, whole._engine, timeout)
 
 
 def synchronize(comm: Communicator, timeout: Timeout = None) -> None:
@@ -57,12 +58,12 @@ def synchronize(comm: Communicator, timeout: Timeout = None) -> None:
     `MismatchError`; nothing was written. All ranks have to call it at the same place. On the CPU each
     operation has raised its own, and this does nothing.
     """
-    memory_of(comm, "symm_barrier").synchronize(timeout)
+    memory_of(comm._engine, "symm_barrier").synchronize(timeout)
 
 
 def capabilities(comm: Communicator) -> Capability:
     """What the library behind the communicator's symmetric memory can do."""
-    return memory_of(comm, "symm_init").capabilities
+    return memory_of(comm._engine, "symm_init").capabilities
 
 
 def empty(
@@ -77,7 +78,7 @@ def empty(
     all of them. It lives until `free`, not only as long as the tensor. `InvalidArgumentError` on all ranks
     where the heap has no room.
     """
-    memory = memory_of(comm, "symm_allocate")
+    memory = memory_of(comm._engine, "symm_allocate")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
     if not shape.numel() or any(n < 0 for n in shape):
@@ -96,7 +97,7 @@ def free(tensor: Array, comm: Communicator, timeout: Timeout = None) -> None:
 
     Neither the tensor nor a view of it may be used afterwards.
     """
-    memory_of(comm, "symm_free").free(tensor, timeout)
+    memory_of(comm._engine, "symm_free").free(tensor, timeout)
 
 
 class Handle:

@@ -17,7 +17,7 @@ Timeout = timedelta | float | None
 
 
 def _checked(op: str, array: Array, peer: int, comm: Communicator) -> tuple[SymmetricMemory, torch.Tensor]:
-    memory = memory_of(comm, op)
+    memory = memory_of(comm._engine, op)
     memory.require(op, Capability.PUT_GET)
     tensor = memory.check_symmetric(op, "tensor", array)
     memory.engine.check.check_rank(OPERATIONS[op], "peer", peer)
@@ -81,7 +81,7 @@ def put_signal(
 
 def wait_signal(sigpad: Array, signal: int, peer: int, comm: Communicator, timeout: Timeout = None) -> None:
     """Waits until this rank's `sigpad` is `signal`. `peer` is who sends it, whom a timeout names."""
-    memory = memory_of(comm, "wait_signal")
+    memory = memory_of(comm._engine, "wait_signal")
     memory.engine.check.check_rank(OPERATIONS["wait_signal"], "peer", peer)
     word = _word(memory, "wait_signal", sigpad)
 

@@ -221,8 +221,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _compare(comm: Communicator, case: Case, label: str, got: Tensor, expected: Tensor) -> None:
-    queue = comm._engine.queue
-    if queue is not None and not queue.drain(comm.get_options().timeout):
+    if not comm._engine.executor.drain(comm.get_options().timeout):
         raise ConformanceError(f"{case}: not over in time")
     a, b = _bits(got), _bits(expected)
     if torch.equal(a, b):

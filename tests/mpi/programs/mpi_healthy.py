@@ -10,6 +10,7 @@ from mpi_common import comm, me, raised, say, size
 
 import unicomm
 from unicomm.backends.mpi import backend as mpi
+from unicomm.comms.execution import point_to_point
 from unicomm.comms.execution.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.table import OPERATIONS
@@ -155,19 +156,19 @@ def exchanges_side_by_side() -> None:
     right, left = (me + 1) % size, (me - 1) % size
     for count in (10, 200_000):
         out, back = torch.full((count,), float(me)), torch.zeros(count)
-        late = comm._engine.post("recv", back, left, None)
-        comm._engine.post("send", out, right, None).wait()
+        late = point_to_point.post(comm._engine, "recv", back, left, None)
+        point_to_point.post(comm._engine, "send", out, right, None).wait()
         late.wait()
         assert bool((back == left).all())
     if me == 0:
         got = [torch.zeros(3) for _ in range(size - 1)]
-        works = [comm._engine.post("recv", t, -1, None) for t in got]
+        works = [point_to_point.post(comm._engine, "recv", t, -1, None) for t in got]
         for w, t in zip(works, got, strict=True):
             w.wait()
             assert bool((t == w.peer).all())
         assert sorted(w.peer for w in works) == list(range(1, size))
     else:
-        comm._engine.post("send", torch.full((3,), float(me)), 0, None).wait()
+        point_to_point.post(comm._engine, "send", torch.full((3,), float(me)), 0, None).wait()
 
 
 def leaves_the_program_its_own_mpi() -> None:

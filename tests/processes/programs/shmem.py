@@ -46,7 +46,7 @@ def wait(work):
     """Says what comes of it, and after an abort whether the stream waits no more."""
     with reporting():
         work.wait_blocking()
-    if HOW == "aborted" and (queue := comm._engine.queue) is not None:
+    if HOW == "aborted" and (queue := comm._engine.executor) is not None:
         end = time.monotonic() + 20
         while not queue.streams.is_over(work._after) and time.monotonic() < end:
             time.sleep(0.02)
@@ -55,7 +55,7 @@ def wait(work):
 
 def captured(comm):
     """Operations of symmetric memory are captured; those that count are refused, and leave nothing there."""
-    streams, sum_ = comm._engine.queue.streams, unicomm.ReduceOp.SUM
+    streams, sum_ = comm._engine.executor.streams, unicomm.ReduceOp.SUM
     graph, y = HostGraph(streams), torch.ones(4)
     x, total = (device_bodies.shared(comm, torch.zeros(4)) for _ in range(2))
     refused = (

@@ -31,7 +31,7 @@ with unicomm.new_comm("symm-device", torch.device("cpu"), name="main", timeout=6
         x = device_bodies.shared(comm, torch.ones(4))
         say("ready")
         hear()
-        streams = comm._engine.queue.streams
+        streams = comm._engine.executor.streams
         with reporting(), streams.use(streams.new()):
             device_bodies.settled(
                 comm, lambda: symm.one_shot_all_reduce(x, comm, timeout=60 if HOW == "kill" else 1)

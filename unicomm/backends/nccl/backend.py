@@ -31,12 +31,11 @@ from unicomm.comms.backend import (
     ReusesEpochs,
     Setup,
     SplitsInLibrary,
-    Streams,
     SurvivesFork,
 )
 from unicomm.comms.errors import BackendError, CommError, PeerLostError
 from unicomm.comms.execution.device import graphs
-from unicomm.comms.execution.streams import TorchStreams, numbered
+from unicomm.comms.streams import Streams, TorchStreams, numbered
 
 from . import succession, symmetric, types
 from .causes import known_cause

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unicomm.comms.backend import Backend, IssuesDirectly, RunsCollectives, Streams
+from unicomm.comms.backend import Backend, IssuesDirectly, RunsCollectives
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.operations.table import OPERATIONS, Kind, Role, Size
+from unicomm.comms.streams import Streams
 
 from . import types
 from .errors import IN_PROGRESS, SUCCESS, aborted

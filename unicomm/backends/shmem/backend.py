@@ -33,16 +33,15 @@ from unicomm.comms.backend import (
     HasSymmetricMemory,
     ReportsMemory,
     Setup,
-    Streams,
     UsesStreams,
 )
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 from unicomm.comms.execution.completion import parts_of
-from unicomm.comms.execution.streams import TorchStreams, numbered
 from unicomm.comms.failures.first_cause import GRACE
 from unicomm.comms.memory.device_memory import bytes_at
 from unicomm.comms.memory.symmetric import Capability
 from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.streams import Streams, TorchStreams, numbered
 
 from . import making
 from .heap import Heap, Region

@@ -10,10 +10,11 @@ from unicomm.backends.bootstrap import addresses
 from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.backend import CHECK_HINT, checks
 from unicomm.backends.out_of_band.sockets import Sockets
-from unicomm.comms.backend import Setup, Streams
+from unicomm.comms.backend import Setup
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.memory.symmetric import Capability, Compare
 from unicomm.comms.options import Hint, parse_size
+from unicomm.comms.streams import Streams
 
 from . import heap as heaps
 from .heap import Heap

@@ -1,9 +1,10 @@
-"""Engine: how an operation of a communicator runs, from checked arguments to its Work.
+"""Engine: how the operations of a communicator run, from checked arguments to a Work.
 
-    check -> (pre-hooks) -> order, seq and record -> run here or in the worker -> (post-hooks)
+    check -> issue: order, pre-hooks, number -> executor: records, event, run -> post-hooks
 
-A synchronous operation runs in the caller's thread; an asynchronous one, or one behind an asynchronous
-one, in the communicator's worker. Either way operations run one at a time in the order of their calls.
+Each operation becomes one `IssuedOperation`, which an executor runs: on the host (host.py), where a
+synchronous operation runs in the caller's thread, or on a device's streams (device/executor.py). Operations
+run one at a time in the order of their calls.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from unicomm.comms.backend import Backend, HasFastPath, PreparesOperations, UsesStreams
+from unicomm.comms.backend import Backend, HasFastPath, PreparesOperations, device_streams, streams_of
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -26,28 +27,20 @@ from unicomm.comms.errors import (
     NotReadyError,
     UnsupportedError,
 )
-from unicomm.comms.execution.device.fast import StreamFast
-from unicomm.comms.execution.device.queue import StreamQueue
+from unicomm.comms.failures.missing_ranks import explain
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import Call, Message, OpArgs
+from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.operations.check import Checker
 from unicomm.comms.options import Hints, Timeout, seconds
-from unicomm.comms.work import Work, Worker
+from unicomm.comms.work import Work
 
-from . import completion, point_to_point
+from . import completion
 from .device import graphs
 from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
-from .in_order import InOrder
+from .issued import IssuedOperation
 from .member import Member
-from .message_queue import ANY_RANK, Lane, Posted
-from .point_to_point import NO_SPANS
-from .profiling import events as profiling
-from .streams import device_streams
-
-if TYPE_CHECKING:
-    from unicomm.comms.execution.profiling.session import Described, Span
-    from unicomm.comms.memory.symmetric import SymmetricMemory
+from .owner import Executor, SymmetricHeap
 
 T = TypeVar("T")
 
@@ -56,10 +49,25 @@ _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyErro
 
 
 class Engine:
-    """The part of a `Communicator` that runs operations."""
+    """The part of a `Communicator` that runs operations.
 
-    def __init__(self, member: Member, hooks: Hooks | None = None, vacant: CommError | None = None) -> None:
-        """`hooks`: of the communicator's epoch before. `vacant`: without ranks, all operations raise that."""
+    Attributes:
+        fast: the native or short path for common operations, which also numbers all operations.
+        executor: runs the issued operations.
+        order: held while an operation is issued.
+        timeout: seconds that an operation may take unless its call says otherwise.
+        broken: the error that broke the communicator, None while it is usable.
+        vacant: the error that operations raise while the communicator has no ranks.
+        symmetric: the communicator's symmetric memory, once it has been connected.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        hooks: Hooks | None = None,
+        vacant: CommError | None = None,
+    ) -> None:
+        """See `assembly.new_engine`, which also gives it the executor."""
         self.member = member
         self.rank = member.rank
         self.name = member.name
@@ -68,59 +76,144 @@ class Engine:
         self.group = completion.Group(member.backend, member.rank, member.size)
         moves = member.backend.capabilities.moves_data
         self.check = Checker(member.name, member.rank, member.size, member.device, moves)
-        backend = member.backend
-        fast = None
+        native, backend = None, member.backend
         if isinstance(backend, HasFastPath):
-            fast = backend.fast_path(member.recorder, member.recorder_index, self.timeout)
-        self.fast = fast or NoFastPath()
+            native = backend.fast_path(member.recorder, member.recorder_index, self.timeout)
+        self.has_native_path = bool(native)
+        self.fast: Any = native or NoFastPath()
         if hooks is None:
             hooks = Hooks(self._hooks_changed)
         else:
             hooks.move(self._hooks_changed)
         self.hooks = hooks
-        self.worker = Worker(f"unicomm-{member.name}")
-        streams = backend.streams() if isinstance(backend, UsesStreams) else None
-        self.queue = None if streams is None else StreamQueue(self, streams)
-        self._streams = streams if vacant is None else device_streams(member.asked_for, member.device)
-        if self.queue is not None and fast is None:
-            self.fast = StreamFast(self)
         self.finalized = False
         self.closing = False
-        self._refuses_graphs = not member.backend.capabilities.captured
         self.finalizing = threading.RLock()
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
         self.vacant = vacant
-        self._recorder = member.recorder
-        self._recorder_index = member.recorder_index
-        self._order = threading.RLock()  # held while an operation is issued: gives the order
+        self.order = threading.RLock()
         self._break_lock = threading.Lock()
         self.ended = threading.Event()  # clear while another thread breaks it
         self.ended.set()
-        self.lane: Lane | None = None
-        self.symmetric: SymmetricMemory | None = None
-        if vacant is None:
-            profiling.register(self)
+        self.symmetric: SymmetricHeap | None = None
+        self.executor: Executor
+        self._streams = (
+            streams_of(backend) if vacant is None else device_streams(member.asked_for, member.device)
+        )
+        self._refuses_graphs = not member.backend.capabilities.captured
 
-    def _in_order(self) -> InOrder:
-        return InOrder(self)
+    # --- the way of an operation ----------------------------------------------------------------------------
 
-    def seal_lane(self) -> None:
-        """Has the messages of the lane, if there are any, run before what comes next."""
-        if (lane := self.lane) is not None:
-            self.lane = None
-            lane.seal()
+    def issue(self, op: IssuedOperation) -> Work:
+        """Gives an operation its place in the order and its number, and has it run, with the hooks around it.
 
-    def submit(self, work: Work, job: Callable[[], None]) -> None:
-        self.fast.block()  # until it is over: what comes later must not overtake it
+        Returns when a synchronous operation has completed. Raises what a pre-hook raises, and the error of a
+        synchronous operation.
+        """
+        hooks, executor = self.hooks, self.executor
+        with _InOrder(self, op.queued):
+            self.check_open(op.name)
+            if not op.async_op:
+                executor.check_can_wait(op.name)
+            op.op_id = next_op_id()
+            if hooks.active:
+                op.args = op.arguments(self.fast)
+                hooks.before(op.args)
+            op.take_numbers(self.fast)
+            if op.args is not None and op.args.seq not in (
+                0,
+                op.calls[0].seq,
+            ):  # a hook issued others
+                op.args = op.arguments(self.fast)
+            args = op.args
+            work = executor.run(op)
+        executor.settle(op, work)
+        if args is not None:
+            hooks.after(args)
+        return work
+
+    def collective(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        async_op: bool,
+        hints: Hints,
+        timeout: Timeout,
+        prepared: object = None,
+        **arguments: Any,
+    ) -> Work:
+        """Checks and issues a collective; `arguments` are those of the operation table's row."""
+        self.check_open(name)
+        self.check_capture(name)
+        call = self.check.call(name, tensors, **arguments)
+        if prepared is not None:
+            call.prepared, call.extra = prepared, 1  # all ranks have to
+        call.timeout = self.per_op(name, hints, timeout)
+        call.async_op = bool(async_op)
 
         def run() -> None:
-            try:
-                job()
-            finally:
-                self.fast.unblock()
+            call.start_clock()
+            completion.collective(self.group, call)
 
-        self.worker.submit(work, run)
+        return self.issue(IssuedOperation(name, (call,), run, call.timeout, call.async_op))
+
+    def control(self, args: OpArgs, run: Callable[[], T]) -> T:
+        """Runs a control operation, such as a split, with the hooks around it. It has no number or record."""
+        hooks = self.hooks
+        if not hooks.active:
+            return run()
+        hooks.before(args)
+        error: BaseException | None = None
+        try:
+            result = run()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            hooks.finished(args, error)
+        hooks.after(args)
+        return result
+
+    def raise_recorded(self, name: str, seq: int, job: Callable[[], None]) -> None:
+        """Runs `job`, the rest of an operation that a fast path has recorded already; completes its error."""
+        try:
+            self.check_broken()
+            job()
+        except BaseException as error:
+            op = IssuedOperation(name, (), None, self.timeout, async_op=False)
+            op.seq = seq
+            self.failed(op, error)
+            raise
+
+    def fast_failed(self, name: str, result: tuple[int, Any]) -> NoReturn:
+        """Raises the error that a fast path returned."""
+        seq, fault = result
+        backend = self.backend
+        assert isinstance(backend, HasFastPath)
+        self.raise_recorded(name, seq, lambda: backend.raise_fault(fault, self.timeout))
+        raise AssertionError("raise_fault returned")
+
+    def in_order(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the order: within the block no operation is issued by another thread or the fast path."""
+        return _InOrder(self, False)
+
+    @contextlib.contextmanager
+    def quiet(self, seconds: float) -> Iterator[bool]:
+        """Keeps other threads from issuing operations; yields whether they stopped within `seconds`."""
+        free = self.order.acquire(timeout=seconds)
+        try:
+            yield free
+        finally:
+            if free:
+                self.order.release()
+
+    def release(self, handle: object) -> None:
+        """Has the backend forget a persistent operation, after the operations that were issued before."""
+        with self.in_order():
+            backend = self.backend
+            if isinstance(backend, PreparesOperations) and not self.finalized:
+                self.executor.run_after_pending(lambda: backend.unprepare(handle))
 
     def _hooks_changed(self, active: bool) -> None:
         if active:
@@ -128,47 +221,12 @@ class Engine:
         else:
             self.fast.unblock()
 
-    def fast_failed(self, name: str, result: tuple[int, Any]) -> NoReturn:
-        """Raises the error that a fast path returned."""
-        seq, fault = result
-
-        def fail() -> None:
-            assert isinstance(self.backend, HasFastPath)
-            self.backend.raise_fault(fault, self.timeout)
-
-        self._execute(fail, name, seq, [], False, None)
-        raise AssertionError("raise_fault returned")
+    # --- checks ---------------------------------------------------------------------------------------------
 
     def refuse(
         self, op: str, message: str, hint: str = "`unicomm doctor` shows what each backend can do"
     ) -> NoReturn:
         raise UnsupportedError(message, op=op, comm=self.name, rank=self.rank, hint=hint)
-
-    def retire(self, reason: CommError) -> None:
-        """The communicator goes on with another engine: who comes here late gets `reason`."""
-        self.vacant = reason
-        self.finalized = self.closing = True
-        self.symmetric = None
-        self.fast.block()
-
-    def let_go(self, nothing: Backend) -> None:
-        """Drops what it holds of the backend and its store.
-
-        An error that somebody keeps holds this engine by its traceback, and the engine holds the error.
-        """
-        self.backend = self.member.backend = nothing
-        self.group = completion.Group(nothing, self.rank, self.group.size)
-        self.member.store = None
-
-    @contextlib.contextmanager
-    def quiet(self, seconds: float) -> Iterator[bool]:
-        """Whether no operation runs in any other thread's call; waits for that, and keeps new ones out."""
-        free = self._order.acquire(timeout=seconds)
-        try:
-            yield free
-        finally:
-            if free:
-                self._order.release()
 
     def check_open(self, op: str) -> None:
         if self.vacant is not None:
@@ -193,7 +251,10 @@ class Engine:
             raise self.broken.again(message)
 
     def check_capture(self, op: str) -> None:
-        """Before anything of an operation is counted, recorded, or put on a stream that is captured."""
+        """Refuses an operation that a graph would capture, if the backend's operations cannot be captured.
+
+        Called before anything of the operation is counted, recorded or put on a stream.
+        """
         if self._refuses_graphs and self._streams is not None and self._streams.is_capturing():
             self.refuse(
                 op,
@@ -202,10 +263,11 @@ class Engine:
             )
 
     def refuse_capture(self, op: str) -> None:
-        """Before anything of a call that happens once; see `graphs.refuse_capture`."""
+        """Refuses a call that connects, closes or allocates while a graph captures the current stream."""
         graphs.refuse_capture(self._streams, op, self.name, self.rank)
 
     def per_op(self, op: str, hints: Hints, timeout: Timeout) -> float:
+        """The timeout of one operation in seconds. Refuses hints for one operation."""
         if hints:
             backend = self.backend.name
             self.refuse(op, f"backend '{backend}' takes no hints for one operation: {hints!r}")
@@ -217,7 +279,7 @@ class Engine:
 
     @contextlib.contextmanager
     def located(self, op: str) -> Iterator[None]:
-        """Errors from within say which operation of which communicator they are about."""
+        """Adds operation, communicator and rank to errors that are raised within the block."""
         try:
             yield
         except CommError as error:
@@ -226,242 +288,30 @@ class Engine:
             error.rank = self.rank if error.rank is None else error.rank
             raise
 
-    def check_can_wait(self, op: str) -> None:
-        if self.worker.busy and self.worker.is_current():
-            raise NotReadyError(
-                "cannot wait here for operations that this very thread has to run first",
-                op=op,
-                comm=self.name,
-                rank=self.rank,
-                hint="a callback of a Work may issue operations with async_op=True only",
-            )
+    # --- failure and the end --------------------------------------------------------------------------------
 
-    def collective(
-        self,
-        name: str,
-        tensors: Sequence[Any],
-        async_op: bool,
-        hints: Hints,
-        timeout: Timeout,
-        prepared: object = None,
-        **arguments: Any,
-    ) -> Work:
-        self.check_open(name)
-        self.check_capture(name)
-        call = self.check.call(name, tensors, **arguments)
-        if prepared is not None:
-            call.prepared, call.extra = prepared, 1  # all ranks have to
-        call.timeout = self.per_op(name, hints, timeout)
-        call.async_op = bool(async_op)
-        return self._issue(call)
-
-    def release(self, handle: object) -> None:
-        """Has the backend forget a persistent operation, after the operations that were issued before."""
-        with self._in_order():
-            backend = self.backend
-            if not isinstance(backend, PreparesOperations):
-                return
-            if self.worker.busy:
-                self.submit(Work("free", 0, True), lambda: backend.unprepare(handle))
-            elif not self.finalized:
-                backend.unprepare(handle)
-
-    def _issue(self, call: Call) -> Work:
-        with self._in_order():
-            self.check_open(call.name)
-            if not call.async_op:
-                self.check_can_wait(call.name)
-            call.op_id = next_op_id()
-            call.seq = self.fast.seq + 1
-            args = OpArgs.of(call) if self.hooks.active else None
-            if args is not None:
-                self.hooks.before(args)
-            queue = self.queue
-            # After the hooks, which may issue operations.
-            pending = queue is None and (call.async_op or self.worker.busy)
-            call.seq = self.fast.next_seq()
-            if args is not None and args.seq != call.seq:
-                args = OpArgs.of(call)
-            record = self._recorder.begin(
-                self._recorder_index,
-                call.operation.code,
-                call.seq,
-                call.op_id,
-                call.inputs,
-                call.outputs,
-                call.red_code,
-                call.root,
-                recording.ASYNC if call.async_op else 0,
-                0,
-                min(int(call.timeout * 1000), recording.MOST_MS),
-                0,
-                not pending and queue is None,
-            )
-
-            def run() -> None:
-                call.start_clock()
-                completion.collective(self.group, call)
-
-            job, spans = run, NO_SPANS
-            if profiling.session is not None:
-                job, spans = profiling.collective(self, call, pending, run)
-            tensors = (*call.inputs, *call.outputs)
-            work = self._run(
-                *(job, call.name, call.seq, [record], pending, call.async_op, call.timeout, args, tensors),
-                spans=spans,
-                about=lambda: [profiling.of_call(call)],
-            )
-        if not call.async_op and (pending or call.name == "barrier"):
-            work.wait()
-        if args is not None:
-            self.hooks.after(args)
-        return work
-
-    def messages(
-        self,
-        items: Sequence[tuple[str, Any, Any]],
-        async_op: bool,
-        hints: Hints,
-        timeout: Timeout,
-        batch: bool = False,
-    ) -> Work:
-        """Sends and receives, together: `items` are (send or recv, tensor, peer)."""
-        return point_to_point.messages(self, items, async_op, hints, timeout, batch)
-
-    def post(self, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> Work:
-        """A send or receive that runs beside its neighbours; the peer of a receive may be `ANY_RANK`."""
-        return point_to_point.post(self, kind, tensor, peer, timeout)
-
-    def hooked(self, args: OpArgs, run: Callable[[], T]) -> T:
-        """Runs something that is no operation of the backend, with the hooks around it."""
-        if not self.hooks.active:
-            return run()
-        self.hooks.before(args)
-        error: BaseException | None = None
-        try:
-            result = run()
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            self.hooks.finished(args, error)
-        self.hooks.after(args)
-        return result
-
-    def started(self, posted: Posted) -> None:
-        """Called by the lane when a message sets out."""
-        self._recorder.start(posted.record)
-        if posted.span is not None:
-            posted.span.start()
-        posted.work._start()
-
-    def finished(self, posted: Posted, error: BaseException | None) -> None:
-        """Called by the lane when a message is over."""
-        work = posted.work
-        if posted.message.peer == ANY_RANK and work.peer >= 0:
-            point_to_point.next_of_pair(self, Message(False, work.peer, posted.message.tensor))
-        if error is None:
-            self._recorder.finish(posted.record, recording.COMPLETED, 0)
-        else:
-            self._failed(error, work.name, work.seq, [posted.record])
-        if posted.span is not None:
-            posted.span.finish(error, work.peer)
-        if posted.args is not None:
-            self.hooks.finished(posted.args, error)
-
-    def _execute(
-        self,
-        run: Callable[[], None],
-        op: str,
-        seq: int,
-        records: Sequence[int],
-        queued: bool,
-        args: OpArgs | None,
-    ) -> None:
-        """Runs an operation in the current thread, with its records; completes the error it may raise."""
-        recorder = self._recorder
-        if queued:
-            for record in records:
-                recorder.start(record)
-        error: BaseException | None = None
-        try:
-            self.check_broken()
-            run()
-        except BaseException as caught:
-            error = caught
-            self._failed(caught, op, seq, records)
-            raise
-        else:
-            for record in records:
-                recorder.finish(record, recording.COMPLETED, 0)
-        finally:
-            if args is not None:
-                self.hooks.finished(args, error)
-
-    def _run(
-        self,
-        job: Callable[[], None],
-        op: str,
-        seq: int,
-        records: Sequence[int],
-        pending: bool,
-        async_op: bool,
-        timeout: float,
-        args: OpArgs | None,
-        tensors: Sequence[Any],
-        messages: Sequence[tuple[bool, int, int]] = (),
-        spans: Sequence[Span] = NO_SPANS,
-        about: Callable[[], Sequence[Described]] = tuple,
-    ) -> Work:
-        """Runs an operation here, or has it run by the worker (`pending`) or on a stream."""
-        if self.queue is not None:
-            try:
-                self.check_broken()
-                held = tensors if async_op or not self.queue.streams.frees_in_order else ()
-                return self.queue.issue(
-                    *(job, op, seq, records, timeout, async_op, args, held, messages, spans, about)
-                )
-            except BaseException as caught:
-                self._failed(caught, op, seq, records)
-                if args is not None:
-                    self.hooks.finished(args, caught)
-                raise
-        work = Work(op, seq, pending)
-        if pending:
-            self.submit(work, lambda: self._execute(job, op, seq, records, True, args))
-        else:
-            self._execute(job, op, seq, records, False, args)
-        return work
-
-    def late_failure(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
-        """An operation on the device failed, and with it the communicator."""
-        self._failed(error, op, seq, records)
-        self.backend.abort()
-
-    def _failed(self, error: BaseException, op: str, seq: int, records: Sequence[int]) -> None:
-        """Completes the error of an operation, records it, and breaks the communicator where it has to."""
+    def failed(self, op: IssuedOperation, error: BaseException) -> None:
+        """Completes the error of an operation, records it, and breaks the communicator if it has to."""
         if isinstance(error, CommTimeoutError) and error.comm is None:  # else it has been here
-            from unicomm.comms.failures.missing_ranks import explain
-
             explain(error, self.member.uid)  # while the records still say what is pending
         code = recording.error_code(error)
-        for record in records:
-            self._recorder.finish(record, recording.FAILED, code)
+        for record in op.records:
+            self.member.recorder.finish(record, recording.FAILED, code)
         if isinstance(error, CommError):
-            error.op = error.op or op
-            error.seq = seq if error.seq is None else error.seq
+            error.op = error.op or op.name
+            error.seq = op.seq if error.seq is None else error.seq
             error.comm = error.comm or self.name
             error.rank = self.rank if error.rank is None else error.rank
             if not isinstance(error, _HARMLESS):
                 self.break_(error)
             return
-        # Nobody knows how far it came, so the ranks are out of step: going on could match the wrong
-        # messages, which some libraries answer by ending the process.
+        # It is unknown how far the operation came, so the ranks are out of step. Going on could match the
+        # wrong messages, which some libraries answer by ending the process.
         broken = BackendError(
             f"{type(error).__name__} in the middle of an operation: {error}",
-            op=op,
+            op=op.name,
             comm=self.name,
-            seq=seq,
+            seq=op.seq,
             rank=self.rank,
             hint="create a new communicator to go on; unless you interrupted it, please report this",
         )
@@ -476,14 +326,13 @@ class Engine:
             self.broken = error
         try:
             self.fast.block()
-            if self.queue is not None:
-                self.queue.lookout.ended(error)
+            self.executor.broke(error)
             end()
             if self.symmetric is not None:
                 self.symmetric.abort()
         finally:
             self.ended.set()
-        self._recorder.set_comm_state(self._recorder_index, recording.BROKEN)
+        self.member.recorder.set_comm_state(self.member.recorder_index, recording.BROKEN)
         self.hooks.broken(error)
         options = self.member.options
         if options.enable_reconfigure:  # other ranks go on with this one, as in torchcomms
@@ -491,3 +340,62 @@ class Engine:
         if options.abort_process_on_timeout_or_error and not isinstance(error, AbortedError):
             print(f"unicomm: ending the process, as asked for: {error}", file=sys.stderr, flush=True)
             os.abort()
+
+    def retire(self, reason: CommError) -> None:
+        """Ends this engine: the communicator goes on with another one. Late calls here raise `reason`."""
+        self.vacant = reason
+        self.finalized = self.closing = True
+        self.symmetric = None
+        self.fast.block()
+
+    def let_go(self, nothing: Backend) -> None:
+        """Drops the backend and its store.
+
+        An error that a user keeps holds this engine by its traceback, and the engine holds the error.
+        """
+        self.backend = self.member.backend = nothing
+        self.group = completion.Group(nothing, self.rank, self.group.size)
+        self.member.store = None
+
+
+class Holder(Protocol):
+    """A communicator, as the objects that it hands out see it. `reconfigure` replaces its engine."""
+
+    _engine: Engine
+
+    def get_name(self) -> str: ...
+
+    def get_rank(self) -> int: ...
+
+    def get_size(self) -> int: ...
+
+
+class _InOrder:
+    """Holds the order of an engine's operations, and keeps the fast path out.
+
+    Queued messages join the queue that is open; anything else seals it. A class, since a generator would cost
+    each operation a microsecond.
+    """
+
+    __slots__ = ("_engine", "_queued")
+
+    def __init__(self, engine: Engine, queued: bool) -> None:
+        self._engine = engine
+        self._queued = queued
+
+    def __enter__(self) -> None:
+        engine = self._engine
+        engine.order.acquire()
+        if self._queued:
+            return
+        engine.fast.block()
+        try:
+            engine.executor.seal()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if not self._queued:
+            self._engine.fast.unblock()
+        self._engine.order.release()

@@ -1,4 +1,4 @@
-"""expect_slow: a rank tells the others that it will be long, so that they do not give up."""
+"""expect_slow: a rank that is about to be busy extends the other ranks' deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unicomm.comms.options import seconds as in_seconds
 from .engine import Engine
 
 _lock = threading.Lock()
-# Blocks may lie in each other, or run in several threads: the one that ends last counts.
+# Blocks may be nested or run in several threads: the one that ends last counts.
 _open: weakref.WeakKeyDictionary[Engine, list[float]] = weakref.WeakKeyDictionary()
 
 
@@ -28,8 +28,8 @@ def expect_slow(engine: Engine, name: str, seconds: timedelta | float) -> Iterat
         length = in_seconds(seconds, 0.0)
         if not isinstance(name, str) or length <= 0:
             raise InvalidArgumentError(
-                f"expect_slow({name!r}, {seconds!r}) names nothing, or no time",
-                hint='pass what it is and its longest duration, e.g. expect_slow("checkpoint", 600)',
+                f"expect_slow({name!r}, {seconds!r}) needs a name and a positive duration",
+                hint='pass what the rank does and its longest duration, e.g. expect_slow("checkpoint", 600)',
             )
         backend = engine.backend
         if not isinstance(backend, ExtendsDeadlines):
@@ -48,8 +48,8 @@ def expect_slow(engine: Engine, name: str, seconds: timedelta | float) -> Iterat
         with _lock:
             blocks.remove(until)
             if not (engine.finalized or engine.broken):
-                # It is over early, perhaps: the others, whose own time may be over, get as long as an
-                # operation may take until this rank comes.
+                # The block may have ended early. The others, whose own deadlines may have passed, wait for
+                # this rank for as long as an operation may take.
                 now = time.monotonic()
                 left = min(until - now, engine.timeout)
                 with contextlib.suppress(CommError):

@@ -1,11 +1,12 @@
 """Hooks around operations: before, after, and when a communicator breaks.
 
-A pre-hook gets `(name: OpName, op_id: int, args: OpArgs)` before the operation is recorded or sent; what
-it raises goes to the caller, and the operation does not happen. A post-hook gets the same when the call
-returns, which for an asynchronous operation is before it has run. A split is an operation in this sense.
-`op_id` counts the operations of all communicators of the process from 0 and is the same for both. An abort
-hook gets the error, once, when the communicator breaks; pending operations have been told to end by then.
-Hooks of one kind run in the order they were registered, in the caller's thread.
+A pre-hook gets `(name: OpName, op_id: int, args: OpArgs)` before the operation is recorded or sent. An
+exception that it raises goes to the caller, and the operation does not happen. A post-hook gets the same
+arguments when the call returns, which for an asynchronous operation is before it has run. Splits and
+reconfigurations have hooks, too. `op_id` counts the operations of all communicators of the process from 0 and
+is the same in both hooks. An abort hook gets the error, once, when the communicator breaks; pending
+operations have been told to end by then. Hooks of one kind run in the order of their registration, in the
+caller's thread.
 """
 
 from __future__ import annotations
@@ -14,15 +15,12 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from unicomm import _core
 from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.operations.table import OpName
-
-if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
 
 PreHook = Callable[[OpName, int, OpArgs], None]
 PostHook = Callable[[OpName, int, OpArgs], None]
@@ -58,11 +56,11 @@ class Hooks:
     """The hooks of one communicator."""
 
     def __init__(self, on_active: Callable[[bool], None]) -> None:
-        """`on_active` is told when there begin to be hooks around operations, and when there are none."""
+        """Calls `on_active(True)` when there is a first hook, `on_active(False)` when the last is removed."""
         self.pre: dict[int, PreHook] = {}
         self.post: dict[int, PostHook] = {}
         self.abort: dict[int, AbortHook] = {}
-        # For this package's own observers (clog): an operation is over, whenever and wherever it ran.
+        # For observers of this package (clog): called when an operation is over, in the thread that ran it.
         self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
         self._keys = itertools.count()
         self._lock = threading.Lock()
@@ -85,7 +83,7 @@ class Hooks:
                 self._on_active(self.active)
 
     def move(self, on_active: Callable[[bool], None]) -> None:
-        """The communicator has another engine from now on."""
+        """Makes these the hooks of another engine of the same communicator."""
         with self._lock:
             self._on_active = on_active
             if self._was_active:
@@ -108,7 +106,7 @@ class Hooks:
             hook(OpName[args.name], args.op_id, args)
 
     def broken(self, error: CommError) -> None:
-        """Runs the abort hooks; a hook that fails is logged and does not hide the communicator's error."""
+        """Runs the abort hooks. Logs what a hook raises, since it must not hide the communicator's error."""
         for hook in list(self.abort.values()):
             try:
                 hook(error)
@@ -116,16 +114,34 @@ class Hooks:
                 logging.getLogger("unicomm").exception("an abort hook failed")
 
 
-class NanCheckHook:
-    """Refuses to send NaN: raises `CommError` before an operation whose input holds one.
+class Hookable(Protocol):
+    """A communicator, as objects that register hooks see it. `_engine.hooks` are its hooks."""
 
-    `register_with_comm(comm)` for each communicator to check; costs one pass over the inputs.
+    _engine: Any
+
+    def get_name(self) -> str: ...
+
+    def get_uid(self) -> str: ...
+
+    def get_rank(self) -> int: ...
+
+    def get_size(self) -> int: ...
+
+    def get_backend(self) -> str: ...
+
+    def register_pre_hook(self, hook: PreHook) -> RemovableHandle: ...
+
+
+class NanCheckHook:
+    """Raises `CommError` before an operation whose input holds a NaN.
+
+    Call `register_with_comm(comm)` for each communicator to check. It costs one pass over the inputs.
     """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
 
-    def register_with_comm(self, comm: Communicator) -> None:
+    def register_with_comm(self, comm: Hookable) -> None:
         name = comm.get_name()
 
         def check(op: OpName, op_id: int, args: OpArgs) -> None:

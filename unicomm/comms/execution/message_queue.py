@@ -1,13 +1,13 @@
-"""Lane: the messages of a process group, which run side by side and finish one by one.
+"""The message queue: sends and receives of a process group, which run side by side and end one by one.
 
-torch.distributed lets a program start any number of isend and irecv and wait for them in any order, so one
-that waits for its peer must not hold up the next. Sends and receives that are called with no other operation
-between them form a lane: they join it also while the first are under way. Another operation of the
-communicator seals the lane and runs after it.
+torch.distributed lets a program start any number of isend and irecv and wait for them in any order, so a
+message that waits for its peer must not hold up the next one. Messages that are issued with no other
+operation between them share a queue, and join it also while earlier ones are under way. Another operation of
+the communicator seals the queue and runs after it.
 
-Nothing runs at first. Whoever waits for one of the messages runs the lane meanwhile, so that a blocking
-send or receive costs no switch of threads. If nobody waits, the communicator's worker takes over after a
-millisecond.
+At first nobody runs the messages. A thread that waits for one of them runs the queue meanwhile, so that a
+blocking send or receive costs no switch of threads. If no thread waits, the communicator's worker takes over
+after a millisecond.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import collections
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from unicomm.comms.backend import open_exchange
 from unicomm.comms.errors import CommError, NotReadyError
 from unicomm.comms.execution.profiling.session import Span
-from unicomm.comms.operations.call import Message, OpArgs
+from unicomm.comms.operations import recording
+from unicomm.comms.operations.call import Message
 from unicomm.comms.options import seconds
-from unicomm.comms.work import Work, Worker
+from unicomm.comms.work import Work
 
 from . import completion
+from .issued import ANY_RANK, IssuedOperation
+from .owner import Owner
+from .worker import Worker
 
-if TYPE_CHECKING:
-    from .engine import Engine
-
-ANY_RANK = -1  # as the peer of a receive
 _FOREVER = 1e12
 
 
-class LaneWork(Work):
-    """The handle of one message of a lane. `peer`: the other rank, once it is over."""
+class QueuedWork(Work):
+    """The handle of a queued message. `peer`: the other rank, once the message is over."""
 
-    __slots__ = ("_lane", "peer")
+    __slots__ = ("_queue", "peer")
 
-    def __init__(self, name: str, seq: int, lane: Lane, worker: Worker) -> None:
+    def __init__(self, name: str, seq: int, queue: MessageQueue, worker: Worker) -> None:
         super().__init__(name, seq, True)
-        self._lane = lane
+        self._queue = queue
         self._worker = worker
         self.peer = ANY_RANK
 
@@ -51,35 +51,40 @@ class LaneWork(Work):
         if self._pending:
             limit = seconds(timeout, _FOREVER)
             end = time.monotonic() + limit
-            self._lane.drive_for(self, limit)
+            self._queue.drive_for(self, limit)
             if self._pending and timeout is not None:
                 timeout = max(1e-9, end - time.monotonic())
         super().wait(timeout)
 
     def is_completed(self) -> bool:
         if self._pending:
-            self._lane.hand_over()
+            self._queue.hand_over()
         return not self._pending
 
 
 @dataclass(slots=True)
 class Posted:
-    """A message of a lane on its way."""
+    """A message in the queue: its operation, its handle, and its row of the profiler."""
 
-    message: Message
-    work: LaneWork
-    record: int
-    args: OpArgs | None
-    deadline: float
+    op: IssuedOperation
+    work: QueuedWork
     span: Span | None = None
 
+    @property
+    def message(self) -> Message:
+        call = self.op.calls[0]
+        return Message(bool(call.inputs), call.peer, (call.inputs or call.outputs)[0])
 
-class Lane:
-    GRACE = 0.001  # seconds after the last call until the worker takes over
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._exchange = open_exchange(engine.backend)
+class MessageQueue:
+    """The queue of one communicator. `submit(work, job)` has the communicator's worker run a job."""
+
+    GRACE = 0.001  # seconds from the last message until the worker takes over
+
+    def __init__(self, owner: Owner, submit: Callable[[Work, Callable[[], None]], None]) -> None:
+        self._owner = owner
+        self._submit = submit
+        self._exchange = open_exchange(owner.backend)
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0
@@ -91,7 +96,7 @@ class Lane:
         self._handed = False
         self._closed = False
         self.touched = time.monotonic()
-        engine.fast.block()  # until the lane is closed: what comes later must not overtake it
+        owner.fast.block()  # until the queue is closed: a later operation must not overtake it
 
     @property
     def open(self) -> bool:
@@ -99,12 +104,17 @@ class Lane:
         return not (self._sealed or self._closed)
 
     @property
+    def unattended(self) -> bool:
+        """Whether the queue is open and holds messages that have not started and that no thread runs."""
+        return self.open and self.idle and bool(self._inbox)
+
+    @property
     def idle(self) -> bool:
-        """Whether there are messages and nobody runs them or is going to."""
+        """Whether the queue has messages that no thread runs or is about to run."""
         return not (self._handed or self._closed or self._driver)
 
     def post(self, posted: Posted) -> bool:
-        """Adds a message; False when the lane has closed meanwhile. Called in the order of the calls."""
+        """Adds a message; False when the queue has closed meanwhile. Called in the order of the calls."""
         with self._lock:
             if not self.open:
                 return False
@@ -114,30 +124,30 @@ class Lane:
         if self._driver:
             self._exchange.interrupt()
         elif first:
-            _watcher.watch(self)
+            _hand_over.watch(self)
         return True
 
     def seal(self) -> None:
-        """Nothing joins any more; the worker runs what is left."""
+        """Takes no more messages, and has the worker run those that are left."""
         with self._lock:
             self._sealed = True
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Has the worker run the messages; where it cannot, for want of a thread, say, they fail of that."""
+        """Has the worker run the messages. If no worker thread can be started, they fail with that error."""
         with self._lock:
             if self._handed or self._closed:
                 return
             self._handed = True
             try:
-                self._engine.submit(Work("send/recv", 0, True), self._drive_all)
+                self._submit(Work("send/recv", 0, True), self._drive_all)
                 return
             except Exception as error:
                 reason = error
         self._fail(reason)
 
-    def drive_for(self, work: LaneWork, limit: float) -> None:
-        """Runs messages until `work` is over or `limit` seconds have passed, unless another thread does."""
+    def drive_for(self, work: QueuedWork, limit: float) -> None:
+        """Runs messages, if no other thread does, until `work` is over or `limit` seconds have passed."""
         if self._driver == threading.get_ident():
             raise NotReadyError(
                 "cannot wait here for a message that this very thread has to move first",
@@ -151,7 +161,7 @@ class Lane:
             self._waiters += 1
         try:
             if not self._driving.acquire(blocking=False):
-                return  # then whoever holds it hands over when it leaves, if it does not finish `work`
+                return  # the thread that holds it hands the queue over if it leaves before `work` is over
             try:
                 self._drive(work, limit)
             finally:
@@ -163,7 +173,7 @@ class Lane:
             self.hand_over()
         elif self.idle:
             self.touched = time.monotonic()
-            _watcher.watch(self)
+            _hand_over.watch(self)
 
     def _drive_all(self) -> None:
         with self._driving:
@@ -178,15 +188,15 @@ class Lane:
                 now = time.monotonic()
                 if now >= end:
                     return
-                soonest = min(p.deadline for p in self._running.values())
-                self._engine.check_broken()
+                soonest = min(p.op.deadline for p in self._running.values())
+                self._owner.check_broken()
                 for index, peer, error in self._exchange.run(max(0.0, soonest - now), end - now):
                     posted = self._running.pop(index)
                     posted.work.peer = peer
                     if not self._inbox and not self._running:
-                        self._close()  # before anybody learns that it is over and goes on
+                        self._close()  # before a waiting thread learns of the end and goes on
                     self._finish(posted, error)
-                    del posted  # its tensor is released as soon as it is over
+                    del posted  # releases its tensor at once
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -195,7 +205,7 @@ class Lane:
             self._driver = 0
 
     def _take(self) -> bool:
-        """Starts what was posted; False when nothing is left, and then the lane is closed."""
+        """Starts the posted messages. Closes the queue and returns False when none is left."""
         with self._lock:
             new, self._inbox = self._inbox, []
             for posted in new:
@@ -203,8 +213,8 @@ class Lane:
                 self._added += 1
         if new:
             for posted in new:
-                self._engine.started(posted)
-            self._exchange.add([completion.as_sent(self._engine.group, p.message) for p in new])
+                self._start(posted)
+            self._exchange.add([completion.as_sent(self._owner.group, p.message) for p in new])
         elif not self._running:
             self._close()
             return not self._closed
@@ -216,16 +226,34 @@ class Lane:
                 return
             self._closed = True
         self._exchange.close()
-        self._engine.fast.unblock()
+        self._owner.fast.unblock()
+
+    def _start(self, posted: Posted) -> None:
+        for record in posted.op.records:
+            self._owner.member.recorder.start(record)
+        if posted.span is not None:
+            posted.span.start()
+        posted.work._start()
 
     def _finish(self, posted: Posted, error: BaseException | None) -> None:
-        self._engine.finished(posted, error)
+        owner, op, work = self._owner, posted.op, posted.work
+        if op.calls[0].peer == ANY_RANK and work.peer >= 0:
+            owner.fast.next_pair_seq(work.peer, False)
+        if error is None:
+            for record in op.records:
+                owner.member.recorder.finish(record, recording.COMPLETED, 0)
+        else:
+            owner.failed(op, error)
+        if posted.span is not None:
+            posted.span.finish(error, work.peer)
+        if op.args is not None:
+            owner.hooks.finished(op.args, error)
         if error is not None and not isinstance(error, CommError):
-            error = self._engine.broken or error
-        posted.work._finish(error)
+            error = owner.broken or error
+        work._finish(error)
 
     def _fail(self, error: BaseException) -> None:
-        """What ends one message of a broken communicator ends all."""
+        """Ends all messages with the error that broke the communicator."""
         with self._lock:
             left = [*self._running.values(), *self._inbox]
             self._running, self._inbox = {}, []
@@ -234,35 +262,35 @@ class Lane:
             self._finish(posted, error)
 
     def forget(self) -> None:
-        """In a forked child, where nothing of this can go on. Takes no lock."""
+        """Gives up all messages, in a forked child. Takes no lock."""
         self._closed = True
         for posted in [*self._running.values(), *self._inbox]:
             posted.work._forget()
 
 
-class _Watcher:
-    """A thread that hands over the lanes that nobody waits for.
+class _HandOver:
+    """A thread that hands queues to their workers when no thread waits for their messages.
 
-    While there are messages now and then it looks once a millisecond, so that whoever posts one has no
-    thread to wake up; after some time without any it sleeps.
+    While messages keep coming it checks once a millisecond, so that posting a message wakes up no thread.
+    After some time without messages it sleeps.
     """
 
-    PATIENCE = 50  # looks without a lane before it sleeps
+    PATIENCE = 50  # checks without a queue before the thread sleeps
 
     def __init__(self) -> None:
-        self._lanes: collections.deque[Lane] = collections.deque()
+        self._queues: collections.deque[MessageQueue] = collections.deque()
         self._thread: threading.Thread | None = None
         self._asleep = True
         self._wake = threading.Event()
         self._starting = threading.Lock()
 
-    def watch(self, lane: Lane) -> None:
-        self._lanes.append(lane)
+    def watch(self, queue: MessageQueue) -> None:
+        self._queues.append(queue)
         if self._asleep:
             self._rouse()
 
     def _rouse(self) -> None:
-        with self._starting:  # ranks may be threads that begin at the same moment
+        with self._starting:  # ranks may be threads that start at the same moment
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="unicomm-messages", daemon=True)
                 self._thread.start()
@@ -274,30 +302,30 @@ class _Watcher:
             if idle > self.PATIENCE:
                 self._wake.clear()
                 self._asleep = True
-                if not self._lanes:  # else one came before it could see that it has to wake this thread
+                if not self._queues:  # a queue may have come before `_asleep` was visible to its thread
                     self._wake.wait()
                 idle = 0
             self._asleep = False
-            time.sleep(Lane.GRACE)
-            idle = 0 if self._lanes else idle + 1
+            time.sleep(MessageQueue.GRACE)
+            idle = 0 if self._queues else idle + 1
             now = time.monotonic()
-            for _ in range(len(self._lanes)):
-                lane = self._lanes.popleft()
-                if not lane.idle:
-                    continue  # whoever leaves it with messages in it has it watched again
-                if now - lane.touched < Lane.GRACE:
-                    self._lanes.append(lane)
+            for _ in range(len(self._queues)):
+                queue = self._queues.popleft()
+                if not queue.idle:
+                    continue  # the thread that leaves messages in a queue has it watched again
+                if now - queue.touched < MessageQueue.GRACE:
+                    self._queues.append(queue)
                 else:
-                    lane.hand_over()
-            lane = None  # type: ignore[assignment]
+                    queue.hand_over()
+            queue = None  # type: ignore[assignment]
 
 
-_watcher = _Watcher()
+_hand_over = _HandOver()
 
 
 def _forget_after_fork() -> None:
-    global _watcher
-    _watcher = _Watcher()  # the parent's thread is not here, nor are its lanes
+    global _hand_over
+    _hand_over = _HandOver()  # the parent's thread and queues are not here
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,4 +1,4 @@
-"""clog: one line of text for each step of each operation, cheap to write and to grep.
+"""The operation log, `clog`: one line of text for each step of each operation, cheap to write and to grep.
 
     V|1|base_timestamp=<seconds since the epoch>
     new_comm|comm=main|rank=0|world_size=2|backend=shm|uid=...
@@ -16,16 +16,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.operations.table import OpName
 
-from .hooks import RemovableHandle
-
-if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
+from .hooks import Hookable, RemovableHandle
 
 _VERSION = 1
 
@@ -47,12 +44,12 @@ class clog:
         self._mono = time.monotonic()
         self._lock = threading.Lock()
         self._signatures: dict[str, int] = {}
-        # By uid and rank: ranks that are threads share the process, and may share this object.
+        # By uid and rank: ranks that are threads of one process may share this object.
         self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
         self._write(f"V|{_VERSION}|base_timestamp={self._base:.6f}")
 
-    def register_with_comm(self, comm: Communicator) -> None:
-        """Logs `comm` from now on. Raises `InvalidArgumentError` when it does already, and writes nothing."""
+    def register_with_comm(self, comm: Hookable) -> None:
+        """Logs `comm` from now on. Raises `InvalidArgumentError` if `comm` is registered already."""
         uid, name = comm.get_uid(), comm.get_name()
         key = (uid, comm.get_rank())
         if key in self._handles:

@@ -39,6 +39,7 @@ _SILENT = frozenset(
     {
         *(module.__file__ for module in (threading, queue, concurrent.futures.thread, work)),
         os.path.join(_OWN, "comms", "execution", "message_queue.py"),
+        os.path.join(_OWN, "comms", "execution", "worker.py"),
         os.path.join(_OWN, "comms", "failures", "threads.py"),
     }
 )
@@ -143,7 +144,7 @@ def _workers_of(creators: Collection[threading.Thread]) -> set[int]:
     from unicomm.comms.membership.lifecycle import _living
 
     engines = [comm._engine for comm in list(_living)]
-    return {e.worker._ident for e in engines if getattr(e.backend, "creator", None) in creators}
+    return {e.executor.thread for e in engines if getattr(e.backend, "creator", None) in creators}
 
 
 def _idle_or_in(waiting: Collection[int]) -> bool:
@@ -152,9 +153,9 @@ def _idle_or_in(waiting: Collection[int]) -> bool:
 
     for comm in list(_living):
         engine = comm._engine
-        if engine.worker.busy and engine.worker._ident not in waiting:
+        if engine.executor.thread and engine.executor.busy and engine.executor.thread not in waiting:
             return False
-        if engine.lane is not None and engine.lane.open and engine.lane.idle and engine.lane._inbox:
+        if engine.executor.unattended:
             return False
     return True
 

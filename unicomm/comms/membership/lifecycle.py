@@ -340,9 +340,8 @@ def split(
                 raise
 
     def wait_until_idle() -> None:
-        assert engine.queue is not None
-        if not engine.queue.drain(options.timeout):
-            late = ", ".join(f"{work.name} #{work.seq}" for work in engine.queue.pending())
+        if not engine.executor.drain(options.timeout):
+            late = ", ".join(f"{work.name} #{work.seq}" for work in engine.executor.pending())
             raise CommTimeoutError(
                 f"still pending after {options.timeout:g} s: {late}; the library splits what is idle",
                 op="split",
@@ -383,7 +382,7 @@ def split(
                     peers_are_there()  # where they are gone, that is why, and says more
                 raise
 
-    return engine.hooked(
+    return engine.control(
         OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints), connect
     )
 
@@ -418,9 +417,9 @@ def _end(comm: Communicator, timeout: float) -> None:
 
 def _finalize_once(comm: Communicator, timeout: float) -> None:
     engine = comm._engine
-    in_worker = engine.worker.is_current()  # in a callback or hook: it cannot wait for what comes after it
+    in_worker = engine.executor.is_current()  # in a callback or hook: it cannot wait for what comes after it
     if in_worker and engine.broken is None:
-        engine.check_can_wait("finalize")
+        engine.executor.check_can_wait("finalize")
     # One thread at a time, and once; hooks may call it too. The worker must not wait for one that joins it.
     if engine.finalizing.acquire(blocking=not in_worker):
         try:
@@ -435,11 +434,11 @@ def _finalize(comm: Communicator, timeout: float) -> None:
     # Another thread may be at abort: the others are to hear that, and not that this rank has left.
     comm._engine.ended.wait(timeout)
     late: list[str] = []
-    worker, queue = comm._engine.worker, comm._engine.queue
-    comm._engine.seal_lane()
-    drained = worker.is_current() or (worker.drain(timeout) and (queue is None or queue.drain(timeout)))
+    executor = comm._engine.executor
+    executor.seal()
+    drained = executor.is_current() or executor.drain(timeout)
     if not drained:
-        late = [f"{work.name} #{work.seq}" for work in (worker if queue is None else queue).pending()]
+        late = [f"{work.name} #{work.seq}" for work in executor.pending()]
         comm._engine.break_(
             AbortedError(
                 "finalized with pending operations",
@@ -452,7 +451,7 @@ def _finalize(comm: Communicator, timeout: float) -> None:
     comm._engine.finalized = True
     comm._engine.vacant = None
     comm._engine.fast.block()
-    ended = comm._engine.worker.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
+    ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
     if ended:
         comm._engine.fast = NoFastPath()  # the other one holds the backend's memory
         if (symmetric := comm._engine.symmetric) is not None:
@@ -504,11 +503,7 @@ def forget_after_fork() -> None:
         engine.finalized = engine.closing = True
         engine.finalizing = threading.RLock()
         engine.fast = NoFastPath()
-        engine.worker.forget()
-        if engine.lane is not None:
-            engine.lane.forget()
-        if engine.queue is not None:
-            engine.queue.forget()
+        engine.executor.forget()
         if isinstance(comm._member.backend, SurvivesFork):
             comm._member.backend.forget()
         if comm._dynamic is not None:

@@ -22,7 +22,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     NotReadyError,
 )
-from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.operations.call import Message, OpArgs
@@ -147,7 +147,7 @@ def _dynamic(comm: Communicator, op: str) -> Dynamic:
 def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeout, hints: Hints) -> Work:
     """See `Communicator.reconfigure`."""
     dynamic, engine = _dynamic(comm, "reconfigure"), comm._engine
-    engine.check_can_wait("reconfigure")
+    engine.executor.check_can_wait("reconfigure")
     engine.refuse_capture("reconfigure")
     if not dynamic.busy.acquire(blocking=False):
         raise NotReadyError(
@@ -161,7 +161,7 @@ def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeo
         with engine.located("reconfigure"):
             plan = _read(comm, dynamic, uuid, init_handles, timeout, hints)
         args = OpArgs("reconfigure", next_op_id(), timeout=plan.timeout, hints=hints)
-        engine.hooked(args, lambda: _run(comm, dynamic, plan))
+        engine.control(args, lambda: _run(comm, dynamic, plan))
     finally:
         dynamic.busy.release()
     return Work("reconfigure", 0, False)
@@ -240,7 +240,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
             previous=left,
         )
-        comm._engine, comm._member = Engine(after, comm._engine.hooks), after
+        comm._engine, comm._member = new_engine(after, comm._engine.hooks), after
     except CommError as caught:
         error = attempt.explained(caught)
         attempt.fail(error)
@@ -269,7 +269,7 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
 def _vacate(comm: Communicator, reason: CommError) -> None:
     """Without ranks, until an attempt succeeds: operations raise `reason`."""
     member = vacant_member(comm._member)
-    comm._engine, comm._member = Engine(member, comm._engine.hooks, reason), member
+    comm._engine, comm._member = new_engine(member, comm._engine.hooks, reason), member
     comm._engine.broken = reason
 
 
@@ -317,15 +317,15 @@ def end_epoch(comm: Communicator, uuid: int) -> PreviousEpoch | None:
         culprits=[engine.rank],
         hint="issue it again when reconfigure has returned",
     )
-    engine.seal_lane()
-    queue = engine.queue
+    executor = engine.executor
+    executor.seal()
     reusable = engine.backend if isinstance(engine.backend, ReusesEpochs) else None
-    if engine.worker.busy or (queue is not None and queue.busy and not queue.drain(0.0)):
+    if executor.busy and not executor.drain(0.0):
         engine.break_(error, engine.backend.abort)
     elif engine.broken is None and member.size > 1 and not (reusable and reusable.can_reuse_epoch):
         engine.backend.abort()  # who waits for this rank need not do so any longer
     engine.retire(error)
-    ended = engine.worker.close(_PATIENCE) and (queue is None or queue.drain(_PATIENCE))
+    ended = executor.close(_PATIENCE) and executor.drain(_PATIENCE)
     left = None
     with engine.quiet(_PATIENCE) as free:
         if ended := ended and free:

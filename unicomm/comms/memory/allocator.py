@@ -24,7 +24,6 @@ from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.options import Timeout
 
@@ -123,7 +122,7 @@ class MemAllocator:
         limit = engine.per_op("tensor_register", None, timeout)
         before = issue(engine, "tensor_register", lambda _: None, timeout=timeout)
         before.wait_blocking(limit)
-        with engine.located("tensor_register"), engine._in_order():
+        with engine.located("tensor_register"), engine.in_order():
             backend.deregister(tensor)
 
     def _refuse_foreign(self) -> NoReturn:
@@ -143,12 +142,3 @@ class MemAllocator:
 
     def __repr__(self) -> str:
         return f"<MemAllocator of {self._backend.name}, {self.allocated()} bytes in use>"
-
-
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:
-    """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
-
-    Short for `comm.mem_allocator.empty(...)`; see there. Local. `UnsupportedError` where the backend has no
-    such memory.
-    """
-    return comm.mem_allocator.empty(*size, dtype=dtype)

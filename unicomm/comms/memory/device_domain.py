@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unicomm.comms.backend import Streams
 from unicomm.comms.errors import CommTimeoutError, UnsupportedError
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.streams import Streams
 
 from .device_kernels import FIELDS, INDEX, Launcher
 

@@ -76,10 +76,9 @@ class DeviceMemory(SymmetricMemory):
         super().synchronize(timeout)
         engine = self.engine
         limit = engine.per_op("symm_barrier", None, timeout)
-        with engine._in_order():
-            if engine.queue is not None:
-                engine.queue.follow_last()
-            engine._execute(lambda: attempt(engine, self.settle, limit), "symm_barrier", 0, [], False, None)
+        with engine.in_order():
+            engine.executor.follow_last()
+            engine.raise_recorded("symm_barrier", 0, lambda: attempt(engine, self.settle, limit))
 
     def late_error(self) -> CommError | None:
         from unicomm.comms.failures.missing_ranks import explain

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unicomm.comms.errors import CommTimeoutError
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import fail, issue
 from unicomm.comms.operations.dtypes import code_of
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.comms.window import Window, WindowAccess, WindowAttr
 from unicomm.comms.work import Work
 
-from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, initialize
+from .initialize import initialize
+from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, attached
+from .window import Window, WindowAccess, WindowAttr
 
 if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
     from unicomm.comms.operations.arrays import Array
     from unicomm.comms.options import Hints, Timeout
 
@@ -38,18 +39,17 @@ class HeapWindow(Window):
         self.barrier(False, timeout=timeout)  # before anybody signals
 
     @classmethod
-    def of(cls, comm: Communicator, tensor: Any, timeout: Timeout) -> HeapWindow:
+    def of(cls, engine: Engine, tensor: Any, timeout: Timeout) -> HeapWindow:
         """Collective. Refuses a tensor that cannot be opened, before anything else."""
-        engine = comm._engine
         if tensor is not None and engine.symmetric is None:
             engine.check.fail(
                 OPERATIONS["new_window"],
                 "tensor is not in symmetric memory, which the communicator does not have yet",
                 "make it with unicomm.symm.init(comm) and unicomm.symm.empty(..., comm=comm) on all ranks",
             )
-        if tensor is not None and engine.symmetric is not None:
-            engine.symmetric.check_symmetric("new_window", "tensor", tensor)
-        return cls(initialize(comm, timeout=timeout), timeout)
+        if tensor is not None and (memory := attached(engine)) is not None:
+            memory.check_symmetric("new_window", "tensor", tensor)
+        return cls(initialize(engine, timeout=timeout), timeout)
 
     def _check_window(self, value: Any) -> torch.Tensor:
         return self._memory.check_symmetric("new_window", "tensor", value)
@@ -88,7 +88,7 @@ class HeapWindow(Window):
         tensor: Array,
         dst_rank: int,
         target_offset_nelems: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -101,7 +101,7 @@ class HeapWindow(Window):
         tensor: Array,
         src_rank: int,
         source_offset_nelems: int,
-        async_op: bool,
+        async_op: bool = False,
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
@@ -121,7 +121,9 @@ class HeapWindow(Window):
             fail(self._engine, op, lambda limit: check_wait(self._memory, done[0], source, limit))
         return done or None
 
-    def signal(self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None) -> Work:
+    def signal(
+        self, peer_rank: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
+    ) -> Work:
         if not self._freed:
             word = self._pad.data_ptr() + self._memory.rank * _LINE * 8
             code = OPERATIONS["signal"].code
@@ -131,10 +133,10 @@ class HeapWindow(Window):
         return super().signal(peer_rank, async_op, hints, timeout)
 
     def wait_signal(
-        self, peer_rank: int, async_op: bool, hints: Hints = None, timeout: Timeout = None
+        self, peer_rank: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
         # Two threads that wait for the same rank wait for different signals of it.
-        with self._engine._order:
+        with self._engine.order:
             if not self._freed and type(peer_rank) is int and 0 <= peer_rank < self._memory.size:
                 word = self._pad.data_ptr() + peer_rank * _LINE * 8
                 done = self._memory.fast.wait_signal(

@@ -17,8 +17,9 @@ from unicomm.comms.backend import OneSided
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.execution.one_sided import agree
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.comms.window import Window
 from unicomm.comms.work import Work
+
+from .window import Window
 
 if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine

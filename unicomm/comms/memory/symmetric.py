@@ -10,31 +10,25 @@ from __future__ import annotations
 import enum
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
 from unicomm import _core
-from unicomm.comms.backend import HasSymmetricMemory, LaunchesKernels
+from unicomm.comms.backend import HasSymmetricMemory
 from unicomm.comms.errors import (
-    BackendError,
     CommError,
     InvalidArgumentError,
     MismatchError,
     NotReadyError,
-    UnsupportedError,
 )
-from unicomm.comms.execution.one_sided import agree, issue
-from unicomm.comms.execution.streams import on_device
+from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.dtypes import OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 
-from .device_kernels import CupyLauncher
-
 if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.options import Timeout
 
@@ -108,7 +102,7 @@ class SymmetricMemory:
         if fault is not None:
             if fault[0] == _MISMATCH and fault[2]:
                 raise disagreement(*fault[1:3])
-            _symmetric_backend(self.engine).raise_fault(fault, limit)
+            symmetric_backend(self.engine).raise_fault(fault, limit)
 
     def invalid(self, op: str, message: str, hint: str) -> NoReturn:
         self.engine.check.fail(OPERATIONS[op], message, hint)
@@ -315,160 +309,21 @@ def disagreement(culprits: Sequence[int], claims: Sequence[tuple[int, ...]]) -> 
     )
 
 
-def initialize(comm: Communicator, heap_bytes: int = 0, timeout: Timeout = None) -> SymmetricMemory:
-    """Collective: gives `comm` symmetric memory. See `unicomm.symm.init`."""
-    engine = comm._engine
-    engine.check_open("symm_init")
-    if engine.symmetric is not None:
-        return engine.symmetric
-    engine.refuse_capture("symm_init")
-    backend = engine.backend
-    if not isinstance(backend, HasSymmetricMemory):
-        engine.refuse(
-            "symm_init",
-            f"backend '{backend.name}' has no one-sided access",
-            "use the backend 'shm', for ranks of one host",
-        )
-    one_host, launcher = True, None
-    if engine.queue is not None:
-        one_host, launcher = _look_around(engine, backend, timeout)
-    table = backend.symmetric_table(one_host)
-    if heap_bytes < 0:
-        engine.check.fail(OPERATIONS["symm_init"], f"heap_bytes={heap_bytes}", "0 for as many as can be")
-    note = torch.zeros(129, dtype=torch.uint8)  # first whether it failed, then the id
-    trouble = ""
-    if engine.rank == 0:
-        fault, uid = table.unique_id(engine.group.size, heap_bytes)
-        if fault is None:
-            note[1:] = torch.frombuffer(bytearray(uid), dtype=torch.uint8)
-        else:
-            note[0], trouble = 1, fault[3]
-    try:
-        told = note.to(engine.member.device)
-        engine.collective("broadcast", (told,), False, None, timeout, root=0).wait_blocking()
-        note = told.cpu()
-        if note[0]:
-            raise BackendError(
-                f"no symmetric heap: {trouble or 'rank 0 could not make it'}",
-                op="symm_init",
-                comm=engine.name,
-                rank=engine.rank,
-                culprits=(0,),
-                hint="ask for fewer heap_bytes; is there memory left, and file descriptors?",
-            )
-    except BaseException:
-        if engine.rank == 0 and not note[0]:
-            table.discard_id(note[1:].numpy().tobytes())
-        raise
-    uid = note[1:].numpy().tobytes()
-    made: list[SymmetricMemory] = []
-
-    def job(limit: float) -> None:
-        with on_device(engine.member.device):
-            fault, domain = table.init(uid, engine.rank, engine.group.size, engine.name, limit)
-        if fault is not None:
-            backend.raise_fault(fault, limit)
-        made.append(_memory(engine, table, domain, launcher))
-        backend.symmetric_joined(uid, domain)
-
-    issue(engine, "symm_init", job, timeout=timeout)
-    engine.symmetric = memory = made[0]
-    memory.open()
-    return memory
-
-
-def _symmetric_backend(engine: Engine) -> HasSymmetricMemory:
+def symmetric_backend(engine: Engine) -> HasSymmetricMemory:
     assert isinstance(engine.backend, HasSymmetricMemory)
     return engine.backend
 
 
-def _look_around(engine: Engine, backend: HasSymmetricMemory, timeout: Timeout) -> tuple[bool, Any]:
-    """Collective: whether all ranks are on one host, and what launches kernels on this rank's device."""
-    launcher: Any = None
-    trouble: UnsupportedError | None = None
-    try:
-        device = engine.member.device
-        launcher = backend.kernels(device) if isinstance(backend, LaunchesKernels) else CupyLauncher(device)
-    except UnsupportedError as error:
-        trouble = error
-    own = [zlib.crc32(backend.host().encode()), int(trouble is None)]
-    rows = agree(engine, "symm_init", (), own, timeout)
-    lacking = [rank for rank, (_, fine) in enumerate(rows) if not fine]
-    if trouble is not None:
-        raise trouble
-    if lacking:
-        raise UnsupportedError(
-            f"ranks {lacking} cannot compile the kernels of symmetric memory; they say why",
-            op="symm_init",
-            comm=engine.name,
-            rank=engine.rank,
-            culprits=lacking,
-            hint="install there what it says",
-        )
-    return len({host for host, _ in rows}) == 1, launcher
+def attached(engine: Engine) -> SymmetricMemory | None:
+    """The communicator's symmetric memory, or None before it has been initialised."""
+    return cast("SymmetricMemory | None", engine.symmetric)
 
 
-def _memory(engine: Engine, table: Any, domain: Any, launcher: Any) -> SymmetricMemory:
-    capabilities, name = Capability(table.capabilities), str(table.name)
-    if engine.queue is None:
-        return SymmetricMemory(engine, capabilities, name, domain)
-    from .device_domain import DeviceDomain
-    from .device_memory import DeviceMemory
-
-    device = DeviceDomain(domain, engine.queue.streams, launcher, engine.member.device)
-    return DeviceMemory(engine, capabilities, name, device)
-
-
-def initialize_team(
-    team: Communicator | None, whole: Communicator, timeout: Timeout = None
-) -> SymmetricMemory | None:
-    """Collective over `whole`. See `unicomm.symm.init_team`."""
-    memory = memory_of(whole, "symm_init")
-    whole._engine.refuse_capture("symm_init")
-    memory.require("symm_init", Capability.TEAMS)
-    start, stride, size, wrong = 0, 1, 0, ""
-    if team is not None:
-        team._engine.check_open("symm_init")
-        known = {label: rank for rank, label in enumerate(whole.get_ranks())}
-        ranks = [known.get(label, -1) for label in team.get_ranks()]
-        size, start = len(ranks), ranks[0]
-        stride = ranks[1] - start if size > 1 else 1
-        if team._engine.symmetric is not None:
-            wrong = f"communicator '{team.get_name()}' has symmetric memory already"
-        elif -1 in ranks or any(rank != start + i * stride for i, rank in enumerate(ranks)):
-            wrong = f"ranks {ranks} of '{whole.get_name()}' are not evenly spaced, or not in it"
-        if wrong:
-            size, stride = 2, 0  # no team, which all ranks hear
-    said = memory.allocate(memory.domain.said_bytes(memory.size), timeout)
-    made = []
-
-    def job(limit: float) -> None:
-        fault, domain = memory.domain.team_split(start, stride, size, limit)
-        if wrong:
-            raise InvalidArgumentError(
-                wrong, hint="split ranks i, i + k, i + 2 k ...; or give it memory of its own: symm.init"
-            )
-        memory.check(fault, limit)
-        made.append(domain)
-
-    try:
-        issue(memory.engine, "symm_init", job, timeout=timeout)
-    except (InvalidArgumentError, MismatchError):
-        memory.free(said, timeout)  # on all ranks
-        raise
-    if team is None:
-        return None
-    mine = type(memory)(team._engine, memory.capabilities, memory.library, made[0], memory)
-    mine.open(said)
-    team._engine.symmetric = mine
-    return mine
-
-
-def memory_of(comm: Communicator, op: str) -> SymmetricMemory:
+def memory_of(engine: Engine, op: str) -> SymmetricMemory:
     """The communicator's symmetric memory; `NotReadyError` where it was not initialised."""
-    engine = comm._engine
     engine.check_open(op)
-    if engine.symmetric is None:
+    memory = attached(engine)
+    if memory is None:
         raise NotReadyError(
             "the communicator has no symmetric memory yet",
             op=op,
@@ -476,4 +331,4 @@ def memory_of(comm: Communicator, op: str) -> SymmetricMemory:
             rank=engine.rank,
             hint="call unicomm.symm.init(comm) on all ranks first",
         )
-    return engine.symmetric
+    return memory

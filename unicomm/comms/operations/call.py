@@ -47,7 +47,6 @@ class Call:
     timeout: float = 0.0
     async_op: bool = False
     seq: int = 0
-    op_id: int = 0
     deadline: float = 0.0
 
     def start_clock(self) -> None:
@@ -108,10 +107,10 @@ class OpArgs:
     hints: Mapping[str, str] | None = None
 
     @classmethod
-    def of(cls, call: Call) -> OpArgs:
+    def of(cls, call: Call, op_id: int, messages: Sequence[Message] = ()) -> OpArgs:
         return cls(
             call.name,
-            call.op_id,
+            op_id,
             call.seq,
             call.inputs,
             call.outputs,
@@ -122,4 +121,5 @@ class OpArgs:
             call.out_splits,
             call.async_op,
             call.timeout,
+            messages,
         )

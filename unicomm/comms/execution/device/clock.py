@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unicomm.comms.backend import Streams
+from unicomm.comms.streams import Streams
 
 _FAR = 1_000_000_000  # nanoseconds: what is further apart is placed anew
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unicomm.comms.backend import UsesStreams
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, PeerLostError
+from unicomm.comms.execution.issued import IssuedOperation
+from unicomm.comms.execution.owner import Owner
 from unicomm.comms.failures.first_cause import GRACE, Verdict
 from unicomm.comms.failures.threads import Threads
-
-if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine
 
 _SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a rank reports that it waits
 _EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
@@ -31,33 +30,12 @@ _LOOK = 0.1  # ... every so often; who has died may have done its part, which ar
 _ARRIVAL = 0.3  # ... within this
 _threads = Threads("unicomm-lookout", awaited=True)
 
-Message = tuple[bool, int, int]  # send, peer, number in the pair
-
-
-class Pending:
-    """What the lookout has to know of an operation that is not over.
-
-    Attributes:
-        name, seq: as errors say them. messages: of a send, receive or batch; empty for a collective.
-        timeout: seconds. deadline: when they end, by the monotonic clock.
-        reached: whether the device has come to it.
-    """
-
-    __slots__ = ("deadline", "messages", "name", "reached", "seq", "timeout")
-
-    def __init__(
-        self, name: str, seq: int, messages: Sequence[Message], timeout: float, deadline: float
-    ) -> None:
-        self.name, self.seq, self.messages = name, seq, messages
-        self.timeout, self.deadline = timeout, deadline
-        self.reached = False
-
 
 class Lookout:
     """That of one communicator. Only the watchdog and whoever drains call it, one at a time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self.heard: CommError | None = None  # what another rank has found
         self._busy = False
         self._next = 0.0
@@ -68,25 +46,25 @@ class Lookout:
         self._dead_since = float("inf")
 
     def _verdict(self) -> Verdict | None:
-        member, size = self._engine.member, self._engine.group.size
+        member, size = self._owner.member, self._owner.group.size
         if member.store is None or size == 1:
             return None
         return Verdict(member.store, member.uid, member.name, member.rank, size)
 
-    def waiting(self, pending: Pending, now: float) -> None:
+    def waiting(self, op: IssuedOperation, now: float) -> None:
         """The oldest operation is not over. Returns at once."""
-        begun = pending.deadline - pending.timeout
-        if now < begun + min(_SHARE * pending.timeout, _LONGEST) or now < self._next or self._busy:
+        begun = op.deadline - op.timeout
+        if now < begun + min(_SHARE * op.timeout, _LONGEST) or now < self._next or self._busy:
             return
         verdict = self._verdict()
         if verdict is None:
             self._next = float("inf")
             return
         self._busy = True
-        self._next = now + _EVERY + _PER_RANK * self._engine.group.size
-        state: dict[str, Any] = {"seq": pending.seq, "reached": pending.reached}
-        if pending.messages:
-            state = {"messages": pending.messages[:_MOST_MESSAGES]}
+        self._next = now + _EVERY + _PER_RANK * self._owner.group.size
+        state: dict[str, Any] = {"seq": op.seq, "reached": op.reached}
+        if op.messages:
+            state = {"messages": op.messages[:_MOST_MESSAGES]}
         text = json.dumps(state).encode()
 
         def tell() -> None:
@@ -100,11 +78,11 @@ class Lookout:
 
         _threads.run(tell)
 
-    def lost(self, pending: Pending, now: float) -> PeerLostError | None:
+    def lost(self, op: IssuedOperation, now: float) -> PeerLostError | None:
         """The device waits in the oldest operation, for ranks of this host whose process is gone. Returns at
         once. The library need not notice, where GPUs write into each other's memory.
         """
-        if not pending.reached or now < max(self._next_look, pending.deadline - pending.timeout + _LONG):
+        if not op.reached or now < max(self._next_look, op.deadline - op.timeout + _LONG):
             return None
         self._next_look = now + _LOOK
         if self._neighbours is None:
@@ -113,7 +91,7 @@ class Lookout:
             return None
         from unicomm.comms.failures.missing_ranks import dead_ranks
 
-        asked = {peer for _, peer, _ in pending.messages} or self._neighbours.keys()
+        asked = {peer for _, peer, _ in op.messages} or self._neighbours.keys()
         dead = [rank for rank in dead_ranks(self._neighbours) if rank in asked]
         if not dead:
             self._dead_since = float("inf")
@@ -122,7 +100,7 @@ class Lookout:
         if now < self._dead_since + _ARRIVAL:
             return None
         error = PeerLostError(
-            f"{_ranks(dead)} gone (process ended), and the device waits in {pending.name}",
+            f"{_ranks(dead)} gone (process ended), and the device waits in {op.name}",
             hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
         )
         error.sort_culprits(dead, (), ())
@@ -131,12 +109,12 @@ class Lookout:
     def _meet_neighbours(self) -> None:
         from unicomm.comms.failures.missing_ranks import neighbours
 
-        member = self._engine.member
+        member = self._owner.member
         found = neighbours(member.uid)
         found.pop(member.rank, None)
         self._neighbours = found
 
-    def explained(self, error: CommError, pending: Pending) -> CommError:
+    def explained(self, error: CommError, op: IssuedOperation) -> CommError:
         """The error to raise for one that the watchdog found: with culprits, or what another rank found."""
         if self.heard is not None:
             return self._settled(self.heard)
@@ -150,14 +128,14 @@ class Lookout:
         if told is not None:
             return self._settled(told)
         if timeout:
-            error = self._overdue(error, pending, verdict)
-            backend = self._engine.backend
+            error = self._overdue(error, op, verdict)
+            backend = self._owner.backend
             if isinstance(backend, UsesStreams):
                 backend.explain(error)
         elif lost and not error.culprits:
             from unicomm.comms.failures.missing_ranks import dead_ranks, neighbours
 
-            error.sort_culprits(dead_ranks(neighbours(self._engine.member.uid)), (), ())
+            error.sort_culprits(dead_ranks(neighbours(self._owner.member.uid)), (), ())
             if error.culprits:
                 error.message = f"{_ranks(error.culprits)} gone: {error.message}"
         if verdict is not None:
@@ -187,7 +165,7 @@ class Lookout:
 
     def _for_all(self, error: CommError) -> CommError:
         """As the other ranks have to read it."""
-        rank = self._engine.rank
+        rank = self._owner.rank
         if isinstance(error, AbortedError) and not set(error.culprits) - {rank}:
             did = "aborted the communicator" if error.culprits else error.message
             return AbortedError(f"rank {rank} {did}", culprits=(rank,), hint=error.hint)
@@ -197,21 +175,21 @@ class Lookout:
         said.culprits = (rank,)
         return said
 
-    def _overdue(self, error: CommError, pending: Pending, verdict: Verdict | None) -> CommTimeoutError:
+    def _overdue(self, error: CommError, op: IssuedOperation, verdict: Verdict | None) -> CommTimeoutError:
         from unicomm.comms.failures.missing_ranks import explain, progress
 
-        engine = self._engine
-        me, uid, messages = engine.rank, engine.member.uid, pending.messages
-        peers = {peer for _, peer, _ in messages} if messages else set(range(engine.group.size)) - {me}
-        found = progress(uid, me, pending.seq, messages)
-        found[me] = 2 if pending.reached else 1
+        owner = self._owner
+        me, uid, messages = owner.rank, owner.member.uid, op.messages
+        peers = {peer for _, peer, _ in messages} if messages else set(range(owner.group.size)) - {me}
+        found = progress(uid, me, op.seq, messages)
+        found[me] = 2 if op.reached else 1
         elsewhere = sorted(peers - found.keys())
         if elsewhere and verdict is not None and (said := verdict.reports(elsewhere)) is not None:
-            found |= {rank: _said(said.get(rank), me, pending) for rank in elsewhere}
+            found |= {rank: _said(said.get(rank), me, op) for rank in elsewhere}
         absent = sorted(rank for rank in peers if found.get(rank) == 0)
         stuck = sorted(rank for rank in peers | {me} if found.get(rank) == 1)
         unknown = sorted(peers - found.keys())
-        limit = f"{pending.timeout:g} s"
+        limit = f"{op.timeout:g} s"
         if absent:
             text = f"{_who(absent)} had not arrived after {limit}"
         elif unknown:
@@ -229,20 +207,20 @@ class Lookout:
         return late
 
 
-def _said(text: bytes | None, me: int, pending: Pending) -> int:
+def _said(text: bytes | None, me: int, op: IssuedOperation) -> int:
     """What a rank's report means for an operation of this one: 0 not in it, 1 issued, 2 started."""
     if text is None:
         return 0
     try:
         state = json.loads(text)
-        if pending.messages:
+        if op.messages:
             theirs = [(bool(send), number) for send, peer, number in state.get("messages", ()) if peer == me]
-            wanted = [(not send, number) for send, _, number in pending.messages]
+            wanted = [(not send, number) for send, _, number in op.messages]
             return 2 if any(s == w and n >= m for s, n in theirs for w, m in wanted) else 0
         seq = int(state.get("seq", 0))
     except (ValueError, TypeError, AttributeError):
         return 0
-    return 0 if seq < pending.seq else 2 if seq > pending.seq or state.get("reached") else 1
+    return 0 if seq < op.seq else 2 if seq > op.seq or state.get("reached") else 1
 
 
 def _who(ranks: Sequence[int]) -> str:

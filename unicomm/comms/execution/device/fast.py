@@ -1,31 +1,29 @@
-"""A short way for common calls on a device: collectives and messages of plain tensors.
+"""The short path for common calls on a device: collectives and messages of plain tensors.
 
-It checks, numbers and records as the general path does, by the same operation table, but prepares nothing
-for hooks, profiler, composition or a timeout of its own: a call that needs any of it, or is wrong, goes
-there. So nothing that can be seen differs, errors included, and the other way is the one that explains.
+It checks, numbers and records like the general path, from the same operation table, and hands the issued
+operation to the same executor. It prepares nothing for hooks, the profiler, composition or a timeout of its
+own: a call that needs any of these, or that is wrong, is left to the general path. So no user can see a
+difference, and errors are explained in one place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from unicomm.comms.backend import IssuesDirectly
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
-from unicomm.comms.execution.point_to_point import NO_SPANS
+from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.comms.execution.profiling.session import Described, described
-from unicomm.comms.operations import recording
+from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.reduction import ReduceOp
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation, Role, Size
 
-if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine
-
-#: Operations that have a short way, where the backend puts them on a stream by itself (`IssuesDirectly`).
+#: Operations that have a short path, if the backend puts them on a stream by itself (`IssuesDirectly`).
 SHORT = (
     *("all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "all_to_all_single"),
     *("barrier", "send", "recv"),
@@ -33,7 +31,10 @@ SHORT = (
 
 
 class StreamFast(NoFastPath):
-    """That of an engine whose operations run on streams. It needs no blocking, for it holds the order."""
+    """The short path of an engine whose operations run on streams.
+
+    It takes the order itself, so that `block` has nothing to do.
+    """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -44,20 +45,17 @@ class StreamFast(NoFastPath):
 
 
 def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., Any]:
-    """The operation's method of `StreamFast`; what the table says of it is looked up here, once."""
-    name, code, message, reduces = row.name, row.code, row.kind is Kind.P2P, row.reduces
+    """Makes the operation's method of `StreamFast`; reads the operation table once, here."""
+    name, message, reduces = row.name, row.kind is Kind.P2P, row.reduces
     n = len(row.tensors)
     rooted = row.rooted or message  # by a rank: the root or the peer
     at_op, at_async = n + rooted, n + rooted + reduces
-    reads, writes = _side(row, Role.OUT), _side(row, Role.IN)
+    reads, writes = _positions(row, Role.OUT), _positions(row, Role.IN)
     rank, size, device, strided = engine.rank, engine.group.size, engine.member.device, torch.strided
-    begin, index, queue = engine.member.recorder.begin, engine.member.recorder_index, engine.queue
-    assert queue is not None
+    executor, fit = engine.executor, _fit(row, rank, size)
+    waits = name == "barrier"
     assert isinstance(engine.backend, IssuesDirectly)
     direct = engine.backend.direct
-    frees_in_order, fit = queue.streams.frees_in_order, _fit(row, rank, size)
-    send, waits = name == "send", name == "barrier"
-    kind = 0 if not message else recording.P2P if send else recording.P2P | recording.RECEIVE
 
     def short(*given: Any) -> Any:
         async_op, hints, timeout = given[at_async:]
@@ -75,7 +73,7 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
                 or not tensor.data_ptr()
             ):
                 return False
-        other, op, red = -1, None, 0
+        other, op = -1, None
         if rooted:
             other = given[n]
             if other.__class__ is not int or not 0 <= other < size or (message and other == rank):
@@ -84,40 +82,22 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
             op = given[at_op]
             if op.__class__ is not ReduceOp:
                 return False
-            red = op.code
         if fit is not None and not fit(*tensors):
             return False
         job = direct(name, tensors, other, op)
         if job is None:
             return False
-        inputs, outputs = tensors[reads], tensors[writes]
-
-        def about() -> list[Described]:
-            return [described(name, inputs, outputs, *((-1, other) if message else (other, -1)))]
-
-        with engine._order:
+        limit = engine.timeout
+        root, peer = (-1, other) if message else (other, -1)
+        ins, outs = list(tensors[reads]), list(tensors[writes])
+        call = Call(row, ins, outs, None, 0, root, peer, op, timeout=limit)
+        issued = IssuedOperation(name, (call,), job, limit, bool(async_op))
+        with engine.order:
             if engine.finalized or engine.broken is not None or engine.vacant is not None:
                 return False
-            messages: tuple[tuple[bool, int, int], ...] = ()
-            if message:
-                seq = fast.next_pair_seq(other, send)
-                messages = ((send, other, seq),)
-            else:
-                fast.seq = seq = fast.seq + 1
-            limit = engine.timeout
-            flags = kind | recording.ASYNC if async_op else kind
-            most = min(int(limit * 1000), recording.MOST_MS)
-            record = begin(
-                index, code, seq, next_op_id(), inputs, outputs, red, other, flags, 0, most, 0, False
-            )
-            held = tensors if async_op or not frees_in_order else ()
-            try:
-                work = queue.issue(
-                    job, name, seq, (record,), limit, async_op, None, held, messages, NO_SPANS, about
-                )
-            except BaseException as error:
-                engine._failed(error, name, seq, (record,))
-                raise
+            issued.op_id = next_op_id()
+            issued.take_numbers(fast)
+            work = executor.run(issued)
         if waits and not async_op:
             work.wait()
         return work
@@ -125,15 +105,18 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
     return short
 
 
-def _side(row: Operation, other: Role) -> slice:
-    """Where the tensors are that have not the other role alone."""
-    own = [i for i, arg in enumerate(row.tensors) if arg.role is not other]
+def _positions(row: Operation, excluded: Role) -> slice:
+    """Positions of the tensor arguments that are not of the `excluded` role alone."""
+    own = [i for i, arg in enumerate(row.tensors) if arg.role is not excluded]
     return slice(own[0], own[-1] + 1) if own else slice(0, 0)
 
 
 def _fit(row: Operation, rank: int, size: int) -> Callable[..., bool] | None:
-    """Whether an output and an input have one type, sizes that belong together, and memory of their own,
-    but for this rank's part where the operation works in place. None without two."""
+    """Makes the check of an operation's output and input; None for an operation with fewer than two tensors.
+
+    The check is whether both have one element type, sizes that fit, and memory that does not overlap, except
+    for this rank's own part of an operation that works in place.
+    """
     if len(row.tensors) < 2:
         return None
     gathers, scatters = (arg.size is Size.WORLD for arg in row.tensors)

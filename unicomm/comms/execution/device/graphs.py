@@ -1,13 +1,13 @@
 """Operations that graphs capture, and their replays.
 
-A graph runs no Python when it is replayed, so its class is followed: `capture_begin`, `capture_end`, `reset`
-and `replay` of `torch.cuda.CUDAGraph` and `torch.accelerator.Graph` are wrapped once, when the first
-communicator on a device is made. What is captured in between is noted with the graph, and each replay
-records it again, under new sequence numbers, as if it were called anew. Graphs without operations of ours
-pay one look into their dictionary for each replay.
+A replayed graph runs no Python, so its class is wrapped: `capture_begin`, `capture_end`, `reset` and `replay`
+of `torch.cuda.CUDAGraph` and `torch.accelerator.Graph`, once, when the first communicator on a device is
+created. The operations captured in between are kept with the graph, and each replay records them again, under
+new sequence numbers, as if they were called anew. A graph without such operations pays one look into its
+dictionary per replay.
 
-Nobody may ask for events while a graph is captured: that invalidates the capture, on some GPUs from any
-thread. So the watchdog stands still from `capture_begin` to `capture_end` of any graph in this process.
+A query of an event while a graph is captured invalidates the capture, on some GPUs from any thread. So the
+watchdog pauses from `capture_begin` to `capture_end` of any graph in this process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from unicomm import _core
 from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.execution.profiling.session import Described
 from unicomm.comms.operations import recording
-
-if TYPE_CHECKING:
-    from unicomm.comms.backend import Streams
-    from unicomm.comms.execution.profiling.session import Described
-
-    from .queue import StreamQueue
+from unicomm.comms.streams import Streams
 
 _KEY = "_unicomm_operations"  # of a graph's dictionary
 _FOLLOWED = "_unicomm_followed"  # of its class
@@ -36,18 +32,28 @@ _lock = threading.Lock()
 _gate = threading.RLock()
 
 
+class Replaying(Protocol):
+    """The stream executor of a communicator, as graphs see it."""
+
+    streams: Streams
+
+    def replaying(
+        self, operations: Sequence[Captured], count: int
+    ) -> contextlib.AbstractContextManager[None]: ...
+
+
 @dataclass(slots=True)
 class Captured:
-    """An operation of a graph, or several that go together.
+    """An operation that a graph has captured, or a batch of messages.
 
     Attributes:
-        name: as errors say it. timeout: seconds.
-        shapes: its records, without their numbers. seqs: the numbers they had at the capture, 0 for what has
-            none. described: what the profiler says of each. messages: (send, peer) of each, of a send,
-            receive or batch; empty for a collective.
+        executor: of its communicator. name: as errors give it. timeout: in seconds.
+        shapes: its records, without their numbers. seqs: the records' numbers at the capture, 0 for a record
+            without one. described: the profiler's description of each record. messages: (send, peer) of each
+            record of a send, receive or batch; empty for a collective.
     """
 
-    queue: StreamQueue
+    executor: Replaying
     name: str
     timeout: float
     shapes: Sequence[bytes]
@@ -58,7 +64,7 @@ class Captured:
 
 @dataclass(slots=True)
 class Replayable:
-    """What a graph has taken down, and how often it was replayed."""
+    """The operations that a graph has captured, and how often it was replayed."""
 
     operations: list[Captured]
     replays: int = 0
@@ -68,7 +74,7 @@ class Begun(NamedTuple):
     """The records of a replay.
 
     Attributes:
-        seqs: the numbers of each operation's records. collectives: those of collectives among them.
+        seqs: the numbers of each operation's records. collectives: the numbers of collectives among them.
         messages: (send, peer, number) of each message.
     """
 
@@ -80,7 +86,7 @@ class Begun(NamedTuple):
 
 @dataclass(eq=False)
 class Capture:
-    """A capture that is under way; `graph` is None for one that nobody follows."""
+    """A capture that is under way; `graph` is None for a graph whose class is not followed."""
 
     graph: weakref.ref[Any] | None = None
     thread: int = 0
@@ -88,24 +94,24 @@ class Capture:
 
 
 _open: list[Capture] = []
-_made: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that took down operations of ours
+_made: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs that captured operations of ours
 _unknown = Capture()
 
 
 def current() -> Capture:
-    """The capture that an operation issued now is part of. The current stream has to be capturing."""
+    """The capture that an operation issued now belongs to. The current stream has to be capturing."""
     with _lock:
-        # Backward passes run in threads of their own: there the one that is open is meant.
+        # A backward pass runs in a thread of its own, and belongs to whichever capture is open.
         mine = [c for c in _open if c.thread == threading.get_ident()] or _open
         return mine[-1] if mine else _unknown
 
 
 def alive(streams: Streams) -> int:
-    """How many graphs hold operations of the communicator with these streams."""
+    """Returns the number of graphs that hold operations of the communicator with these streams."""
     with _lock:
         found = [graph.__dict__.get(_KEY) for graph in _made]
     return sum(
-        any(operation.queue.streams is streams for operation in replayable.operations)
+        any(operation.executor.streams is streams for operation in replayable.operations)
         for replayable in found
         if replayable is not None
     )
@@ -113,7 +119,7 @@ def alive(streams: Streams) -> int:
 
 @contextlib.contextmanager
 def events_may_be_asked_for() -> Iterator[bool]:
-    """Whether no graph is captured, and none will be begun within."""
+    """Yields whether no graph is being captured. No capture can begin within the block."""
     with _gate:
         with _lock:
             _open[:] = [c for c in _open if c.graph is not None and c.graph() is not None]
@@ -122,24 +128,22 @@ def events_may_be_asked_for() -> Iterator[bool]:
 
 
 def refuse_capture(streams: Streams | None, op: str, comm: str, rank: int | None = None) -> None:
-    """Of a call that connects, closes or allocates: `UnsupportedError` where the current stream is captured.
+    """Raises `UnsupportedError` if the current stream is captured. For calls that connect, close or allocate.
 
-    What it does, and waits for, happens on the host and once, which no replay repeats; much of it would end
-    the capture as well.
+    Such a call acts on the host, and once: no replay would repeat it, and much of it would end the capture.
     """
     if streams is not None and streams.is_capturing():
         raise UnsupportedError(
-            "it would happen once, on the host, which a graph cannot capture",
+            "this call acts on the host, and once, which a graph cannot capture",
             op=op,
             comm=comm,
             rank=rank,
-            hint="call it before the capture begins or after its end; of a communicator's life only abort()"
-            " may be called within",
+            hint="call it before the capture begins or after it ends; only abort() may be called within",
         )
 
 
 def follow(graph_class: type) -> None:
-    """Notes what graphs of that class capture, and their replays. Once for each class."""
+    """Wraps the methods of a class of graphs, once, so that captures and replays are noticed."""
     with _lock:
         if _FOLLOWED in vars(graph_class):
             return
@@ -244,12 +248,12 @@ def begin_records(numbers: Any, recorder: Any, operations: Sequence[Captured]) -
 
 @contextlib.contextmanager
 def _recorded(found: Replayable) -> Iterator[None]:
-    by_queue: dict[StreamQueue, list[Captured]] = {}
+    by_executor: dict[Replaying, list[Captured]] = {}
     for operation in found.operations:
-        by_queue.setdefault(operation.queue, []).append(operation)
-    if not next(iter(by_queue)).streams.is_capturing():  # else it runs nothing now
+        by_executor.setdefault(operation.executor, []).append(operation)
+    if not next(iter(by_executor)).streams.is_capturing():  # a captured replay runs nothing
         found.replays += 1
     with contextlib.ExitStack() as stack:
-        for queue, own in by_queue.items():
-            stack.enter_context(queue.replaying(own, found.replays))
+        for executor, own in by_executor.items():
+            stack.enter_context(executor.replaying(own, found.replays))
         yield

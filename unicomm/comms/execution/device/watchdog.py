@@ -1,4 +1,4 @@
-"""The thread that looks after all communicators' operations on devices; there is one while there are any."""
+"""The watchdog: one thread per process that looks after the operations of all communicators on devices."""
 
 from __future__ import annotations
 
@@ -7,32 +7,42 @@ import logging
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .queue import StreamQueue
+from unicomm.comms.streams import Streams
 
-LOOK = 0.001  # seconds between two looks while something new runs, growing ...
+LOOK = 0.001  # seconds between two looks while new operations run, growing ...
 LONGEST_LOOK = 0.02  # ... up to this
 _LOOKS_WITHOUT = 500  # looks without anything to watch until the thread ends
+
+
+class Watched(Protocol):
+    """The stream executor of a communicator, as the watchdog sees it."""
+
+    streams: Streams
+
+    @property
+    def busy(self) -> bool: ...
+
+    def look(self, now: float) -> None: ...
 
 
 class _Watchdog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queues: list[StreamQueue] = []
+        self._executors: list[Watched] = []
         self._fresh = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed: weakref.WeakSet[StreamQueue] = weakref.WeakSet()
+        self._failed: weakref.WeakSet[Watched] = weakref.WeakSet()
 
-    def watch(self, queue: StreamQueue) -> None:
+    def watch(self, executor: Watched) -> None:
         with self._lock:
-            if queue not in self._queues:
-                self._queues.append(queue)
+            if executor not in self._executors:
+                self._executors.append(executor)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
                 self._thread.start()
-            if not self._fresh.is_set():  # to look costs a tenth
+            if not self._fresh.is_set():  # asking costs a tenth of setting
                 self._fresh.set()
 
     def _loop(self) -> None:
@@ -44,18 +54,18 @@ class _Watchdog:
             time.sleep(nap)
             nap = min(nap * 1.5, LONGEST_LOOK)
             now = time.monotonic()
-            for queue in list(self._queues):
-                with contextlib.suppress(Exception):  # of a broken device: its own look hears of it, too
-                    queue.streams.adopt()
+            for executor in list(self._executors):
+                with contextlib.suppress(Exception):  # of a broken device, which `look` will meet as well
+                    executor.streams.adopt()
                 try:
-                    queue.look(now)
-                except Exception:  # the other communicators are looked after all the same
-                    if queue not in self._failed:
-                        self._failed.add(queue)
+                    executor.look(now)
+                except Exception:  # the other communicators must be looked after all the same
+                    if executor not in self._failed:
+                        self._failed.add(executor)
                         logging.getLogger("unicomm").exception("the watchdog could not look at operations")
             with self._lock:
-                self._queues = [queue for queue in self._queues if queue.busy]
-                idle = 0 if self._queues else idle + 1
+                self._executors = [executor for executor in self._executors if executor.busy]
+                idle = 0 if self._executors else idle + 1
                 if idle > _LOOKS_WITHOUT:
                     self._thread = None
                     return
@@ -64,12 +74,12 @@ class _Watchdog:
 _watchdog = _Watchdog()
 
 
-def watch(queue: StreamQueue) -> None:
-    """Looks after a communicator's operations until there are none."""
-    _watchdog.watch(queue)
+def watch(executor: Watched) -> None:
+    """Looks after a communicator's operations until none is pending."""
+    _watchdog.watch(executor)
 
 
 def forget_after_fork() -> None:
-    """In a forked child, which has no such thread."""
+    """Starts anew in a forked child, which has no such thread."""
     global _watchdog
     _watchdog = _Watchdog()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unicomm.comms.errors import CommTimeoutError, NotReadyError
 from unicomm.comms.options import seconds
+from unicomm.comms.streams import Streams
 from unicomm.comms.work import Work, WorkStatus
 
 from .watchdog import LONGEST_LOOK
@@ -17,8 +19,16 @@ from .watchdog import LONGEST_LOOK
 if TYPE_CHECKING:
     from torch.futures import Future
 
-    from .graphs import Capture
-    from .queue import StreamQueue
+
+class Streamed(Protocol):
+    """The stream executor, as its works see it. `guard`: of a work's end, which its callbacks follow."""
+
+    streams: Streams
+    guard: threading.Lock
+
+    def order_after(self, work: StreamWork) -> None: ...
+
+    def error_of(self, work: StreamWork) -> BaseException | None: ...
 
 
 class StreamWork(Work):
@@ -28,17 +38,17 @@ class StreamWork(Work):
     and as `wait_blocking`, it blocks the host until the device has done it.
     """
 
-    # What most have, and need not be told at each call.
+    # Class attributes save an assignment in each call.
     _after: Any = None
-    _capture: Capture | None = None
-    _held: Sequence[Any] = ()  # of a branch of a graph, until it is joined
+    _capture: object = None  # the capture of a graph that it is a part of
+    _held: Sequence[Any] = ()  # tensors of a branch of a graph, until it is joined
     _done = False
     _to_call: list[Callable[[Work], None]] | None = None
 
-    def __init__(self, name: str, seq: int, queue: StreamQueue, stream: Any) -> None:
+    def __init__(self, name: str, seq: int, executor: Streamed, stream: Any) -> None:
         self.name = name
         self.seq = seq
-        self._queue = queue
+        self._executor = executor
         self._stream = stream
 
     def wait(self, timeout: timedelta | float | None = None) -> None:
@@ -47,12 +57,12 @@ class StreamWork(Work):
             return
         self._raise()
         if not self._done:
-            self._queue.order_after(self)
+            self._executor.order_after(self)
 
     def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
         if self._capture is not None:
             raise NotReadyError(
-                "an operation that a graph captures has not run: the host cannot wait for it",
+                "the host cannot wait for an operation that a graph captures: it has not run",
                 op=self.name,
                 seq=self.seq,
                 hint="wait() orders it within the graph; synchronise after the replay",
@@ -74,15 +84,15 @@ class StreamWork(Work):
         self._raise()
 
     def future(self) -> tuple[Future[Any], contextlib.AbstractContextManager[Any]] | None:
-        """An empty future whose result is ordered by streams, and the stream to set it on; see `Streams`."""
-        streams = self._queue.streams
+        """A future whose `wait()` orders streams, and the stream to complete it on; see `Streams.future`."""
+        streams = self._executor.streams
         made = streams.future()
         return None if made is None else (made, streams.use(self._stream))
 
     def is_completed(self) -> bool:
         if self._done or self._error is not None:
             return True
-        return self._capture is None and self._queue.streams.is_over(self._after)
+        return self._capture is None and self._executor.streams.is_over(self._after)
 
     @property
     def status(self) -> WorkStatus:
@@ -91,8 +101,8 @@ class StreamWork(Work):
         return WorkStatus.COMPLETED if self.is_completed() else WorkStatus.INPROGRESS
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Calls `callback(work)` once it is over: now if that is known, else in the watchdog's thread."""
-        with self._queue.guard:
+        """Calls `callback(work)` when the operation is over: now if known, else in the watchdog's thread."""
+        with self._executor.guard:
             if not self._done:
                 self._to_call = [*(self._to_call or ()), callback]
                 return
@@ -100,12 +110,12 @@ class StreamWork(Work):
 
     def _raise(self) -> None:
         if self._error is None:
-            self._error = self._queue.error_of(self)
+            self._error = self._executor.error_of(self)
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     def _over(self, error: BaseException | None) -> None:
-        with self._queue.guard:
+        with self._executor.guard:
             self._error = error
             self._done = True
             callbacks, self._to_call = self._to_call, None

@@ -20,23 +20,20 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.autograd.profiler as torch_profiler
 from torch._C._autograd import _add_metadata_json
 
+from unicomm.comms.execution.device.graphs import Captured
+from unicomm.comms.execution.issued import IssuedOperation
+from unicomm.comms.execution.owner import Owner
+from unicomm.comms.operations.call import Call
+
 from .session import KEY, REPLAY, Described, Session, Span, described
-
-if TYPE_CHECKING:
-    import torch
-
-    from unicomm.comms.execution.device.graphs import Captured
-    from unicomm.comms.execution.engine import Engine
-    from unicomm.comms.operations.call import Call, Message
 
 _KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
 
@@ -48,97 +45,46 @@ session: Session | None = None
 finished: deque[Session] = deque(maxlen=_KEPT)
 
 _lock = threading.Lock()
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_blocked: weakref.WeakSet[Engine] = weakref.WeakSet()
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_blocked: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
-def register(engine: Engine) -> None:
+def register(owner: Owner) -> None:
     """A new communicator: if a profiler runs, its fast path stays out until that ends."""
     with _lock:
-        _engines.add(engine)
+        _owners.add(owner)
         if session is not None:
-            engine.fast.block()
-            _blocked.add(engine)
+            owner.fast.block()
+            _blocked.add(owner)
 
 
-Job = tuple[Callable[[], None], Sequence[Span]]
+def issued(owner: Owner, op: IssuedOperation, here: bool) -> None:
+    """Adds rows and events for an operation that is issued now. Called with a recording under way.
 
-
-def collective(engine: Engine, call: Call, later: bool, run: Callable[[], None]) -> Job:
-    """`run` with the event and the row of its operation around it; `later`: it runs in the worker.
-
-    With it, for an operation that only is issued here, the rows that have to be told when it has run.
+    `here`: it runs in this call, so that whoever runs it opens the events. Otherwise the events only mark
+    where it was issued.
     """
     now = session
     if now is None:
-        return run, ()
-    pair = now.add(engine, of_call(call), call.seq, call.async_op)
-    return _around(engine, [pair], later, run)
-
-
-def messages(
-    engine: Engine, found: Sequence[tuple[Message, int]], later: bool, async_op: bool, run: Callable[[], None]
-) -> Job:
-    """The same for sends and receives that run together; `found` has each with its number."""
-    now = session
-    if now is None:
-        return run, ()
-    batch = now.next_batch() if len(found) > 1 else 0
-    pairs = [_message(now, engine, one, seq, async_op, batch) for one, seq in found]
-    return _around(engine, pairs, later, run)
-
-
-def one_sided(
-    engine: Engine,
-    op: str,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    peer: int,
-    later: bool,
-    async_op: bool,
-    run: Callable[[], None],
-) -> Job:
-    """The same for an operation on symmetric memory, which has no number."""
-    now = session
-    if now is None:
-        return run, ()
-    pair = now.add(engine, described(op, inputs, outputs, peer=peer), 0, async_op)
-    return _around(engine, [pair], later, run)
-
-
-def message(engine: Engine, found: Message, seq: int) -> Span | None:
-    """The issue of a message of a lane, which tells the span when it starts and ends."""
-    now = session
-    if now is None:
-        return None
-    span, event = _message(now, engine, found, seq, True, 0)
-    span.enter(event)
-    span.leave()
-    return span
-
-
-def _message(
-    now: Session, engine: Engine, found: Message, seq: int, async_op: bool, batch: int
-) -> tuple[Span, Any]:
-    return now.add(engine, of_message(found), seq, async_op, batch)
+        return
+    batch = now.next_batch() if len(op.calls) > 1 else 0
+    op.spans = [now.add(owner, of_call(call), call.seq, op.async_op, batch) for call in op.calls]
+    if not here:
+        for span in op.spans:
+            span.enter()
+            span.leave()
 
 
 def of_call(call: Call) -> Described:
-    """What rows say of a collective."""
-    splits = call.in_splits, call.out_splits
-    return described(call.name, call.inputs, call.outputs, call.root, -1, *splits)
-
-
-def of_message(found: Message) -> Described:
-    """What rows say of a message."""
-    tensors = (found.tensor,)
-    op, ins, outs = ("send", tensors, ()) if found.send else ("recv", (), tensors)
-    return described(op, ins, outs, peer=found.peer)
+    """What rows say of a collective, message or one-sided operation."""
+    return described(
+        call.name, call.inputs, call.outputs, call.root, call.peer, call.in_splits, call.out_splits
+    )
 
 
 @contextlib.contextmanager
 def replay(
-    engine: Engine, operations: Sequence[Captured], numbers: Sequence[Sequence[int]], count: int
+    owner: Owner, operations: Sequence[Captured], numbers: Sequence[Sequence[int]], count: int
 ) -> Iterator[Sequence[Span]]:
     """Around the launch of a graph for the `count`-th time: one event of it, and one of each operation.
 
@@ -154,15 +100,15 @@ def replay(
     # By the first collective the ranks' rows are compared: messages have numbers of their pairs.
     firsts = ((o.seqs[0], n[0]) for o, n in zip(operations, numbers, strict=True) if not o.messages)
     captured, seq = next((pair for pair in firsts if pair[1]), (0, 0))
-    whole, event = now.add(engine, Described(REPLAY, n_in, n_out, bytes=size), seq, True, 0, captured, count)
+    whole = now.add(owner, Described(REPLAY, n_in, n_out, bytes=size), seq, True, 0, captured, count)
     spans = [whole]
-    whole.enter(event)
+    whole.enter()
     try:
         for operation, seqs in zip(operations, numbers, strict=True):
             batch = now.next_batch() if len(seqs) > 1 else 0
             for what, before, number in zip(operation.described, operation.seqs, seqs, strict=True):
-                span, event = now.add(engine, what, number, True, batch, before, count)
-                span.enter(event)
+                span = now.add(owner, what, number, True, batch, before, count)
+                span.enter()
                 span.leave()
                 spans.append(span)
         yield spans
@@ -174,62 +120,14 @@ def replay(
         whole.leave()
 
 
-def _around(engine: Engine, pairs: Sequence[tuple[Span, Any]], later: bool, run: Callable[[], None]) -> Job:
-    if engine.queue is not None:  # the events say where it is put on its stream
-        return _issuing(pairs, run), [span for span, _ in pairs]
-    if later:  # the events say where it was issued; those of the worker show when all threads are recorded
-        for span, event in pairs:
-            span.enter(event)
-            span.leave()
-
-    def observed() -> None:
-        for span, _ in pairs:
-            span.start()
-        for span, event in pairs:
-            if later:
-                span.enter_run()
-            else:
-                span.enter(event)
-        error: BaseException | None = None
-        try:
-            run()
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            for span, _ in reversed(pairs):
-                span.leave()
-            for span, _ in pairs:
-                span.finish(error)
-
-    return observed, ()
-
-
-def _issuing(pairs: Sequence[tuple[Span, Any]], run: Callable[[], None]) -> Callable[[], None]:
-    def observed() -> None:
-        for span, event in pairs:
-            span.enter(event)
-        try:
-            run()
-        except BaseException as error:
-            for span, _ in pairs:
-                span.finish(error)
-            raise
-        finally:
-            for span, _ in reversed(pairs):
-                span.leave()
-
-    return observed
-
-
 def _begin() -> None:
     global session
     with _lock:
         if session is not None:  # the one before ended without a word, e.g. by an error of torch's
             return
-        for engine in _engines:
-            engine.fast.block()
-            _blocked.add(engine)
+        for owner in _owners:
+            owner.fast.block()
+            _blocked.add(owner)
         session = Session()
 
 
@@ -237,16 +135,15 @@ def _end() -> None:
     global session
     with _lock:
         now, session = session, None
-        used = list(_engines)
-        for engine in _blocked:
-            engine.fast.unblock()
+        used = list(_owners)
+        for owner in _blocked:
+            owner.fast.unblock()
         _blocked.clear()
     if now is None:
         return
-    for engine in used:
-        if engine.queue is not None:  # what the device has done by now
-            engine.queue.look(time.monotonic())
-    now.close([engine for engine in used if not engine.finalized])
+    for owner in used:
+        owner.executor.catch_up()
+    now.close([owner for owner in used if not owner.finalized])
     if now.table["rows"]:
         finished.append(now)
     if now.table["groups"]:

@@ -1,4 +1,4 @@
-"""One recording of torch.profiler: the rows and events of its operations (see profiling.py)."""
+"""One recording of torch.profiler: the rows and events of its operations."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import torch
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _RecordFunctionFast
 
+from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES, code_of
 from unicomm.extensions import torch_bridge
 from unicomm.flight_recorder.ring.ranks import format_ranks
-
-if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine
 
 VERSION = 2  # 2 brought captured_seq and replay
 KEY = "unicomm"  # of the table in a trace
@@ -104,46 +102,64 @@ def described(
     return Described(op, n_in, n_out, NAMES[code_of(some.dtype)], some.dtype, size, root, peer, *splits)
 
 
+class Observed(Protocol):
+    """The owner of a communicator, as rows and events describe it."""
+
+    member: Member
+    rank: int
+
+
 class Span:
     """One operation of a recording, from its issue to its end."""
 
-    __slots__ = ("_event", "name", "row")
+    __slots__ = ("_event", "_open", "name", "row")
 
-    def __init__(self, name: str, row: list[Any]) -> None:
+    def __init__(self, name: str, row: list[Any], event: Any) -> None:
+        """`event`: of torch's profiler; None where torch does not record the thread."""
         self.name = name
         self.row = row
-        self._event: Any = None
+        self._event = event
+        self._open: Any = None
 
-    def enter(self, event: Any) -> None:
-        """`event` is None where torch does not record the thread."""
-        if event is not None:
-            self._event = event
+    def enter(self) -> None:
+        """Opens the event, in the thread that issues the operation."""
+        if self._event is not None:
+            self._open = self._event
             self.row[_TRACED] = 1
-            event.__enter__()
-
-    def enter_run(self) -> None:
-        """In the worker: shows when torch records all threads."""
-        self._event = _RecordFunctionFast(f"{self.name} (run)")
-        self._event.__enter__()
+            self._open.__enter__()
 
     def leave(self) -> None:
-        if self._event is not None:
-            self._event.__exit__(None, None, None)
-            self._event = None
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+    def begin(self, later: bool) -> None:
+        """The operation begins to run: in the call that issued it or, `later`, in the worker."""
+        self.start()
+        if later:  # the trace shows this event when torch records all threads
+            self._open = _RecordFunctionFast(f"{self.name} (run)")
+            self._open.__enter__()
+        else:
+            self.enter()
+
+    def end(self, error: BaseException | None) -> None:
+        """The operation that `begin` was called for has ended."""
+        self.leave()
+        self.finish(error)
 
     def start(self) -> None:
         self.row[_STARTED] = time.time_ns()
         self.row[_STATE] = STARTED
 
     def captured(self) -> None:
-        """A graph took it down: it has run nothing."""
+        """A graph has captured the operation, which has not run."""
         row = self.row
         row[_CAPTURED_SEQ], row[_REPLAY] = row[_SEQ], CAPTURED
         self.start()
         self.finish(None)
 
     def ran(self, started_ns: int, completed_ns: int) -> None:
-        """When it ran on its device, as its events say, on the clock of the day."""
+        """Sets the times at which the device ran it, in nanoseconds since the epoch."""
         row = self.row
         row[_STARTED], row[_COMPLETED], row[_STATE] = started_ns, completed_ns, COMPLETED
 
@@ -182,7 +198,7 @@ class Session:
         self.rows: list[list[Any]] = []
         self.dropped = 0
         self.groups: list[dict[str, Any]] = []
-        self._facts: weakref.WeakKeyDictionary[Engine, tuple[int, dict[str, Any]]] = (
+        self._facts: weakref.WeakKeyDictionary[Observed, tuple[int, dict[str, Any]]] = (
             weakref.WeakKeyDictionary()
         )
         self._batch = 0
@@ -190,17 +206,17 @@ class Session:
         self._bridge = torch_bridge.load()
         self.table: dict[str, Any] = {}
 
-    def _of(self, engine: Engine) -> tuple[int, dict[str, Any]]:
+    def _of(self, owner: Observed) -> tuple[int, dict[str, Any]]:
         """The communicator's number in this recording, and the arguments that all its events have."""
-        found = self._facts.get(engine)
+        found = self._facts.get(owner)
         if found is not None:
             return found
         with self._adding:
-            found = self._facts.get(engine)
+            found = self._facts.get(owner)
             if found is not None:  # another thread was quicker
                 return found
-            member = engine.member
-            name, desc = _torch_names(engine)
+            member = owner.member
+            name, desc = _torch_names(owner)
             group = {
                 "uid": plain(member.uid),
                 "name": plain(member.name),
@@ -222,22 +238,22 @@ class Session:
                 "backend": group["backend"],
             }
             facts = {key: value for key, value in facts.items() if value != ""}  # kineto drops empty ones
-            found = self._facts[engine] = (len(self.groups), facts)
+            found = self._facts[owner] = (len(self.groups), facts)
             self.groups.append(group)
             return found
 
     def add(
         self,
-        engine: Engine,
+        owner: Observed,
         what: Described,
         seq: int,
         later: bool,
         batch: int = 0,
         captured_seq: int = 0,
         replay: int = 0,
-    ) -> tuple[Span, Any]:
-        """A row, and the event that is to be entered and left by the calling thread."""
-        index, facts = self._of(engine)
+    ) -> Span:
+        """Adds a row. The calling thread is to enter and leave the span's event."""
+        index, facts = self._of(owner)
         into, out = ",".join(map(str, what.in_splits)), ",".join(map(str, what.out_splits))
         row = [
             what.op,
@@ -268,7 +284,7 @@ class Session:
             self.dropped += 1
         name = f"unicomm::{what.op}"
         if not _profiler_enabled():
-            return Span(name, row), None
+            return Span(name, row, None)
         arguments = facts | {
             "seq_num": seq,
             "in_elements": what.n_in,
@@ -290,26 +306,26 @@ class Session:
             arguments |= {"captured_seq": captured_seq, "replay": replay}
         event: Any = _RecordFunctionFast(name, (), arguments)
         if self._bridge is not None and what.op != REPLAY:
-            event = _Both(event, self._record(engine, facts, what, seq, later))
-        return Span(name, row), event
+            event = _Both(event, self._record(owner, facts, what, seq, later))
+        return Span(name, row, event)
 
     def _record(
         self,
-        engine: Engine,
+        owner: Observed,
         facts: dict[str, Any],
         what: Described,
         seq: int,
         later: bool,
     ) -> Any:
         """torch's own record; it can name ranks at equal distances only."""
-        ranks = list(engine.member.labels)
+        ranks = list(owner.member.labels)
         steps = {b - a for a, b in itertools.pairwise(ranks)}
         stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
         assert self._bridge is not None
         return self._bridge.Record(
             *(seq, what.peer >= 0),
             *(facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
-            *(engine.rank, what.op, what.n_in, what.n_out, what.kind),
+            *(owner.rank, what.op, what.n_in, what.n_out, what.kind),
             *(list(what.in_splits), list(what.out_splits), ranks[0], stride, len(ranks), later),
         )
 
@@ -317,7 +333,7 @@ class Session:
         self._batch += 1
         return self._batch
 
-    def close(self, there: Iterable[Engine]) -> None:
+    def close(self, there: Iterable[Observed]) -> None:
         """Freezes the table: what ends later counts as not finished.
 
         `there` are the communicators that are in use. A process that issued no operation tells them, so that
@@ -325,8 +341,8 @@ class Session:
         """
         self.stopped_ns = time.time_ns()
         if not self.groups:
-            for engine in there:
-                self._of(engine)
+            for owner in there:
+                self._of(owner)
         self.table = {
             "version": VERSION,
             "host": plain(socket.gethostname()),
@@ -350,7 +366,7 @@ def _boot() -> str:
         return ""
 
 
-def _torch_names(engine: Engine) -> tuple[str, str]:
+def _torch_names(owner: Observed) -> tuple[str, str]:
     """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
     if not torch.distributed.is_available():
         return "", ""
@@ -358,6 +374,6 @@ def _torch_names(engine: Engine) -> tuple[str, str]:
 
     for group in list(distributed_c10d._world.pg_names):
         comms = getattr(group, "_comms", None)
-        if isinstance(comms, dict) and any(c._engine is engine for c in comms.values()):
+        if isinstance(comms, dict) and any(c._owner is owner for c in comms.values()):
             return str(group.group_name), str(group.group_desc)
     return "", ""

@@ -1,0 +1,380 @@
+"""The stream executor: operations put on a device's streams, complete when an event says so.
+
+    run -> the current stream, or for async_op=True the communicator's own, which waits for the current one
+        -> event before, the backend's calls, event after -> StreamWork
+        -> the watchdog sees the second event: times for the recorder, done-callbacks, tensors released
+
+The caller never waits for the device. One watchdog thread per process looks at the oldest operation of each
+communicator, asks the backend for late errors, and ends what is overdue; the error is raised at the next
+`wait` or call on this rank. An operation that a graph captures is not watched: it runs when the graph is
+replayed, and each replay is watched (graphs.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from unicomm.comms.backend import UsesStreams
+from unicomm.comms.errors import CommError, CommTimeoutError
+from unicomm.comms.execution.issued import IssuedOperation
+from unicomm.comms.execution.owner import Owner
+from unicomm.comms.execution.profiling import events as profiling
+from unicomm.comms.execution.profiling.session import Span
+from unicomm.comms.operations import recording
+from unicomm.comms.streams import Streams
+from unicomm.comms.work import Work
+
+from . import graphs, watchdog
+from .clock import DeviceClock
+from .failures import Lookout
+from .graphs import Capture, Captured
+from .watchdog import LOOK
+from .work import StreamWork
+
+_parents: list[object] = []  # operations that were pending when this process was forked
+_NO_SPANS: contextlib.AbstractContextManager[Sequence[Span]] = contextlib.nullcontext(())
+
+
+class StreamExecutor:
+    """Runs the operations of one communicator; see `owner.Executor` for its methods."""
+
+    def __init__(self, owner: Owner, streams: Streams) -> None:
+        self.streams: Streams = streams
+        self._owner = owner
+        self._recorder = owner.member.recorder
+        self._own: Any = None  # this communicator's stream, made by the first asynchronous operation
+        self._last: StreamWork | None = None  # which the next operation has to follow, on whatever stream
+        self._last_captured: StreamWork | None = None  # the same within a graph
+        self._clock = DeviceClock(streams)
+        self._running: deque[IssuedOperation] = deque()
+        self._given_up: list[IssuedOperation] = []  # failed, but their stream may still use the tensors
+        self._lock = threading.RLock()  # a callback may issue operations
+        self.guard = threading.Lock()  # of a work's end, which its callbacks follow
+        self.lookout = Lookout(owner)
+        for graph_class in streams.graph_classes():
+            graphs.follow(graph_class)
+
+    def run(self, op: IssuedOperation) -> StreamWork:
+        op.begin(self._owner.member, False)
+        if profiling.session is not None:
+            profiling.issued(self._owner, op, here=True)
+        try:
+            self._owner.check_broken()
+            return self._put(op)
+        except BaseException as error:
+            self._owner.failed(op, error)
+            if op.args is not None:
+                self._owner.hooks.finished(op.args, error)
+            raise
+
+    def settle(self, op: IssuedOperation, work: Work) -> None:
+        if op.name == "barrier" and not op.async_op:
+            work.wait()
+
+    def _put(self, op: IssuedOperation) -> StreamWork:
+        """Puts the operation on a stream. Raises what its `run` raises."""
+        streams = self.streams
+        current = stream = streams.current()
+        capture = graphs.current() if streams.is_capturing() else None
+        op.issued_ns = time.monotonic_ns()
+        if op.async_op:
+            if self._own is None:
+                self._own = streams.new()
+            stream = self._own
+            streams.wait(stream, streams.record(current))
+        self._follow_last(stream, capture)
+        op.work = work = StreamWork(op.name, op.seq, self, stream)
+        if capture is None:
+            op.before = streams.record(stream)
+        else:
+            work._capture = capture
+        run = op.run
+        assert run is not None
+        if op.spans:
+            run = _within_events(op, run)
+        if stream is current:
+            run()
+        else:
+            with streams.use(stream):
+                run()
+        work._after = streams.record(stream)
+        if capture is not None:
+            # An operation on the current stream is ordered by that stream.
+            self._last_captured = work if op.async_op else None
+            self._capture(capture, op, work)
+            return work
+        self._last = work
+        op.deadline = op.issued_ns / 1e9 + op.timeout
+        op.run = None
+        if not op.async_op and streams.frees_in_order:
+            op.calls = ()  # the allocator keeps the tensors' memory until the stream is through
+        with self._lock:
+            self._running.append(op)
+        watchdog.watch(self)
+        return work
+
+    def run_after_pending(self, job: Callable[[], None]) -> None:
+        job()  # the order of streams does it
+
+    def seal(self) -> None:
+        """Nothing to do: messages go to a stream like other operations."""
+
+    def check_can_wait(self, op: str) -> None:
+        """Nothing to do: no thread of this process runs the operations."""
+
+    def broke(self, error: CommError) -> None:
+        self.lookout.ended(error)
+
+    def is_current(self) -> bool:
+        return False
+
+    def close(self, timeout: float) -> bool:
+        return True
+
+    def catch_up(self) -> None:
+        self.look(time.monotonic())
+
+    def _follow_last(self, stream: Any, capture: Capture | None) -> None:
+        """Orders later work of `stream` behind the last operation, on whatever stream that is."""
+        last = self._last if capture is None else self._last_captured
+        if last is not None and last._capture is capture and last._stream != stream and not last._done:
+            self.streams.wait(stream, last._after)
+
+    def last(self) -> StreamWork | None:
+        """The operation that runs after all others that were issued; in the graph, if one is captured now."""
+        return self._last_captured if self.streams.is_capturing() else self._last
+
+    def follow_last(self) -> None:
+        """Orders later work of the current stream behind the last operation, on whatever stream that is."""
+        self._follow_last(self.streams.current(), None)
+
+    def order_after(self, work: StreamWork) -> None:
+        """Makes the current stream wait for `work`."""
+        current = self.streams.current()
+        if current != work._stream:
+            self.streams.wait(current, work._after)
+        if work._capture is not None:  # joined, as every branch of a graph has to be before its end
+            work._held = ()
+            if self._last_captured is work:
+                self._last_captured = None
+
+    # --- graphs --------------------------------------------------------------------------------------------
+
+    def _capture(self, capture: Capture, op: IssuedOperation, work: StreamWork) -> None:
+        """Adds an operation to the graph that captures it. The recorder marks it complete: replays count."""
+        recorder, records = self._recorder, op.records
+        if op.async_op:
+            work._held = [tensor for call in op.calls for tensor in (*call.inputs, *call.outputs)]
+        shapes = [recorder.shape(record) for record in records]
+        for record in records:
+            recorder.add_flags(record, recording.CAPTURED)
+            recorder.start(record)
+            recorder.finish(record, recording.COMPLETED, 0)
+        pairs = [(send, peer) for send, peer, _ in op.messages]
+        seqs = [number for _, _, number in op.messages] or [op.seq]
+        described = [profiling.of_call(call) for call in op.calls]
+        capture.operations.append(Captured(self, op.name, op.timeout, shapes, seqs, described, pairs))
+        for span in op.spans:
+            span.captured()
+
+    @contextlib.contextmanager
+    def replaying(self, operations: Sequence[Captured], count: int) -> Iterator[None]:
+        """Records and watches the `count`-th launch of a graph with these operations of this communicator."""
+        owner, streams = self._owner, self.streams
+        if streams.is_capturing():  # it becomes a part of another graph
+            graphs.current().operations.extend(operations)
+            yield
+            return
+        with owner.in_order():
+            owner.check_open(operations[0].name)
+            stream = streams.current()
+            self._follow_last(stream, None)
+            begun = graphs.begin_records(owner.fast, self._recorder, operations)
+            longest = max(operation.timeout for operation in operations)
+            op = IssuedOperation(operations[0].name, (), None, longest, async_op=True)
+            op.records = begun.records
+            op.seq = next(iter(begun.collectives), begun.messages[0][2] if begun.messages else 0)
+            op.messages = () if begun.collectives else begun.messages
+            try:
+                rows = _NO_SPANS
+                if profiling.session is not None:
+                    rows = profiling.replay(owner, operations, begun.seqs, count)
+                with rows as op.spans:
+                    op.issued_ns, op.before = time.monotonic_ns(), streams.record(stream)
+                    yield
+            except BaseException:
+                self._give_up(op.records)
+                raise
+            op.work = self._last = StreamWork(op.name, op.seq, self, stream)
+            op.work._after = streams.record(stream)
+            op.deadline = time.monotonic() + op.timeout
+            with self._lock:
+                self._running.append(op)
+            watchdog.watch(self)
+
+    def _give_up(self, records: Sequence[int]) -> None:
+        for record in records:
+            self._recorder.finish(record, recording.FAILED, recording.OTHER_ERROR)
+
+    # --- the watchdog --------------------------------------------------------------------------------------
+
+    def error_of(self, work: StreamWork) -> BaseException | None:
+        """The error that broke the communicator, unless the operation had completed before."""
+        return None if work._done else self._owner.broken
+
+    @property
+    def thread(self) -> int:
+        return 0
+
+    @property
+    def unattended(self) -> bool:
+        return False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running or self._given_up)
+
+    def pending(self) -> list[StreamWork]:
+        return [op.work for op in list(self._running)]
+
+    def drain(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while self._running:
+            self.look(time.monotonic())
+            if self._running and time.monotonic() >= end:
+                return False
+            if self._running:
+                time.sleep(LOOK / 10)
+        return True
+
+    def look(self, now: float) -> None:
+        """Ends the operations that are over. Called by the watchdog and by `drain`."""
+        owner = self._owner
+        with graphs.events_may_be_asked_for() as free, self._lock:
+            if not free:
+                return
+            self._given_up = [op for op in self._given_up if self._may_come(op)]
+            error: BaseException | None = None
+            while self._running and error is None:
+                try:
+                    over = self._is_over(self._running[0])
+                    error = self._of_symmetric_memory()
+                    if error is not None or not over:
+                        break
+                except Exception as failed:  # the device failed: no operation will complete any more
+                    error = failed
+                else:
+                    if owner.broken is not None:  # an abort may be what ended it
+                        break
+                    self._finish(self._running.popleft(), None)
+            if not self._running:
+                return
+            oldest = self._running[0]
+            error = error or owner.broken or self.lookout.heard or self._library_error()
+            error = error or self.lookout.lost(oldest, now)
+            if error is None and now >= oldest.deadline:
+                error = CommTimeoutError(
+                    f"not finished on the device within {oldest.timeout:g} s",
+                    hint="find out who is missing with `unicomm trace analyze`; "
+                    "comm.set_timeout or timeout= allow more",
+                )
+            if error is None:
+                self.lookout.waiting(oldest, now)
+            else:
+                if isinstance(error, CommError) and error is not owner.broken:
+                    error = self.lookout.explained(error, oldest)
+                self._end(error)
+
+    def _library_error(self) -> CommError | None:
+        backend = self._owner.backend
+        return backend.late_error() if isinstance(backend, UsesStreams) else None
+
+    def _of_symmetric_memory(self) -> CommError | None:
+        """The error that ended a wait of symmetric memory's kernels; their operation then is over as well."""
+        memory = self._owner.symmetric
+        return None if memory is None or self._owner.broken is not None else memory.late_error()
+
+    def _is_over(self, op: IssuedOperation) -> bool:
+        if self.streams.is_over(op.work._after):
+            return True
+        if not op.reached and self.streams.is_over(op.before):
+            op.reached = True
+            for record in op.records:
+                self._recorder.start(record)
+        return False
+
+    def _finish(self, op: IssuedOperation, error: BaseException | None) -> None:
+        try:
+            self._finish_records(op, error)
+        finally:  # a thread may wait for it, whatever the device says of its events
+            op.work._over(error)
+
+    def _finish_records(self, op: IssuedOperation, error: BaseException | None) -> None:
+        if error is None:
+            seen, day = time.monotonic_ns(), time.time_ns()
+            start, end = self._clock.place(op.before, op.work._after, op.issued_ns, seen)
+            for record in op.records:
+                self._recorder.start(record, seen - start)
+                self._recorder.finish(record, recording.COMPLETED, 0, seen - end)
+            for span in op.spans:
+                span.ran(day - (seen - start), day - (seen - end))
+        else:
+            for span in op.spans:
+                span.finish(error)
+        if op.args is not None:
+            self._owner.hooks.finished(op.args, error)
+
+    def _end(self, error: BaseException) -> None:
+        """Ends the oldest operation with its error, and those behind it with the abort that follows."""
+        owner = self._owner
+        first = self._running[0]
+        try:
+            owner.failed(first, error)
+            owner.backend.abort()
+        except Exception:  # of a hook; the works must end all the same
+            logging.getLogger("unicomm").exception("communicator '%s'", owner.name)
+        final = owner.broken or error
+        while self._running:
+            op = self._running.popleft()
+            if op.calls and self._may_come(op):
+                self._given_up.append(op)
+            if op is not first:
+                self._give_up(op.records)
+            self._finish(op, error if op is first and isinstance(error, CommError) else final)
+
+    def _may_come(self, op: IssuedOperation) -> bool:
+        """Whether the stream may still reach the operation and use its tensors."""
+        try:
+            return not self.streams.is_over(op.work._after)
+        except Exception:  # of the device
+            return False
+
+    def forget(self) -> None:
+        """Gives everything up in a forked child, but frees nothing: that would use the device."""
+        _parents.append((self._running, self._given_up))
+        self._running, self._given_up = deque(), []
+
+
+def _within_events(op: IssuedOperation, run: Callable[[], None]) -> Callable[[], None]:
+    """`run` with the profiler's events around it, which show where the operation was put on its stream."""
+
+    def observed() -> None:
+        for span in op.spans:
+            span.enter()
+        try:
+            run()
+        except BaseException as error:
+            for span in op.spans:
+                span.finish(error)
+            raise
+        finally:
+            for span in reversed(op.spans):
+                span.leave()
+
+    return observed
