@@ -108,7 +108,7 @@ def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostG
     capture(body)
     assert [error.op for error in errors] == [op for op, _ in refused]
     for error in errors:
-        assert "before the capture begins or after its end" in error.hint, error
+        assert "before the capture begins or after it ends" in error.hint, error
     assert comm._engine.fast.seq == seq
     assert child.is_aborted()
     child.finalize()
