@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.table.load import load
 
 
 def entry(number, op, size=4, state="completed", p2p=False, seq=None, dtype="Float"):

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from unicomm.flight_recorder.analysis.diff import compare
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.reports.diff_text import render
 from unicomm.flight_recorder.ring.reader import read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.launch.cli import app
 
 

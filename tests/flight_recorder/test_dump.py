@@ -16,7 +16,7 @@ import unicomm
 from unicomm import _core, flight_recorder
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.pickles import read
-from unicomm.flight_recorder.ring import dumps
+from unicomm.flight_recorder.recording import dumps
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 

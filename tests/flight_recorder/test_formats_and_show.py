@@ -13,7 +13,7 @@ from rings import RECV, SEND, write_ring
 
 import unicomm
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.reports import show
+from unicomm.flight_recorder.reports import rings_text as show
 from unicomm.flight_recorder.ring.reader import read_folder, read_ring
 from unicomm.hooks import FlightRecorderHook
 from unicomm.testing import run_ranks
@@ -210,7 +210,7 @@ def test_command(tmp_path):
 
 
 def test_every_operation_of_every_backend_is_recorded():
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
     from unicomm.testing import conformance
 
     for backend in ("shm", "gloo", "fake"):

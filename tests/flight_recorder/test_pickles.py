@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rings import RECV, SEND, write_ring
 
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.columns import DumpError, from_dump
+from unicomm.flight_recorder.formats.dump_columns import DumpError, from_dump
 from unicomm.flight_recorder.formats.pickles import read
 from unicomm.flight_recorder.ring.reader import read_ring
 

@@ -13,26 +13,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.corpus.simulate import Call, Job
-from unicomm.flight_recorder.formats import names
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
+from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring.reader import Ring
-from unicomm.flight_recorder.table.columns import Kind, State, user_frame
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import Ring, State
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import user_frame
 
 
 @pytest.fixture(scope="module")
 def job():
     step = [
-        Call("all_reduce", numel=12, red="SUM", line=3),
-        Call("broadcast", numel=7, dtype="int64", root=1, line=4),
-        Call("all_gather_single", "odd", numel=2, out_numel=4, line=5),
+        Action("all_reduce", numel=12, red="SUM", line=3),
+        Action("broadcast", numel=7, dtype="int64", root=1, line=4),
+        Action("all_gather_single", "odd", numel=2, out_numel=4, line=5),
     ]
     programs = [[c for c in step if c.group == "world" or rank in (1, 3)] * 4 for rank in range(4)]
     for rank, (op, peer) in {1: ("send", 3), 3: ("recv", 1)}.items():
-        programs[rank] = [Call(op, "odd", numel=9, peer=peer, line=6), *programs[rank]]
+        programs[rank] = [Action(op, "odd", numel=9, peer=peer, line=6), *programs[rank]]
     programs[2] = programs[2][:-2]
-    return Job(4, programs, {"odd": [1, 3]}).run()
+    return SimulatedJob(4, programs, {"odd": [1, 3]}).run()
 
 
 STEP = ["all_reduce", "broadcast", "all_gather_single"]
@@ -65,7 +66,7 @@ def test_all_formats_give_one_table(tmp_path, job, kind):
     groups = {g.name: g.ranks.tolist() for g in table.groups}
     assert groups == {"world": [0, 1, 2, 3], "odd": [1, 3]}
     first = one.begin
-    assert (int(table.peer[first]), int(table.kind[first])) == (1, Kind.RECV)
+    assert (int(table.peer[first]), int(table.kind[first])) == (1, OpKind.RECV)
     assert (int(table.out_numel[first]), table.dtypes[int(table.out_dtype[first])]) == (9, "float32")
     assert str(table.where(first)) == "/job/train.py:6"
     assert {int(s) for s in table.state[one.begin : one.end - 1]} == {State.COMPLETED}
@@ -162,8 +163,8 @@ def test_a_rank_that_only_its_messages_tell(tmp_path, job):
 def test_ranks_as_threads_of_one_process(fresh_recorder):
     import torch
 
-    from unicomm.flight_recorder.ring import writer
-    from unicomm.flight_recorder.table.build import TableBuilder
+    from unicomm.flight_recorder.recording import writer
+    from unicomm.flight_recorder.table.builder import TableBuilder
     from unicomm.testing import run_ranks
 
     run_ranks(lambda comm: comm.barrier(False), 3, name="threads-as-ranks")
@@ -193,7 +194,7 @@ def test_names(text, parsed):
 
 
 def test_the_users_frame():
-    from unicomm.flight_recorder.table.columns import Frame
+    from unicomm.flight_recorder.ring.reader import Frame
 
     inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
     assert user_frame((inner, own)) is own

@@ -12,9 +12,9 @@ from rich.console import Console
 import unicomm
 from unicomm import Communicator
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
 from unicomm.profiler.operations import from_recorder

@@ -15,7 +15,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     # The reading half needs neither the native core nor this process's ring, so they are not imported for it.
     if name in ("dump", "dump_folder"):
-        from .ring import dumps
+        from .recording import dumps
 
         return getattr(dumps, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,37 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from unicomm.flight_recorder.reports.wording import capital, ranks_text, span
+from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table import clocks
-from unicomm.flight_recorder.table.columns import Column, Table
-from unicomm.flight_recorder.table.columns import Finding as InputFinding
+from unicomm.flight_recorder.table.collectives import CollectiveIndex
+from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.texts import capital, ranks_text, span
 
 from . import stragglers
-from .blame import Blame, health
-from .judge import Judge, Judged
-from .matching import Cells, agreement, divergences, messages, mismatched_messages, uneven_exchanges
-from .parts import Parts
-from .verdict import Kind, Report, Straggler, Verdict
-from .waits import Node, Waits, build, pending_rows
+from .blocking_ranks import BlockingRanks, health
+from .call_mismatches import CallMismatches, Mismatch
+from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
+from .size_mismatches import SizeMismatches
+from .verdict import Finding, Report, Straggler, Verdict
+from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
 
 STUCK_AFTER = 2.0  # seconds
 Progress = Callable[[str], None]
 
 # What is told first. Where two are of one class, the one with more victims is.
 _WEIGHT = {
-    Kind.PROCESS_DEAD: 90,
-    Kind.PROCESS_STOPPED: 88,
-    Kind.MEMBERSHIP: 85,
-    Kind.ORDER_SWAP: 80,
-    Kind.WAIT_CYCLE: 78,
-    Kind.UNMATCHED_P2P: 76,
-    Kind.NEVER_JOINED: 74,
-    Kind.BLOCKED_OUTSIDE: 74,
-    Kind.NEVER_FINISHED: 50,
-    Kind.SLOW: 30,
-    Kind.WRAPPED: 10,
+    Verdict.PROCESS_DEAD: 90,
+    Verdict.PROCESS_STOPPED: 88,
+    Verdict.MEMBERSHIP: 85,
+    Verdict.ORDER_SWAP: 80,
+    Verdict.WAIT_CYCLE: 78,
+    Verdict.UNMATCHED_P2P: 76,
+    Verdict.NEVER_JOINED: 74,
+    Verdict.BLOCKED_OUTSIDE: 74,
+    Verdict.NEVER_FINISHED: 50,
+    Verdict.SLOW: 30,
+    Verdict.WRAPPED: 10,
 }
-_OF_PROCESSES = (Kind.PROCESS_DEAD, Kind.PROCESS_STOPPED)
+_OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
 _STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
 
 
@@ -50,9 +51,9 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     tell = progress or (lambda _: None)
     stuck_ns = int(stuck_after * 1e9)
     tell("comparing collectives")
-    agree, cells = agreement(table), Cells(table)
-    judged = Judge(table, agree).collectives(divergences(table, agree, cells))
-    parts = Parts(table)
+    agree, cells = call_signatures(table), CollectiveIndex(table)
+    judged = CallMismatches(table, agree).collectives(divergences(table, agree, cells))
+    parts = SizeMismatches(table)
     mismatched = {(j.group, j.seq) for j in judged}
     judged += [
         j for j in parts.exchanges(uneven_exchanges(table, cells)) if (j.group, j.seq) not in mismatched
@@ -68,9 +69,9 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     tell("following who waits for whom")
     state = health(table)
     pending, lasting = pending_rows(table, stuck_ns, bool(state.gone))
-    waits = build(table, found, pending, state.gone)
+    waits = build_wait_graph(table, found, pending, state.gone)
     explained = _explained(waits, judged)
-    findings = Blame(table, waits, state, explained, slow, stuck_ns).findings()
+    findings = BlockingRanks(table, waits, state, explained, slow, stuck_ns).findings()
     findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
     findings = [*_with_victims(waits, judged), *_not_explained(findings, judged), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
@@ -91,26 +92,26 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         formats=dict(Counter(s.format for s in table.sources)),
     )
     if missing:
-        report.input_findings.append(InputFinding("", f"no file of {ranks_text(missing)}"))
+        report.input_findings.append(InputRemark("", f"no file of {ranks_text(missing)}"))
     return report
 
 
-def _explained(waits: Waits, judged: list[Judged]) -> list[Node]:
+def _explained(waits: WaitGraph, judged: list[Mismatch]) -> list[WaitNode]:
     """Stuck collectives and ranks that are so because of a finding about arguments."""
     first: dict[int, int] = {}
     for one in judged:
         if one.derails and one.seq >= 0:
             first[one.group] = min(one.seq, first.get(one.group, one.seq))
-    nodes: list[Node] = [n for n in waits.stuck if n[0] in first and n[1] >= first[n[0]]]
+    nodes: list[WaitNode] = [n for n in waits.stuck if n[0] in first and n[1] >= first[n[0]]]
     for one in judged:
         if one.derails and one.seq < 0:  # a message: both sides stand still
             nodes += [(rank,) for rank in (*one.verdict.culprits, *one.verdict.victims)]
     return nodes
 
 
-def _with_victims(waits: Waits, judged: list[Judged]) -> list[Verdict]:
+def _with_victims(waits: WaitGraph, judged: list[Mismatch]) -> list[Finding]:
     for one in judged:
-        nodes: list[Node] = [n for n in waits.stuck if n[0] == one.group and n[1] >= one.seq >= 0]
+        nodes: list[WaitNode] = [n for n in waits.stuck if n[0] == one.group and n[1] >= one.seq >= 0]
         if one.seq < 0:
             nodes += [(rank,) for rank in (*one.verdict.culprits, *one.verdict.victims)]
         if one.derails and nodes:
@@ -119,7 +120,7 @@ def _with_victims(waits: Waits, judged: list[Judged]) -> list[Verdict]:
     return [one.verdict for one in judged]
 
 
-def _not_explained(findings: list[Verdict], judged: list[Judged]) -> list[Verdict]:
+def _not_explained(findings: list[Finding], judged: list[Mismatch]) -> list[Finding]:
     """Without the transport's findings about messages and exchanges whose sizes are wrong."""
     wrong = {
         (j.verdict.group, *sorted((*j.verdict.culprits, *j.verdict.victims))) for j in judged if j.seq < 0
@@ -127,11 +128,12 @@ def _not_explained(findings: list[Verdict], judged: list[Judged]) -> list[Verdic
     return [
         f
         for f in findings
-        if f.verdict is not Kind.NEVER_FINISHED or (f.group, *sorted((*f.culprits, *f.victims))) not in wrong
+        if f.verdict is not Verdict.NEVER_FINISHED
+        or (f.group, *sorted((*f.culprits, *f.victims))) not in wrong
     ]
 
 
-def _membership(table: Table) -> list[Verdict]:
+def _membership(table: Table) -> list[Finding]:
     """Groups whose members the sources do not agree on: the minority is wrong."""
     differing: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for source in table.sources:
@@ -150,8 +152,8 @@ def _membership(table: Table) -> list[Verdict]:
         who = ranks_text(culprits)
         verb = "have" if len(culprits) > 1 else "has"
         out.append(
-            Verdict(
-                Kind.MEMBERSHIP,
+            Finding(
+                Verdict.MEMBERSHIP,
                 sorted({*culprits, *agree}) if tied else culprits,
                 sorted(set(agree) - set(culprits)) if not tied else [],
                 group.name,
@@ -166,14 +168,14 @@ def _membership(table: Table) -> list[Verdict]:
     return out
 
 
-def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> Verdict:
+def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> Finding:
     ranks = sorted(slow)
     worst = max(slow, key=lambda r: slow[r])
     share = float(late.lost_ns[ranks].sum()) / max(late.span_ns, 1.0)
     who = ranks_text(ranks)
     verb = "are" if len(ranks) > 1 else "is"
-    return Verdict(
-        Kind.SLOW,
+    return Finding(
+        Verdict.SLOW,
         ranks,
         [int(r) for r in (late.count > 0).nonzero()[0] if int(r) not in slow],
         confidence=0.9,
@@ -195,7 +197,7 @@ def _stragglers(
     return stragglers.scores(table, late, rows, cell) if late else []
 
 
-def _good(table: Table) -> Verdict:
+def _good(table: Table) -> Finding:
     n = len(table.source_of)
     complete = n == len(table.ranks)
     said = f"All good: {len(table)} operations of {n} rank{'s' if n != 1 else ''} fit together"
@@ -204,4 +206,4 @@ def _good(table: Table) -> Verdict:
         if complete
         else f", as far as the files of {n} of {len(table.ranks)} ranks tell."
     )
-    return Verdict(Kind.GOOD, confidence=0.95 if complete else 0.6, sentence=said)
+    return Finding(Verdict.GOOD, confidence=0.95 if complete else 0.6, sentence=said)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.reports.wording import place
-from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.rows import place
+from unicomm.flight_recorder.table.table import Column, Table
 
 _SEQ_BITS = 36
 
@@ -129,7 +131,7 @@ def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
         group_numbers = [groups((g.name, tuple(g.ranks.tolist()))) for g in table.groups]
         signatures = [_signature(table, i, with_root, with_reduction) for i in range(len(table.calls))]
         rows = np.flatnonzero(
-            (table.calls.kind[table.call] != Kind.OTHER) & (table.group >= 0) & (table.seq >= 0)
+            (table.calls.kind[table.call] != OpKind.OTHER) & (table.group >= 0) & (table.seq >= 0)
         )
         numbers.append(
             (table, rows, np.asarray(group_numbers or [0]), np.asarray([calls(s) for s in signatures] or [0]))
@@ -237,7 +239,7 @@ def _times(table: Table) -> Iterator[tuple[tuple[str, str], int, float, float]]:
         (table.state == State.COMPLETED)
         & (table.completed_ns > 0)
         & (table.group >= 0)
-        & (table.calls.kind[table.call] != Kind.OTHER)
+        & (table.calls.kind[table.call] != OpKind.OTHER)
     )
     began = np.where(table.started_ns[rows] > 0, table.started_ns[rows], table.created_ns[rows])
     took = np.maximum(table.completed_ns[rows] - began, 0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from unicomm.flight_recorder.reports.wording import at_place, number, place, ranks_text, span
-from unicomm.flight_recorder.table.columns import ERRORS, UNKNOWN, Source, State, Table
-from unicomm.flight_recorder.table.lookup import last_row
+from unicomm.flight_recorder.ring.reader import ERRORS, State
+from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
+from unicomm.flight_recorder.table.table import UNKNOWN, Source, Table
+from unicomm.flight_recorder.texts import ranks_text, span
 
 from .verdict import Edge
-from .waits import Node, Stuck, Waits
+from .wait_graph import StuckCollective, WaitGraph, WaitNode
 
 _MOST_EDGES = 8
 
@@ -17,7 +18,7 @@ _MOST_EDGES = 8
 class Evidence:
     """Reads it from the table and the graph."""
 
-    def __init__(self, table: Table, waits: Waits) -> None:
+    def __init__(self, table: Table, waits: WaitGraph) -> None:
         self.table, self.waits = table, waits
 
     def last_words(self, ranks: list[int], group: int) -> list[str]:
@@ -42,11 +43,11 @@ class Evidence:
             age = ""
             if source.as_of_ns:
                 age = f", {span(source.as_of_ns - int(table.created_ns[row]))} ago"
-            said[f"last operation: {number(table, row)}{at_place(table, row)}, {state}{age}"].append(rank)
+            said[f"last operation: {op_text(table, row)}{at_place(table, row)}, {state}{age}"].append(rank)
             if inside is None:
                 said[f"nothing recorded in '{table.groups[group].name}'"].append(rank)
             elif inside != row:
-                said[f"last in '{table.groups[group].name}': {number(table, inside)}"].append(rank)
+                said[f"last in '{table.groups[group].name}': {op_text(table, inside)}"].append(rank)
         lines = [self._process_line(*where, sources) for where, sources in processes.items()]
         return [*lines[:4], *(f"{ranks_text(of)}: {text}" for text, of in list(said.items())[:6])]
 
@@ -58,19 +59,19 @@ class Evidence:
             text += f", pid {', '.join(pids[:4])}{' ...' if len(pids) > 4 else ''}"
         return f"{ranks_text(s.rank for s in sources)}: {text}" + (f" on {host}" if host else "")
 
-    def errors(self, stuck: Stuck) -> list[str]:
+    def errors(self, stuck: StuckCollective) -> list[str]:
         errors: dict[str, list[int]] = defaultdict(list)
         for rank, row in stuck.waiting.items():
             if int(self.table.error[row]):
                 errors[ERRORS[int(self.table.error[row])]].append(rank)
         return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
 
-    def unknown(self, stuck: Stuck) -> list[str]:
+    def unknown(self, stuck: StuckCollective) -> list[str]:
         if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
             return []
         return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, or overwritten"]
 
-    def edges(self, ends: list[Node]) -> list[Edge]:
+    def edges(self, ends: list[WaitNode]) -> list[Edge]:
         """The part of the graph next to the culprits, one edge for ranks that wait in the same place."""
         out: list[Edge] = []
         todo, seen = list(ends), set(ends)
@@ -87,7 +88,7 @@ class Evidence:
                     out += [e for e in (self.edge_of_message(before[0], node[0]),) if e]
         return out[:_MOST_EDGES]
 
-    def edge_of_stuck(self, stuck: Stuck, rank: int | None = None) -> Edge:
+    def edge_of_stuck(self, stuck: StuckCollective, rank: int | None = None) -> Edge:
         table = self.table
         absent = sorted({*stuck.missing, *stuck.gone}) or sorted(stuck.unknown)
         who = min(sorted(stuck.waiting), key=lambda r: r in absent) if rank is None else rank

@@ -6,14 +6,15 @@ collectives in which some row differs from it are looked at closely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.collectives import CollectiveIndex, CollectiveRows, rows_of
+from unicomm.flight_recorder.table.table import Column, Table
 
-_CHUNK = 1 << 20
 _CLOSE_LOOKS = 16  # differing collectives of one group that are looked at, the first ones
 _NO_REFERENCE = -1
 
@@ -24,7 +25,7 @@ EXCHANGES = ("all_to_all", "all_to_all_single", "all_to_all_v_single")
 
 
 @dataclass
-class Agreement:
+class CallSignatures:
     """What the ranks of one collective must have in common, by call.
 
     Attributes:
@@ -48,7 +49,7 @@ class Agreement:
         return ""
 
 
-def agreement(table: Table) -> Agreement:
+def call_signatures(table: Table) -> CallSignatures:
     """What calls have to have in common, worked out once for each distinct call."""
     calls = table.calls
     op_names = np.asarray(table.ops, object)[calls.op]
@@ -73,88 +74,10 @@ def agreement(table: Table) -> Agreement:
     red = np.where(has("scatter"), -1, red)
     parts = np.stack([calls.op, calls.root, red, dtype, numel], axis=1)
     _, ids = np.unique(parts, axis=0, return_inverse=True)
-    return Agreement(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
+    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
 
 
-class Cells:
-    """A number for each collective (group, seq), dense enough to index arrays with."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        n = len(table.groups)
-        low = np.full(n + 1, np.iinfo(np.int64).max)
-        high = np.full(n + 1, -1, np.int64)
-        for source in table.sources:
-            for group, first in source.first_seq.items():
-                low[group] = min(low[group], first)
-                high[group] = max(high[group], source.created.get(group, first))
-        span = np.where(high >= low, high - low + 1, 0)
-        self.sparse = bool(span.sum() > 4 * len(table) + 1_000_000) or bool((span < 0).any())
-        if self.sparse:  # numbers far apart, as damage makes them
-            rows = np.flatnonzero(table.kind == Kind.COLLECTIVE)
-            keys = np.stack([table.group[rows].astype(np.int64), table.seq[rows]], axis=1)
-            self._keys, inverse = np.unique(keys, axis=0, return_inverse=True)
-            self._of = np.full(len(table), -1, np.int64)
-            self._of[rows] = inverse.reshape(-1)
-            self.count = len(self._keys)
-            return
-        self.low = np.where(span > 0, low, 0)
-        self.span = span
-        self.base = np.concatenate([[0], np.cumsum(span)[:-1]])
-        self.count = int(span.sum())
-
-    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Column, Column]]:
-        """(rows, cells) of all collectives, some at a time; rows that are out of range are left out."""
-        table = self.table
-        end = len(table) if end is None else end
-        collective = table.calls.kind == Kind.COLLECTIVE
-        everything = bool(collective.all()) and not self.sparse
-        for at in range(begin, end, _CHUNK):
-            stop = min(at + _CHUNK, end)
-            group, seq = table.group[at:stop], table.seq[at:stop]
-            if self.sparse:
-                cell = self._of[at:stop]
-                inside = cell >= 0
-            else:
-                offset = seq - self.low[group]
-                inside = (group >= 0) & (offset >= 0) & (offset < self.span[group])
-                if not everything:
-                    inside &= collective[table.call[at:stop]]
-                cell = self.base[group] + offset
-            if inside.all():
-                yield np.arange(at, stop), cell
-            else:
-                rows = np.flatnonzero(inside)
-                yield rows + at, cell[rows]
-
-    def key(self, cell: int) -> tuple[int, int]:
-        """(group, seq) of a cell."""
-        if self.sparse:
-            return int(self._keys[cell][0]), int(self._keys[cell][1])
-        group = int(np.searchsorted(self.base, cell, side="right")) - 1
-        while not self.span[group]:
-            group -= 1
-        return group, cell - int(self.base[group]) + int(self.low[group])
-
-    def cell(self, group: int, seq: int) -> int:
-        """The number of a collective, -1 where no row has it."""
-        if self.sparse:
-            found = np.flatnonzero((self._keys[:, 0] == group) & (self._keys[:, 1] == seq))
-            return int(found[0]) if len(found) else -1
-        offset = seq - int(self.low[group])
-        return int(self.base[group]) + offset if 0 <= offset < int(self.span[group]) else -1
-
-
-@dataclass
-class Divergence:
-    """A collective in which not all ranks' calls agree."""
-
-    group: int
-    seq: int
-    rows: Column  # of all ranks that have it
-
-
-def divergences(table: Table, agree: Agreement, cells: Cells) -> list[Divergence]:
+def divergences(table: Table, agree: CallSignatures, cells: CollectiveIndex) -> list[CollectiveRows]:
     """The first collectives of each group whose calls differ, by group and seq."""
     reference = np.full(cells.count, _NO_REFERENCE, np.int32)
     bad = np.zeros(cells.count, np.bool_)
@@ -178,28 +101,7 @@ def divergences(table: Table, agree: Agreement, cells: Cells) -> list[Divergence
     return list(rows_of(table, cells, chosen))
 
 
-def rows_of(table: Table, cells: Cells, chosen: list[int]) -> Iterator[Divergence]:
-    """The rows of some collectives."""
-    if not chosen:
-        return
-    place = np.full(cells.count, -1, np.int32)
-    place[chosen] = np.arange(len(chosen))
-    found, where = [], []
-    for rows, cell in cells.chunks():
-        at = place[cell]
-        hit = at >= 0
-        if hit.any():
-            found.append(rows[hit])
-            where.append(at[hit])
-    rows, at = np.concatenate(found), np.concatenate(where)
-    order = np.argsort(at, kind="stable")
-    bounds = np.searchsorted(at[order], np.arange(len(chosen) + 1))
-    for i, index in enumerate(chosen):
-        group, seq = cells.key(index)
-        yield Divergence(group, seq, rows[order[bounds[i] : bounds[i + 1]]])
-
-
-def uneven_exchanges(table: Table, cells: Cells) -> list[Divergence]:
+def uneven_exchanges(table: Table, cells: CollectiveIndex) -> list[CollectiveRows]:
     """all_to_all and all_gather_v in which what is sent does not add up to what is received.
 
     Only where all members have a row, as nothing adds up otherwise.
@@ -250,14 +152,14 @@ class Messages:
 def messages(table: Table) -> Messages:
     """Pairs the k-th send of a channel (group, from, to) with its k-th receive."""
     kinds = table.calls.kind
-    is_p2p = (kinds == Kind.SEND) | (kinds == Kind.RECV)
+    is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
     none = np.zeros(0, np.int64)
     if not is_p2p.any():
         return Messages(none, none, np.zeros(0, np.bool_))
     rows = np.flatnonzero(is_p2p[table.call] & (table.peer >= 0) & (table.group >= 0))
     if not len(rows):
         return Messages(none, none, np.zeros(0, np.bool_))
-    send = kinds[table.call[rows]] == Kind.SEND
+    send = kinds[table.call[rows]] == OpKind.SEND
     rank, peer = table.rank[rows].astype(np.int64), table.peer[rows].astype(np.int64)
     n = int(max(rank.max(), peer.max())) + 1
     source = np.where(send, rank, peer)
@@ -315,7 +217,7 @@ def mismatched_messages(table: Table, found: Messages) -> Column:
     """Rows of sends whose receive has another number or type of elements."""
     calls = table.calls
     call = table.call[found.rows]
-    sends = np.flatnonzero((calls.kind[call] == Kind.SEND) & (found.partner >= 0))
+    sends = np.flatnonzero((calls.kind[call] == OpKind.SEND) & (found.partner >= 0))
     a, b = call[sends], table.call[found.partner[sends]]
     sent = np.where(calls.in_numel[a] > 0, calls.in_numel[a], calls.out_numel[a])
     taken = np.where(calls.out_numel[b] > 0, calls.out_numel[b], calls.in_numel[b])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unicomm.flight_recorder.table.clocks import grouped_median
-from unicomm.flight_recorder.table.columns import Column, Table
+from unicomm.flight_recorder.table.table import Column, Table
 
 from .verdict import Straggler
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from unicomm.flight_recorder.table.columns import Finding as InputFinding
+from unicomm.flight_recorder.ring.reader import InputRemark
 
 
-class Kind(str, enum.Enum):
+class Verdict(str, enum.Enum):
     """What can be wrong, the closed list. The values are what `--json` writes; they never change."""
 
     NEVER_JOINED = "never-joined"
@@ -55,7 +55,7 @@ class Side:
 
 
 @dataclass
-class Verdict:
+class Finding:
     """One fault.
 
     Attributes:
@@ -73,7 +73,7 @@ class Verdict:
         since_ns: when it began (wall clock), 0 where it is not known.
     """
 
-    verdict: Kind
+    verdict: Verdict
     culprits: list[int] = field(default_factory=list)
     victims: list[int] = field(default_factory=list)
     group: str = ""
@@ -132,9 +132,9 @@ class Report:
         formats: of the sources, by number of files.
     """
 
-    findings: list[Verdict]
+    findings: list[Finding]
     stragglers: list[Straggler] = field(default_factory=list)
-    input_findings: list[InputFinding] = field(default_factory=list)
+    input_findings: list[InputRemark] = field(default_factory=list)
     ranks: int = 0
     present: int = 0
     missing: list[int] = field(default_factory=list)
@@ -144,10 +144,10 @@ class Report:
     formats: dict[str, int] = field(default_factory=dict)
 
     @property
-    def main(self) -> Verdict:
+    def main(self) -> Finding:
         """The most important finding."""
         return self.findings[0]
 
     @property
     def good(self) -> bool:
-        return self.main.verdict is Kind.GOOD
+        return self.main.verdict is Verdict.GOOD

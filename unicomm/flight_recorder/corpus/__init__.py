@@ -11,8 +11,22 @@ from collections.abc import Iterator
 import numpy as np
 
 # Importing these registers their kinds.
-from . import absent, calls, good, messages, other
-from .kinds import KINDS, Case, FaultKind
+from . import (
+    absent_ranks as absent,
+)
+from . import (
+    healthy_jobs as good,
+)
+from . import (
+    other_faults as other,
+)
+from . import (
+    wrong_calls as calls,
+)
+from . import (
+    wrong_messages as messages,
+)
+from .fault_kinds import KINDS, Case, FaultKind
 
 __all__ = ["KINDS", "Case", "FaultKind", "absent", "calls", "cases", "good", "messages", "other"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind, Report
+from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 
 from . import Case, cases
 
@@ -39,7 +39,7 @@ class Score:
 class Result:
     """The whole run: scores by verdict, over all, and the cases in which anything was wrong."""
 
-    verdicts: dict[Kind, Score] = field(default_factory=dict)
+    verdicts: dict[Verdict, Score] = field(default_factory=dict)
     total: Score = field(default_factory=Score)
     failures: list[dict[str, Any]] = field(default_factory=list)
     kinds: int = 0
@@ -50,14 +50,14 @@ class Result:
         return self.total.precision >= TARGET and self.total.recall >= TARGET
 
 
-def named(pairs: Iterator[tuple[Kind, list[int]]]) -> set[tuple[Kind, int]]:
+def named(pairs: Iterator[tuple[Verdict, list[int]]]) -> set[tuple[Verdict, int]]:
     """(verdict, culprit) for each culprit, with -1 where a fault has none."""
     return {(kind, rank) for kind, ranks in pairs for rank in (ranks or [-1])}
 
 
 def judge(case: Case, report: Report, result: Result) -> None:
     """Adds one case's scores."""
-    expected = case.expected or [(Kind.GOOD, [])]
+    expected = case.expected or [(Verdict.GOOD, [])]
     truth = named(iter(expected))
     found = named((f.verdict, f.culprits) for f in report.findings)
     for kind in {k for k, _ in truth | found}:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .columns import Columns, DumpError
+from .dump_columns import DumpColumns, DumpError
 
 
-def read(source: Path | str | bytes) -> Columns:
+def read(source: Path | str | bytes) -> DumpColumns:
     """One dump. Raises `DumpError` for bytes that are none, `OSError` for files that cannot be read.
 
     The native core parses without the interpreter's lock, so several files can be read side by side in
@@ -19,6 +19,6 @@ def read(source: Path | str | bytes) -> Columns:
 
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     try:
-        return Columns(**_core.read_dump(data))
+        return DumpColumns(**_core.read_dump(data))
     except (ValueError, MemoryError) as error:
         raise DumpError(str(error) or "no memory for the dump") from None

@@ -15,32 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, P2P_SEQ_BASE, RECEIVE, Comm, Ring
+from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
+
+from .operation_names import SCALAR_TYPES
 
 VERSION = "2.10"
+P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
 # torch's analyzer refuses other names.
 _KNOWN_BACKENDS = frozenset({"nccl", "ncclx", "xccl", "gloo", "rccl", "rcclx", "mccl", "hccl"})
-_STATES = {1: "scheduled", 2: "started", 3: "completed", 4: "started"}  # a failed one never completed
-# c10::ScalarType's names.
-_DTYPES = {
-    "": "",
-    "float64": "Double",
-    "float32": "Float",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "float8_e4m3fn": "Float8_e4m3fn",
-    "float8_e5m2": "Float8_e5m2",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "uint8": "Byte",
-    "uint16": "UInt16",
-    "uint32": "UInt32",
-    "uint64": "UInt64",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
+# torch has no state for a failed operation: it is one that never completed.
+_STATES: dict[int, str] = {
+    State.CREATED: "scheduled",
+    State.STARTED: "started",
+    State.COMPLETED: "completed",
+    State.FAILED: "started",
 }
 
 
@@ -64,7 +52,7 @@ def to_dict(
     if wanted is not None:
         records = records[np.isin(records["comm"], list(wanted))]
     if not include_completed:
-        records = records[records["state"] != 3]
+        records = records[records["state"] != State.COMPLETED]
     if last is not None:
         records = records[len(records) - min(last, len(records)) :]
     chosen = [c for c in ring.comms if wanted is None or c.index in wanted]
@@ -116,7 +104,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
         "state": _STATES.get(int(record["state"]), "scheduled"),
         "time_discovered_started_ns": ring.real_ns(began) if began else None,
         "time_discovered_completed_ns": ring.real_ns(ended) if ended else None,
-        "retired": int(record["state"]) == 3,
+        "retired": int(record["state"]) == State.COMPLETED,
         "timeout_ms": int(record["timeout_ms"]),
         "is_p2p": p2p,
         "frames": [] if frame is None else [_frame(frame.function, frame.file, frame.line)],
@@ -153,7 +141,7 @@ def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
 
 def _dtypes(ring: Ring, record: Any, side: str) -> list[str]:
     name = ring.dtype(int(record[f"{side}_dtype"]))
-    return [_DTYPES.get(name, "Undefined")] * int(record[f"n_{side}"])
+    return [SCALAR_TYPES.get(name, "Undefined") if name else ""] * int(record[f"n_{side}"])
 
 
 def to_json(ring: Ring, include_completed: bool = True) -> str:

@@ -13,10 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unicomm.flight_recorder.reports.wording import span
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks, span
 
-from .jobs import ABSENT, Job, Operation, Rank, Snapshot
+from .snapshot import ABSENT, CurrentOperation, LiveJob, Rank, Snapshot
 
 _STYLE = {
     "running": "green",
@@ -50,7 +49,7 @@ def _since(rank: Rank) -> Text:
     return Text(f"done {age} ago", "dim")
 
 
-def _place(op: Operation) -> str:
+def _place(op: CurrentOperation) -> str:
     file = "/".join(op.file.rsplit("/", 2)[-2:])
     return f"{file}:{op.line} {op.function}" if op.file else "?"
 
@@ -106,7 +105,7 @@ def _what(rank: Rank) -> str:
     return f", {inside} {op.name} #{op.seq} of '{op.group}' at {_place(op)}"
 
 
-def _sentences(job: Job) -> list[Text]:
+def _sentences(job: LiveJob) -> list[Text]:
     of = {rank.rank: rank for rank in job.ranks}
     out = []
     for blocker in job.blockers[:5]:
@@ -123,7 +122,7 @@ def _sentences(job: Job) -> list[Text]:
     return out
 
 
-def _table(job: Job, most: int | None) -> list[RenderableType]:
+def _table(job: LiveJob, most: int | None) -> list[RenderableType]:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("rank", "pid", "process", "operation", "group", "#", "arguments", "size", "since"):
         table.add_column(heading, justify="right" if heading in ("rank", "pid", "#", "size") else "left")

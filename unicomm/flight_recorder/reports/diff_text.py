@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unicomm.flight_recorder.analysis.diff import Change, Diff, Difference
-
-from .wording import ranks_text, span
+from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_DIFFERENCES, _MOST_CHANGES = 8, 15
 

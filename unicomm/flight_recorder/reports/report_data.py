@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unicomm.flight_recorder.analysis.verdict import Report, Verdict
-from unicomm.flight_recorder.table.columns import Table
-
-from .wording import ranks_text, span
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.table.table import Table
+from unicomm.flight_recorder.texts import ranks_text, span
 
 SCHEMA_VERSION = 1
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\w.@+~-]*[\\/])+([^\s\\/:,;'\")]+)")
@@ -40,7 +39,7 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(found: Verdict) -> dict[str, Any]:
+def _finding(found: Finding) -> dict[str, Any]:
     data = asdict(found)
     data["verdict"] = found.verdict.value
     return data

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from unicomm.flight_recorder.live.jobs import process_of
-
 from .folder import SUFFIX
-from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, read_ring
+from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, State, read_ring
 
-_UNDER_WAY = (1, 2)  # states of records that are not over
+_UNDER_WAY = (State.CREATED, State.STARTED)
 _STATE_OF = {"dead": "killed"}
 
 
@@ -75,7 +73,7 @@ def folder_copies(
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             ring = read_ring(path)
-            state = "running" if ring.pid in running else process_of(ring)
+            state = "running" if ring.pid in running else ring.process_activity
             yield path.name, copied(bytes(ring.data), _STATE_OF.get(state, state), records)
         except RingError:
             continue

@@ -82,14 +82,28 @@ def ring_name(rank: int, pid: int) -> str:
     return f"{host}-{who}-{pid}-{secrets.token_hex(4)}{SUFFIX}"
 
 
-def process_start_ticks(pid: int) -> int | None:
-    """When process `pid` started (field 22 of /proc/PID/stat), or None when there is no such process."""
+def _process_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third one on; none when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return text[text.rindex(")") + 2 :].split()
+
+
+def process_code(pid: int) -> str:
+    """The kernel's one-letter state of process `pid` (R, S, D, T, ...); "" when there is no such process."""
+    fields = _process_fields(pid)
+    return fields[0] if fields else ""
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """The start time of process `pid` in clock ticks (field 22 of /proc/PID/stat).
+
+    Returns None when there is no such process, or when it is a zombie.
+    """
+    fields = _process_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def pid_namespace() -> str:

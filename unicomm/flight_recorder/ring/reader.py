@@ -6,6 +6,7 @@ offset and length is checked against the file's size before it is used.
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import time
@@ -18,18 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .folder import SUFFIX, pid_namespace, process_start_ticks
-from .ranks import parse_ranks
+from unicomm.flight_recorder.texts import parse_ranks
+
+from .folder import SUFFIX, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
 VERSION = 1
-STATES = {1: "created", 2: "started", 3: "completed", 4: "failed"}
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
 ERRORS |= {6: "deadlock", 7: "unsupported", 100: "error"}
+UNKNOWN_ERROR = 100
+PEER_LOST = 2
 COMM_STATES = {1: "open", 2: "finalized", 3: "broken"}
 ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
 GRAPH = CAPTURED | REPLAYED | REPLAY
-P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
 HEADER = np.dtype(
@@ -129,6 +131,18 @@ _MAX_META = 1 << 20
 _MOST_RECORDS = 1 << 24
 
 
+class State(enum.IntEnum):
+    """State of a recorded operation."""
+
+    CREATED = 1  # called, not begun
+    STARTED = 2
+    COMPLETED = 3
+    FAILED = 4
+
+
+STATES = {int(state): state.name.lower() for state in State}
+
+
 class RingError(ValueError):
     """The bytes are no ring, or a broken one; the message says in what way."""
 
@@ -164,8 +178,10 @@ class Comm:
 
 @dataclass(frozen=True)
 class Frame:
-    file: str
+    """A line of a program."""
+
     function: str
+    file: str
     line: int
 
     def __str__(self) -> str:
@@ -173,7 +189,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Finding:
+class InputRemark:
     """Something that is wrong with an input file."""
 
     path: str
@@ -260,7 +276,7 @@ class Ring:
 
     def _read_frames(self) -> list[Frame]:
         table = self._table("frame", FRAME, int(self.header["frame_count"]))
-        return [Frame(self._text(f["file"]), self._text(f["function"]), int(f["line"])) for f in table]
+        return [Frame(self._text(f["function"]), self._text(f["file"]), int(f["line"])) for f in table]
 
     def _read_records(self) -> npt.NDArray[Any]:
         cap = int(self.header["rec_cap"])
@@ -367,11 +383,26 @@ class Ring:
             return "elsewhere"
         if process_start_ticks(self.pid) != int(self.header["proc_start_ticks"]):
             return "ended" if self.closed else "killed"
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
+        code = process_code(self.pid)
+        if not code:
             return "ended" if self.closed else "killed"
-        return "stopped" if stat[stat.rindex(")") + 2 :][:1] in "Tt" else "running"
+        return "stopped" if code in "Tt" else "running"
+
+    @property
+    def process_activity(self) -> str:
+        """running, sleeping, stopped, dead or ended, as `unicomm trace top` shows it.
+
+        "dead" means killed, or "elsewhere" in `process_state`. A copy has the state at the time of the copy.
+        """
+        state = self.process_state
+        if state in ("killed", "elsewhere"):
+            return "dead"
+        if self.copied_as:
+            return self.copied_as
+        if state == "running":
+            code = process_code(self.pid)
+            return "running" if code == "R" else "sleeping" if code else "dead"
+        return state
 
 
 def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
@@ -406,13 +437,13 @@ def read_ring(source: Path | str | bytes) -> Ring:
     return Ring(data, str(source))
 
 
-def read_folder(folder: Path | str) -> tuple[list[Ring], list[Finding]]:
+def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
     """All rings of a folder, by rank and pid; what cannot be read becomes a finding."""
     rings, findings = [], []
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
         try:
             rings.append(read_ring(path))
         except RingError as error:
-            findings.append(Finding(os.fspath(path), str(error)))
+            findings.append(InputRemark(os.fspath(path), str(error)))
     rings.sort(key=lambda r: (r.rank, r.pid))
     return rings, findings

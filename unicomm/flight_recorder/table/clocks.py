@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.matching import Cells, rows_of
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.collectives import CollectiveIndex, rows_of
 
-from .columns import Column, State, Table
+from .table import Column, Table
 
 # No rank leaves these before all have come, so all leave them at about the same time.
 SYNCHRONIZING = (
@@ -26,7 +27,7 @@ _MOST_ROWS = 1_000_000
 _ROUNDS = 3
 
 
-def sample(table: Table, cells: Cells, most_rows: int = _MOST_ROWS) -> tuple[Column, Column]:
+def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) -> tuple[Column, Column]:
     """(rows, number of their collective from 0) of each group's newest collectives that synchronize."""
     spans = _group_cells(table, cells)
     total = sum(len(c) * table.groups[g].size for g, c in spans.items())
@@ -46,7 +47,7 @@ def sample(table: Table, cells: Cells, most_rows: int = _MOST_ROWS) -> tuple[Col
     return rows[good], cell[good]
 
 
-def _group_cells(table: Table, cells: Cells) -> dict[int, Column]:
+def _group_cells(table: Table, cells: CollectiveIndex) -> dict[int, Column]:
     """The cells of each group with more than one rank."""
     out: dict[int, Column] = {}
     if cells.sparse:

@@ -26,8 +26,8 @@ def diff(
     from rich.console import Console
 
     from unicomm.flight_recorder.analysis.diff import compare
-    from unicomm.flight_recorder.formats.readers import load
     from unicomm.flight_recorder.reports.diff_text import render
+    from unicomm.flight_recorder.table.load import load
 
     errors = Console(stderr=True)
     tables = []

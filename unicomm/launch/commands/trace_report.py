@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-from unicomm.flight_recorder.table.columns import Table
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import Table
 
 GOOD, FOUND, UNUSABLE = 0, 1, 2
 

@@ -1,0 +1,124 @@
+"""What the kinds of faults have in common: cases, and programs in which nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.table.table import Table
+
+from .simulated_job import Action, SimulatedJob
+
+STEPS = 12
+LONG_RUN = 40  # steps of jobs in which lateness is looked for
+
+
+@dataclass
+class Case:
+    """A job and what is wrong in it.
+
+    Attributes:
+        expected: all faults, verdict and culprits; empty when all is good.
+        without: ranks whose files are missing.
+        as_dump: as torch's dumps, which have no roots, reductions, errors, and no states of processes.
+        status: whether the dumps have the status of the groups, which outlives overwritten entries.
+    """
+
+    name: str
+    job: SimulatedJob
+    expected: list[tuple[Verdict, list[int]]]
+    without: list[int] = field(default_factory=list)
+    as_dump: bool = False
+    status: bool = True
+
+    def table(self) -> Table:
+        if not self.job.events:
+            self.job.run()
+        return self.job.table(self.without, self.as_dump, self.status)
+
+
+Make = Callable[[int, np.random.Generator], Case]
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    name: str
+    make: Make
+    sizes: tuple[int, ...]
+    dumps: bool = True  # can also be told from torch's dumps
+
+
+KINDS: list[FaultKind] = []
+SMALL, SOME, LARGE = (3, 4, 8), (4, 8, 64), (4, 16, 256)
+
+
+def fault(sizes: tuple[int, ...] = SOME, dumps: bool = True) -> Callable[[Make], Make]:
+    def register(make: Make) -> Make:
+        KINDS.append(FaultKind(make.__name__.strip("_").replace("_", "-"), make, sizes, dumps))
+        return make
+
+    return register
+
+
+def training(steps: int = STEPS) -> list[Action]:
+    """One group: two gradients, a norm and a parameter broadcast in each step."""
+    out = []
+    for _ in range(steps):
+        out += [
+            Action("all_reduce", numel=4096, red="SUM", line=20, work_us=400),
+            Action("all_reduce", numel=512, red="SUM", line=21, work_us=100),
+            Action("all_gather_single", numel=64, line=24, work_us=50),
+            Action("broadcast", numel=128, root=0, line=30, work_us=50),
+        ]
+    return out
+
+
+def job_of(size: int, program: list[Action] | None = None) -> SimulatedJob:
+    own = training() if program is None else program
+    return SimulatedJob(size, [own] * size)
+
+
+def mesh(size: int, steps: int = 6) -> tuple[SimulatedJob, int]:
+    """Tensor and data parallel groups: "tpK" of consecutive ranks, "dpK" across them. Returns tp's size."""
+    tp = 2 if size < 8 else 4
+    groups: dict[str, list[int]] = {}
+    for k in range(size // tp):
+        groups[f"tp{k}"] = list(range(k * tp, (k + 1) * tp))
+    for k in range(tp):
+        groups[f"dp{k}"] = list(range(k, size, tp))
+    programs = []
+    for rank in range(size):
+        step = [
+            Action("all_reduce", f"tp{rank // tp}", 256, red="SUM", line=40, work_us=100),
+            Action("all_reduce", f"tp{rank // tp}", 256, red="SUM", line=44, work_us=100),
+            Action("reduce_scatter_single", f"dp{rank % tp}", 1024, 256, red="SUM", line=50, work_us=100),
+            Action("all_gather_single", f"dp{rank % tp}", 256, 1024, line=55, work_us=100),
+        ]
+        programs.append(step * steps)
+    return SimulatedJob(size, list(programs), groups), tp
+
+
+def pipeline(size: int, steps: int = 6) -> SimulatedJob:
+    """Each rank receives from the one before and sends to the one behind."""
+    programs = []
+    for rank in range(size):
+        own = []
+        for _ in range(steps):
+            if rank > 0:
+                own.append(Action("recv", peer=rank - 1, line=60, work_us=20))
+            if rank < size - 1:
+                own.append(Action("send", peer=rank + 1, line=64, work_us=100))
+        own += [Action("barrier", line=70)]
+        programs.append(own)
+    return SimulatedJob(size, list(programs))
+
+
+def find(program: list[Action], op: str, nth: int) -> int:
+    return [i for i, call in enumerate(program) if call.op == op][nth]
+
+
+def pick(rng: np.random.Generator, size: int) -> int:
+    return int(rng.integers(size))

@@ -1,0 +1,40 @@
+"""What a ring's record says, in words. Imports numpy, not rich."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
+
+
+def arguments(ring: Ring, record: Any) -> str:
+    """Element type, shape, reduction, peer or root: `float32[2x3] SUM`."""
+    side = "in" if int(record["n_in"]) else "out"
+    parts = []
+    if int(record[f"n_{side}"]):
+        n = int(record[f"n_{side}"])
+        shape = "x".join(map(str, ring.shape(record, side))) or "1"
+        name = ring.dtype(int(record[f"{side}_dtype"]))
+        parts.append(f"{name}[{shape}]" + (f" x{n}" if n > 1 else ""))
+    if ring.reduction(record):
+        parts.append(ring.reduction(record))
+    flags, peer = int(record["flags"]), int(record["peer"])
+    if flags & P2P:
+        parts.append(f"from {peer}" if flags & RECEIVE else f"to {peer}")
+    elif peer >= 0:
+        parts.append(f"root {peer}")
+    if flags & REPLAYED:
+        parts.append("in a graph's replay")
+    elif flags & ASYNC:
+        parts.append("async")
+    if flags & CAPTURED:
+        parts.append("captured by a graph")
+    return " ".join(parts)
+
+
+def short_place(ring: Ring, record: Any) -> str:
+    """File (without its folder) and line of the user's call; "?" where it is not known."""
+    frame = ring.frame(record)
+    if frame is None:
+        return "?"
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"
