@@ -55,10 +55,10 @@ def test_marks():
     result = selftest.Result()
     case = next(iter(CASES.values()))
     case = corpus.Case("x", case.job, [(Verdict.NEVER_JOINED, [1, 2])])
-    selftest.judge(case, Report([Finding(Verdict.NEVER_JOINED, [1, 3])]), result)
+    selftest.score_case(case, Report([Finding(Verdict.NEVER_JOINED, [1, 3])]), result)
     score = result.verdicts[Verdict.NEVER_JOINED]
     assert (score.precision, score.recall) == (0.5, 0.5)
-    selftest.judge(case, Report([Finding(Verdict.GOOD)]), result)
+    selftest.score_case(case, Report([Finding(Verdict.GOOD)]), result)
     assert result.verdicts[Verdict.GOOD].precision == 0
     assert score.recall == 0.25
     assert not result.good

@@ -185,7 +185,7 @@ def write_group(folder, world, pairs):
                 message = recorder.begin(comm, RECV, 1, 9, [], tensor, peer=0, flags=2 | 8)
             recorder.finish(message)
             recorder.finish(recorder.begin(comm, ALL_REDUCE, 1, 10, tensor, tensor, 1))
-        (folder / f"rank_{rank}").write_bytes(formats.to_pickle_bytes(read_ring(recorder.snapshot())))
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(formats.to_dict(read_ring(recorder.snapshot()))))
 
 
 def torchs_analyzer(folder):

@@ -79,7 +79,9 @@ def test_torchs_own_analyzer_reads_our_dumps(tmp_path):
         else:
             message = recorder.begin(0, RECV, 1, 9, [], tensor, peer=0, flags=2 | 8)
         recorder.finish(message)
-        (dumps / f"rank_{rank}").write_bytes(formats.to_pickle_bytes(read_ring(rings / f"{rank}.ucring")))
+        (dumps / f"rank_{rank}").write_bytes(
+            pickle.dumps(formats.to_dict(read_ring(rings / f"{rank}.ucring")))
+        )
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(dumps), "-p", "rank_"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -134,11 +134,11 @@ def test_texts_from_dumps_cannot_become_elements(tmp_path):
         table.stacks[i] = tuple(type(f)(EVIL, f"/tmp/{EVIL}.py", f.line) for f in stack)
     report = analyze(table, stuck_after=0)
     report.main.edges.append(Edge(0, [1], EVIL, EVIL, 1, EVIL))
-    report.input_findings.append(InputRemark(EVIL, EVIL))
+    report.remarks.append(InputRemark(EVIL, EVIL))
     plain = missing_rank(4, guilty=1)
     plain_report = analyze(plain, stuck_after=0)
     plain_report.main.edges.append(Edge(0, [1], "g", "o", 1, "w"))
-    plain_report.input_findings.append(InputRemark("a.pickle", "broken"))
+    plain_report.remarks.append(InputRemark("a.pickle", "broken"))
     report.stragglers = plain_report.stragglers = []  # how many are worth a line is up to chance
     ours, theirs = Elements(html.page(report, table)), Elements(html.page(plain_report, plain))
     assert [tag for tag, _ in ours.found] == [tag for tag, _ in theirs.found]

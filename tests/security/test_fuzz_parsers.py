@@ -280,7 +280,7 @@ def test_damaged_files(name, ring_bytes, tmp_path):
         edits = [(rng.randrange(len(data)), rng.randrange(256)) for _ in range(rng.randrange(1, 9))]
         path.write_bytes(damaged(data, edits, rng.randrange(3 * len(data))))
         table = load([path])
-        assert len(table.sources) or table.findings, i
+        assert len(table.sources) or table.remarks, i
 
 
 class Evil:
@@ -300,7 +300,7 @@ def test_a_dump_that_would_run_something(protocol, place: Callable[[Any], Any], 
     with pytest.raises(DumpError):
         read_pickle(path)
     table = load([path])
-    assert table.findings
+    assert table.remarks
     assert not len(table.sources)
     assert not target.exists()
     pickle.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Lists of ranks as short text: "0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14."""
+"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """The text for `ranks`, in their order; runs of equal step become one range."""
+    """Returns `ranks` as text, in their order; ranks at equal distances become one range."""
     if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 2:
         return f"{ranks[0]}-{ranks[-1]}" + ("" if ranks.step == 1 else f":{ranks.step}")
     items = list(ranks)
@@ -27,24 +27,27 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str, limit: int = 1 << 24) -> list[int]:
-    """The ranks that `format_ranks` wrote. Raises `ValueError` for other text, or for more than `limit`."""
+    """Returns the ranks in a text of `format_ranks`.
+
+    Raises `ValueError` for any other text, and for more than `limit` ranks.
+    """
     out: list[int] = []
     for part in text.split(",") if text else []:
         span, _, step = part.partition(":")
         first, dash, last = span.partition("-")
         begin, end, by = int(first), int(last) if dash else int(first), int(step) if step else 1
         if begin < 0 or end < begin or by < 1 or (end - begin) // by + 1 + len(out) > limit:
-            raise ValueError(f"'{part}' is no range of ranks")
+            raise ValueError(f"'{part}' is not a range of ranks")
         out.extend(range(begin, end + 1, by))
     return out
 
 
 def ranks_text(ranks: Iterable[int], most: int = 60) -> str:
-    """ "rank 3" or "ranks 0-2,5"; long lists are cut."""
+    """Returns "rank 3" or "ranks 0-2, 5", sorted; a list of more than `most` characters is cut."""
     several = sorted(ranks)
     text = ", ".join(_runs(several))
     if len(text) > most:
-        text = format_ranks(several).replace(",", ", ")  # with steps: shorter, but harder to read
+        text = format_ranks(several).replace(",", ", ")  # ranges with steps are shorter, but harder to read
     if len(text) > most:
         text = text[:most].rsplit(",", 1)[0] + f", ... ({len(several)} ranks)"
     return f"rank{'' if len(several) == 1 else 's'} {text}"
@@ -61,7 +64,7 @@ def _runs(ranks: list[int]) -> Iterator[str]:
 
 
 def span(ns: float) -> str:
-    """A duration in its natural unit."""
+    """Returns a duration, in nanoseconds, with three digits and a unit: "1.5 ms"."""
     for unit, size in (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(ns) >= size:
             return f"{ns / size:.3g} {unit}"
@@ -69,4 +72,5 @@ def span(ns: float) -> str:
 
 
 def capital(text: str) -> str:
+    """Returns `text` with an upper-case first letter."""
     return text[:1].upper() + text[1:]

@@ -199,7 +199,7 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
         raise TraceError(str(error)) from None
     if not len(table):
         where = ", ".join(map(str, paths)) or "this user's folder"
-        why = f": {table.findings[0].message}" if table.findings else ""
+        why = f": {table.remarks[0].message}" if table.remarks else ""
         raise TraceError(
             f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank (FOLDER/*.json), or"
             " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, and why: the ends and cycles of the wait-for graph as findings."""
+"""BlockingRanks: findings about the ranks that block others, from the wait-for graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _GONE_WORD = {KILLED: "was killed", ENDED: "ended"}
 
 @dataclass
 class Health:
-    """Which ranks' processes are no longer at work, where that tells anything.
+    """The ranks whose processes are dead or stopped, if that is significant.
 
-    After the end of a whole job every process is gone; then only ranks that the others lost, or that went
-    without having noticed any error, are listed.
+    When a whole job has ended, every process is gone. Then only ranks count that the others reported as lost,
+    or that ended without a failed operation.
     """
 
     dead: set[int]
@@ -37,6 +37,7 @@ class Health:
 
 
 def health(table: Table) -> Health:
+    """Returns the significant dead and stopped ranks of a table."""
     killed = {s.rank for s in table.sources if s.process == KILLED}
     ended = {s.rank for s in table.sources if s.process == ENDED}
     stopped = {s.rank for s in table.sources if s.process == STOPPED}
@@ -57,12 +58,12 @@ def health(table: Table) -> Health:
 
 
 class BlockingRanks:
-    """Turns the graph into findings.
+    """Makes findings from the wait-for graph.
 
     Args:
-        explained: stuck collectives and ranks that a finding about arguments explains already.
-        slow: ranks that were late again and again, and by how much (ns).
-        stuck_after_ns: how long a running rank may be silent before it counts as blocked.
+        explained: the stuck collectives and ranks that a mismatch explains.
+        slow: by how much ranks were repeatedly late, in nanoseconds.
+        stuck_after_ns: the time without an operation after which a running rank counts as blocked.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class BlockingRanks:
                 waits.reverse[other] = [n for n in waits.reverse[other] if n != node]
 
     def findings(self) -> list[Finding]:
+        """Returns the findings about cycles, blocking ranks and unfinished operations."""
         cycles = WaitCycles(self.table, self.waits, self.evidence)
         ends: list[int] = []
         out: list[Finding] = []
@@ -101,14 +103,14 @@ class BlockingRanks:
         out += self._unfinished(blamed)
         return out
 
-    # --- ranks that nobody else is to blame for ----------------------------------------------------
+    # --- ranks without outgoing edges --------------------------------------------------------------
 
     def _ends(self, ends: list[int]) -> list[Finding]:
         together: dict[tuple[Verdict, WaitNode], list[int]] = defaultdict(list)
         for rank in ends:
             nodes = self.waits.reverse.get((rank,), [])
             stuck = [self.waits.stuck[n] for n in nodes if len(n) == 2]
-            if stuck:  # what it is in; else the largest group tells most, and in it the earliest collective
+            if stuck:  # the one it is in; else the earliest of the largest group
                 main = min(stuck, key=lambda s: (rank not in s.waiting, -self._size(s), s.group, s.seq)).node
             else:
                 main = (rank,)
@@ -130,7 +132,9 @@ class BlockingRanks:
     def _why(self, rank: int, stuck: list[StuckCollective], senders: list[int]) -> Verdict:
         source = self.table.source_of.get(rank)
         if source and stuck and all(s.group in source.closed for s in stuck):
-            return Verdict.NEVER_JOINED  # it left in good order, whatever became of its process
+            return (
+                Verdict.NEVER_JOINED
+            )  # it finalized its groups, so the state of its process does not matter
         if rank in self.state.dead:
             return Verdict.PROCESS_DEAD
         if rank in self.state.stopped:
@@ -160,7 +164,7 @@ class BlockingRanks:
         return idle < self.stuck_after_ns or waited < 3 * self.slow.get(rank, 0.0)
 
     def _absent(self, kind: Verdict, ranks: list[int], stuck: StuckCollective) -> Finding:
-        """Ranks that others wait for in a collective."""
+        """Returns the finding about ranks for which others wait in a collective."""
         table = self.table
         row = min(stuck.waiting.values(), key=lambda r: int(table.created_ns[r]))
         nodes: list[WaitNode] = [(r,) for r in ranks]
@@ -182,7 +186,7 @@ class BlockingRanks:
             said = f"{capital(who)} {'are' if plural else 'is'} stopped (SIGSTOP or a debugger)"
             said += f" {'in' if inside else 'before'} {what}."
         elif kind is Verdict.WRAPPED:
-            said = f"Nobody can tell whether {who} joined {what}: the record was overwritten by newer ones."
+            said = f"It is unknown whether {who} joined {what}: the record was overwritten by newer ones."
         elif kind is Verdict.SLOW:
             said = f"{capital(who)} {'are' if plural else 'is'} late but alive: not yet in {what}."
         elif kind is Verdict.BLOCKED_OUTSIDE:
@@ -195,7 +199,7 @@ class BlockingRanks:
         confidence = {Verdict.WRAPPED: 0.3, Verdict.SLOW: 0.7}.get(kind, 0.95)
         if None in sources:
             confidence = 0.7 if kind is Verdict.PROCESS_DEAD else 0.6
-        last = self.evidence.last_words(ranks, stuck.group)
+        last = self.evidence.last_operations(ranks, stuck.group)
         evidence = [*last, *self.evidence.errors(stuck), *self.evidence.unknown(stuck)]
         places = [place(table, r) for r in (last_row(table, x) for x in ranks[:1]) if r is not None]
         return Finding(
@@ -214,7 +218,7 @@ class BlockingRanks:
         )
 
     def _absent_from_message(self, kind: Verdict, ranks: list[int]) -> Finding:
-        """Dead, stopped or unknown ranks that others exchange messages with."""
+        """Returns the finding about dead or stopped ranks for which others wait in a message."""
         table = self.table
         nodes: list[WaitNode] = [(r,) for r in ranks]
         waiting = [n[0] for node in nodes for n in self.waits.reverse.get(node, ()) if len(n) == 1]
@@ -243,14 +247,14 @@ class BlockingRanks:
             table.op_name(row),
             0.95,
             said,
-            self.evidence.last_words(ranks, int(table.group[row])),
+            self.evidence.last_operations(ranks, int(table.group[row])),
             edges=self.evidence.edges(nodes),
             next_steps=_steps(kind, who, "", place(table, row), [table.source_of.get(r) for r in ranks]),
             since_ns=int(table.created_ns[row]),
         )
 
     def _unmatched(self, peer: int) -> Finding:
-        """A rank that others send to or receive from, and that has nothing of the kind."""
+        """Returns the finding about a rank without the other side of a message."""
         table = self.table
         waiting = sorted({n[0] for n in self.waits.reverse.get((peer,), ()) if len(n) == 1})
         rows = [row for r in waiting for row in self.waits.lonely.get(r, ()) if int(table.peer[row]) == peer]
@@ -262,12 +266,12 @@ class BlockingRanks:
         said += (
             f" never issued the {other} for it." if source else f" left no dump, so its {other} is unknown."
         )
-        evidence = self.evidence.last_words([peer], int(table.group[row]))
+        evidence = self.evidence.last_operations([peer], int(table.group[row]))
         elsewhere = [r for r in self.waits.lonely.get(peer, ()) if int(table.peer[r]) != rank]
         for stray in elsewhere[:2]:
             evidence.append(
                 f"rank {peer} has a {table.op_name(stray)} with rank {int(table.peer[stray])}"
-                f"{at_place(table, stray)} that nobody answers: a wrong peer?"
+                f"{at_place(table, stray)} without its other side: a wrong peer?"
             )
         return Finding(
             Verdict.UNMATCHED_P2P,
@@ -287,10 +291,10 @@ class BlockingRanks:
             since_ns=int(table.created_ns[row]),
         )
 
-    # --- what nobody waits for, and what everybody is in -------------------------------------------
+    # --- ranks without waiting peers, and operations that all ranks have joined --------------------
 
     def _gone_alone(self, found: list[Finding]) -> list[Finding]:
-        """Killed and stopped ranks that no finding names yet."""
+        """Returns findings about killed and stopped ranks that no finding in `found` names."""
         named = {r for one in found for r in one.culprits}
         out = []
         for kind, ranks in (
@@ -320,7 +324,7 @@ class BlockingRanks:
                     self.table.op_name(row) if row is not None else "",
                     0.9,
                     said,
-                    [*self.evidence.last_words(left, group), "nobody is seen waiting for it yet"],
+                    [*self.evidence.last_operations(left, group), "no rank waits for it yet"],
                     next_steps=_steps(kind, who, "", "", sources),
                     since_ns=int(self.table.created_ns[row]) if row is not None else 0,
                 )
@@ -328,7 +332,7 @@ class BlockingRanks:
         return out
 
     def _unfinished(self, blamed: set[int]) -> list[Finding]:
-        """Operations that all have joined and that are not over."""
+        """Returns findings about unfinished operations that all their ranks have joined."""
         table, out = self.table, []
         for node, stuck in sorted(self.waits.stuck.items()):
             free = not self.waits.edges.get(node) and node not in self.explained
@@ -356,9 +360,7 @@ class BlockingRanks:
         over = members - inside
         if created and len(created) < len(inside):
             culprits, confidence = sorted(created), 0.8
-            why = (
-                f"{ranks_text(created)} issued it but it never began there: what ran before it on the device?"
-            )
+            why = f"{ranks_text(created)} issued it, but it never began there: what runs before it?"
         elif over and len(inside) * 2 <= len(members):
             culprits, confidence = sorted(inside), 0.8
             why = f"{ranks_text(over)} completed it, {ranks_text(inside)} did not"
@@ -385,7 +387,7 @@ class BlockingRanks:
             evidence,
             next_steps=[
                 "look for link and device errors on these hosts (dmesg, switch counters, NCCL_DEBUG=INFO)",
-                "on GPUs a kernel that never ends, or another communicator on the device, blocks it too",
+                "on GPUs a kernel that never ends, or another communicator on the device, also blocks it",
             ],
             since_ns=int(table.created_ns[row]),
         )
@@ -410,7 +412,7 @@ class BlockingRanks:
 
 
 def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source | None]) -> list[str]:
-    """What to look at next."""
+    """Returns the next steps of a finding."""
     known = [s for s in sources if s]
     pid = next((s.pid for s in known if s.pid), 0)
     host = next((s.host for s in known if s.host), "")
@@ -432,6 +434,6 @@ def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source 
         case Verdict.WRAPPED:
             return ["record more (UNICOMM_TRACE_RECORDS, TORCH_FR_BUFFER_SIZE) and run again"]
         case _ if not known:
-            return [f"find the dump or the log of {who}: without it this stays a guess"]
+            return [f"find the dump or the log of {who}: without it the finding stays uncertain"]
         case _:
-            return [f"{after}: a branch, an exception or fewer batches let it pass by"]
+            return [f"{after}: a branch, an exception or fewer batches made it skip the operation"]

@@ -1,4 +1,4 @@
-"""Collectives whose ranks do not agree: who is wrong, by vote, and in what."""
+"""CallMismatches: findings about collectives whose calls differ. A vote decides which ranks are wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WORD = {
     Verdict.REDUCTION_MISMATCH: "reduction",
     Verdict.SIZE_MISMATCH: "size",
 }
-_WINDOW = 8  # operations within which a swap of order is looked for
+_WINDOW = 8  # the number of operations within which a swapped order is searched
 _MOST_SIBLINGS = 32
 _FOREVER = 1 << 62
 CLEAR, BY_HISTORY, UNDECIDED = 0.97, 0.75, 0.5
@@ -39,15 +39,15 @@ CLEAR, BY_HISTORY, UNDECIDED = 0.97, 0.75, 0.5
 
 @dataclass
 class Mismatch:
-    """A finding and where it shows first.
+    """A finding about calls that differ, and its first occurrence.
 
     Attributes:
-        seq, until: the first and last collective of the group that belong to it; -1 for messages.
-        derails: what the ranks do in the group afterwards does not fit together because of it.
-        times: how often it was seen.
+        seq, until: the first and the last collective of the group that belong to it; -1 for messages.
+        derails: whether the later operations of the ranks in the group do not match because of it.
+        times: the number of occurrences.
     """
 
-    verdict: Finding
+    finding: Finding
     group: int
     seq: int
     derails: bool
@@ -58,39 +58,41 @@ class Mismatch:
 class CallMismatches:
     """Decides who is wrong in collectives whose calls differ.
 
-    The majority of the ranks is right. Where there is none, other groups of the same kind at the same place
-    decide, then what each side did at this place of its loop before.
+    The majority of the ranks is right. Without a majority, other groups of the same kind decide by their
+    collective of the same number, then the calls that each side made before at this place of its loop.
     """
 
-    def __init__(self, table: Table, agree: CallSignatures) -> None:
-        self.table, self.agree = table, agree
+    def __init__(self, table: Table, signatures: CallSignatures) -> None:
+        self.table, self.signatures = table, signatures
         self._siblings: dict[str, list[int]] | None = None
 
     def collectives(self, found: list[CollectiveRows]) -> list[Mismatch]:
         out: list[Mismatch] = []
-        derailed: dict[int, dict[int, int]] = defaultdict(dict)  # by group and rank, up to which number
+        derailed: dict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # by group and rank: the last affected collective
         merged: dict[tuple[int, Verdict, tuple[int, ...]], Mismatch] = {}
         for one in sorted(found, key=lambda d: (d.group, d.seq)):
             ranks = self.table.rank[one.rows]
             explained = [r for r, until in derailed[one.group].items() if until >= one.seq]
             rows = one.rows[~np.isin(ranks, explained)]
-            ids = self.agree.ids[self.table.call[rows]]
+            ids = self.signatures.ids[self.table.call[rows]]
             if len(rows) < 2 or (ids == ids[0]).all():
                 continue
-            for judged in self._one(one.group, one.seq, rows, ids):
-                key = (one.group, judged.verdict.verdict, tuple(judged.verdict.culprits))
+            for mismatch in self._one(one.group, one.seq, rows, ids):
+                key = (one.group, mismatch.finding.verdict, tuple(mismatch.finding.culprits))
                 if key in merged:
                     merged[key].times += 1
                     continue
-                merged[key] = judged
-                out.append(judged)
-                until = _FOREVER if judged.derails and judged.until < 0 else judged.until
-                for rank in judged.verdict.culprits:
+                merged[key] = mismatch
+                out.append(mismatch)
+                until = _FOREVER if mismatch.derails and mismatch.until < 0 else mismatch.until
+                for rank in mismatch.finding.culprits:
                     derailed[one.group][rank] = max(until, derailed[one.group].get(rank, -1))
-        for judged in out:
-            if judged.times > 1:
-                judged.verdict.evidence.append(
-                    f"the same again in {judged.times - 1} of the next differing collectives of the group"
+        for mismatch in out:
+            if mismatch.times > 1:
+                mismatch.finding.evidence.append(
+                    f"the same difference is in {mismatch.times - 1} of the next differing collectives"
                 )
         return out
 
@@ -100,12 +102,12 @@ class CallMismatches:
         right = order[0]
         wrong_by_verdict: dict[Verdict, list[int]] = defaultdict(list)
         for label in order[1:]:
-            part = self.agree.difference(self._call(sides[right]), self._call(sides[label]))
+            part = self.signatures.difference(self._call(sides[right]), self._call(sides[label]))
             wrong_by_verdict[_OF_PART.get(part, Verdict.WRONG_OPERATION)].append(label)
         out = []
         for kind, labels in wrong_by_verdict.items():
             wrong = np.concatenate([sides[label] for label in labels])
-            out.append(self._judged(kind, group, seq, sides[right], wrong, labels, confidence, sides))
+            out.append(self._mismatch(kind, group, seq, sides[right], wrong, labels, confidence, sides))
         return out
 
     @staticmethod
@@ -116,7 +118,7 @@ class CallMismatches:
         return int(self.table.call[rows[0]])
 
     def _vote(self, group: int, seq: int, sides: dict[int, Column]) -> tuple[list[int], float]:
-        """The sides, the right one first, and how sure that is."""
+        """Returns the sides, the right one first, and the confidence."""
         votes = {label: len(rows) for label, rows in sides.items()}
         order = sorted(votes, key=lambda label: -votes[label])
         if votes[order[0]] > votes[order[1]]:
@@ -134,11 +136,11 @@ class CallMismatches:
         return order, UNDECIDED
 
     def _loose(self, call: int) -> tuple[int, ...]:
-        a = self.agree
+        a = self.signatures
         return int(a.op[call]), int(a.dtype[call]), int(a.numel[call]), int(a.red[call])
 
     def _sibling_votes(self, group: int, seq: int, sides: dict[int, Column]) -> Counter[int]:
-        """How groups of the same kind (name without digits, description, size) did it."""
+        """Counts the votes of groups of the same kind (name without digits, description, size)."""
         table = self.table
         if self._siblings is None:
             self._siblings = defaultdict(list)
@@ -163,7 +165,7 @@ class CallMismatches:
         return f"{re.sub(r'[0-9]+', '', group.name)}|{group.desc}|{group.size}"
 
     def _history(self, sides: dict[int, Column], length: int) -> Counter[int]:
-        """How often each side did the same before: after the same operation (2), or at all (1)."""
+        """Counts how often each side made its call before: after the same operation (2), or at all (1)."""
         out: Counter[int] = Counter()
         for label, rows in sides.items():
             row = int(rows[0])
@@ -175,15 +177,15 @@ class CallMismatches:
         return out
 
     def _before(self, row: int) -> Column:
-        """What the rank of a row did in its group before."""
+        """Returns the signatures of the earlier collectives of a row's rank in the row's group."""
         table = self.table
         begin = table.source_of[int(table.rank[row])].begin
         same = table.group[begin:row] == table.group[row]
         same &= table.calls.kind[table.call[begin:row]] == OpKind.COLLECTIVE
-        ids: Column = self.agree.ids[table.call[begin:row][same]]
+        ids: Column = self.signatures.ids[table.call[begin:row][same]]
         return ids
 
-    def _judged(
+    def _mismatch(
         self,
         kind: Verdict,
         group: int,
@@ -218,9 +220,9 @@ class CallMismatches:
         elif kind in _WORD:
             said = f"{capital(who)} differed in {_WORD[kind]}. " + said
         if confidence == UNDECIDED:
-            said += " It is one against one, so either side may be the wrong one."
+            said += " There is no majority, so either side may be wrong."
         order = [right, *(all_sides[label] for label in labels)]
-        verdict = Finding(
+        finding = Finding(
             verdict=kind,
             culprits=culprits,
             victims=sorted(set(table.groups[group].ranks.tolist()) - set(culprits)),
@@ -242,24 +244,24 @@ class CallMismatches:
             since_ns=int(table.created_ns[wrong].min()),
         )
         unfinished = bool((table.state[np.concatenate([right, wrong])] != State.COMPLETED).any())
-        return Mismatch(verdict, group, seq, derails or unfinished, until)
+        return Mismatch(finding, group, seq, derails or unfinished, until)
 
     def _evidence(self, right: Column, wrong: Column, confidence: float, note: str) -> list[str]:
         table = self.table
         lines = [f"{len(right)} of {len(right) + len(wrong)} ranks agree: {table.describe(int(right[0]))}"]
         if confidence == BY_HISTORY:
-            lines = ["no majority; what these ranks and groups like theirs did before decides who is wrong"]
+            lines = ["no majority: earlier calls of these ranks and of similar groups decide who is wrong"]
         elif confidence == UNDECIDED:
-            lines = ["no majority, and nothing before that tells the two sides apart"]
+            lines = ["no majority, and no earlier call distinguishes the two sides"]
         if note:
             lines.append(note)
         over = int((table.state[right] == State.COMPLETED).sum())
         if over:
-            lines.append(f"it completed on {over} ranks all the same: their results may be wrong")
+            lines.append(f"it completed on {over} ranks nevertheless: their results may be wrong")
         return lines
 
     def _swapped(self, right: Column, wrong: Column) -> int:
-        """Over how many operations the two sides did the same in another order; 0 when they did not."""
+        """Returns over how many operations both sides made the same calls in another order; else 0."""
         mine, theirs = self._from(int(wrong[0])), self._from(int(right[0]))
         for width in range(2, min(_WINDOW, len(mine), len(theirs)) + 1):
             if Counter(mine[:width]) == Counter(theirs[:width]):
@@ -267,7 +269,7 @@ class CallMismatches:
         return 0
 
     def _shift(self, right: Column, wrong: Column, label: int) -> str:
-        """What the neighbours of a wrong operation tell: whether one was left out or added."""
+        """Says whether an operation was left out or added, judging by its neighbours; "" if unknown."""
         mine, theirs = self._from(int(wrong[0])), self._from(int(right[0]))
         other = self.table.op_name(int(right[0]))
         if len(mine) > 1 and mine[: len(theirs) - 1] == theirs[1 : len(mine) + 1]:
@@ -275,20 +277,20 @@ class CallMismatches:
         if len(theirs) > 1 and mine[1 : len(theirs)] == theirs[: len(mine) - 1] and len(mine) > 1:
             return "from here on it is one behind: it issued one more"
         earlier = self._before(int(right[0]))
-        right_label = int(self.agree.ids[self.table.call[right[0]]])
+        right_label = int(self.signatures.ids[self.table.call[right[0]]])
         places = np.flatnonzero(earlier[:-1] == right_label)
         if len(places) and bool((earlier[places + 1] == label).mean() > 0.9):
             op = self.table.op_name(int(wrong[0]))
-            return f"{op} is what follows {other} elsewhere: it was left out, or the two changed places"
+            return f"{op} is what follows {other} elsewhere: it was left out, or the two were swapped"
         return ""
 
     def _from(self, row: int) -> list[int]:
-        """What the rank of a row did in its group from there on, at most twice the window."""
+        """Returns the signatures of a row's collective and the following ones, at most twice the window."""
         table = self.table
         end = table.source_of[int(table.rank[row])].end
         same = table.group[row:end] == table.group[row]
         same &= table.calls.kind[table.call[row:end]] == OpKind.COLLECTIVE
-        ids: list[int] = self.agree.ids[table.call[row:end][same][: 2 * _WINDOW]].tolist()
+        ids: list[int] = self.signatures.ids[table.call[row:end][same][: 2 * _WINDOW]].tolist()
         return ids
 
 

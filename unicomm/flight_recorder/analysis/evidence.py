@@ -1,4 +1,4 @@
-"""What a finding about waiting rests on: last words, errors, and the wait-for graph near the culprits."""
+"""Evidence: last operations, errors, and the wait-for graph near the culprits, for findings about waiting."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MOST_EDGES = 8
 
 
 class Evidence:
-    """Reads it from the table and the graph."""
+    """Collects evidence from the table and the wait-for graph."""
 
     def __init__(self, table: Table, waits: WaitGraph) -> None:
         self.table, self.waits = table, waits
 
-    def last_words(self, ranks: list[int], group: int) -> list[str]:
-        """What the culprits did last; alike ones together."""
+    def last_operations(self, ranks: list[int], group: int) -> list[str]:
+        """Says what the ranks did last; ranks with the same text share a line."""
         table = self.table
         said: dict[str, list[int]] = defaultdict(list)
         processes: dict[tuple[str, str], list[Source]] = {}
@@ -60,6 +60,7 @@ class Evidence:
         return f"{ranks_text(s.rank for s in sources)}: {text}" + (f" on {host}" if host else "")
 
     def errors(self, stuck: StuckCollective) -> list[str]:
+        """Says with which errors the collective failed, and on which ranks."""
         errors: dict[str, list[int]] = defaultdict(list)
         for rank, row in stuck.waiting.items():
             if int(self.table.error[row]):
@@ -67,12 +68,13 @@ class Evidence:
         return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
 
     def unknown(self, stuck: StuckCollective) -> list[str]:
+        """Says of which members nothing is known."""
         if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
             return []
         return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, or overwritten"]
 
     def edges(self, ends: list[WaitNode]) -> list[Edge]:
-        """The part of the graph next to the culprits, one edge for ranks that wait in the same place."""
+        """Returns the edges next to the nodes `ends`; ranks that wait in one collective share an edge."""
         out: list[Edge] = []
         todo, seen = list(ends), set(ends)
         while todo and len(out) < _MOST_EDGES:
@@ -106,7 +108,7 @@ class Evidence:
         return None
 
     def has_come_before(self, edge: Edge) -> bool:
-        """Whether messages like this one were exchanged before."""
+        """Returns whether a message like this one was exchanged before."""
         table = self.table
         for row in self.waits.lonely.get(edge.rank, ()):
             if int(table.peer[row]) == edge.waits_for[0] and int(table.seq[row]) == edge.seq_num:

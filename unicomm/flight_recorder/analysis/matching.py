@@ -1,7 +1,7 @@
-"""What belongs together: the same collective on all ranks, a send and its receive; and where they differ.
+"""Matches the calls of a collective on all ranks, and sends with receives, and finds those that differ.
 
-Linear in the number of rows: every row is compared with one reference of its collective, and only the few
-collectives in which some row differs from it are looked at closely.
+The time is linear in the number of rows: every row is compared with one reference of its collective, and only
+the first few collectives with a difference are examined closely.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.collectives import CollectiveIndex, CollectiveRows, rows_of
 from unicomm.flight_recorder.table.table import Column, Table
 
-_CLOSE_LOOKS = 16  # differing collectives of one group that are looked at, the first ones
+_CLOSE_LOOKS = 16  # the number of differing collectives of a group to examine, the first ones
 _NO_REFERENCE = -1
 
 _BY_INPUT = ("all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "gather_single")
@@ -26,11 +26,11 @@ EXCHANGES = ("all_to_all", "all_to_all_single", "all_to_all_v_single")
 
 @dataclass
 class CallSignatures:
-    """What the ranks of one collective must have in common, by call.
+    """The signature of each call: what the calls of all ranks in one collective must have in common.
 
     Attributes:
-        ids: equal for calls that agree.
-        op, root, red, dtype, numel: the parts, -1 where a part does not matter for the operation.
+        ids: a number for each signature, so equal for calls that agree.
+        op, root, red, dtype, numel: the parts of the signatures; -1 if the operation ignores the part.
     """
 
     ids: Column
@@ -41,7 +41,7 @@ class CallSignatures:
     numel: Column
 
     def difference(self, a: int, b: int) -> str:
-        """The first part in which two calls differ: op, root, dtype, red, numel or ""."""
+        """Returns the first part in which two calls differ: op, root, dtype, red or numel; else ""."""
         for part in ("op", "root", "dtype", "red", "numel"):
             column = getattr(self, part)
             if column[a] != column[b]:
@@ -50,7 +50,7 @@ class CallSignatures:
 
 
 def call_signatures(table: Table) -> CallSignatures:
-    """What calls have to have in common, worked out once for each distinct call."""
+    """Returns the signatures of the distinct calls of a table."""
     calls = table.calls
     op_names = np.asarray(table.ops, object)[calls.op]
 
@@ -63,7 +63,7 @@ def call_signatures(table: Table) -> CallSignatures:
     numel[by_input] = calls.in_numel[by_input]
     numel[by_output] = calls.out_numel[by_output]
     numel[both] = np.maximum(calls.in_numel, calls.out_numel)[both]
-    # Equal parts unless some call has uneven ones; then all may (torch has one name for both).
+    # torch has one name for even and uneven splits: all count as even unless one call has uneven splits.
     even = has("all_to_all_single")
     if even.any() and (calls.in_numel[even] == calls.out_numel[even]).all():
         numel[even] = calls.in_numel[even]
@@ -77,12 +77,12 @@ def call_signatures(table: Table) -> CallSignatures:
     return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
 
 
-def divergences(table: Table, agree: CallSignatures, cells: CollectiveIndex) -> list[CollectiveRows]:
-    """The first collectives of each group whose calls differ, by group and seq."""
+def divergences(table: Table, signatures: CallSignatures, cells: CollectiveIndex) -> list[CollectiveRows]:
+    """Returns the first collectives of each group whose calls differ, by group and seq."""
     reference = np.full(cells.count, _NO_REFERENCE, np.int32)
     bad = np.zeros(cells.count, np.bool_)
     for rows, cell in cells.chunks():
-        ids = agree.ids[table.call[rows]]
+        ids = signatures.ids[table.call[rows]]
         have = reference[cell]
         fresh = have == _NO_REFERENCE
         if fresh.any():
@@ -102,9 +102,9 @@ def divergences(table: Table, agree: CallSignatures, cells: CollectiveIndex) -> 
 
 
 def uneven_exchanges(table: Table, cells: CollectiveIndex) -> list[CollectiveRows]:
-    """all_to_all and all_gather_v in which what is sent does not add up to what is received.
+    """Returns the all_to_all and all_gather_v whose sent elements do not add up to the received ones.
 
-    Only where all members have a row, as nothing adds up otherwise.
+    Only collectives with a row of every member are compared.
     """
     ops = np.asarray([o in EXCHANGES for o in table.ops], np.bool_)[table.calls.op]
     gathers = np.asarray([o == "all_gather_v" for o in table.ops], np.bool_)[table.calls.op]
@@ -139,9 +139,9 @@ class Messages:
     """Sends and receives.
 
     Attributes:
-        rows: all P2P rows whose peer is known.
-        partner: of each of `rows`, the row of the other side, -1 where there is none.
-        unknown: of each of `rows`, whether the other side's record may have been overwritten or is missing.
+        rows: all P2P rows with a known peer.
+        partner: for each of `rows`, the row of the other side, -1 if there is none.
+        unknown: for each of `rows`, whether the record of the other side may be overwritten or missing.
     """
 
     rows: Column
@@ -150,7 +150,7 @@ class Messages:
 
 
 def messages(table: Table) -> Messages:
-    """Pairs the k-th send of a channel (group, from, to) with its k-th receive."""
+    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive."""
     kinds = table.calls.kind
     is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
     none = np.zeros(0, np.int64)
@@ -172,11 +172,11 @@ def messages(table: Table) -> Messages:
     for one in table.sources:
         if one.rank < n:
             exact[one.rank], wrapped[one.rank], present[one.rank] = one.exact_p2p, one.wrapped, True
-    lane = channel * 2 + send  # one side of one channel
-    order = np.argsort(lane, kind="stable")
-    starts = np.searchsorted(lane[order], np.arange(int(lane.max()) + 2))
+    side = channel * 2 + send  # one direction of one channel
+    order = np.argsort(side, kind="stable")
+    starts = np.searchsorted(side[order], np.arange(int(side.max()) + 2))
     count = np.empty(len(rows), np.int64)
-    count[order] = np.arange(len(rows)) - starts[lane[order]]
+    count[order] = np.arange(len(rows)) - starts[side[order]]
     number = table.seq[rows].copy()
     counted = ~(exact[rank] & exact[peer])
     number[counted] = count[counted] + 1
@@ -191,9 +191,9 @@ def messages(table: Table) -> Messages:
     sends, receives = np.flatnonzero(send), np.flatnonzero(~send)
     _, a, b = np.intersect1d(key[sends], key[receives], assume_unique=False, return_indices=True)
     partner[sends[a]], partner[receives[b]] = rows[receives[b]], rows[sends[a]]
-    # An overwritten partner is older than what its lane still has.
-    first = np.full(int(lane.max()) + 2, np.iinfo(np.int64).max)
-    np.minimum.at(first, lane, number)
+    # A partner is overwritten if its number is smaller than all that its side of the channel still has.
+    first = np.full(int(side.max()) + 2, np.iinfo(np.int64).max)
+    np.minimum.at(first, side, number)
     other = channel * 2 + ~send
     unknown = (partner < 0) & (~present[peer] | (wrapped[peer] & (number < first[other])))
     return Messages(rows, partner, unknown)
@@ -202,7 +202,7 @@ def messages(table: Table) -> Messages:
 def _align_tails(
     table: Table, rows: Column, channel: Column, send: Column, number: Column, lost: Column
 ) -> None:
-    """Shifts counted numbers of channels whose beginning was lost: the last completed ones are a pair."""
+    """Shifts the numbers of channels with lost records, so that the last completed messages are a pair."""
     done = table.state[rows] == State.COMPLETED
     last = np.full((2, int(channel.max()) + 1), -1, np.int64)
     for i, side in enumerate((send, ~send)):
@@ -214,7 +214,7 @@ def _align_tails(
 
 
 def mismatched_messages(table: Table, found: Messages) -> Column:
-    """Rows of sends whose receive has another number or type of elements."""
+    """Returns the rows of sends whose receive has another number or type of elements."""
     calls = table.calls
     call = table.call[found.rows]
     sends = np.flatnonzero((calls.kind[call] == OpKind.SEND) & (found.partner >= 0))

@@ -1,4 +1,4 @@
-"""Exchanges and messages whose parts do not fit: all_to_all, all_gather_v, and send with receive."""
+"""SizeMismatches: findings about all_to_all, all_gather_v, and messages whose sizes do not fit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MOST = 32  # findings
 
 
 class SizeMismatches:
-    """Decides whose parts are the wrong ones."""
+    """Decides whose sizes are wrong."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
 
     def exchanges(self, found: list[CollectiveRows]) -> list[Mismatch]:
-        """all_to_all and all_gather_v whose parts do not fit together."""
+        """Returns mismatches of the first all_to_all and all_gather_v whose parts do not fit."""
         out = []
         for one in found:
             table, rows = self.table, one.rows
@@ -38,7 +38,7 @@ class SizeMismatches:
                 int(getattr(table.calls, c)[table.call[rows]].sum()) for c in ("in_numel", "out_numel")
             )
             who = ranks_text(culprits) if culprits else "some rank"
-            verdict = Finding(
+            finding = Finding(
                 Verdict.SPLIT_MISMATCH,
                 culprits,
                 sorted(set(group.ranks.tolist()) - set(culprits)),
@@ -48,7 +48,7 @@ class SizeMismatches:
                 confidence,
                 f"{capital(who)} has parts in {op_text(table, row)} that do not fit the other ranks'"
                 f"{at_place(table, row)}: {note}.",
-                [f"the ranks send {sent} elements in all and expect {taken}"],
+                [f"the ranks send {sent} elements in total and expect {taken}"],
                 [Side([int(table.rank[row])], table.describe(row), place(table, row))],
                 next_steps=[
                     f"compare the split sizes that {who} passes with those of the other ranks"
@@ -58,16 +58,16 @@ class SizeMismatches:
                 since_ns=int(table.created_ns[rows].min()),
             )
             unfinished = bool((table.state[rows] != State.COMPLETED).any())
-            out.append(Mismatch(verdict, one.group, one.seq, unfinished))
+            out.append(Mismatch(finding, one.group, one.seq, unfinished))
         return out[:4]
 
     def _odd_one(self, rows: Column) -> tuple[list[int], str, float]:
-        """Whose parts are the odd ones: by the shapes of each part where they are known, else by history."""
+        """Returns (culprits, reason, confidence), by the shapes of the parts if known, else by history."""
         table = self.table
         ins = [_counts(table.shapes[int(s)]) for s in table.calls.in_shape[table.call[rows]]]
         outs = [_counts(table.shapes[int(s)]) for s in table.calls.out_shape[table.call[rows]]]
         n = len(rows)
-        # Every row of both lists by rank of the group, as the group has them.
+        # Sort all lists by rank of the group.
         order = np.argsort(_position(table, rows))
         ins, outs, rows = [ins[i] for i in order], [outs[i] for i in order], rows[order]
         if all(len(i) == n for i in ins) and all(len(o) == n for o in outs):
@@ -83,27 +83,27 @@ class SizeMismatches:
             blame = np.zeros(n)
         if blame.any() and (blame == blame.max()).sum() * 2 <= n:
             culprits = [int(r) for r in table.rank[rows[blame == blame.max()]]]
-            return culprits, "its parts are not those that the others expect", 0.9
+            return culprits, "its parts differ from those that the other ranks expect", 0.9
         calls = table.call[rows]
         rare = np.asarray([int((table.call[self._span(int(r))] == table.call[r]).sum()) for r in rows])
         if rare.min() < rare.max() and (rare == rare.min()).sum() * 2 < n:
             culprits = [int(r) for r in table.rank[rows[rare == rare.min()]]]
-            return culprits, "it had other sizes in the steps before", 0.7
+            return culprits, "it had other sizes in earlier steps", 0.7
         pairs = list(
             zip(table.calls.in_numel[calls].tolist(), table.calls.out_numel[calls].tolist(), strict=True)
         )
         usual, count = Counter(pairs).most_common(1)[0]
         if count * 2 > n and count < n:
             odd = [int(table.rank[row]) for row, pair in zip(rows, pairs, strict=True) if pair != usual]
-            return odd, "its sizes are not those of the majority", 0.8
-        return [], "what is sent is not what is expected", 0.5
+            return odd, "its sizes differ from those of the majority", 0.8
+        return [], "the sent and the expected elements differ", 0.5
 
     def _span(self, row: int) -> slice:
         source = self.table.source_of[int(self.table.rank[row])]
         return slice(source.begin, source.end)
 
     def messages(self, found: Messages, bad: Column) -> list[Mismatch]:
-        """Sends whose receive has another size or type; one finding a channel."""
+        """Returns a mismatch for each channel with a send whose receive has another size or type."""
         table = self.table
         partner = dict(zip(found.rows.tolist(), found.partner.tolist(), strict=True))
         out: dict[tuple[int, int, int], Mismatch] = {}
@@ -125,12 +125,12 @@ class SizeMismatches:
                 f" rank {channel[2]} receives {table.describe(receive)}{at_place(table, receive)}"
                 f" (message #{int(table.seq[send])} of '{table.groups[channel[0]].name}')."
             )
-            evidence = ["sender and receiver name each other; their messages have the same place in order"]
+            evidence = ["sender and receiver name each other, and their messages have the same number"]
             if confidence == BY_HISTORY:
                 evidence.append(
-                    f"rank {culprits[0]} had another size in its messages before, the other side not"
+                    f"rank {culprits[0]} had another size in its earlier messages; the other side had not"
                 )
-            verdict = Finding(
+            finding = Finding(
                 Verdict.P2P_SIZE_MISMATCH,
                 sorted(culprits),
                 sorted({channel[1], channel[2]} - set(culprits)),
@@ -147,11 +147,11 @@ class SizeMismatches:
                 next_steps=["give both sides the same size and type; where the size varies, send it first"],
                 since_ns=int(table.created_ns[send]),
             )
-            out[channel] = Mismatch(verdict, channel[0], -1, unfinished)
+            out[channel] = Mismatch(finding, channel[0], -1, unfinished)
         return list(out.values())
 
     def _usual(self, send: int, receive: int) -> int:
-        """Positive where the send is more like the messages before than the receive, else negative."""
+        """Returns a positive number if the send resembles earlier messages more than the receive does."""
         table = self.table
         score = []
         for row in (send, receive):
@@ -167,7 +167,7 @@ def _counts(shapes: tuple[tuple[int, ...], ...]) -> list[int]:
 
 
 def _position(table: Table, rows: Column) -> list[int]:
-    """Ranks of rows within their group."""
+    """Returns the ranks of rows in their group."""
     ranks = table.groups[int(table.group[rows[0]])].ranks.tolist()
     place_of = {r: i for i, r in enumerate(ranks)}
     return [place_of.get(int(r), len(ranks)) for r in table.rank[rows]]

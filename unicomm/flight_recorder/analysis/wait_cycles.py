@@ -1,4 +1,4 @@
-"""Wait cycles as findings."""
+"""WaitCycles: findings about cycles in the wait-for graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from .wait_graph import StuckCollective, WaitGraph, WaitNode, shortest_cycle
 
 
 class WaitCycles:
-    """Turns components of the graph that wait for themselves into findings."""
+    """Makes findings from components of the graph with more than one node."""
 
     def __init__(self, table: Table, waits: WaitGraph, evidence: Evidence) -> None:
         self.table, self.waits, self.evidence = table, waits, evidence
 
     def finding(self, inside: set[WaitNode]) -> list[Finding]:
+        """Returns the finding about a component: a deadlock, or a message without its other side."""
         table = self.table
         path = shortest_cycle(self.waits, inside)
         if not path:
@@ -48,12 +49,12 @@ class WaitCycles:
             kind, confidence, culprits = Verdict.UNMATCHED_P2P, 0.8, [first.rank]
             said = f"Rank {first.rank} is in {first.operation} #{first.seq_num} with rank"
             said += f" {first.waits_for[0]}" + (f" at {first.where}" if first.where else "")
-            said += ", which has no such message before it and no other side: a wrong peer?"
+            said += ", which has no other side and no earlier message like it: a wrong peer?"
             steps = [f"check the peer that rank {first.rank} names there"]
         elif lone and len(groups) == 1 and same_group:
             crowd = max(len(s.waiting) for s in stucks)
             first = next(e for e in edges if e.p2p)
-            # One of a row of messages that came so far: its other side was left out. Else it is one too many.
+            # If such messages were exchanged before, the other side is missing; else this message is surplus.
             usual = [e.waits_for[0] for e in edges if e.p2p and e not in strange]
             culprits = sorted(usual or lone) if crowd > len(lone) or usual else ranks
             said = "; ".join(

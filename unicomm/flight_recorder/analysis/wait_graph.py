@@ -1,9 +1,10 @@
-"""Who waits for whom: the wait-for graph of unfinished operations, its cycles and its ends.
+"""The wait-for graph of unfinished operations, its strongly connected components and its cycles.
 
-A node is a rank or a stuck collective. A rank points to the collectives it is in; a collective points to the
-members that have not come; a rank in an unmatched send or receive points to its peer. Whoever is pointed to
-and points to nobody is to blame: nobody else is. A collective points to the collective before it of its group
-instead of to the ranks in it, which keeps the graph linear in the number of ranks.
+A node is a rank or a stuck collective. A rank has edges to the collectives it is in. A collective has edges
+to the members that have not joined. A rank in an unmatched send or receive has an edge to its peer. Culprits
+are the nodes with incoming and without outgoing edges, and the cycles. A collective has one edge to the
+previous stuck collective of its group, instead of edges to the ranks in that one, so that the size of the
+graph is linear in the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ WaitNode = tuple[int, ...]  # (rank,) or (group, seq)
 
 @dataclass
 class StuckCollective:
-    """A collective that some ranks are in and that is not over for them.
+    """A collective that is unfinished on some ranks.
 
     Attributes:
-        waiting: unfinished row of each rank in it.
-        missing: members that have not come to it but to the stuck ones before it.
-        unknown: members of which nothing is known: no source, or overwritten. Only in a group's first one.
-        gone: members that are in it, but are dead or stopped.
-        earlier: the one before, if members are missing from it, and so from this one too.
+        waiting: the unfinished row of each rank in it.
+        missing: the members that have joined the earlier stuck collectives of the group, but not this one.
+        unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
+            the first stuck collective of a group lists them.
+        gone: the members that are in it, but dead or stopped.
+        earlier: the previous stuck collective, if members are missing from it, and so from this one too.
     """
 
     group: int
@@ -51,14 +53,15 @@ class StuckCollective:
 
 @dataclass
 class WaitGraph:
-    """The graph.
+    """The wait-for graph.
 
     Attributes:
-        stuck: by (group, seq).
-        lonely: rows of unfinished sends and receives whose other side is not there, by rank.
-        paired: rows of unfinished sends and receives whose other side is there, by rank.
-        edges: from each node; reverse: to each node.
-        waiting: ranks with an unfinished operation.
+        stuck: the stuck collectives, by (group, seq).
+        lonely: the rows of unfinished sends and receives without the other side, by rank.
+        paired: the rows of unfinished sends and receives with the other side, by rank.
+        edges: the successors of each node.
+        reverse: the predecessors of each node.
+        waiting: the ranks with an unfinished operation.
     """
 
     stuck: dict[WaitNode, StuckCollective] = field(default_factory=dict)
@@ -69,11 +72,12 @@ class WaitGraph:
     waiting: set[int] = field(default_factory=set)
 
     def add(self, a: WaitNode, b: WaitNode) -> None:
+        """Adds an edge: `a` waits for `b`."""
         self.edges[a].append(b)
         self.reverse[b].append(a)
 
     def upstream(self, start: Iterable[WaitNode]) -> set[WaitNode]:
-        """All nodes from which one of `start` is reached, with `start`."""
+        """Returns all nodes from which a node of `start` is reachable, and `start`."""
         seen = set(start)
         todo = list(seen)
         while todo:
@@ -84,16 +88,17 @@ class WaitGraph:
         return seen
 
     def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
-        """Ranks that wait, directly or not, for one of `start`."""
+        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
         excluded = set(but)
         return sorted(n[0] for n in self.upstream(start) if len(n) == 1 and n[0] not in excluded)
 
 
 def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:
-    """Rows that are not over, and the ranks for which that has lasted.
+    """Returns the unfinished rows, and the ranks that have been stuck for `stuck_after_ns`.
 
-    What a running process began less than `stuck_after_ns` ago has not lasted. Where nothing has, there are
-    no rows (unless `always`); else the young ones are there too, as they tell where their ranks are.
+    An operation that a running process began less than `stuck_after_ns` ago is not stuck. If no rank is
+    stuck, no rows are returned (unless `always`); else all unfinished rows are, because also the young ones
+    tell where their ranks are.
     """
     rows = np.flatnonzero(table.state != State.COMPLETED)
     if not len(rows):
@@ -112,7 +117,10 @@ def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tup
 def build_wait_graph(
     table: Table, found: Messages, pending: Iterable[int], gone: Collection[int]
 ) -> WaitGraph:
-    """The graph of unfinished operations. `gone` are ranks that are dead or stopped: they wait for nobody."""
+    """Builds the wait-for graph of the rows `pending`.
+
+    The ranks `gone` are dead or stopped: they do not wait.
+    """
     waits = WaitGraph()
     rows = np.asarray(pending, np.int64)
     kinds = table.calls.kind[table.call[rows]]
@@ -141,11 +149,11 @@ def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None
         numbers = [one.seq for one in several]
         reached, unknown = _progress(table, group)
         for rank, seq in reached.items():
-            at = bisect_right(numbers, seq)  # the first one that it has not come to
+            at = bisect_right(numbers, seq)  # the first one that the rank has not joined
             if at < len(several):
                 several[at].missing.append(rank)
         several[0].unknown = unknown
-        behind = False  # whether ranks are missing from an earlier one, and so from this one too
+        behind = False  # whether ranks are missing from an earlier one, and so from this one
         for i, one in enumerate(several):
             one.gone = [rank for rank in one.waiting if rank in gone]
             if behind:
@@ -155,14 +163,14 @@ def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None
                 if rank not in gone:
                     waits.add((rank,), one.node)
             absent = [*one.missing, *one.gone]
-            # Where somebody is known not to have come, those of whom nothing is known are not suspected.
+            # If some ranks are known to be absent, the ranks with unknown progress are not suspected.
             for rank in absent or ([] if behind else one.unknown):
                 waits.add(one.node, (rank,))
             behind = behind or bool(absent)
 
 
 def _progress(table: Table, group: int) -> tuple[dict[int, int], list[int]]:
-    """How far each member has come in a group, and the members of which that is not known."""
+    """Returns the newest collective that each member has joined, and the members without that information."""
     reached: dict[int, int] = {}
     unknown: list[int] = []
     for rank in table.groups[group].ranks.tolist():
@@ -193,7 +201,7 @@ def _connect_messages(
 
 
 def components(waits: WaitGraph) -> list[list[WaitNode]]:
-    """Strongly connected components (Tarjan), each before those that point to it."""
+    """Returns the strongly connected components (Tarjan's algorithm), successors first."""
     index: dict[WaitNode, int] = {}
     low: dict[WaitNode, int] = {}
     stack: list[WaitNode] = []
@@ -238,7 +246,7 @@ def components(waits: WaitGraph) -> list[list[WaitNode]]:
 
 
 def shortest_cycle(waits: WaitGraph, component: Collection[WaitNode], tries: int = 64) -> list[WaitNode]:
-    """The nodes of a short cycle in a component, in order, beginning with a rank."""
+    """Returns the nodes of a short cycle in a component, in order, starting with a rank."""
     inside = set(component)
     best: list[WaitNode] = []
     starts = sorted(n for n in inside if len(n) == 1)[:tries]

@@ -1,4 +1,4 @@
-"""Ranks that do not come, and processes that are gone."""
+"""Fault kinds with ranks that do not join, and with dead or stopped processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .simulated_job import Action
 
 @fault((2, 8, 256, 16384))
 def leaves_out_a_collective(size: int, rng: np.random.Generator) -> Case:
-    """All collectives look alike, so the one that is left out shows at the end."""
+    """All collectives are equal, so the missing one shows only at the end."""
     job = job_of(size, [Action("all_reduce", numel=1024, red="SUM", line=20)] * (8 if size > 1000 else 20))
     bad = pick(rng, size)
     job.replace_call(bad, 5)
@@ -31,7 +31,7 @@ def stops_early(size: int, rng: np.random.Generator) -> Case:
 
 @fault(LARGE)
 def never_joins_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
-    """One rank stays away from its tensor parallel group; the data parallel groups wait for its victims."""
+    """One rank does not join its tensor parallel group; the data parallel groups wait for its victims."""
     job, _ = mesh(size)
     bad = pick(rng, size)
     at = find(list(job.programs[bad]), "all_reduce", 5)
@@ -73,7 +73,7 @@ def never_joins_with_skewed_clocks(size: int, rng: np.random.Generator) -> Case:
 
 @fault(dumps=False)
 def timeout_after_one_stayed_away(size: int, rng: np.random.Generator) -> Case:
-    """The others have given up with a timeout; all processes are over."""
+    """The other ranks fail with a timeout; all processes have ended."""
     case = stops_early(size, rng)
     case.job.errors = "timeout"
     return case
@@ -81,7 +81,7 @@ def timeout_after_one_stayed_away(size: int, rng: np.random.Generator) -> Case:
 
 @fault((2, 4, 8, 64), dumps=False)
 def blocked_in_the_program(size: int, rng: np.random.Generator) -> Case:
-    """Alive, last operation over, nothing in flight: it loads, saves or waits for a lock."""
+    """The process runs, without an unfinished operation: it loads, saves or waits for a lock."""
     job = job_of(size)
     job.live = True
     bad = pick(rng, size)
@@ -100,7 +100,7 @@ def blocked_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
 
 @fault((4, 16, 64), dumps=False)
 def blocked_host(size: int, rng: np.random.Generator) -> Case:
-    """All ranks of one host."""
+    """All ranks of one host are blocked."""
     job = job_of(size)
     job.live, job.hosts = True, max(1, size // 4)
     host = pick(rng, 4)
@@ -137,7 +137,7 @@ def killed_and_lost_by_the_others(size: int, rng: np.random.Generator) -> Case:
 
 @fault(dumps=False)
 def killed_without_a_trace(size: int, rng: np.random.Generator) -> Case:
-    """The others say that they lost it, and it left no file."""
+    """The other ranks report that they lost it, and it left no file."""
     case = killed_and_lost_by_the_others(size, rng)
     case.without = list(case.expected[0][1])
     return case
@@ -145,7 +145,7 @@ def killed_without_a_trace(size: int, rng: np.random.Generator) -> Case:
 
 @fault(dumps=False)
 def ended_by_itself(size: int, rng: np.random.Generator) -> Case:
-    """An exception or exit on one rank; the others still wait."""
+    """One rank ends with an exception or exit; the others still wait."""
     job = job_of(size)
     job.live = True
     bad = pick(rng, size)

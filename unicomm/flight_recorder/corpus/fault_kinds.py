@@ -1,4 +1,4 @@
-"""What the kinds of faults have in common: cases, and programs in which nothing is wrong."""
+"""Case and FaultKind, and programs without a fault, from which the kinds are made."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from unicomm.flight_recorder.table.table import Table
 from .simulated_job import Action, SimulatedJob
 
 STEPS = 12
-LONG_RUN = 40  # steps of jobs in which lateness is looked for
+LONG_RUN = 40  # steps of jobs with late ranks
 
 
 @dataclass
 class Case:
-    """A job and what is wrong in it.
+    """A job and its expected findings.
 
     Attributes:
-        expected: all faults, verdict and culprits; empty when all is good.
-        without: ranks whose files are missing.
-        as_dump: as torch's dumps, which have no roots, reductions, errors, and no states of processes.
-        status: whether the dumps have the status of the groups, which outlives overwritten entries.
+        expected: the verdict and the culprits of each fault; empty for a healthy job.
+        without: the ranks whose files are missing.
+        as_dump: whether the job is read as torch's dumps, which have no roots, reductions, errors and states
+            of processes.
+        status: whether the dumps have the status of the groups, which is right also for overwritten entries.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     status: bool = True
 
     def table(self) -> Table:
+        """Runs the job, if it has not run, and returns its table."""
         if not self.job.events:
             self.job.run()
         return self.job.table(self.without, self.as_dump, self.status)
@@ -45,10 +47,12 @@ Make = Callable[[int, np.random.Generator], Case]
 
 @dataclass(frozen=True)
 class FaultKind:
+    """A kind of fault: `make` makes a case of a given number of ranks."""
+
     name: str
     make: Make
     sizes: tuple[int, ...]
-    dumps: bool = True  # can also be told from torch's dumps
+    dumps: bool = True  # whether torch's dumps contain enough to recognize it
 
 
 KINDS: list[FaultKind] = []
@@ -56,6 +60,8 @@ SMALL, SOME, LARGE = (3, 4, 8), (4, 8, 64), (4, 16, 256)
 
 
 def fault(sizes: tuple[int, ...] = SOME, dumps: bool = True) -> Callable[[Make], Make]:
+    """Registers a function as a fault kind. `sizes` are the numbers of ranks; see `FaultKind` for `dumps`."""
+
     def register(make: Make) -> Make:
         KINDS.append(FaultKind(make.__name__.strip("_").replace("_", "-"), make, sizes, dumps))
         return make
@@ -64,7 +70,7 @@ def fault(sizes: tuple[int, ...] = SOME, dumps: bool = True) -> Callable[[Make],
 
 
 def training(steps: int = STEPS) -> list[Action]:
-    """One group: two gradients, a norm and a parameter broadcast in each step."""
+    """Returns a program in one group: two gradients, a norm and a parameter broadcast in each step."""
     out = []
     for _ in range(steps):
         out += [
@@ -77,12 +83,13 @@ def training(steps: int = STEPS) -> list[Action]:
 
 
 def job_of(size: int, program: list[Action] | None = None) -> SimulatedJob:
+    """Returns a job in which all ranks run the same program, by default `training()`."""
     own = training() if program is None else program
     return SimulatedJob(size, [own] * size)
 
 
 def mesh(size: int, steps: int = 6) -> tuple[SimulatedJob, int]:
-    """Tensor and data parallel groups: "tpK" of consecutive ranks, "dpK" across them. Returns tp's size."""
+    """Returns a job with tensor parallel groups "tpK" and data parallel "dpK", and the size of "tpK"."""
     tp = 2 if size < 8 else 4
     groups: dict[str, list[int]] = {}
     for k in range(size // tp):
@@ -102,7 +109,7 @@ def mesh(size: int, steps: int = 6) -> tuple[SimulatedJob, int]:
 
 
 def pipeline(size: int, steps: int = 6) -> SimulatedJob:
-    """Each rank receives from the one before and sends to the one behind."""
+    """Returns a job in which each rank receives from the previous rank and sends to the next."""
     programs = []
     for rank in range(size):
         own = []
@@ -117,8 +124,10 @@ def pipeline(size: int, steps: int = 6) -> SimulatedJob:
 
 
 def find(program: list[Action], op: str, nth: int) -> int:
+    """Returns the position of the operation `op` number `nth` in a program, from 0."""
     return [i for i, call in enumerate(program) if call.op == op][nth]
 
 
 def pick(rng: np.random.Generator, size: int) -> int:
+    """Returns a random rank."""
     return int(rng.integers(size))

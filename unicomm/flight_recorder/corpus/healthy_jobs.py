@@ -1,4 +1,4 @@
-"""Jobs in which nothing is wrong, however odd they look."""
+"""Fault kinds without a fault: healthy jobs, some of them unusual."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def healthy_but_wrapped(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME)
 def healthy_uneven_exchanges(size: int, rng: np.random.Generator) -> Case:
-    """all_to_all_v and all_gather_v whose sizes differ by rank, as they may."""
+    """all_to_all_v and all_gather_v with sizes that legally differ by rank."""
     programs = []
     sizes = [10 + 3 * r for r in range(size)]
     for rank in range(size):
@@ -53,7 +53,7 @@ def healthy_uneven_exchanges(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME, dumps=False)
 def healthy_and_running(size: int, rng: np.random.Generator) -> Case:
-    """Looked at while it runs."""
+    """The rings are read while the job runs."""
     job = job_of(size)
     job.live = True
     return Case("", job, [])

@@ -1,4 +1,4 @@
-"""Transport, time, membership, lost records, and several faults at once."""
+"""Fault kinds of transport, time, membership and lost records, and with two faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def never_finishes_on_one(size: int, rng: np.random.Generator) -> Case:
 
 @fault()
 def never_begins_on_one(size: int, rng: np.random.Generator) -> Case:
-    """Issued, but the device never comes to it."""
+    """The operation is issued, but the device never starts it."""
     job = job_of(size)
     bad = pick(rng, size)
     job.stuck, job.unstarted = {("world", 21)}, {bad}
@@ -62,7 +62,7 @@ def slow_host(size: int, rng: np.random.Generator) -> Case:
 
 @fault(LARGE)
 def slow_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
-    """Its victims are late in their other groups, and are not to blame."""
+    """The victims are late in their other groups, but are not culprits."""
     job, _ = mesh(size, LONG_RUN)
     bad = pick(rng, size)
     job.late_us = {bad: 900.0}
@@ -84,7 +84,7 @@ def members_differ(size: int, rng: np.random.Generator) -> Case:
 
 @fault((8, 16, 256))
 def two_groups_each_with_a_fault(size: int, rng: np.random.Generator) -> Case:
-    """Two data parallel groups: in one a rank stays away, in the other one calls something else."""
+    """Two data parallel groups: in one a rank does not join, in the other a rank calls another operation."""
     half = size // 2
     groups = {"dp0": list(range(half)), "dp1": list(range(half, size))}
     step = [
@@ -110,7 +110,7 @@ def one_killed_and_one_stopped(size: int, rng: np.random.Generator) -> Case:
 
 @fault((8, 64))
 def wrong_size_then_stays_away(size: int, rng: np.random.Generator) -> Case:
-    """Silent corruption early, and another rank that stays away later."""
+    """Silent corruption early, and later another rank that does not join."""
     job = job_of(size)
     small, away = (int(r) for r in rng.choice(size, 2, replace=False))
     job.change(small, find(list(job.programs[small]), "all_reduce", 3), numel=7, loose=True)
@@ -129,7 +129,7 @@ def late_and_another_stays_away(size: int, rng: np.random.Generator) -> Case:
 
 @fault((4, 8))
 def nobody_can_tell(size: int, rng: np.random.Generator) -> Case:
-    """A chatty group has overwritten all that a rank recorded in the one that is stuck."""
+    """The records of a busy group have overwritten a rank's records of the stuck group."""
     chatty = [0, 1]
     job = SimulatedJob(size, [[] for _ in range(size)], {"chatty": chatty, "quiet": list(range(size))})
     job.capacity = 16

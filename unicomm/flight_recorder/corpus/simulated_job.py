@@ -1,8 +1,8 @@
-"""Jobs that never ran: programs of many ranks, executed on a clock of their own, with faults, as rings.
+"""SimulatedJob: programs of many ranks with faults, run on a simulated clock and recorded as rings.
 
-Each rank runs its list of calls. A collective completes when all members of its group are in it with calls
-that agree, a message when both sides are there; until then a rank that waits stands still. The record is
-that of the real recorder: a ring for each rank, byte for byte in the format of ring.py.
+Each rank runs its list of actions. A collective completes when all members of its group have joined it with
+matching calls, and a message when both sides are there; until then a waiting rank is blocked. Each rank's
+record is a ring in the format of ring/reader.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from unicomm.flight_recorder.formats.dump_columns import from_dump
 from unicomm.flight_recorder.formats.torch_dump import to_dict
-from unicomm.flight_recorder.ring.reader import ASYNC as RING_ASYNC
 from unicomm.flight_recorder.ring.reader import (
+    ASYNC,
     COMM,
+    ERRORS,
     FRAME,
     HEADER,
     MAGIC,
@@ -28,15 +30,14 @@ from unicomm.flight_recorder.ring.reader import (
     VERSION,
     Ring,
 )
-from unicomm.flight_recorder.ring.reader import ERRORS as RING_ERRORS
 from unicomm.flight_recorder.table.builder import TableBuilder
-from unicomm.flight_recorder.table.table import KILLED, RUNNING, STOPPED, UNKNOWN, Table
+from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Table
 from unicomm.flight_recorder.texts import format_ranks
 
 _BEGAN_NS = 1_700_000_000_000_000_000
 _US = 1000
 _TRANSFER_US = 50.0
-_AFTER_NS = 60_000_000_000  # from the last event to the look at the rings
+_AFTER_NS = 60_000_000_000  # from the last event to the reading of the rings
 _OPS = [
     *("send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_v", "all_gather_single"),
     *("reduce_scatter", "reduce_scatter_v", "reduce_scatter_single", "all_to_all_single"),
@@ -49,24 +50,25 @@ _CODES = {
     for table, names in (("ops", _OPS), ("dtypes", _DTYPES), ("reductions", _REDUCTIONS))
 }
 _META_NAMES = {table: {str(i): name for name, i in codes.items()} for table, codes in _CODES.items()}
-_ERROR_CODES = {name: code for code, name in RING_ERRORS.items()}
+_ERROR_CODES = {name: code for code, name in ERRORS.items()}
 _FILE = "/job/train.py"
 
 
 @dataclass(frozen=True)
 class Action:
-    """One call of a rank's program.
+    """One action of a rank's program.
 
     Attributes:
-        op: an operation; or "leave" (the process goes on elsewhere and never comes back), "die", "stop",
-            "end" (the process ends by itself) and "sync" (wait for all that was issued without waiting).
-        numel, out_numel: elements in and out; out as in where it is -1.
-        root: rank of the group. peer: rank of the job.
-        line: of the program, shown in reports.
-        work_us: what the rank does before.
-        waits: whether the call returns only when the operation is over.
-        fate: "die" or "stop" inside of the operation, before this rank has done its part.
-        loose: the operation completes whatever the others' arguments are.
+        op: an operation; or "leave" (the process runs on, but issues nothing more), "die", "stop", "end" (the
+            process ends by itself), or "sync" (waits for all operations that were issued without waiting).
+        numel, out_numel: the elements of input and output; -1 for an output as large as the input.
+        root: a rank of the group.
+        peer: a rank of the job.
+        line: the line of the program, shown in reports.
+        work_us: the time that the rank works before the action.
+        waits: whether the call returns only when the operation has completed.
+        fate: "die" or "stop": what happens to the process inside the operation, before its contribution.
+        loose: whether the operation completes even if the ranks' arguments differ.
     """
 
     op: str
@@ -85,14 +87,14 @@ class Action:
 
     @property
     def terms(self) -> tuple[object, ...]:
-        """What the ranks must agree on for the operation to complete."""
+        """The arguments in which the ranks must agree for the operation to complete."""
         sized = self.op not in ("all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "all_to_all")
         return (self.op, self.numel if sized else 0, self.dtype, self.red, self.root)
 
 
 @dataclass
 class Event:
-    """One record of a rank, times on the true clock in nanoseconds, 0 for never."""
+    """One record of a rank, with times on the simulated clock in nanoseconds, 0 for never."""
 
     call: Action
     seq: int
@@ -109,21 +111,22 @@ class _Meeting:
 
 @dataclass
 class SimulatedJob:
-    """A job to simulate.
+    """A job to simulate, and its events after `run`.
 
     Attributes:
-        groups: members by name of the group, in order.
-        programs: the calls of each rank.
-        members: what single ranks believe about a group: (rank, group) -> members.
-        late_us: of each rank, what it does more before each call.
-        skew_ns: of each rank's clock.
-        capacity: records that a ring keeps.
-        finished: collectives that never complete though all come: (group, seq).
-        partly: of these, the ranks that complete them all the same.
-        unstarted: ranks that never begin what does not complete.
-        errors: the ranks that wait fail with this error at the end ("timeout", "peer lost", ...).
-        hosts: ranks a host.
-        live: whether the processes are there when the rings are read.
+        size: the number of ranks.
+        programs: the actions of each rank.
+        groups: the members in order, by name of the group.
+        members: the members in the view of single ranks: (rank, group) -> members.
+        late_us: the time that a rank works in addition before each action.
+        skew_ns: the offset of a rank's clock.
+        capacity: the number of records in a ring.
+        stuck: the collectives (group, seq) that do not complete although all ranks join.
+        partly: the ranks that complete the stuck collectives nevertheless.
+        unstarted: the ranks that never start an operation that does not complete.
+        errors: the error with which waiting ranks fail at the end ("timeout", "peer lost", ...).
+        hosts: the number of ranks per host.
+        live: whether the processes exist when the rings are read.
     """
 
     size: int
@@ -148,25 +151,26 @@ class SimulatedJob:
         self.groups = {"world": range(self.size), **self.groups}
 
     def replace_call(self, rank: int, at: int, *calls: Action) -> None:
-        """Puts other calls in the place of a rank's call number `at`; none leaves it out."""
+        """Replaces action number `at` of a rank by `calls`; without `calls` it is left out."""
         own = list(self.programs[rank])
         own[at : at + 1] = calls
         self.programs[rank] = own
 
     def change(self, rank: int, at: int, **what: Any) -> None:
+        """Changes fields of action number `at` of a rank."""
         self.replace_call(rank, at, replace(self.programs[rank][at], **what))
 
     # --- running -----------------------------------------------------------------------------------
 
     def run(self) -> SimulatedJob:
-        """Executes the programs as far as they go."""
+        """Runs the programs until all ranks have ended or are blocked."""
         rng = np.random.default_rng(self.seed)
         jitter = rng.uniform(0.0, 5.0, (self.size, 16))
         self.events = [[] for _ in range(self.size)]
         self._at = [0] * self.size
         self._clock = [0.0] * self.size
         self._seq: list[dict[object, int]] = [defaultdict(int) for _ in range(self.size)]
-        self._open: list[int] = [0] * self.size  # operations that are not over
+        self._open: list[int] = [0] * self.size  # unfinished operations
         self._blocked: list[object] = [None] * self.size
         self._meetings: dict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
         ready = list(range(self.size - 1, -1, -1))
@@ -187,7 +191,7 @@ class SimulatedJob:
         return self
 
     def _step(self, rank: int, call: Action, more_us: float) -> list[int]:
-        """Executes one call; the ranks that can go on because of it."""
+        """Runs one action. Returns the ranks that it unblocks."""
         self._clock[rank] += call.work_us + more_us
         if call.op in ("leave", "die", "stop", "end"):
             self._fall(rank, call.op)
@@ -199,11 +203,11 @@ class SimulatedJob:
         message = call.op in ("send", "recv")
         if message:
             pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
-            lane: object = (call.group, call.op, pair)
+            channel: object = (call.group, call.op, pair)
         else:
-            lane = call.group
-        self._seq[rank][lane] += 1
-        seq = self._seq[rank][lane]
+            channel = call.group
+        self._seq[rank][channel] += 1
+        seq = self._seq[rank][channel]
         event = Event(call, seq, int(self._clock[rank] * _US))
         self.events[rank].append(event)
         if call.fate:
@@ -249,24 +253,23 @@ class SimulatedJob:
                 freed.append(rank)
         return freed
 
-    # --- what is recorded --------------------------------------------------------------------------
+    # --- rings and dumps ---------------------------------------------------------------------------
 
     def process(self, rank: int) -> str:
         """The state of a rank's process when the rings are read."""
         fate = self.fates.get(rank, "")
         if not self.live:
             return UNKNOWN
-        return {"die": KILLED, "stop": STOPPED, "end": "ended"}.get(fate, RUNNING)
+        return {"die": KILLED, "stop": STOPPED, "end": ENDED}.get(fate, RUNNING)
 
     def ring(self, rank: int) -> bytes:
+        """Returns the bytes of a rank's ring."""
         return _Writer(self, rank).data()
 
     def add_to(self, builder: TableBuilder, rank: int, as_dump: bool = False, status: bool = True) -> None:
-        """Adds one rank, through the reader of rings or dumps (`status`: with the status of the groups)."""
+        """Adds one rank as a ring or a dump; `status`: whether the dump has the status of the groups."""
         ring = Ring(self.ring(rank), f"rank{rank}.ucring")
         if as_dump:
-            from unicomm.flight_recorder.formats.dump_columns import from_dump
-
             dump = to_dict(ring)
             dump["pg_status"] = dump["pg_status"] if status else {}
             builder.add_dump(from_dump(dump), f"rank_{rank}", rank, "torch pickle")
@@ -276,6 +279,7 @@ class SimulatedJob:
             )
 
     def table(self, without: Sequence[int] = (), as_dump: bool = False, status: bool = True) -> Table:
+        """Returns the table of all ranks except `without`; see `add_to` for the other arguments."""
         builder = TableBuilder()
         missing = set(without)
         for rank in range(self.size):
@@ -285,7 +289,7 @@ class SimulatedJob:
 
 
 class _Writer:
-    """The bytes of one rank's ring."""
+    """Writes one rank's ring."""
 
     def __init__(self, job: SimulatedJob, rank: int) -> None:
         self.job, self.rank = job, rank
@@ -393,7 +397,7 @@ class _Writer:
             row["tid"] = 1
             receive = call.op == "recv"
             row["flags"] = (
-                (P2P if message else 0) | (RECEIVE if receive else 0) | (0 if call.waits else RING_ASYNC)
+                (P2P if message else 0) | (RECEIVE if receive else 0) | (0 if call.waits else ASYNC)
             )
             if call.op != "barrier":
                 self._tensors(row, call, receive)

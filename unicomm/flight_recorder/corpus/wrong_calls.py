@@ -1,4 +1,4 @@
-"""Collectives whose ranks call different things."""
+"""Fault kinds with collectives whose calls differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wrong_operation(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL)
 def wrong_operation_on_rank_0(size: int, rng: np.random.Generator) -> Case:
-    """The file that is read first is the guilty one's."""
+    """The culprit's file is read first."""
     job = job_of(size)
     job.change(0, 13, op="barrier", line=91)
     return Case("", job, [(Verdict.WRONG_OPERATION, [0])])
@@ -29,7 +29,7 @@ def wrong_operation_on_rank_0(size: int, rng: np.random.Generator) -> Case:
 
 @fault((2,))
 def wrong_operation_of_two(size: int, rng: np.random.Generator) -> Case:
-    """No majority: what was done before decides."""
+    """There is no majority: the earlier calls decide."""
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, 16, op="barrier", line=92)
@@ -38,7 +38,7 @@ def wrong_operation_of_two(size: int, rng: np.random.Generator) -> Case:
 
 @fault()
 def leaves_out_one_of_several(size: int, rng: np.random.Generator) -> Case:
-    """Goes on with what follows, so that numbers no longer fit."""
+    """The rank continues with the next operation, so that its numbers no longer match."""
     job = job_of(size)
     bad = pick(rng, size)
     job.replace_call(bad, find(list(job.programs[bad]), "all_gather_single", 4))
@@ -47,7 +47,7 @@ def leaves_out_one_of_several(size: int, rng: np.random.Generator) -> Case:
 
 @fault((4, 64))
 def wrong_operation_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
-    """Groups of two have no majority; those like them decide."""
+    """Groups of two have no majority; similar groups decide."""
     job, _ = mesh(size)
     bad = pick(rng, size)
     at = find(list(job.programs[bad]), "reduce_scatter_single", 3)
@@ -108,7 +108,7 @@ def root_mismatch(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL, dumps=False)
 def root_is_each_ones_own_rank(size: int, rng: np.random.Generator) -> Case:
-    """Two of many pass something else, and each something different."""
+    """Two of the ranks pass a wrong root, and each another one."""
     job = job_of(max(size, 5))
     for rank in (1, 2):
         job.change(rank, find(list(job.programs[rank]), "broadcast", 5), root=rank)
@@ -125,7 +125,7 @@ def reduction_mismatch(size: int, rng: np.random.Generator) -> Case:
 
 @fault()
 def split_mismatch(size: int, rng: np.random.Generator) -> Case:
-    """One rank sends other parts than the others expect, once."""
+    """One rank once sends parts of other sizes than the others expect."""
     step = Action("all_to_all_v_single", numel=100 * size, line=82)
     job = SimulatedJob(size, [[step] * STEPS for _ in range(size)])
     bad = pick(rng, size)
@@ -145,7 +145,7 @@ def split_mismatch_in_a_gather(size: int, rng: np.random.Generator) -> Case:
 
 @fault()
 def order_swap(size: int, rng: np.random.Generator) -> Case:
-    """Issued without waiting, so both operations are recorded."""
+    """The operations are issued without waiting, so both are recorded."""
     step = [
         Action("all_reduce", numel=4096, red="SUM", line=20, waits=False),
         Action("all_reduce", numel=512, red="SUM", line=21, waits=False),

@@ -1,4 +1,4 @@
-"""Wait cycles, and sends and receives."""
+"""Fault kinds with wait cycles, and with wrong sends and receives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cycle_of_two_groups(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL)
 def cycle_of_three_groups(size: int, rng: np.random.Generator) -> Case:
-    """Group i holds ranks i and i + 1; each enters its own first, as dining philosophers do."""
+    """Group i holds ranks i and i + 1; each rank enters its own first, like dining philosophers."""
     job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
     ring = [0, 1, 2]
     job.groups = {**job.groups, **{f"pair{i}": sorted([i, (i + 1) % 3]) for i in ring}}
@@ -39,7 +39,7 @@ def cycle_of_three_groups(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL)
 def sends_that_meet(size: int, rng: np.random.Generator) -> Case:
-    """Two ranks send to each other first and would receive then."""
+    """Two ranks first send to each other and would receive afterwards."""
     job = pipeline(size)
     a, b = 0, size - 1
     for rank, peer in ((a, b), (b, a)):
@@ -51,7 +51,7 @@ def sends_that_meet(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME)
 def receive_without_a_send(size: int, rng: np.random.Generator) -> Case:
-    """One rank leaves out its last send and is in the barrier already."""
+    """One rank leaves out its last send and is already in the barrier."""
     job = pipeline(size)
     bad = pick(rng, size - 1)
     job.replace_call(bad, find(list(job.programs[bad]), "send", 5))
@@ -60,7 +60,7 @@ def receive_without_a_send(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL, dumps=False)
 def send_to_the_wrong_rank(size: int, rng: np.random.Generator) -> Case:
-    """The one that should receive waits, and so does the sender."""
+    """The rank that should receive waits, and so does the sender."""
     job = pipeline(size)
     job.change(0, find(list(job.programs[0]), "send", 3), peer=2, line=65)
     return Case("", job, [(Verdict.UNMATCHED_P2P, [0])])
@@ -68,7 +68,7 @@ def send_to_the_wrong_rank(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME)
 def ends_before_its_last_message(size: int, rng: np.random.Generator) -> Case:
-    """Neither the message nor the barrier behind it, in which rank 0 is."""
+    """The rank issues neither its last message nor the following barrier, in which rank 0 is."""
     job = pipeline(size)
     bad = 1 + pick(rng, size - 2)
     job.programs[bad] = list(job.programs[bad])[: find(list(job.programs[bad]), "send", 5)]
@@ -77,7 +77,7 @@ def ends_before_its_last_message(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME)
 def lone_send(size: int, rng: np.random.Generator) -> Case:
-    """One rank sends what nobody receives, while the others are in the next collective."""
+    """One rank sends a message without a receive, while the others are in the next collective."""
     job = job_of(size)
     bad, peer = (int(r) for r in rng.choice(size, 2, replace=False))
     job.replace_call(bad, 20, Action("send", peer=peer, line=68), job.programs[bad][20])
@@ -86,7 +86,7 @@ def lone_send(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SMALL)
 def matched_messages_in_a_group_of_many(size: int, rng: np.random.Generator) -> Case:
-    """A correct lone pair: nothing is wrong."""
+    """A correct single pair: no fault."""
     job = job_of(size)
     job.replace_call(0, 20, Action("send", peer=1, line=68), job.programs[0][20])
     job.replace_call(1, 20, Action("recv", peer=0, line=69), job.programs[1][20])

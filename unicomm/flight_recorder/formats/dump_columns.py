@@ -1,4 +1,4 @@
-"""One dump in torch's format as columns: what its readers return and the table is built from."""
+"""The entries of one dump in torch's format as columns. The readers of dumps return them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _I64 = np.iinfo(np.int64)
 
 
 class DumpError(ValueError):
-    """The bytes are no dump of a flight recorder, or a broken one; the message says in what way."""
+    """The bytes are not a dump of a flight recorder, or the dump is damaged; the message says how."""
 
 
 @dataclass
 class DumpColumns:
-    """The entries of one dump. Columns have one length; those of indices point into the list of like name.
+    """The entries of one dump as columns of equal length. A column of indices refers to the list of its name.
 
     Attributes:
-        meta: the dump's keys other than `entries`.
-        group: index into `groups`, pairs (name, description).
+        meta: the dump without `entries`.
+        group: index into `groups`, which holds pairs (name, description).
         profiling_name: index into `profiling_names`.
         time_created_ns, time_discovered_started_ns, time_discovered_completed_ns: 0 for None.
-        duration_ms: nan where there is none.
+        duration_ms: nan for None.
         input_sizes, output_sizes: index into `sizes`; input_dtypes, output_dtypes: into `dtypes`.
         state: index into `states`.
         frames: index into `stacks`.
         thread: index into `threads`.
-        extra: columns that only some writers have: unicomm_async, and unicomm_graph (the flags CAPTURED,
-            REPLAYED and REPLAY of ring.py).
+        extra: columns that only our dumps have: unicomm_async, and unicomm_graph (the flags CAPTURED,
+            REPLAYED and REPLAY of ring/reader.py).
     """
 
     meta: dict[str, Any]
@@ -76,10 +76,13 @@ class DumpColumns:
 
 
 def from_dump(dump: Any) -> DumpColumns:
-    """Plain data, as it was unpickled or read from JSON. Raises `DumpError` when it is no dump."""
-    # torchcomms leaves `entries` out where there are none.
+    """Reads a dump from plain data, as unpickled or read from JSON.
+
+    Raises `DumpError` when it is not a dump.
+    """
+    # torchcomms leaves out `entries` when there are none.
     if not isinstance(dump, dict) or not ("entries" in dump or "pg_config" in dump):
-        raise DumpError("no dump of a flight recorder: it has neither 'entries' nor 'pg_config'")
+        raise DumpError("not a dump of a flight recorder: it has neither 'entries' nor 'pg_config'")
     entries: list[dict[str, Any]] = dump.get("entries", [])
     if not isinstance(entries, list):
         raise DumpError(f"'entries' is {type(entries).__name__}, not a list")
@@ -170,7 +173,7 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):  # torch's JSON has one text instead of a list
+    if isinstance(value, str):  # torch's JSON holds one text instead of a list
         return (value,) if value else ()
     return tuple(_text(v) for v in value) if isinstance(value, list | tuple) else ()
 

@@ -1,4 +1,4 @@
-"""Names of operations and element types: those of c10d, torchcomms and vendors, and ours for them."""
+"""Names of operations and element types in c10d, torchcomms and vendor libraries, and our names for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from functools import lru_cache
 
 
 class OpKind(enum.IntEnum):
+    """What an operation moves, and how it is numbered."""
+
     COLLECTIVE = 0
     SEND = 1
     RECV = 2
-    OTHER = 3  # recorded, but no data moves: split, finalize, ...
+    OTHER = 3  # recorded without a number: split, finalize, operations on symmetric memory, ...
 
 
-# c10d and vendors -> ours. What is not here keeps its name.
+# Names of c10d and of vendor libraries -> ours. Other names stay.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -87,21 +89,23 @@ _PAIR = re.compile(r"(\d{1,9})\s*(?:->|<-)\s*(\d{1,9})")
 
 
 def operation(name: str) -> str:
-    """Our name for an operation, whatever layer named it."""
+    """Returns our name for an operation of any layer; an unknown name is returned as it is."""
     plain = name.strip()
     found = _OPERATIONS.get(plain) or _OPERATIONS.get(plain.lower())
     return found or (plain.lower() if plain.lower() in COLLECTIVES else plain)
 
 
 def dtype(name: str) -> str:
+    """Returns torch's name for an element type: "float32" for "Float" and for "torch.float32"."""
     return _OURS.get(name, name.removeprefix("torch."))
 
 
 @lru_cache(4096)
 def profiling_name(text: str) -> tuple[str, str, int, int]:
-    """(backend, operation, own rank, peer) of a dump's `profiling_name`; ranks of the group, -1 if not there.
+    """Splits a dump's `profiling_name` into (backend, operation, own rank, peer).
 
-    "nccl:send 0->1" and "nccl:recv 1<-0" have the own rank first and the peer second.
+    The ranks are ranks of the group, -1 if the text has none. "nccl:send 0->1" and "nccl:recv 1<-0" name the
+    own rank first and the peer second.
     """
     backend, colon, rest = text.partition(":")
     if not colon:
@@ -128,7 +132,10 @@ _UNNUMBERED = frozenset(
 
 
 def kind(op: str, p2p: bool = False) -> OpKind:
-    """Operations that nobody knows count as collectives: they have numbers like them."""
+    """Returns the kind of an operation.
+
+    An unknown operation is a collective, because it is numbered like one.
+    """
     if op in ("send", "recv"):
         return OpKind.SEND if op == "send" else OpKind.RECV
     if p2p or op in _UNNUMBERED:

@@ -1,15 +1,13 @@
-"""Rings as torch's flight recorder writes its dumps: JSON, and the pickle that torch's own analyzer reads.
+"""A ring in the format of torch's flight recorder, as plain data which is written as JSON or pickle.
 
-The format is version 2.10 of torch's (torch/csrc/distributed/c10d/FlightRecorder.hpp). Two things bend to the
-analyzer: it knows only its own backend names, so ours go by "gloo" there and by their own name in
-`unicomm_backend`; and it takes a P2P operation for part of a collective of the same number, so P2P numbers
-start at 1 000 001.
+The format is torch's version 2.10 (torch/csrc/distributed/c10d/FlightRecorder.hpp). Torch's analyzer accepts
+only torch's backend names, so our backends appear as "gloo", with their own name in `unicomm_backend`. It
+also takes a P2P operation for part of the collective with the same number, so P2P numbers begin at 1 000 001.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,10 +18,10 @@ from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm
 from .operation_names import SCALAR_TYPES
 
 VERSION = "2.10"
-P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
-# torch's analyzer refuses other names.
+P2P_SEQ_BASE = 1_000_000  # added to P2P numbers, see above
+# The backend names that torch's analyzer accepts.
 _KNOWN_BACKENDS = frozenset({"nccl", "ncclx", "xccl", "gloo", "rccl", "rcclx", "mccl", "hccl"})
-# torch has no state for a failed operation: it is one that never completed.
+# Torch has no state for a failed operation; it counts as one that has not completed.
 _STATES: dict[int, str] = {
     State.CREATED: "scheduled",
     State.STARTED: "started",
@@ -39,13 +37,13 @@ def to_dict(
     after_id: int = 0,
     last: int | None = None,
 ) -> dict[str, Any]:
-    """A ring as torch's dump: plain dicts, lists, numbers and texts.
+    """Returns a ring as torch's dump: plain dicts, lists, numbers and texts.
 
     Args:
-        include_completed: also operations that are over.
-        comms: numbers of the communicators to take; all when None.
-        after_id: only records with a greater id.
-        last: at most so many, the newest.
+        include_completed: whether to include completed operations.
+        comms: the indices of the communicators to include; None for all.
+        after_id: include only records with a greater id.
+        last: the maximum number of operations, the newest ones; None for all.
     """
     wanted = None if comms is None else set(comms)
     records = ring.records[ring.records["id"] > after_id]
@@ -125,7 +123,10 @@ def _frame(function: str, file: str, line: int) -> dict[str, Any]:
 
 
 def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
-    """One entry a tensor; the ring keeps the first one's shape, and of the others what they have together."""
+    """One shape per tensor.
+
+    A record has the first tensor's shape; the other tensors share the remaining elements.
+    """
     n, numel = int(record[f"n_{side}"]), int(record[f"{side}_numel"])
     if not n:
         return []
@@ -142,13 +143,3 @@ def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
 def _dtypes(ring: Ring, record: Any, side: str) -> list[str]:
     name = ring.dtype(int(record[f"{side}_dtype"]))
     return [SCALAR_TYPES.get(name, "Undefined") if name else ""] * int(record[f"n_{side}"])
-
-
-def to_json(ring: Ring, include_completed: bool = True) -> str:
-    """A ring as JSON text."""
-    return json.dumps(to_dict(ring, include_completed))
-
-
-def to_pickle_bytes(ring: Ring) -> bytes:
-    """A ring as the pickle that torch's analyzer (`torchfrtrace`) reads."""
-    return pickle.dumps(to_dict(ring))

@@ -1,9 +1,7 @@
-"""What the ranks are doing now, from their rings alone: no code of theirs has to run.
+"""Snapshot: the current operation of each rank and the ranks it waits for, from their rings alone.
 
-The rings are those of this host, or fresh copies of those of all hosts of a job
-(unicomm/launch/hub/server.py).
-
-The model behind `unicomm trace top`; top.py draws it.
+The ranks run no code for it. The rings are those of this host, or new copies of the rings of all hosts of a
+job (unicomm/launch/hub/server.py). top.py draws a snapshot.
 """
 
 from __future__ import annotations
@@ -35,15 +33,16 @@ STOPPED, DEAD, ENDED, ABSENT = "stopped", "dead", "ended", "absent"
 
 @dataclass
 class CurrentOperation:
-    """One record of a rank.
+    """The current or the last operation of a rank.
 
     Attributes:
-        seq: number in the group, or of the message in its pair.
-        size: bytes of the inputs together, or of the outputs where there are no inputs.
-        state: created, started, completed or failed; `error` says of what.
-        seconds: since it began if it is under way, since it was over otherwise; None for a dead process.
-        file, line, function: the user's call; "", 0, "" where it is not known.
-        pending: further operations of the rank that are not over.
+        seq: the number of the collective in the group, or of the message in its pair.
+        size: the bytes of all inputs, or of all outputs if there are no inputs.
+        state: created, started, completed or failed.
+        error: the reason of a failure, else "".
+        seconds: the time since it began if it is unfinished, else since it ended; None for a dead process.
+        file, line, function: the user's call; "", 0, "" if unknown.
+        pending: the number of further unfinished operations of the rank.
     """
 
     name: str
@@ -73,10 +72,12 @@ class Rank:
     """One rank of a job.
 
     Attributes:
-        process: running or sleeping (as the kernel has it), stopped, dead (it ended without closing its
-            recorder: killed, or crashed), ended, or absent: a member of a group without a ring on this host.
-        operation: what it does, or did last; None where it has done nothing yet.
-        waits_for: ranks without which its operation cannot end.
+        process: running or sleeping (the kernel's state), stopped, dead (killed or crashed: it ended without
+            closing its ring), ended, or absent (a member of a group without a ring on this host).
+        world: the number of ranks of the job.
+        operations: the number of recorded operations.
+        operation: the current or the last operation; None if there is none.
+        waits_for: the ranks without which the operation cannot complete.
     """
 
     rank: int
@@ -90,18 +91,18 @@ class Rank:
 
     @property
     def waiting(self) -> bool:
-        """Whether an operation is under way."""
+        """Whether an operation is unfinished."""
         return self.operation is not None and not self.operation.over
 
     @property
     def gone(self) -> bool:
-        """Whether it can do nothing any more, or not before somebody wakes it."""
+        """Whether the process is stopped, has ended or is absent."""
         return self.process in (STOPPED, DEAD, ENDED, ABSENT)
 
 
 @dataclass
 class Blocker:
-    """A rank that others wait for, directly or through others, while it waits for nobody."""
+    """A rank that waits for no rank, and for which the ranks `holds_up` wait, directly or indirectly."""
 
     rank: int
     holds_up: list[int]
@@ -109,8 +110,12 @@ class Blocker:
 
 @dataclass
 class LiveJob:
-    """Processes that share communicators. `cycle`: ranks each of which waits for the next, and the last for
-    the first."""
+    """The ranks of processes that share communicators.
+
+    Attributes:
+        blockers: the ranks that hold up others, and the stopped and dead ranks.
+        cycle: ranks of which each waits for the next, and the last for the first; empty without a cycle.
+    """
 
     ranks: list[Rank]
     blockers: list[Blocker] = field(default_factory=list)
@@ -119,19 +124,19 @@ class LiveJob:
 
 @dataclass
 class Snapshot:
-    """All jobs of a folder with a living process, or the latest one where none has."""
+    """The jobs with a living process, or the latest job if no process is alive."""
 
     jobs: list[LiveJob]
     findings: list[InputRemark]
-    older: int = 0  # jobs that are over and not shown
+    older: int = 0  # the number of ended jobs that are left out
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Returns the snapshot as plain data, for JSON."""
         return asdict(self)
 
 
 def look(folder: Path | str, everything: bool = False) -> Snapshot:
-    """The ranks whose rings are in `folder`, as they are now; with `everything` also jobs that are over."""
+    """Returns the snapshot of the rings in `folder`; with `everything` also of ended jobs."""
     rings, findings = read_folder(folder)
     return snapshot(rings, findings, everything)
 
@@ -139,7 +144,7 @@ def look(folder: Path | str, everything: bool = False) -> Snapshot:
 def snapshot(
     rings: Iterable[Ring], findings: Iterable[InputRemark] = (), everything: bool = False
 ) -> Snapshot:
-    """See `look`."""
+    """Returns the snapshot of `rings`; with `everything` also of ended jobs."""
     jobs = sorted(_jobs(list(rings)), key=lambda job: max(int(r.header["start_real_ns"]) for r in job))
     shown = jobs if everything else [job for job in jobs if any(_alive(ring) for ring in job)] or jobs[-1:]
     return Snapshot([_job(rings) for rings in shown], list(findings), len(jobs) - len(shown))
@@ -150,7 +155,7 @@ def _alive(ring: Ring) -> bool:
 
 
 def _jobs(rings: list[Ring]) -> list[list[Ring]]:
-    """The rings, put together where they have communicators in common."""
+    """Groups the rings that share communicators."""
     parent = list(range(len(rings)))
 
     def root(i: int) -> int:
@@ -172,7 +177,7 @@ def _jobs(rings: list[Ring]) -> list[list[Ring]]:
 
 @dataclass
 class _Member:
-    """A member of a group as its ring has it."""
+    """A member of a group, with its ring and the communicator in it."""
 
     rank: Rank
     ring: Ring
@@ -190,7 +195,7 @@ def _job(rings: list[Ring]) -> LiveJob:
         process = ring.process_activity
         for number, comms in owners(ring):
             rank = Rank(number, process, ring.pid, int(ring.header["world"]), ring.host)
-            ranks[number] = rank  # a later process of the same rank replaces an earlier one
+            ranks[number] = rank  # a later process of a rank replaces an earlier one
             ours.append((rank, ring, comms))
             for comm in comms:
                 groups.setdefault(comm.uid, {})[comm.rank] = _Member(rank, ring, comm)
@@ -218,7 +223,7 @@ def _job(rings: list[Ring]) -> LiveJob:
 
 
 def _current(records: Any) -> Any:
-    """The oldest record that is under way, else the oldest that waits to begin, else the latest."""
+    """Returns the oldest started record, else the oldest created one, else the newest record."""
     for state in (2, 1):
         found = np.flatnonzero(records["state"] == state)
         if len(found):
@@ -227,7 +232,7 @@ def _current(records: Any) -> Any:
 
 
 def item_size(dtype: str) -> int:
-    """Bytes of one element of a type, by its name."""
+    """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
     digits = re.search(r"(?<=[a-z])\d+", dtype)
     return int(digits.group()) // 8 if digits else 1
 
@@ -253,7 +258,7 @@ def _operation(ring: Ring, record: Any, now: int | None) -> CurrentOperation:
 
 
 def _missing(rank: Rank, group: _Group, comm: Comm, record: Any) -> tuple[set[int], set[int]]:
-    """Ranks of the job without which an operation cannot end: those with a ring here, and the others."""
+    """Returns the ranks that keep an operation from completing: those with a ring here, and the others."""
     numbers = comm.ranks
     seen, unseen = set(), set()
     p2p = bool(int(record["flags"]) & P2P)
@@ -270,7 +275,7 @@ def _missing(rank: Rank, group: _Group, comm: Comm, record: Any) -> tuple[set[in
 
 
 def _holds_up(rank: Rank, member: _Member, comm: Comm, record: Any, p2p: bool) -> bool:
-    """Whether a member has not come to an operation, or has but can do nothing for it any more."""
+    """Returns whether a member has not joined an operation, or has joined it and is now stopped or dead."""
     seq = int(record["seq"])
     if p2p:
         theirs = member.ring.records
@@ -287,13 +292,13 @@ def _holds_up(rank: Rank, member: _Member, comm: Comm, record: Any, p2p: bool) -
         arrived, completed = member.comm.coll_created >= seq, member.comm.coll_completed >= seq
     if not arrived or completed:
         return not completed
-    # Of two that were killed or stopped in one operation nobody knows who was first. One that has ended in
-    # good order did so because the operation had failed: that is not the cause.
+    # If both were killed or stopped in one operation, the first one is unknown. A member that has ended
+    # cleanly did so because the operation had failed, so it is not the cause.
     return member.rank.process in (STOPPED, DEAD) and rank.process not in (STOPPED, DEAD)
 
 
 def _cycle(edges: dict[int, list[int]]) -> list[int]:
-    """Ranks that wait for each other in a circle, or nothing."""
+    """Returns ranks that wait for each other in a cycle, or []."""
     left = {rank: [o for o in others if o in edges] for rank, others in edges.items()}
     while ends := [rank for rank, others in left.items() if not others]:
         for rank in ends:
@@ -308,7 +313,7 @@ def _cycle(edges: dict[int, list[int]]) -> list[int]:
 
 
 def _blockers(ranks: list[Rank], edges: dict[int, list[int]]) -> list[Blocker]:
-    """Those who hold up most come first; also stopped and dead ranks that nobody waits for."""
+    """Returns the blockers, with the one that holds up most ranks first."""
     waiting: dict[int, set[int]] = {}
     for number, others in edges.items():
         for other in others:

@@ -1,12 +1,12 @@
-"""Dumps of this process's ring: when the program asks, when a communicator breaks, on a signal.
+"""Dumps of this process's ring: on request, when a communicator breaks, and on a signal.
 
-A dump appears under its name whole or not at all, however many threads write at once.
+A dump file appears complete or not at all, also when several threads write at once.
 
 | variable | meaning |
 |---|---|
-| `UNICOMM_TRACE_DUMP` | folder for dumps; set, each rank writes one when a communicator breaks or it fails |
+| `UNICOMM_TRACE_DUMP` | folder for dumps, written when a communicator breaks or the program fails |
 | `UNICOMM_TRACE_DUMP_FORMAT` | `pickle` (default; what torch's analyzer reads), `json` or `ring` |
-| `UNICOMM_TRACE_DUMP_SIGNAL` | a signal that asks for a dump: its name, or `1` for SIGUSR2 |
+| `UNICOMM_TRACE_DUMP_SIGNAL` | name of the signal that requests a dump, or `1` for SIGUSR2 |
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from unicomm.flight_recorder.ring.reader import Ring, owners, read_ring
 
 from . import writer
 
-FORMATS = {"pickle": "", "json": ".json", "ring": ".ucring"}  # with the ends of names
+FORMATS = {"pickle": "", "json": ".json", "ring": ".ucring"}  # with the suffixes of their files
 _log = logging.getLogger("unicomm")
 
 
 def replace_file(path: Path, data: bytes) -> Path:
-    """Writes a file that readers see whole or not at all. Its folder is made."""
+    """Writes a file that appears complete or not at all, creates its folder, and returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
@@ -55,7 +55,7 @@ def _ring() -> tuple[bytes, Ring]:
 
 def _check_format(format: str) -> None:
     if format not in FORMATS:
-        raise ValueError(f"format={format!r} is unknown; it is one of {', '.join(FORMATS)}")
+        raise ValueError(f"format={format!r} is unknown; use one of {', '.join(FORMATS)}")
 
 
 def _encode(format: str, data: bytes, ring: Ring, comms: list[int] | None = None) -> bytes:
@@ -66,13 +66,13 @@ def _encode(format: str, data: bytes, ring: Ring, comms: list[int] | None = None
 
 
 def dump(path: Path | str, format: str = "pickle") -> Path:
-    """Writes all that this process has recorded to one file and returns its path.
+    """Writes all records of this process to one file and returns its path.
 
     Args:
-        format: "pickle", which torch's analyzer reads too, "json" or "ring".
+        format: "pickle" (which torch's analyzer also reads), "json" or "ring".
 
-    Raises `ValueError` for another format, `RuntimeError` before the first communicator, `OSError` when the
-    file cannot be written.
+    Raises `ValueError` for another format, `RuntimeError` before the first communicator, and `OSError` when
+    the file cannot be written.
     """
     _check_format(format)
     data, ring = _ring()
@@ -80,15 +80,15 @@ def dump(path: Path | str, format: str = "pickle") -> Path:
 
 
 def dump_folder(folder: Path | str, format: str = "pickle") -> list[Path]:
-    """Writes one file for each rank that this process is, named `rank_N`, and returns the paths.
+    """Writes one file `rank_N` for each rank of this process, and returns the paths.
 
-    The names are what torch's analyzer wants of the files of one job: one prefix, then the rank. Raises like
-    `dump`.
+    Torch's analyzer requires such names: the same prefix for all files of a job, then the rank. Raises what
+    `dump` raises.
     """
     _check_format(format)
     data, ring = _ring()
     ranks = dict(owners(ring)) or {max(ring.rank, 0): []}
-    if format == "ring":  # a ring is one file, whoever writes into it
+    if format == "ring":  # ranks that are threads share one ring
         ranks = {min(ranks): []}
     return [
         replace_file(
@@ -117,16 +117,18 @@ def _settings() -> _Settings | None:
     known = {s.name: int(s) for s in signal.Signals} | {"": 0, "0": 0, "1": int(signal.SIGUSR2)}
     if name not in known or known[name] in (signal.SIGKILL, signal.SIGSTOP):
         raise ValueError(
-            f"UNICOMM_TRACE_DUMP_SIGNAL={name!r} is no signal that can be caught; set it to a name like"
+            f"UNICOMM_TRACE_DUMP_SIGNAL={name!r} is not a signal that can be caught; set it to a name like"
             " SIGUSR1, or to 1 for SIGUSR2"
         )
     if known[name] and not folder:
-        raise ValueError("UNICOMM_TRACE_DUMP_SIGNAL is set, but not where dumps go: set UNICOMM_TRACE_DUMP")
+        raise ValueError(
+            "UNICOMM_TRACE_DUMP_SIGNAL is set without a folder for dumps: set UNICOMM_TRACE_DUMP"
+        )
     return _Settings(Path(folder), format, known[name]) if folder else None
 
 
 class _Triggers:
-    """Writes dumps for many threads. Who asks while one is written gets one that begins after it asked."""
+    """Writes dumps for many threads. Every request gets a dump that begins after the request."""
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
@@ -136,7 +138,7 @@ class _Triggers:
         self._done = 0
 
     def write(self, _: object = None) -> None:
-        """Never raises: a dump that cannot be written must not hide why it was asked for."""
+        """Writes a dump. Never raises: a failing dump must not hide the error that led to it."""
         with self._count:
             self._asked += 1
             mine = self._asked
@@ -170,10 +172,10 @@ _prepare_lock = threading.Lock()
 
 
 def prepare() -> Callable[[BaseException], None] | None:
-    """Called before each communicator is made: what to do when it breaks, or None where nobody wants dumps.
+    """Returns the function to call when a communicator breaks, or None if no dumps are wanted.
 
-    The first call reads the variables above and starts to listen for the signal. Raises `ValueError` for
-    unreadable ones.
+    Called before each communicator is created. The first call reads the environment variables and starts to
+    listen for the signal. Raises `ValueError` when a variable is malformed.
     """
     global _triggers
     with _prepare_lock:

@@ -1,4 +1,4 @@
-"""FlightRecorderHook: torchcomms' interface to the recorder. The ring records whether it is there or not."""
+"""FlightRecorderHook: torchcomms' interface to the recorder. The ring records with and without it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class _Recorded(Protocol):
 
 
 class FlightRecorderHook:
-    """Reads the process's ring in torch's format.
+    """Dumps the process's ring in torch's format.
 
     Args:
-        max_entries: a dump holds at most so many operations, the newest; all that the ring has when None.
-        isolated: show only operations after this object was made.
+        max_entries: the maximum number of operations in a dump, the newest ones; None for all in the ring.
+        isolated: whether dumps contain only operations issued after this object was created.
+
+    Raises `ValueError` when `max_entries` is less than 1.
     """
 
     def __init__(self, max_entries: int | None = None, isolated: bool = False) -> None:
@@ -36,30 +38,31 @@ class FlightRecorderHook:
         self._after = self._now() if isolated else 0
 
     def register_with_comm(self, comm: _Recorded) -> None:
-        """Dumps show `comm`, and no communicator that was not registered."""
+        """Restricts dumps to `comm` and the other registered communicators."""
         self._comms.add(comm._recorder_index)
 
     def is_enabled(self) -> bool:
-        """Always: the recorder cannot be switched off."""
+        """Returns True: the recorder cannot be switched off."""
         return True
 
     def reset(self) -> None:
-        """Dumps show only operations from here on. The ring keeps what it has."""
+        """Restricts dumps to operations issued from now on. The ring keeps all records."""
         self._after = self._now()
 
     def size(self) -> int:
-        """How many operations a dump would hold."""
+        """Returns the number of operations that a dump would contain."""
         return len(self._entries(True))
 
     def dump_json(self, include_completed: bool = True) -> str:
-        """The operations as JSON in torch's format, with `include_completed=False` only those not over."""
+        """Returns the operations as JSON in torch's format; `include_completed=False`: only unfinished."""
         return json.dumps(self._dump(include_completed))
 
     def dump_file(self, rank: int) -> Path:
-        """Writes the pickle that `torchfrtrace` reads, and returns its path, which ends with the rank.
+        """Writes the pickle that `torchfrtrace` reads, and returns its path.
 
-        The path begins with TORCHCOMM_FR_DUMP_TEMP_FILE, else `torch/comm_lib_trace_rank_` in the user's
-        cache folder.
+        The path is a prefix followed by the rank. The prefix is TORCHCOMM_FR_DUMP_TEMP_FILE, else
+        `torch/comm_lib_trace_rank_` in the user's cache folder. Raises `OSError` when the file cannot be
+        written.
         """
         prefix = os.environ.get("TORCHCOMM_FR_DUMP_TEMP_FILE")
         if not prefix:

@@ -34,8 +34,8 @@ def _folder(file: str) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(file)), "")
 
 
-# Frames below the package are ours, those of torch.distributed are torch's: a record names the user's. Who
-# writes has imported torch already; this module does not.
+# A record names the user's frame: frames in this package's folder and in torch's are passed over. Processes
+# with a communicator have imported torch already; this module does not import it.
 _torch = getattr(sys.modules.get("torch"), "__file__", None)
 _core.set_folders(own=_folder(unicomm.__file__), library=_folder(_torch) if _torch else "")
 
@@ -44,7 +44,7 @@ _recorder: _core.Recorder | None = None
 _keep = "failure"
 _pid = 0
 _failed = False
-on_failure: Callable[[], None] | None = None  # called when an exception ends the program
+on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 
 
 def _settings() -> tuple[str, int]:
@@ -54,7 +54,8 @@ def _settings() -> tuple[str, int]:
     text = os.environ.get("UNICOMM_TRACE_RECORDS", str(_DEFAULT_RECORDS))
     if not text.isdigit() or not 16 <= int(text) <= 1 << 24:
         raise ValueError(
-            f"UNICOMM_TRACE_RECORDS={text!r} is no number of records; set it to 16 ... {1 << 24}, or unset it"
+            f"UNICOMM_TRACE_RECORDS={text!r} is not a number of records;"
+            f" set it to 16 ... {1 << 24}, or unset it"
         )
     return keep, int(text)
 
@@ -80,11 +81,14 @@ def _meta(names: Mapping[str, Any]) -> str:
 
 
 def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recorder:
-    """This process's recorder, made by the first call.
+    """Returns this process's recorder; the first call creates it.
 
-    `names` maps the numbers in records to names: {"ops": ..., "dtypes": ..., "reductions": ...}. `rank` is
-    -1 for a process that is no rank of a job. Raises `ValueError` for unreadable settings. Where no file can
-    be made, the ring is kept in memory, with one warning.
+    Args:
+        names: names for the numbers in records: {"ops": ..., "dtypes": ..., "reductions": ...}.
+        rank, world: the process's rank in the job and the job's size; rank -1 without a job.
+
+    Raises `ValueError` when UNICOMM_TRACE_KEEP or UNICOMM_TRACE_RECORDS is malformed. When no file can be
+    created, the ring is kept in memory, and a warning says so.
     """
     global _recorder, _keep, _pid
     with _lock:
@@ -98,31 +102,31 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
             _recorder = _core.Recorder(str(folder / ring_name(rank, os.getpid())), meta, rank, world, records)
         except (FolderError, OSError) as error:
             warnings.warn(
-                f"unicomm's flight recorder has no file, so nobody else can read it: {error}"
+                f"unicomm's flight recorder has no file, so no other process can read it: {error}"
                 " (set UNICOMM_TRACE_DIR to a folder with room)",
                 RuntimeWarning,
                 stacklevel=3,
             )
             _recorder = _core.Recorder("", meta, rank, world, records)
         _pid = os.getpid()
-        # A child of multiprocessing shows its exceptions itself, and may leave without exit handlers.
+        # A child of multiprocessing prints its exceptions itself, and may end without running exit handlers.
         if (children := sys.modules.get("multiprocessing.util")) is not None and parent_process() is not None:
             children.Finalize(None, _child_ends, exitpriority=0)
         return _recorder
 
 
 def recorder_path() -> Path | None:
-    """The ring's file, or None when there is no recorder yet or it is kept in memory."""
+    """Returns the ring's file, or None if there is no recorder yet or its ring is in memory."""
     return Path(_recorder.path) if _recorder is not None and _recorder.path else None
 
 
 def ring_bytes() -> bytes:
-    """The ring as it is now; empty when there is no recorder yet."""
+    """Returns the ring's current bytes; empty if there is no recorder yet."""
     return b"" if _recorder is None else _recorder.snapshot()
 
 
 def _after_fork() -> None:
-    # The parent's ring stays the parent's; the child opens its own when it communicates.
+    # The ring belongs to the parent. The child opens its own with its first communicator.
     global _recorder, _lock, _failed, on_failure
     _lock = threading.Lock()
     _recorder = on_failure = None

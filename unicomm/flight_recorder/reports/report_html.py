@@ -1,7 +1,7 @@
-"""The report as one HTML file that needs nothing from outside: verdict, reasons, timeline, waits.
+"""A report as one HTML file without external resources: verdict, evidence, timeline, wait-for graph.
 
-The page itself (layout, colours, drawing of the timeline) is page.html; this file fills it. All texts come
-from dumps that anybody may have written, so each is escaped where it enters the page.
+page.html has the layout, the colours and the script that draws the timeline; this file fills it. All texts
+may come from dumps of unknown origin, so each text is escaped where it enters the page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from unicomm.flight_recorder.texts import capital, ranks_text, span
 from . import timeline
 from .wait_graph_svg import draw
 
-MOST_RANKS = 64  # lines of the timeline
+MOST_RANKS = 64  # the maximum number of ranks in the timeline
 _MOST_SLICES = 40_000
 _MOST_SIDES, _MOST_EDGES, _MOST_OTHERS, _MOST_INPUT = 12, 40, 30, 50
 _TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn"}
-_STATES = {State.CREATED: "waits to begin", State.STARTED: "under way", State.FAILED: "failed"}
+_STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.FAILED: "failed"}
 
 
 def write(report: Report, table: Table, path: Path | str) -> Path:
@@ -37,7 +37,7 @@ def write(report: Report, table: Table, path: Path | str) -> Path:
 
 
 def page(report: Report, table: Table) -> str:
-    """The page's text."""
+    """Returns the text of the page."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     main = report.main
     parts = [
@@ -50,7 +50,7 @@ def page(report: Report, table: Table) -> str:
         _input(report),
     ]
     data = json.dumps(_timeline(report, table), separators=(",", ":"))
-    # Inside of a script element only "</" and "<!--" could end the data; neither is left.
+    # In a script element only "</" and "<!--" could end the data: escape their characters.
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     fill = {
         "{{title}}": escape(f"{main.verdict.value}: {_who(main)}" if main.culprits else main.verdict.value),
@@ -60,7 +60,7 @@ def page(report: Report, table: Table) -> str:
     }
     out = []
     rest = template
-    for mark, text in fill.items():  # in one pass: what is filled in is not searched for marks
+    for mark, text in fill.items():  # in one pass, so that inserted text is not searched for marks
         before, _, rest = rest.partition(mark)
         out += [before, text]
     return "".join([*out, rest])
@@ -190,7 +190,7 @@ def _stragglers(stragglers: list[Straggler]) -> str:
             ("transfer", "transfer"),
         )
     )
-    head = "<tr><th>who</th><th>lost to it</th><th>late by</th><th>came last</th><th>its time</th></tr>"
+    head = "<tr><th>who</th><th>lost by others</th><th>late by</th><th>came last</th><th>time spent</th></tr>"
     return _card("Who is late", f'<table class="late">{head}{"".join(rows)}</table><p>{key}</p>', "wide")
 
 
@@ -217,11 +217,11 @@ def _others(found: list[Finding]) -> str:
 
 
 def _input(report: Report) -> str:
-    if not report.input_findings:
+    if not report.remarks:
         return ""
-    lines = [f"{f.path}: {f.message}" if f.path else f.message for f in report.input_findings[:_MOST_INPUT]]
-    if len(report.input_findings) > _MOST_INPUT:
-        lines.append(f"and {len(report.input_findings) - _MOST_INPUT} more; --json has all")
+    lines = [f"{f.path}: {f.message}" if f.path else f.message for f in report.remarks[:_MOST_INPUT]]
+    if len(report.remarks) > _MOST_INPUT:
+        lines.append(f"and {len(report.remarks) - _MOST_INPUT} more; --json has all")
     return _card("Remarks on the input", _list(lines, "ul"), "wide")
 
 
@@ -229,7 +229,7 @@ def _input(report: Report) -> str:
 
 
 def chosen_ranks(report: Report, table: Table) -> list[int]:
-    """The ranks that get a line: all if they fit, else those that matter and an even sample of the others."""
+    """Returns the ranks in the timeline: all, or those named by findings and an even sample of the rest."""
     every = [int(rank) for rank in table.ranks]
     if len(every) <= MOST_RANKS:
         return every
@@ -255,7 +255,7 @@ def _timeline_section(report: Report, table: Table) -> str:
     if len(ranks) < len(table.ranks):
         notes.append(
             f"{len(ranks)} of {len(table.ranks):,} ranks are drawn: those that the findings name, and an even"
-            " sample of the others. The verdict is about all."
+            " sample of the others. The verdict covers all ranks."
         )
     most = _most_per_rank(ranks)
     if any(source.end - source.begin > most for source in table.sources):
@@ -268,7 +268,7 @@ def _timeline_section(report: Report, table: Table) -> str:
 <div id="timeline"><canvas tabindex="0" aria-label="timeline: ranks down, time across"></canvas>
 <div id="tip" hidden></div></div>
 <p class="hint">drag or arrow keys to move, wheel or + and - to zoom; hover for details.
-Pale: waiting for the last rank to come. Full: all have come. Striped: not over.</p>""",
+Pale: waiting for the last rank. Full: all ranks have joined. Striped: unfinished.</p>""",
         "wide",
     )
 
@@ -278,7 +278,7 @@ def _most_per_rank(ranks: list[int]) -> int:
 
 
 def _timeline(report: Report, table: Table) -> dict[str, Any]:
-    """What the page's script draws; times in microseconds from the first operation that is drawn."""
+    """Returns the data for the page's script, with times in microseconds after the first drawn operation."""
     ranks = chosen_ranks(report, table)
     line = timeline.build(report, table, ranks, _most_per_rank(ranks))
     rows, main = line.rows, report.main
@@ -338,6 +338,6 @@ def _timeline(report: Report, table: Table) -> dict[str, Any]:
 
 
 def _place(table: Table, stack: int) -> str:
-    """File without its folder, line and function: the page may be given to others."""
+    """Returns file name, line and function; without the folder, because the page may be given to others."""
     frame = user_frame(table.stacks[stack])
     return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}" if frame else ""

@@ -1,4 +1,4 @@
-"""A report on one terminal screen: the verdict first, then why, then what to do."""
+"""`unicomm trace analyze`: a report on one terminal screen: verdict, evidence, next steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOUR = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.WRAPPED: "yell
 
 
 def render(report: Report) -> RenderableType:
-    """What `unicomm trace analyze` prints."""
+    """Returns what `unicomm trace analyze` prints."""
     parts: list[RenderableType] = [_verdict(report.main), *_details(report.main)]
     if len(report.findings) > 1:
         parts += _others(report.findings[1:])
@@ -107,7 +107,15 @@ def _others(found: list[Finding]) -> list[RenderableType]:
 
 def _stragglers(report: Report) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
-    for heading in ("who is late", "lost to it", "late by", "last", "waits", "transfer", "gap before"):
+    for heading in (
+        "who is late",
+        "lost by others",
+        "late by",
+        "came last",
+        "waiting",
+        "transfer",
+        "gap before",
+    ):
         grid.add_column(heading, header_style="bold", justify="left" if heading == "who is late" else "right")
     for s in report.stragglers[:6]:
         style = "yellow" if s.score > 0.05 else ""
@@ -128,8 +136,8 @@ def _input(report: Report) -> list[RenderableType]:
     line = f"{report.entries} operations of {report.present} of {report.ranks} ranks"
     line += f", {report.groups} communicators ({formats})"
     out: list[RenderableType] = [Text(""), Text(line, "dim")]
-    remarks = [f"{f.path + ': ' if f.path else ''}{f.message}" for f in report.input_findings[:5]]
-    out += [Text(remark, "yellow") for remark in remarks]
-    if len(report.input_findings) > 5:
-        out.append(Text(f"... and {len(report.input_findings) - 5} more remarks on the input", "yellow"))
+    lines = [f"{f.path + ': ' if f.path else ''}{f.message}" for f in report.remarks[:5]]
+    out += [Text(remark, "yellow") for remark in lines]
+    if len(report.remarks) > 5:
+        out.append(Text(f"... and {len(report.remarks) - 5} more remarks on the input", "yellow"))
     return out

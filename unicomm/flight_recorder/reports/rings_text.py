@@ -1,4 +1,4 @@
-"""The rings of all ranks as tables on a terminal, or as JSON."""
+"""`unicomm trace show`: the rings of all ranks as tables on a terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import ERRORS, P2P, RECEIVE, STATES, Comm, InputRemark, Ring
 from unicomm.flight_recorder.ring.record_text import arguments, short_place
 from unicomm.flight_recorder.texts import format_ranks, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
-_MAX_COLUMNS = 8  # more ranks than this are shown as groups of equal state
+_MAX_COLUMNS = 8  # more ranks share one column, grouped by state
 
 
 @dataclass
 class RecordedOperation:
-    """One operation of one communicator as its ranks recorded it."""
+    """One operation of one communicator, with the records of its ranks."""
 
     key: tuple[Any, ...]
     records: dict[int, tuple[Ring, Any]] = field(default_factory=dict)  # by rank of the communicator
@@ -30,15 +31,15 @@ class RecordedOperation:
 
 @dataclass
 class RecordedCommunicator:
-    """One communicator as the rings of its ranks have it."""
+    """One communicator, with the rings of its ranks and its operations in order of time."""
 
     comm: Comm
-    rings: dict[int, tuple[Ring, Comm]] = field(default_factory=dict)
+    rings: dict[int, tuple[Ring, Comm]] = field(default_factory=dict)  # by rank of the communicator
     operations: list[RecordedOperation] = field(default_factory=list)
 
 
 def gather(rings: Iterable[Ring]) -> list[RecordedCommunicator]:
-    """The rings' records, put together by communicator and operation."""
+    """Groups the records of all rings by communicator and operation."""
     comms: dict[str, RecordedCommunicator] = {}
     tables: dict[str, dict[tuple[Any, ...], RecordedOperation]] = defaultdict(dict)
     for ring in rings:
@@ -75,7 +76,7 @@ def _state(record: Any) -> str:
 
 
 def _cell(ring: Ring, record: Any) -> str:
-    """State, and how long it took or has been taking."""
+    """Returns the state and the time that the operation took, or has taken so far."""
     state = _state(record)
     began = int(record["started_ns"]) or int(record["created_ns"])
     ended = int(record["completed_ns"])
@@ -89,12 +90,8 @@ def _cell(ring: Ring, record: Any) -> str:
     return f"{text} ({error})" if error else text
 
 
-def _what(ring: Ring, record: Any) -> str:
-    return ring.op(record)
-
-
 def _joined(texts: dict[int, str]) -> str:
-    """One text if all ranks have the same, else each with its ranks."""
+    """Returns the common text of all ranks, else each text with its ranks."""
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, text in texts.items():
         groups[text].append(rank)
@@ -140,7 +137,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
             number = f"{operation.key[1]}→{operation.key[2]} {number}"
         row: list[RenderableType] = [
             number,
-            _joined({r: _what(*records[r]) for r in sorted(records)}),
+            _joined({r: records[r][0].op(records[r][1]) for r in sorted(records)}),
             _joined({r: arguments(*records[r]) for r in sorted(records)}),
         ]
         involved = set(operation.key[1:3]) if operation.key[0] == "p2p" else set(ranks)
@@ -160,7 +157,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
 
 
 def _missing(whole: RecordedCommunicator, rank: int, operation: RecordedOperation) -> tuple[str, str]:
-    """Why a rank has no record of an operation."""
+    """Returns (state, reason) for a rank without a record of an operation."""
     if rank not in whole.rings:
         return ("", "no ring")
     ring, comm = whole.rings[rank]
@@ -181,12 +178,19 @@ def _grouped(cells: dict[int, tuple[str, str]]) -> Text:
 
 def render(
     rings: Sequence[Ring],
-    findings: Sequence[InputRemark] = (),
+    remarks: Sequence[InputRemark] = (),
     last: int = 20,
     comm: str | None = None,
     ranks: Sequence[int] | None = None,
 ) -> RenderableType:
-    """What `unicomm trace show` prints: the processes, then each communicator's last operations by rank."""
+    """Returns what `unicomm trace show` prints: the processes, then the last operations of each communicator.
+
+    Args:
+        remarks: files that could not be read.
+        last: the number of operations of each communicator; 0 for all.
+        comm: show only the communicator of this name.
+        ranks: show only these ranks; None for all.
+    """
     parts: list[RenderableType] = [_processes(rings)]
     for whole in gather(rings):
         if comm is not None and whole.comm.name != comm:
@@ -195,12 +199,12 @@ def render(
         present = range(whole.comm.size) if ranks is None and whole.comm.size <= _MAX_COLUMNS else shown
         if whole.operations:
             parts += ["", _operations(whole, list(present), last)]
-    parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in findings]
+    parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in remarks]
     return Group(*parts)
 
 
 def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) -> Table:
-    """One row for each record."""
+    """Returns a table with one row per record: the `last` ones of each ring, or all if 0."""
     table = Table(show_edge=False)
     for heading in (
         "rank",
@@ -236,10 +240,8 @@ def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) ->
     return table
 
 
-def as_data(rings: Sequence[Ring], findings: Sequence[InputRemark] = ()) -> dict[str, Any]:
-    """The same as plain data, for JSON."""
-    from unicomm.flight_recorder.formats.torch_dump import to_dict
-
+def as_data(rings: Sequence[Ring], remarks: Sequence[InputRemark] = ()) -> dict[str, Any]:
+    """Returns the rings as plain data, for `unicomm trace show --json`."""
     return {
         "processes": [
             {
@@ -254,9 +256,5 @@ def as_data(rings: Sequence[Ring], findings: Sequence[InputRemark] = ()) -> dict
             }
             for ring in rings
         ],
-        "findings": [{"path": f.path, "message": f.message} for f in findings],
+        "findings": [{"path": f.path, "message": f.message} for f in remarks],
     }
-
-
-def print_rings(console: Console, *parts: Any, **options: Any) -> None:
-    console.print(render(*parts, **options))

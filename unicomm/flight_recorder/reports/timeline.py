@@ -1,4 +1,4 @@
-"""Operations on one clock: when each began, when the last rank came to it, when it ended."""
+"""Operations of several ranks on one clock: when each began, when its last rank joined, when it ended."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from unicomm.flight_recorder.table.table import Column, Table
 
 @dataclass
 class Timeline:
-    """Rows of a table with times that can be compared between ranks, in nanoseconds since 1970.
+    """Rows of a table with times on one clock, in nanoseconds since 1970.
 
     Attributes:
-        rows: of the table, rank by rank, in the order of issue.
-        begin_ns: when the rank came to the operation.
-        ready_ns: when the last rank had come, as far as it is known; `begin_ns` for messages.
-        end_ns: when it was over; the end of the recording where it was not.
-        open: not over.
-        first_ns, last_ns: of everything; the end of the recording of the ranks that are still alive.
+        rows: the rows of the table, by rank, then in the order of issue.
+        begin_ns: when the rank issued the operation.
+        ready_ns: when the last recorded rank issued it; `begin_ns` for messages.
+        end_ns: when it ended; the end of the recording for an unfinished operation.
+        open: whether it is unfinished.
+        first_ns, last_ns: the time span; it ends with the recording of the ranks that are alive.
     """
 
     rows: Column
@@ -36,7 +36,7 @@ class Timeline:
 
 
 def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int) -> Timeline:
-    """The last `most_per_rank` operations of some ranks; the last arrivals are those among all ranks."""
+    """Returns the last `most_per_rank` operations of `ranks`. `ready_ns` considers the calls of all ranks."""
     shift = np.zeros(int(table.ranks.max(initial=0)) + 1, np.int64)
     for rank, offset in report.clock_offsets_ns.items():
         shift[rank] = offset
@@ -55,7 +55,7 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     alive = [source.as_of_ns for source in table.sources if source.as_of_ns and source.rank in chosen]
     first = int(begin.min(initial=np.iinfo(np.int64).max)) if len(rows) else 0
     last = max([int(begin.max(initial=0)), int(end[ended].max(initial=0)), *alive])
-    if not alive:  # dumps: what is stuck in them was stuck for some time
+    if not alive:  # dumps do not tell how long a stuck operation has lasted: draw a small share
         last += max((last - first) // 20, 1000)
     end = np.where(over & ended, end, np.where(over, begin, last))
     ready = _ready(table, _joined(every), rows, begin, shift)
@@ -72,7 +72,7 @@ def _key(table: Table, rows: Column) -> Column:
 
 
 def _ready(table: Table, every: Column, rows: Column, begin: Column, shift: Column) -> Column:
-    """When the last rank had come to the collective of each row."""
+    """Returns for each row when the last rank issued its collective."""
     kinds = table.calls.kind[table.call[every]]
     every = every[(kinds == OpKind.COLLECTIVE) & (table.group[every] >= 0)]
     keys, inverse = np.unique(_key(table, every), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Who waits for whom as a drawing (SVG): ranks that wait for the same share a box, left of those."""
+"""The wait-for graph of a finding as an SVG drawing. Ranks that wait for the same ranks share a box."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from unicomm.flight_recorder.analysis.verdict import Finding, Verdict
 from unicomm.flight_recorder.texts import format_ranks
 
-_WIDTH, _HEIGHT = 190, 54  # of a box
+_WIDTH, _HEIGHT = 190, 54  # the size of a box
 _MOST_BOXES = 24
 
 
@@ -26,7 +26,7 @@ class _Box:
 
 
 def draw(found: Finding) -> str:
-    """The drawing; an empty text where there would be too many boxes for one to help."""
+    """Returns the drawing; "" if it would have too many boxes to be useful."""
     boxes = _boxes(found)
     if len(boxes) > _MOST_BOXES:
         return ""
@@ -53,7 +53,7 @@ def _boxes(found: Finding) -> list[_Box]:
         box = waiting.setdefault(key, _Box([], name, edge.where.rsplit("/", 1)[-1], set(edge.waits_for)))
         box.ranks.append(edge.rank)
         if alone < 0 and (edge.group, edge.seq_num) == (found.group, found.seq_num):
-            # One edge stands for all who wait in the operation that the finding is about.
+            # One edge stands for all ranks that wait in the operation of the finding.
             box.ranks = sorted({*box.ranks, *found.victims} - box.waits_for)
     boxes = list(waiting.values())
     have = {rank for box in boxes for rank in box.ranks}
@@ -79,7 +79,7 @@ def _circle(boxes: list[_Box]) -> tuple[float, float]:
 
 
 def _layers(boxes: list[_Box]) -> tuple[float, float]:
-    for _ in boxes:  # longest way to an end; in a circle it would grow without end
+    for _ in boxes:  # the longest path to an end; bounded, because it is infinite in a cycle
         for box in boxes:
             box.column = min(max((other.column + 1 for other in box.to), default=0), len(boxes))
     used = sorted({box.column for box in boxes}, reverse=True)
@@ -92,7 +92,7 @@ def _layers(boxes: list[_Box]) -> tuple[float, float]:
 
 
 def _shift(boxes: list[_Box]) -> tuple[float, float]:
-    """Moves the boxes to where all coordinates are positive; the size of all."""
+    """Moves the boxes so that all coordinates are positive, and returns width and height."""
     left, top = min(b.x for b in boxes), min(b.y for b in boxes)
     for box in boxes:
         box.x += _WIDTH / 2 + 4 - left
@@ -101,7 +101,7 @@ def _shift(boxes: list[_Box]) -> tuple[float, float]:
 
 
 def _border(box: _Box, dx: float, dy: float) -> tuple[float, float]:
-    """Where a line from the box's middle in a direction leaves it."""
+    """Returns the point at which a line from the middle of a box leaves it in a direction."""
     scale = min(
         (_WIDTH / 2 + 5) / abs(dx) if dx else math.inf, (_HEIGHT / 2 + 5) / abs(dy) if dy else math.inf
     )
@@ -112,7 +112,7 @@ def _arrow(a: _Box, b: _Box) -> str:
     dx, dy = b.x - a.x, b.y - a.y
     back = a in b.to
     length = math.hypot(dx, dy) or 1.0
-    # Two that wait for each other have an arrow each way, side by side.
+    # Two boxes that wait for each other have two parallel arrows.
     ox, oy = (-dy / length * 9, dx / length * 9) if back else (0.0, 0.0)
     (x1, y1), (x2, y2) = _border(a, dx, dy), _border(b, -dx, -dy)
     return (

@@ -1,4 +1,4 @@
-"""What a ring's record says, in words. Imports numpy, not rich."""
+"""A ring's record as text. Imports no package for terminals, so that the live view stays light."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
 
 
 def arguments(ring: Ring, record: Any) -> str:
-    """Element type, shape, reduction, peer or root: `float32[2x3] SUM`."""
+    """Returns element type, shape, reduction, and peer or root: `float32[2x3] SUM`."""
     side = "in" if int(record["n_in"]) else "out"
     parts = []
     if int(record[f"n_{side}"]):
@@ -33,7 +33,7 @@ def arguments(ring: Ring, record: Any) -> str:
 
 
 def short_place(ring: Ring, record: Any) -> str:
-    """File (without its folder) and line of the user's call; "?" where it is not known."""
+    """Returns the user's call site as file name and line: `train.py:41`; "?" if it is unknown."""
     frame = ring.frame(record)
     if frame is None:
         return "?"

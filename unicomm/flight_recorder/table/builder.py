@@ -1,4 +1,4 @@
-"""Putting rings and dumps into one table."""
+"""TableBuilder: adds rings and dumps to a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATES = {
 
 
 class TableBuilder(RingTableBuilder):
-    """Takes rings (`add_ring`) and dumps in torch's format (`add_dump`); `finish` gives the table."""
+    """Builds a table from rings (`add_ring`) and torch's dumps (`add_dump`); `finish` returns it."""
 
     def add_dump(
         self,
@@ -39,7 +39,10 @@ class TableBuilder(RingTableBuilder):
         pid: int = 0,
         process: str = "",
     ) -> None:
-        """Adds one rank's dump. `process` is the state of its process where somebody noted it."""
+        """Adds the dump of one rank.
+
+        `form` is `Source.format`; `process` is the state of the process, "" if unknown.
+        """
         source = Source(path, form, rank, pid, host, process or UNKNOWN)
         config = columns.meta.get("pg_config")
         config = config if isinstance(config, dict) else {}
@@ -48,7 +51,7 @@ class TableBuilder(RingTableBuilder):
         mapped = []
         for name, desc in columns.groups:
             index = listed.get(name)
-            if index is None:  # torch's gloo names the default group "" in one place and "0" in the other
+            if index is None:  # torch's gloo: "" and "0" are both the default group
                 index = listed.get("", alone if name in ("0", "") else None)
             if index is None:
                 index = self.groups.get((name, "?"))
@@ -114,7 +117,7 @@ class TableBuilder(RingTableBuilder):
     def _dump_calls(
         self, c: DumpColumns, parsed: list[tuple[str, str, int, int]], group: Column
     ) -> tuple[Column, Column, Column]:
-        """Numbers of calls, peers in the job, and which rows are P2P."""
+        """Returns the call of each row, its peer in the job, and whether it is P2P."""
         n = len(c)
         if not n:
             return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_)
@@ -159,10 +162,10 @@ class TableBuilder(RingTableBuilder):
 
     @staticmethod
     def _dump_states(c: DumpColumns, group: Column, p2p: Column, source: Source) -> tuple[Column, Column]:
-        """States and times of completion.
+        """Returns the states and the completion times of the rows.
 
-        torch's gloo leaves all entries "scheduled" and marks those that are over as retired; torchcomms does
-        on a CPU. The status of a group may lag behind that by a moment.
+        torch's gloo, and torchcomms on a CPU, leave all entries "scheduled" and mark completed ones as
+        retired. The status of a group may be a moment behind that.
         """
         table = np.asarray([int(_STATES.get(s, State.CREATED)) for s in c.states] or [1], np.uint8)
         state: Column = table[c.state] if len(c) else np.zeros(0, np.uint8)
@@ -179,7 +182,7 @@ class TableBuilder(RingTableBuilder):
         if len(c):
             ids, first = np.unique(c.pg_id, return_index=True)
             owner = {str(int(i)): int(group[f]) for i, f in zip(ids, first, strict=True)}
-        if "unicomm_async" in c.extra:  # ours number groups in the order of the configuration
+        if "unicomm_async" in c.extra:  # our dumps number groups in the order of pg_config
             config = c.meta.get("pg_config")
             for i, index in enumerate(source.members if isinstance(config, dict) else ()):
                 owner.setdefault(str(i), index)
@@ -210,7 +213,7 @@ def _elements(shapes: Shapes) -> int:
 
 
 def _rank_list(text: str) -> list[int]:
-    """Ranks as torch ("[0, 1]") or we ("0-1") write them; empty where the text is neither."""
+    """Reads ranks as written by torch ("[0, 1]") or by us ("0-1"). Returns [] for other text."""
     if not text:
         return []
     try:

@@ -15,7 +15,13 @@ _CHUNK = 1 << 20
 
 
 class CollectiveIndex:
-    """A number for each collective (group, seq), dense enough to index arrays with."""
+    """Numbers the collectives (group, seq), so that an array can hold an entry for each; a number is a cell.
+
+    Attributes:
+        count: the number of cells.
+        sparse: whether the numbers `seq` are far apart, which happens in damaged files. Cells are then looked
+            up; else they are computed from `base`, `low` and `span`, each by group.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -28,7 +34,7 @@ class CollectiveIndex:
                 high[group] = max(high[group], source.created.get(group, first))
         span = np.where(high >= low, high - low + 1, 0)
         self.sparse = bool(span.sum() > 4 * len(table) + 1_000_000) or bool((span < 0).any())
-        if self.sparse:  # numbers far apart, as damage makes them
+        if self.sparse:
             rows = np.flatnonzero(table.kind == OpKind.COLLECTIVE)
             keys = np.stack([table.group[rows].astype(np.int64), table.seq[rows]], axis=1)
             self._keys, inverse = np.unique(keys, axis=0, return_inverse=True)
@@ -42,7 +48,10 @@ class CollectiveIndex:
         self.count = int(span.sum())
 
     def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Column, Column]]:
-        """(rows, cells) of all collectives, some at a time; rows that are out of range are left out."""
+        """Yields (rows, cells) of the collectives in a range of rows, in chunks.
+
+        Rows out of range are left out.
+        """
         table = self.table
         end = len(table) if end is None else end
         collective = table.calls.kind == OpKind.COLLECTIVE
@@ -66,7 +75,7 @@ class CollectiveIndex:
                 yield rows + at, cell[rows]
 
     def key(self, cell: int) -> tuple[int, int]:
-        """(group, seq) of a cell."""
+        """Returns (group, seq) of a cell."""
         if self.sparse:
             return int(self._keys[cell][0]), int(self._keys[cell][1])
         group = int(np.searchsorted(self.base, cell, side="right")) - 1
@@ -75,7 +84,7 @@ class CollectiveIndex:
         return group, cell - int(self.base[group]) + int(self.low[group])
 
     def cell(self, group: int, seq: int) -> int:
-        """The number of a collective, -1 where no row has it."""
+        """Returns the cell of a collective, -1 if there is none."""
         if self.sparse:
             found = np.flatnonzero((self._keys[:, 0] == group) & (self._keys[:, 1] == seq))
             return int(found[0]) if len(found) else -1
@@ -85,15 +94,15 @@ class CollectiveIndex:
 
 @dataclass
 class CollectiveRows:
-    """A collective in which not all ranks' calls agree."""
+    """The rows of one collective, on all ranks that have it."""
 
     group: int
     seq: int
-    rows: Column  # of all ranks that have it
+    rows: Column
 
 
 def rows_of(table: Table, cells: CollectiveIndex, chosen: list[int]) -> Iterator[CollectiveRows]:
-    """The rows of some collectives."""
+    """Yields the rows of each of the chosen cells."""
     if not chosen:
         return
     place = np.full(cells.count, -1, np.int32)

@@ -1,4 +1,4 @@
-"""Reading dumps and rings from folders, files and archives, whatever their names."""
+"""load: rings and dumps from folders, files and archives into one table, recognized by content."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .table import Table
 
 Progress = Callable[[int, int], None]
 
-_THREADS = 2  # the native parser of pickles works beside the interpreter
+_THREADS = 2  # the native parser of pickles runs in parallel with the interpreter
 _MOST_BYTES = 4 << 30  # of one member of an archive
 _RANK_IN_NAME = re.compile(r"rank[_\-. =]?(\d{1,7})", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,7}")
-# What lies beside dumps and is no dump: not worth a finding.
+# Suffixes of files that often lie beside dumps; such a file is skipped without a remark if it is not a dump.
 _IGNORED = {
     ".log",
     ".txt",
@@ -53,7 +53,7 @@ _IGNORED = {
 
 @dataclass
 class _Dump:
-    """One rank's dump. `facts` is what was noted beside it: rank, host, pid, state."""
+    """The dump of one rank. `facts` has what `unicomm trace show --json` adds: rank, host, pid, state."""
 
     path: str
     form: str
@@ -72,11 +72,11 @@ class _Input:
     read: Callable[[], bytes]
     head: bytes
     newest: float = 0.0
-    file: Path | None = None  # where it is a whole file
+    file: Path | None = None  # None for a member of an archive
 
 
 class _Buffers:
-    """Memory to read rings into, used again and again: fresh pages cost more than the reading itself."""
+    """Buffers for rings, used again: new pages cost more than the reading itself."""
 
     def __init__(self) -> None:
         self._free: SimpleQueue[bytearray] = SimpleQueue()
@@ -101,21 +101,21 @@ class _Buffers:
 
 
 def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
-    """Reads everything under `paths` into one table.
+    """Reads all rings and dumps under `paths` into one table.
 
     Args:
-        paths: folders (searched through), files and archives (tar, tar.gz, zip, gz).
-        progress: called with the numbers of files read and of all files.
+        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively.
+        progress: called with the number of files read and the number of all files.
 
-    Raises nothing for broken input: `Table.findings` has what could not be read, and a table without sources
-    means that nothing could.
+    Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
+    if nothing could be read.
     """
     builder = TableBuilder()
-    inputs = list(_inputs(paths, builder.findings))
+    inputs = list(_inputs(paths, builder.remarks))
     ranks = _ranks_by_name([i.path for i in inputs if not i.head.startswith(MAGIC)])
     heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
     ranks |= {path: rank for path, (rank, _) in heads.items()}
-    # In the table's order, so that no row has to move; of several files of one rank the newest counts.
+    # In the order of the table, so that no row has to move. The newest of several files of one rank counts.
     inputs.sort(key=lambda i: (ranks.get(i.path, -1), -i.newest, i.path))
     builder.reserve(sum(records for _, records in heads.values()))
     buffers = _Buffers()
@@ -125,7 +125,7 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
             if progress is not None and at % 16 == 0:
                 progress(at, len(inputs))
             if isinstance(parsed, InputRemark):
-                builder.findings.append(parsed)
+                builder.remarks.append(parsed)
             elif isinstance(parsed, Ring):
                 builder.add_ring(parsed)
                 del parsed
@@ -142,7 +142,10 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
 def _ahead(
     pool: ThreadPoolExecutor, inputs: list[_Input], buffers: _Buffers
 ) -> Iterator[tuple[_Input, _Parsed]]:
-    """What each input holds, in order; a few are read ahead, so that few lie in memory at once."""
+    """Yields each input with its content, in order.
+
+    Reads a few inputs ahead, so that few are in memory at once.
+    """
     running: deque[tuple[_Input, Future[_Parsed]]] = deque()
     for one in inputs:
         running.append((one, pool.submit(_parse, one, buffers)))
@@ -155,7 +158,7 @@ def _ahead(
 
 
 def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark:
-    """Rings are only read in the pool: taking them apart is the interpreter's work, one at a time."""
+    """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter."""
     if not isinstance(parsed, bytes | memoryview):
         return parsed
     try:
@@ -164,26 +167,26 @@ def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark:
         return InputRemark(one.path, str(error))
 
 
-# --- where the bytes are ------------------------------------------------------------------------------
+# --- files and archives -------------------------------------------------------------------------------
 
 
-def _inputs(paths: Iterable[Path | str], findings: list[InputRemark]) -> Iterator[_Input]:
+def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator[_Input]:
     for given in paths:
         path = Path(given)
         if path.is_dir():
             files = sorted(Path(folder, name) for folder, _, names_ in os.walk(path) for name in names_)
             files = [f for f in files if not f.name.startswith(".")]
             if not files:
-                findings.append(InputRemark(str(path), "the folder is empty"))
+                remarks.append(InputRemark(str(path), "the folder is empty"))
             for file in files:
-                yield from _file(file, findings, chosen=False)
+                yield from _file(file, remarks, chosen=False)
         elif path.exists():
-            yield from _file(path, findings, chosen=True)
+            yield from _file(path, remarks, chosen=True)
         else:
-            findings.append(InputRemark(str(path), "there is no such file or folder"))
+            remarks.append(InputRemark(str(path), "there is no such file or folder"))
 
 
-def _file(path: Path, findings: list[InputRemark], chosen: bool) -> Iterator[_Input]:
+def _file(path: Path, remarks: list[InputRemark], chosen: bool) -> Iterator[_Input]:
     try:
         info = path.stat()
         if not path.is_file():
@@ -191,20 +194,20 @@ def _file(path: Path, findings: list[InputRemark], chosen: bool) -> Iterator[_In
         with path.open("rb") as file:
             head = file.read(512)
     except OSError as error:
-        findings.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
+        remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
         return
     if not chosen and path.suffix.lower() in _IGNORED and not _looks_like_a_dump(head):
         return
     try:
         yield from _unpack(str(path), path.read_bytes, head, info.st_mtime, path)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        findings.append(InputRemark(str(path), f"the archive is broken: {error or type(error).__name__}"))
+        remarks.append(InputRemark(str(path), f"the archive is damaged: {error or type(error).__name__}"))
 
 
 def _unpack(
     path: str, read: Callable[[], bytes], head: bytes, newest: float, file: Path | None
 ) -> Iterator[_Input]:
-    """The input itself, or the members of the archive that it is."""
+    """Yields the input itself, or its members if it is an archive."""
     if head.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(file if file is not None else io.BytesIO(read())) as archive:
             for member in archive.infolist():
@@ -227,7 +230,7 @@ def _unpack(
         except tarfile.ReadError:
             if not head.startswith(b"\x1f\x8b"):
                 raise
-        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # one packed file
+        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # a single compressed file
         yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
         return
     yield _Input(path, read, head, newest, file)
@@ -244,7 +247,7 @@ def _looks_like_a_dump(head: bytes) -> bool:
     return head.startswith((MAGIC, b"\x80")) or (head.lstrip()[:1] == b"{" and b'"' in head)
 
 
-# --- what the bytes are -------------------------------------------------------------------------------
+# --- parsing ------------------------------------------------------------------------------------------
 
 
 def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
@@ -259,7 +262,7 @@ def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
             return [_Dump(one.path, "torch pickle", {}, pickles.read(one.read()))]
         if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
             return _json(one)
-        raise DumpError("no ring, no pickle and no JSON: not a dump that is known here")
+        raise DumpError("neither a ring nor a pickle nor JSON, so not a known dump")
     except DumpError as error:
         return InputRemark(one.path, str(error))
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
@@ -270,7 +273,7 @@ def _json(one: _Input) -> list[_Dump]:
     try:
         data = json.loads(one.read())
     except ValueError as error:
-        raise DumpError(f"the JSON is broken: {error}") from None
+        raise DumpError(f"the JSON is malformed: {error}") from None
     except RecursionError:
         raise DumpError("the JSON is nested too deeply") from None
     if isinstance(data, dict) and isinstance(data.get("processes"), list):  # `unicomm trace show --json`
@@ -281,13 +284,13 @@ def _json(one: _Input) -> list[_Dump]:
     return [_Dump(one.path, "JSON", {}, from_dump(data))]
 
 
-# --- whose dumps they are -----------------------------------------------------------------------------
+# --- the rank of a dump -------------------------------------------------------------------------------
 
 
 def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
-    """Torch's dumps do not say whose they are: notes beside them do, or their names, or messages."""
+    """Adds a dump. Torch's dumps do not name their rank: `facts` do, or the file's name, or the messages."""
     host, pid, state = (dump.facts.get(key) for key in ("host", "pid", "state"))
-    rank = _said(dump.facts, dump.columns)
+    rank = _stated_rank(dump.facts, dump.columns)
     if rank < 0:
         rank = named if named >= 0 else _from_messages(dump.columns)
     builder.add_dump(
@@ -302,14 +305,15 @@ def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
 
 
 def _ranks_by_name(paths: list[str]) -> dict[str, int]:
-    """The ranks that names tell: "rank" with a number, else the number that differs from file to file."""
+    """Returns ranks by path, from file names: "rank" and a number, else the number in which names differ."""
     files = {path: path.rsplit("/", 1)[-1].rsplit("!", 1)[-1] for path in paths}
     ranks = {path: int(found[-1]) for path, name in files.items() if (found := _RANK_IN_NAME.findall(name))}
     rest = [path for path in paths if path not in ranks]
     return ranks | {rest[i]: rank for i, rank in _from_names([files[path] for path in rest]).items()}
 
 
-def _said(facts: dict[str, Any], columns: DumpColumns) -> int:
+def _stated_rank(facts: dict[str, Any], columns: DumpColumns) -> int:
+    """Returns the rank that the dump or its facts state, -1 if they state none."""
     for place in (facts, columns.meta):
         for key in ("rank", "global_rank"):
             value = place.get(key)
@@ -319,7 +323,7 @@ def _said(facts: dict[str, Any], columns: DumpColumns) -> int:
 
 
 def _from_names(files: list[str]) -> dict[int, int]:
-    """Ranks by the numbers in names: the place, counted from the end, where all names differ."""
+    """Returns ranks by index, from the last number in the names that differs between all of them."""
     numbers = [[int(n) for n in _NUMBER.findall(name)][::-1] for name in files]
     if len(files) == 1:
         return {0: numbers[0][0]} if numbers[0] else {}
@@ -332,7 +336,7 @@ def _from_names(files: list[str]) -> dict[int, int]:
 
 
 def _from_messages(columns: DumpColumns) -> int:
-    """From sends and receives, which name both ranks of the group, and the group's members."""
+    """Returns the rank from a send or receive, which names its own rank in the group; -1 if there is none."""
     config = columns.meta.get("pg_config")
     for i, text in enumerate(columns.profiling_names):
         own = names.profiling_name(text)[2]

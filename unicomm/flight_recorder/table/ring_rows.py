@@ -1,4 +1,4 @@
-"""Rings as rows of a table."""
+"""RingTableBuilder: adds rings to a table."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Sour
 from .table_store import TableStore
 
 _PROCESS = {"running": RUNNING, "stopped": STOPPED, "killed": KILLED, "ended": ENDED}
-# Which 64-bit words of a ring's record tell calls apart, with a mask.
+# The 64-bit words of a ring's record that distinguish calls, with a mask.
 _WORDS = tuple(
     (word, mask)
     for word, mask in (
-        (7, 0xFFFF_FF00_FFFF_0000),  # op, red, dtypes; not communicator and state
+        (7, 0xFFFF_FF00_FFFF_0000),  # op, red, dtypes; without communicator and state
         (10, None),
         (11, None),
         (12, 0x000A_FFFF_FFFF_FFFF),  # numbers of tensors and dimensions, send or receive
@@ -39,16 +39,20 @@ _WORDS = tuple(
 
 
 class RingTableBuilder(TableStore):
-    """Takes rings."""
+    """A TableStore to which rings can be added."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[str, tuple[Column, Column]] = {}  # a writer's call hashes -> calls, see _ring_calls
+        # a program's hashes of calls -> calls, see _ring_calls
+        self._known: dict[str, tuple[Column, Column]] = {}
 
     def add_ring(self, ring: Ring, form: str = "ring", process: str = "", as_of_ns: int = 0) -> None:
-        """Adds the records of one process. Where its ranks are threads, each becomes a source.
+        """Adds the records of one process. If its ranks are threads, each rank becomes a source.
 
-        `process` is the state of the process where the caller knows it, and `as_of_ns` the time of that.
+        Args:
+            form: `Source.format`.
+            process: the state of the process, "" to look it up.
+            as_of_ns: the wall-clock time of that state, 0 for now or the time of the copy.
         """
         process = process or _PROCESS.get(ring.process_state, UNKNOWN)
         if process in (RUNNING, STOPPED) and not as_of_ns:
@@ -70,7 +74,7 @@ class RingTableBuilder(TableStore):
             self._add_ring_rank(ring, source, records[owners == rank], groups, comms)
 
     def _ring_rank(self, ring: Ring, comm: Comm, group: int) -> int:
-        """The rank in the job that a communicator's records belong to."""
+        """Returns the rank in the job to which the records of a communicator belong."""
         ranks = self.group_list[group].ranks
         inside = int(ranks[comm.rank]) if 0 <= comm.rank < len(ranks) else -1
         threads = sum(c.uid == comm.uid for c in ring.comms) > 1 if len(ring.comms) > 1 else False
@@ -125,7 +129,10 @@ class RingTableBuilder(TableStore):
         self.put(source, out, ~p2p)
 
     def _ring_calls(self, ring: Ring, records: Column, group: Column) -> Column:
-        """Numbers of calls. A hash tells rows apart, so that a call is looked at once, not once a row."""
+        """Returns the call of each record.
+
+        Records are compared by a hash, so that each distinct call is read once.
+        """
         if not len(records):
             return np.zeros(0, np.int32)
         words = np.ascontiguousarray(records).view(np.uint64).reshape(len(records), RECORD.itemsize // 8)
@@ -137,7 +144,8 @@ class RingTableBuilder(TableStore):
             h ^= value
             h *= np.uint64(0x9E37_79B9_7F4A_7C15)
             h ^= h >> np.uint64(29)
-        # Names stand in each ring; those of one program are the same, so the hashes of its rings are too.
+        # Each ring has its own table of names. Rings with equal tables, as in one program, share their
+        # hashes.
         program = str([ring.meta.get(k) for k in ("ops", "dtypes", "reductions")])
         known, numbers = self._known.get(program, (np.zeros(0, np.uint64), np.zeros(0, np.int32)))
         at = np.searchsorted(known, h)

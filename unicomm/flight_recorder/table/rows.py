@@ -1,4 +1,4 @@
-"""Finding single rows of a table."""
+"""Single rows of a table: found, and described as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .table import Table, user_frame
 
 
 def find_row(table: Table, rank: int, group: int, seq: int) -> int | None:
-    """The row of a rank's collective, or None."""
+    """Returns the row of collective `seq` of a group on a rank, or None."""
     source = table.source_of.get(rank)
     if source is None:
         return None
@@ -23,7 +23,7 @@ def find_row(table: Table, rank: int, group: int, seq: int) -> int | None:
 
 
 def last_row(table: Table, rank: int, group: int | None = None) -> int | None:
-    """The last row of a rank, or of a rank in a group; None where it has none."""
+    """Returns the last row of a rank, or of a rank in a group; None if there is no row."""
     source = table.source_of.get(rank)
     if source is None or source.end == source.begin:
         return None
@@ -34,18 +34,19 @@ def last_row(table: Table, rank: int, group: int | None = None) -> int | None:
 
 
 def place(table: Table, row: int) -> str:
-    """file:line of the user's call, "" where it is not known."""
+    """Returns file:line of the user's call, "" if it is unknown."""
     frame = user_frame(table.stack(row))
     return str(frame) if frame and frame.file else ""
 
 
 def at_place(table: Table, row: int) -> str:
+    """Returns " at file:line" of the user's call, "" if it is unknown."""
     where = place(table, row)
     return f" at {where}" if where else ""
 
 
 def op_text(table: Table, row: int) -> str:
-    """ "all_reduce #5 of 'tp'" """
+    """Returns operation, number and group: "all_reduce #5 of 'tp'"."""
     group = int(table.group[row])
     name = table.groups[group].name if group >= 0 else "?"
     return f"{table.op_name(row)} #{int(table.seq[row])} of '{name}'"

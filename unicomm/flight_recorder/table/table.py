@@ -1,8 +1,8 @@
-"""All operations of all ranks as columns, whatever file they came from.
+"""Table: the operations of all ranks as columns.
 
-A row is one operation of one rank. Rows are sorted by rank, and within a rank they stand in the order in
-which it issued them. What repeats from step to step (the operation and its arguments, call stacks, shapes) is
-stored once and rows hold its number, so that 16384 ranks x 2000 operations take about 2 GB.
+A row is one operation of one rank. Rows are sorted by rank, and within a rank by the order of issue. Values
+that repeat from step to step (an operation with its arguments, call stacks, shapes) are stored once, and rows
+hold their index, so that 16384 ranks x 2000 operations take about 2 GB.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import numpy.typing as npt
 
 from unicomm.flight_recorder.ring.reader import ASYNC, Frame, InputRemark
 
-Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
 
 
-# What is known of the process behind a source.
+# States of the process of a source.
 RUNNING, STOPPED, KILLED, ENDED, UNKNOWN = "running", "stopped", "killed", "ended", "unknown"
 
 
 Stack = tuple[Frame, ...]  # the innermost call first
-Shapes = tuple[tuple[int, ...], ...]  # one shape a tensor
+Shapes = tuple[tuple[int, ...], ...]  # one shape per tensor
 
 
 @dataclass
 class Group:
-    """A communicator. `ranks` are its members' ranks in the whole job, by their rank in the group."""
+    """A communicator. `ranks` holds the members' ranks in the job, by their rank in the group."""
 
     name: str
     desc: str
@@ -45,21 +44,23 @@ class Group:
 
 @dataclass
 class Source:
-    """One file.
+    """The operations of one rank, from one file.
 
     Attributes:
-        rank: in the whole job; -1 where nothing tells it (the file then has no rows).
-        process: RUNNING, STOPPED, KILLED (it ended without closing its recorder), ENDED or UNKNOWN.
-        wrapped: older records were overwritten.
-        begin, end: its rows.
-        first_seq: of each group, the first collective that is kept.
-        created, started, completed: of each group, the highest collective in that state, where the file says
-            so apart from its records. They outlive records that were overwritten.
-        members: the groups that this source lists, with the members as it has them where it disagrees with
-            the other sources (else None).
-        closed: groups that it has finalized.
-        as_of_ns: the time (wall clock) that the source shows; 0 where it is not known.
-        exact_p2p: `seq` of P2P rows counts per pair and direction.
+        path: the file.
+        format: "ring", "torch pickle" or "JSON".
+        rank: the rank in the job; -1 if it is unknown (the source then has no rows).
+        process: RUNNING, STOPPED, KILLED (ended without closing its ring), ENDED or UNKNOWN.
+        wrapped: whether records were overwritten.
+        begin, end: the range of the rows.
+        first_seq: the number of the first recorded collective, by group.
+        created, started, completed: the number of the newest collective in that state, by group. The file
+            may store it apart from the records; it is then right also for overwritten records.
+        members: the groups that the source lists; the value is the source's list of members if it differs
+            from that of the other sources, else None.
+        closed: the groups that the rank has finalized.
+        as_of_ns: the wall-clock time of the source's state; 0 if unknown.
+        exact_p2p: whether `seq` of P2P rows counts per pair and direction.
     """
 
     path: str
@@ -79,18 +80,17 @@ class Source:
     closed: set[int] = field(default_factory=set)
     as_of_ns: int = 0
     exact_p2p: bool = False
-    findings: list[InputRemark] = field(default_factory=list)
 
 
 @dataclass
 class Calls:
-    """Distinct calls: an operation with its arguments. One entry an index that `Table.call` holds.
+    """The distinct calls, that is, operations with their arguments. `Table.call` holds indices into them.
 
     Attributes:
-        kind: `OpKind`.
+        kind: an `OpKind`.
         op, red, in_dtype, out_dtype: indices into the table's `ops`, `reductions`, `dtypes`.
-        root: rank in the job, -1 for operations without one.
-        in_numel, out_numel: elements of all tensors together.
+        root: the root's rank in the job, -1 for operations without a root.
+        in_numel, out_numel: the number of elements of all tensors.
         in_shape, out_shape: indices into the table's `shapes`.
     """
 
@@ -111,20 +111,17 @@ class Calls:
 
 @dataclass
 class Table:
-    """The columns, all of one length, and what they point to.
+    """Columns of equal length, and the lists that they index.
 
     Attributes:
-        rank: in the whole job, int32.
-        group: index into `groups`, int32; -1 where the file does not say.
+        rank: the rank in the job, int32.
+        group: index into `groups`, int32; -1 if unknown.
         call: index into `calls`, int32.
-        seq: of the group's collectives, or the P2P number as recorded without any base; int64.
-        peer: of a send or receive, rank in the job, int32; -1 for other rows.
-        state: `State`, uint8.
-        error: a code of `ring.reader.ERRORS`, uint8.
-        flags: ASYNC, BATCH and those of graphs, uint8.
-        created_ns, started_ns, completed_ns: wall clock, int64, 0 where unknown.
-        frame: index into `stacks`, int32; stack 0 is empty.
-        thread: index into `threads`, int32.
+        seq: the number of a collective in its group, or of a P2P operation as recorded, without torch's base;
+        int64. peer: the peer's rank in the job for a send or receive, else -1; int32. state: `State`, uint8.
+        error: a code of `ring.reader.ERRORS`, uint8. flags: ASYNC, BATCH, CAPTURED, REPLAYED and REPLAY of
+        `ring.reader`, uint8. created_ns, started_ns, completed_ns: wall-clock times, int64, 0 if unknown.
+        frame: index into `stacks`, int32; stack 0 is empty. thread: index into `threads`, int32.
     """
 
     rank: Column
@@ -149,12 +146,12 @@ class Table:
     threads: list[str]
     groups: list[Group]
     sources: list[Source]
-    findings: list[InputRemark]
+    remarks: list[InputRemark]
 
     def __len__(self) -> int:
         return len(self.rank)
 
-    # Columns that stand in `calls`; each access makes the column, so keep it where it is used twice.
+    # Columns of `calls`, for each row. Each access computes the column: keep it to use it twice.
 
     @property
     def kind(self) -> Column:
@@ -166,58 +163,23 @@ class Table:
         return self.calls.op[self.call]
 
     @property
-    def root(self) -> Column:
-        return self.calls.root[self.call]
-
-    @property
-    def red(self) -> Column:
-        """Index into `reductions`."""
-        return self.calls.red[self.call]
-
-    @property
-    def in_dtype(self) -> Column:
-        """Index into `dtypes`."""
-        return self.calls.in_dtype[self.call]
-
-    @property
-    def out_dtype(self) -> Column:
-        return self.calls.out_dtype[self.call]
-
-    @property
-    def in_numel(self) -> Column:
-        return self.calls.in_numel[self.call]
-
-    @property
-    def out_numel(self) -> Column:
-        return self.calls.out_numel[self.call]
-
-    @property
-    def in_shape(self) -> Column:
-        """Index into `shapes`."""
-        return self.calls.in_shape[self.call]
-
-    @property
-    def out_shape(self) -> Column:
-        return self.calls.out_shape[self.call]
-
-    @property
     def is_async(self) -> Column:
         asynchronous: Column = (self.flags & ASYNC) != 0
         return asynchronous
 
     @cached_property
     def source_of(self) -> dict[int, Source]:
-        """The source of each rank that has one."""
+        """The sources by rank."""
         return {source.rank: source for source in self.sources if source.rank >= 0}
 
     @cached_property
     def ranks(self) -> Column:
-        """All ranks that a source stands for or a group names, in order."""
+        """The sorted ranks that have a source or are members of a group."""
         found = [np.asarray(sorted(self.source_of), np.int64)]
         found += [np.asarray(group.ranks, np.int64) for group in self.groups]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
-    # --- one row, for people -----------------------------------------------------------------------
+    # --- single rows and calls ---------------------------------------------------------------------
 
     def op_name(self, row: int) -> str:
         return self.ops[int(self.calls.op[self.call[row]])]
@@ -226,14 +188,15 @@ class Table:
         return self.stacks[int(self.frame[row])]
 
     def where(self, row: int) -> Frame | None:
-        """The line of the user's program that issued the operation, or None where it is not known."""
+        """Returns the line of the user's program that issued the operation, or None if it is unknown."""
         return user_frame(self.stack(row))
 
     def describe(self, row: int) -> str:
-        """The call with its arguments: `all_reduce float32[1024] SUM`."""
+        """Returns the call of a row with its arguments: `all_reduce float32[1024] SUM`."""
         return self.describe_call(int(self.call[row]))
 
     def describe_call(self, call: int) -> str:
+        """Returns the call `call` with its arguments, as `describe` does."""
         calls = self.calls
         side = "in" if int(calls.in_numel[call]) or self.shapes[int(calls.in_shape[call])] else "out"
         dtype = self.dtypes[int(getattr(calls, f"{side}_dtype")[call])]
@@ -249,12 +212,12 @@ class Table:
         return " ".join(parts)
 
 
-# Code between the user's call and the recorder: a report shows the first line outside.
+# Folders of the code between the user's call and the recorder.
 _LIBRARY = ("/torch/", "/unicomm/", "/torchcomms/", "<frozen")
 
 
 def user_frame(stack: Stack) -> Frame | None:
-    """The innermost frame that is not a communication library's; the innermost one where all are."""
+    """Returns the innermost frame outside the communication libraries, else the innermost frame."""
     for frame in stack:
         if not any(part in frame.file for part in _LIBRARY):
             return frame

@@ -1,4 +1,4 @@
-"""What a table is built in: numbers for what repeats, rows by source, groups with one set of members."""
+"""TableStore, from which a table is built: columns that grow, numbers for values that repeat, groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COPIES_AHEAD = 8
 
 
 class Interner(Generic[T]):
-    """Numbers for values, in the order in which they come."""
+    """Numbers values in the order of their first appearance."""
 
     def __init__(self, *first: T) -> None:
         self.table: dict[T, int] = {}
@@ -55,10 +55,10 @@ class Interner(Generic[T]):
 
 
 class _Rows:
-    """Columns that grow. Room that is reserved and not used costs no memory: its pages are never touched.
+    """Columns that grow. Reserved but unused room costs no memory, because its pages are never touched.
 
-    A thread copies the rows while the caller prepares the next ones: the kernel takes longer to hand out
-    fresh pages than the copying takes.
+    A thread copies the rows while the caller prepares the next ones, because the kernel takes longer to
+    provide new pages than the copying takes.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Rows:
                 self.columns[name] = grown
 
     def append(self, out: dict[str, Column]) -> slice:
-        """Puts rows behind the others; where they are."""
+        """Appends rows and returns their range."""
         end = self.count + len(out["rank"])
         if end > len(self.columns["rank"]):
             self.reserve(end + end // 2)
@@ -95,16 +95,15 @@ class _Rows:
             self._copying.popleft().result()
 
     def close(self) -> None:
-        """Waits until all is copied."""
+        """Waits until all rows are copied."""
         self._wait(0)
         self._copier.shutdown()
 
 
 class TableStore:
-    """Rows and what they point to, until `finish` makes the table of them.
+    """Collects rows and the values they refer to; `finish` returns the table.
 
-    A source whose rank is already taken becomes a finding, and its rows are left out: the first one counts
-    (readers pass the newest first).
+    A second source of a rank becomes a remark, and its rows are left out. (`load` adds the newest first.)
     """
 
     def __init__(self) -> None:
@@ -120,15 +119,16 @@ class TableStore:
         self.sources: list[Source] = []
         self._rows = _Rows()
         self.taken: dict[int, str] = {}
-        self.findings: list[InputRemark] = []
+        self.remarks: list[InputRemark] = []
 
     def new_group(self, key: tuple[str, str], group: Group) -> int:
+        """Adds a group under (identity, text of its ranks) and returns its index."""
         self.groups[key] = len(self.group_list)
         self.group_list.append(group)
         return len(self.group_list) - 1
 
     def in_job(self, group: Column, inside: Column) -> Column:
-        """Ranks of groups as ranks of the job; what is out of range stays -1."""
+        """Converts ranks in their groups to ranks in the job; a rank out of range becomes -1."""
         out = np.full(len(group), -1, np.int32)
         for index in np.unique(group):
             if index < 0:
@@ -139,25 +139,27 @@ class TableStore:
         return out
 
     def take(self, source: Source) -> bool:
-        """Whether the source's rank is free and known."""
+        """Adds the source.
+
+        Returns False, and adds a remark instead, if its rank is unknown or already taken.
+        """
         if source.rank < 0:
-            message = (
-                "nothing in it or in its name tells which rank it is of, so its operations were left out"
-            )
+            message = "neither its content nor its name tells its rank, so its operations were left out"
         elif source.rank in self.taken:
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
         else:
             self.taken[source.rank] = source.path
             self.sources.append(source)
             return True
-        self.findings.append(InputRemark(source.path, message))
+        self.remarks.append(InputRemark(source.path, message))
         return False
 
     def reserve(self, rows: int) -> None:
-        """Makes room for so many rows in all, where that is known before."""
+        """Makes room for `rows` rows in total."""
         self._rows.reserve(rows)
 
     def put(self, source: Source, out: dict[str, Column], collective: Column) -> None:
+        """Appends the rows of a source, and notes in it its first and newest collectives of each group."""
         here = self._rows.append(out)
         source.begin, source.end = here.start, here.stop
         rows = np.flatnonzero(collective & (out["group"] >= 0))
@@ -180,7 +182,7 @@ class TableStore:
             source.members.setdefault(index, None)
 
     def finish(self) -> Table:
-        """The table. The builder is empty afterwards."""
+        """Returns the table. The store is empty afterwards."""
         rows, self._rows = self._rows, _Rows()
         rows.close()
         sources = sorted(self.sources, key=lambda s: s.rank)
@@ -188,7 +190,7 @@ class TableStore:
             columns = {name: column[: rows.count] for name, column in rows.columns.items()}
         else:
             columns = {}
-            for name in _COLUMNS:  # one after the other, so that one column is there twice, not all
+            for name in _COLUMNS:  # one at a time, so that only one column is in memory twice
                 column = rows.columns.pop(name)
                 columns[name] = np.concatenate([column[s.begin : s.end] for s in sources])
             at = 0
@@ -207,10 +209,10 @@ class TableStore:
             threads=self.threads.values,
             groups=self.group_list,
             sources=sources,
-            findings=self.findings,
+            remarks=self.remarks,
         )
         for group_index, group in enumerate(table.groups):
-            if not group.size:  # no configuration names its members: those that used it are what is known
+            if not group.size:  # no configuration lists its members: take the ranks that used it
                 users = [s.rank for s in sources if group_index in s.members]
                 group.ranks = np.asarray(users, np.int32)
         unite(table, [key[0] for key in self.groups])
@@ -218,9 +220,10 @@ class TableStore:
 
 
 def unite(table: Table, identities: list[str]) -> None:
-    """Makes one group of those that overlap, have one identity (uid, or name) and differ in their members.
+    """Merges groups with the same identity (uid, or name) and common members whose lists of members differ.
 
-    The members that most sources list count; the others keep theirs in `Source.members`.
+    The merged group has the members that most sources list. The other sources keep their lists in
+    `Source.members`.
     """
     alike: dict[str, list[int]] = {}
     for index, identity in enumerate(identities):
@@ -233,7 +236,7 @@ def unite(table: Table, identities: list[str]) -> None:
         for index in source.members:
             listed[index] += 1
     target = np.arange(len(table.groups) + 1)
-    target[-1] = -1  # where rows with group -1 look
+    target[-1] = -1  # for rows with group -1
     for indices in several.values():
         owner: dict[int, int] = {}
         for index in sorted(indices, key=lambda i: (-int(listed[i]), i)):

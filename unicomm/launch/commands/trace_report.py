@@ -99,7 +99,7 @@ def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
 
 
 def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
-    for finding in table.findings[:20]:
+    for finding in table.remarks[:20]:
         errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
     where = ", ".join(map(str, paths)) or str(rings_folder())
     errors.print(
