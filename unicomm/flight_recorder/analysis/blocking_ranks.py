@@ -191,7 +191,7 @@ class BlockingRanks:
             said = f"{capital(who)} {'are' if plural else 'is'} late but alive: not yet in {what}."
         elif kind is Verdict.BLOCKED_OUTSIDE:
             said = f"{capital(who)} {'run' if plural else 'runs'} outside of the communicator and"
-            said += f" {'have' if plural else 'has'} not come to {what}."
+            said += f" {'have' if plural else 'has'} not joined {what}."
         elif None in sources:
             said = f"{capital(who)} left no dump and most likely never joined {what}."
         else:

@@ -37,7 +37,7 @@ class Evidence:
             if group in source.closed:
                 said[f"it has finalized '{table.groups[group].name}'"].append(rank)
             if row is None:
-                said["it recorded no operation at all"].append(rank)
+                said["it recorded no operation"].append(rank)
                 continue
             state = State(int(table.state[row])).name.lower()
             age = ""

@@ -191,7 +191,8 @@ def messages(table: Table) -> Messages:
     sends, receives = np.flatnonzero(send), np.flatnonzero(~send)
     _, a, b = np.intersect1d(key[sends], key[receives], assume_unique=False, return_indices=True)
     partner[sends[a]], partner[receives[b]] = rows[receives[b]], rows[sends[a]]
-    # A partner is overwritten if its number is smaller than all that its side of the channel still has.
+    # A partner is overwritten if its number is less than the first one that its side of the channel still
+    # has.
     first = np.full(int(side.max()) + 2, np.iinfo(np.int64).max)
     np.minimum.at(first, side, number)
     other = channel * 2 + ~send

@@ -6,7 +6,7 @@ import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Verdict
 
-from .fault_kinds import LARGE, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .fault_kinds import LARGE, STEPS, Case, alive_until, fault, find, job_of, mesh, pick, training
 from .simulated_job import Action
 
 
@@ -16,7 +16,7 @@ def leaves_out_a_collective(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, [Action("all_reduce", numel=1024, red="SUM", line=20)] * (8 if size > 1000 else 20))
     bad = pick(rng, size)
     job.replace_call(bad, 5)
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
 @fault()
@@ -26,7 +26,7 @@ def stops_early(size: int, rng: np.random.Generator) -> Case:
     bad = sorted({pick(rng, size - 1), size - 1})[: max(1, size // 3)]
     for rank in bad:
         job.programs[rank] = training(STEPS - 1)
-    return Case("", job, [(Verdict.NEVER_JOINED, bad)])
+    return Case(job, [(Verdict.NEVER_JOINED, bad)])
 
 
 @fault(LARGE)
@@ -36,7 +36,7 @@ def never_joins_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     bad = pick(rng, size)
     at = find(list(job.programs[bad]), "all_reduce", 5)
     job.programs[bad] = list(job.programs[bad])[:at]
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
 @fault()
@@ -44,7 +44,7 @@ def never_joins_and_left_no_dump(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.programs[bad] = training(3)
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])], without=[bad])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])], without=[bad])
 
 
 @fault()
@@ -52,7 +52,7 @@ def never_joins_with_another_dump_missing(size: int, rng: np.random.Generator) -
     job = job_of(size)
     bad, lost = (int(r) for r in rng.choice(size, 2, replace=False))
     job.programs[bad] = training(STEPS - 2)
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])], without=[lost])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])], without=[lost])
 
 
 @fault()
@@ -61,7 +61,7 @@ def never_joins_after_the_ring_wrapped(size: int, rng: np.random.Generator) -> C
     job.capacity = 16
     bad = pick(rng, size)
     job.programs[bad] = training(STEPS - 1)
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
 @fault()
@@ -82,20 +82,12 @@ def timeout_after_one_stayed_away(size: int, rng: np.random.Generator) -> Case:
 @fault((2, 4, 8, 64), dumps=False)
 def blocked_in_the_program(size: int, rng: np.random.Generator) -> Case:
     """The process runs, without an unfinished operation: it loads, saves or waits for a lock."""
-    job = job_of(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.replace_call(bad, 17, Action("leave"))
-    return Case("", job, [(Verdict.BLOCKED_OUTSIDE, [bad])])
+    return alive_until(job_of(size), rng, Verdict.BLOCKED_OUTSIDE, 17, "leave")
 
 
 @fault(LARGE, dumps=False)
 def blocked_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
-    job, _ = mesh(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.replace_call(bad, 10, Action("leave"))
-    return Case("", job, [(Verdict.BLOCKED_OUTSIDE, [bad])])
+    return alive_until(mesh(size)[0], rng, Verdict.BLOCKED_OUTSIDE, 10, "leave")
 
 
 @fault((4, 16, 64), dumps=False)
@@ -107,25 +99,17 @@ def blocked_host(size: int, rng: np.random.Generator) -> Case:
     bad = list(range(host * job.hosts, (host + 1) * job.hosts))
     for rank in bad:
         job.replace_call(rank, 21, Action("leave"))
-    return Case("", job, [(Verdict.BLOCKED_OUTSIDE, bad)])
+    return Case(job, [(Verdict.BLOCKED_OUTSIDE, bad)])
 
 
 @fault((2, 4, 64), dumps=False)
 def killed_between_operations(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.replace_call(bad, 9, Action("die"))
-    return Case("", job, [(Verdict.PROCESS_DEAD, [bad])])
+    return alive_until(job_of(size), rng, Verdict.PROCESS_DEAD, 9, "die")
 
 
 @fault((2, 4, 64, 4096), dumps=False)
 def killed_inside_an_operation(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size, training(4))
-    job.live = True
-    bad = pick(rng, size)
-    job.change(bad, 9, fate="die")
-    return Case("", job, [(Verdict.PROCESS_DEAD, [bad])])
+    return alive_until(job_of(size, training(4)), rng, Verdict.PROCESS_DEAD, 9, fate="die")
 
 
 @fault(dumps=False)
@@ -146,26 +130,14 @@ def killed_without_a_trace(size: int, rng: np.random.Generator) -> Case:
 @fault(dumps=False)
 def ended_by_itself(size: int, rng: np.random.Generator) -> Case:
     """One rank ends with an exception or exit; the others still wait."""
-    job = job_of(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.replace_call(bad, 14, Action("end"))
-    return Case("", job, [(Verdict.PROCESS_DEAD, [bad])])
+    return alive_until(job_of(size), rng, Verdict.PROCESS_DEAD, 14, "end")
 
 
 @fault((2, 4, 64), dumps=False)
 def stopped_between_operations(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.replace_call(bad, 9, Action("stop"))
-    return Case("", job, [(Verdict.PROCESS_STOPPED, [bad])])
+    return alive_until(job_of(size), rng, Verdict.PROCESS_STOPPED, 9, "stop")
 
 
 @fault(LARGE, dumps=False)
 def stopped_inside_an_operation_of_a_mesh(size: int, rng: np.random.Generator) -> Case:
-    job, _ = mesh(size)
-    job.live = True
-    bad = pick(rng, size)
-    job.change(bad, 10, fate="stop")
-    return Case("", job, [(Verdict.PROCESS_STOPPED, [bad])])
+    return alive_until(mesh(size)[0], rng, Verdict.PROCESS_STOPPED, 10, fate="stop")

@@ -28,12 +28,12 @@ class Case:
         status: whether the dumps have the status of the groups, which is right also for overwritten entries.
     """
 
-    name: str
     job: SimulatedJob
     expected: list[tuple[Verdict, list[int]]]
     without: list[int] = field(default_factory=list)
     as_dump: bool = False
     status: bool = True
+    name: str = ""
 
     def table(self) -> Table:
         """Runs the job, if it has not run, and returns its table."""
@@ -131,3 +131,21 @@ def find(program: list[Action], op: str, nth: int) -> int:
 def pick(rng: np.random.Generator, size: int) -> int:
     """Returns a random rank."""
     return int(rng.integers(size))
+
+
+def alive_until(
+    job: SimulatedJob, rng: np.random.Generator, verdict: Verdict, at: int, op: str = "", fate: str = ""
+) -> Case:
+    """Returns the case in which a random rank of a live job leaves its program at action `at`.
+
+    Args:
+        op: the action that replaces action `at`: "leave", "die", "stop" or "end"; "" for none.
+        fate: what happens to the rank inside action `at`, without `op`.
+    """
+    job.live = True
+    bad = pick(rng, job.size)
+    if op:
+        job.replace_call(bad, at, Action(op))
+    else:
+        job.change(bad, at, fate=fate)
+    return Case(job, [(verdict, [bad])])

@@ -10,31 +10,31 @@ from .simulated_job import Action, SimulatedJob
 
 @fault((2, 8, 256, 16384))
 def healthy_training(size: int, rng: np.random.Generator) -> Case:
-    return Case("", job_of(size, training(3 if size > 1000 else STEPS)), [])
+    return Case(job_of(size, training(3 if size > 1000 else STEPS)), [])
 
 
 @fault(LARGE)
 def healthy_mesh(size: int, rng: np.random.Generator) -> Case:
-    return Case("", mesh(size)[0], [])
+    return Case(mesh(size)[0], [])
 
 
 @fault(SOME)
 def healthy_pipeline(size: int, rng: np.random.Generator) -> Case:
-    return Case("", pipeline(size), [])
+    return Case(pipeline(size), [])
 
 
 @fault(SOME)
 def healthy_with_skewed_clocks(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(LONG_RUN))
     job.skew_ns = {r: int(rng.integers(-5_000_000_000, 5_000_000_000)) for r in range(size)}
-    return Case("", job, [])
+    return Case(job, [])
 
 
 @fault(SOME)
 def healthy_but_wrapped(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     job.capacity = 16
-    return Case("", job, [])
+    return Case(job, [])
 
 
 @fault(SOME)
@@ -48,7 +48,7 @@ def healthy_uneven_exchanges(size: int, rng: np.random.Generator) -> Case:
             Action("all_gather_v", numel=sizes[rank], out_numel=sum(sizes), line=81),
         ]
         programs.append(step * STEPS)
-    return Case("", SimulatedJob(size, list(programs)), [])
+    return Case(SimulatedJob(size, list(programs)), [])
 
 
 @fault(SOME, dumps=False)
@@ -56,4 +56,4 @@ def healthy_and_running(size: int, rng: np.random.Generator) -> Case:
     """The rings are read while the job runs."""
     job = job_of(size)
     job.live = True
-    return Case("", job, [])
+    return Case(job, [])

@@ -14,7 +14,7 @@ from .simulated_job import Action, SimulatedJob
 def never_finishes_anywhere(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     job.stuck = {("world", 21)}
-    return Case("", job, [(Verdict.NEVER_FINISHED, [])])
+    return Case(job, [(Verdict.NEVER_FINISHED, [])])
 
 
 @fault()
@@ -23,7 +23,7 @@ def never_finishes_on_one(size: int, rng: np.random.Generator) -> Case:
     bad = pick(rng, size)
     job.stuck = {("world", 21)}
     job.partly = set(range(size)) - {bad}
-    return Case("", job, [(Verdict.NEVER_FINISHED, [bad])])
+    return Case(job, [(Verdict.NEVER_FINISHED, [bad])])
 
 
 @fault()
@@ -32,7 +32,7 @@ def never_begins_on_one(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.stuck, job.unstarted = {("world", 21)}, {bad}
-    return Case("", job, [(Verdict.NEVER_FINISHED, [bad])])
+    return Case(job, [(Verdict.NEVER_FINISHED, [bad])])
 
 
 @fault((4, 8, 64, 1024))
@@ -40,7 +40,7 @@ def always_late(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(4 if size > 1000 else LONG_RUN))
     bad = pick(rng, size)
     job.late_us = {bad: 800.0}
-    return Case("", job, [(Verdict.SLOW, [bad])])
+    return Case(job, [(Verdict.SLOW, [bad])])
 
 
 @fault()
@@ -57,7 +57,7 @@ def slow_host(size: int, rng: np.random.Generator) -> Case:
     host = pick(rng, 4)
     bad = list(range(host * job.hosts, (host + 1) * job.hosts))
     job.late_us = dict.fromkeys(bad, 900.0)
-    return Case("", job, [(Verdict.SLOW, bad)])
+    return Case(job, [(Verdict.SLOW, bad)])
 
 
 @fault(LARGE)
@@ -66,7 +66,7 @@ def slow_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     job, _ = mesh(size, LONG_RUN)
     bad = pick(rng, size)
     job.late_us = {bad: 900.0}
-    return Case("", job, [(Verdict.SLOW, [bad])])
+    return Case(job, [(Verdict.SLOW, [bad])])
 
 
 @fault()
@@ -79,7 +79,7 @@ def members_differ(size: int, rng: np.random.Generator) -> Case:
     if group == "world":
         for rank in range(size):
             job.programs[rank] = [*job.programs[rank], Action("barrier", line=71)]
-    return Case("", job, [(Verdict.MEMBERSHIP, [bad])])
+    return Case(job, [(Verdict.MEMBERSHIP, [bad])])
 
 
 @fault((8, 16, 256))
@@ -95,7 +95,7 @@ def two_groups_each_with_a_fault(size: int, rng: np.random.Generator) -> Case:
     away, wrong = pick(rng, half), half + pick(rng, half)
     job.programs[away] = list(job.programs[away])[:15]
     job.change(wrong, 12, op="reduce_scatter_single", line=94)
-    return Case("", job, [(Verdict.NEVER_JOINED, [away]), (Verdict.WRONG_OPERATION, [wrong])])
+    return Case(job, [(Verdict.NEVER_JOINED, [away]), (Verdict.WRONG_OPERATION, [wrong])])
 
 
 @fault((8, 64), dumps=False)
@@ -105,7 +105,7 @@ def one_killed_and_one_stopped(size: int, rng: np.random.Generator) -> Case:
     dead, still = (int(r) for r in rng.choice(size, 2, replace=False))
     job.change(dead, 13, fate="die")
     job.replace_call(still, 13, Action("stop"))
-    return Case("", job, [(Verdict.PROCESS_DEAD, [dead]), (Verdict.PROCESS_STOPPED, [still])])
+    return Case(job, [(Verdict.PROCESS_DEAD, [dead]), (Verdict.PROCESS_STOPPED, [still])])
 
 
 @fault((8, 64))
@@ -115,7 +115,7 @@ def wrong_size_then_stays_away(size: int, rng: np.random.Generator) -> Case:
     small, away = (int(r) for r in rng.choice(size, 2, replace=False))
     job.change(small, find(list(job.programs[small]), "all_reduce", 3), numel=7, loose=True)
     job.programs[away] = training(STEPS - 2)
-    return Case("", job, [(Verdict.NEVER_JOINED, [away]), (Verdict.SIZE_MISMATCH, [small])])
+    return Case(job, [(Verdict.NEVER_JOINED, [away]), (Verdict.SIZE_MISMATCH, [small])])
 
 
 @fault((8, 64))
@@ -124,7 +124,7 @@ def late_and_another_stays_away(size: int, rng: np.random.Generator) -> Case:
     slow, away = (int(r) for r in rng.choice(size, 2, replace=False))
     job.late_us = {slow: 900.0}
     job.programs[away] = training(LONG_RUN - 1)
-    return Case("", job, [(Verdict.NEVER_JOINED, [away]), (Verdict.SLOW, [slow])])
+    return Case(job, [(Verdict.NEVER_JOINED, [away]), (Verdict.SLOW, [slow])])
 
 
 @fault((4, 8))
@@ -140,4 +140,4 @@ def nobody_can_tell(size: int, rng: np.random.Generator) -> Case:
         else:
             own += [Action("barrier", "quiet", line=22)]
         job.programs[rank] = own
-    return Case("", job, [(Verdict.WRAPPED, [])], as_dump=True, status=False)
+    return Case(job, [(Verdict.WRAPPED, [])], as_dump=True, status=False)

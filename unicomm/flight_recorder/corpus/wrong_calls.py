@@ -16,7 +16,7 @@ def wrong_operation(size: int, rng: np.random.Generator) -> Case:
     bad = pick(rng, size)
     at = find(list(job.programs[bad]), "all_gather_single", 1)
     job.change(bad, at, op="reduce_scatter_single", red="SUM", line=90)
-    return Case("", job, [(Verdict.WRONG_OPERATION, [bad])])
+    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
 
 @fault(SMALL)
@@ -24,7 +24,7 @@ def wrong_operation_on_rank_0(size: int, rng: np.random.Generator) -> Case:
     """The culprit's file is read first."""
     job = job_of(size)
     job.change(0, 13, op="barrier", line=91)
-    return Case("", job, [(Verdict.WRONG_OPERATION, [0])])
+    return Case(job, [(Verdict.WRONG_OPERATION, [0])])
 
 
 @fault((2,))
@@ -33,7 +33,7 @@ def wrong_operation_of_two(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, 16, op="barrier", line=92)
-    return Case("", job, [(Verdict.WRONG_OPERATION, [bad])])
+    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
 
 @fault()
@@ -42,7 +42,7 @@ def leaves_out_one_of_several(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.replace_call(bad, find(list(job.programs[bad]), "all_gather_single", 4))
-    return Case("", job, [(Verdict.WRONG_OPERATION, [bad])])
+    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
 
 @fault((4, 64))
@@ -52,7 +52,7 @@ def wrong_operation_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     bad = pick(rng, size)
     at = find(list(job.programs[bad]), "reduce_scatter_single", 3)
     job.change(bad, at, op="all_reduce", line=93)
-    return Case("", job, [(Verdict.WRONG_OPERATION, [bad])])
+    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
 
 @fault((3, 8, 1024))
@@ -60,7 +60,7 @@ def size_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(4 if size > 1000 else STEPS))
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), numel=500)
-    return Case("", job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
 @fault((2,))
@@ -68,7 +68,7 @@ def size_mismatch_of_two(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "all_reduce", 7), numel=500)
-    return Case("", job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
 @fault(SMALL)
@@ -77,7 +77,7 @@ def size_mismatch_that_completes(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), numel=500, loose=True)
-    return Case("", job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
 @fault(SMALL)
@@ -85,7 +85,7 @@ def dtype_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "all_gather_single", 5), dtype="bfloat16")
-    return Case("", job, [(Verdict.DTYPE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.DTYPE_MISMATCH, [bad])])
 
 
 @fault(SMALL)
@@ -95,7 +95,7 @@ def dtype_mismatch_in_each_step(size: int, rng: np.random.Generator) -> Case:
     for nth in range(STEPS):
         at = find(list(job.programs[bad]), "all_gather_single", nth)
         job.change(bad, at, dtype="float16", loose=True)
-    return Case("", job, [(Verdict.DTYPE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.DTYPE_MISMATCH, [bad])])
 
 
 @fault(dumps=False)
@@ -103,7 +103,7 @@ def root_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "broadcast", 5), root=1)
-    return Case("", job, [(Verdict.ROOT_MISMATCH, [bad])])
+    return Case(job, [(Verdict.ROOT_MISMATCH, [bad])])
 
 
 @fault(SMALL, dumps=False)
@@ -112,7 +112,7 @@ def root_is_each_ones_own_rank(size: int, rng: np.random.Generator) -> Case:
     job = job_of(max(size, 5))
     for rank in (1, 2):
         job.change(rank, find(list(job.programs[rank]), "broadcast", 5), root=rank)
-    return Case("", job, [(Verdict.ROOT_MISMATCH, [1, 2])])
+    return Case(job, [(Verdict.ROOT_MISMATCH, [1, 2])])
 
 
 @fault(dumps=False)
@@ -120,7 +120,7 @@ def reduction_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), red="AVG", loose=True)
-    return Case("", job, [(Verdict.REDUCTION_MISMATCH, [bad])])
+    return Case(job, [(Verdict.REDUCTION_MISMATCH, [bad])])
 
 
 @fault()
@@ -130,7 +130,7 @@ def split_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = SimulatedJob(size, [[step] * STEPS for _ in range(size)])
     bad = pick(rng, size)
     job.change(bad, 7, numel=100 * size + 40, out_numel=100 * size)
-    return Case("", job, [(Verdict.SPLIT_MISMATCH, [bad])])
+    return Case(job, [(Verdict.SPLIT_MISMATCH, [bad])])
 
 
 @fault()
@@ -140,7 +140,7 @@ def split_mismatch_in_a_gather(size: int, rng: np.random.Generator) -> Case:
     job = SimulatedJob(size, list(programs))
     bad = pick(rng, size)
     job.change(bad, 8, numel=sizes[bad] + 100)
-    return Case("", job, [(Verdict.SPLIT_MISMATCH, [bad])])
+    return Case(job, [(Verdict.SPLIT_MISMATCH, [bad])])
 
 
 @fault()
@@ -157,7 +157,7 @@ def order_swap(size: int, rng: np.random.Generator) -> Case:
     a, b = job.programs[bad][21], job.programs[bad][22]
     job.change(bad, 21, op=b.op, numel=b.numel, red=b.red, line=b.line)
     job.change(bad, 22, op=a.op, numel=a.numel, red=a.red, line=a.line)
-    return Case("", job, [(Verdict.ORDER_SWAP, [bad])])
+    return Case(job, [(Verdict.ORDER_SWAP, [bad])])
 
 
 @fault(SMALL)
@@ -168,4 +168,4 @@ def order_swap_that_completes(size: int, rng: np.random.Generator) -> Case:
     a, b = job.programs[bad][at], job.programs[bad][at + 1]
     job.change(bad, at, numel=b.numel, line=b.line, loose=True)
     job.change(bad, at + 1, numel=a.numel, line=a.line, loose=True)
-    return Case("", job, [(Verdict.ORDER_SWAP, [bad])])
+    return Case(job, [(Verdict.ORDER_SWAP, [bad])])

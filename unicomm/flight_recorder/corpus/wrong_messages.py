@@ -22,7 +22,7 @@ def cycle_of_two_groups(size: int, rng: np.random.Generator) -> Case:
         mine = mine[::-1] if rank == b else mine
         own = [Action("all_reduce", g, red="SUM", line=41 if g == "left" else 42) for g in mine]
         job.programs[rank] = [*job.programs[rank], *own, Action("barrier", line=43)]
-    return Case("", job, [(Verdict.WAIT_CYCLE, [a, b])])
+    return Case(job, [(Verdict.WAIT_CYCLE, [a, b])])
 
 
 @fault(SMALL)
@@ -34,7 +34,7 @@ def cycle_of_three_groups(size: int, rng: np.random.Generator) -> Case:
     for i in ring:
         own = [Action("barrier", f"pair{i}", line=45), Action("barrier", f"pair{(i + 2) % 3}", line=46)]
         job.programs[i] = [*job.programs[i], *own]
-    return Case("", job, [(Verdict.WAIT_CYCLE, ring)])
+    return Case(job, [(Verdict.WAIT_CYCLE, ring)])
 
 
 @fault(SMALL)
@@ -46,7 +46,7 @@ def sends_that_meet(size: int, rng: np.random.Generator) -> Case:
         own = list(job.programs[rank])
         own[-1:] = [Action("send", peer=peer, line=66), Action("recv", peer=peer, line=67), own[-1]]
         job.programs[rank] = own
-    return Case("", job, [(Verdict.WAIT_CYCLE, sorted([a, b]))])
+    return Case(job, [(Verdict.WAIT_CYCLE, sorted([a, b]))])
 
 
 @fault(SOME)
@@ -55,7 +55,7 @@ def receive_without_a_send(size: int, rng: np.random.Generator) -> Case:
     job = pipeline(size)
     bad = pick(rng, size - 1)
     job.replace_call(bad, find(list(job.programs[bad]), "send", 5))
-    return Case("", job, [(Verdict.UNMATCHED_P2P, [bad])])
+    return Case(job, [(Verdict.UNMATCHED_P2P, [bad])])
 
 
 @fault(SMALL, dumps=False)
@@ -63,7 +63,7 @@ def send_to_the_wrong_rank(size: int, rng: np.random.Generator) -> Case:
     """The rank that should receive waits, and so does the sender."""
     job = pipeline(size)
     job.change(0, find(list(job.programs[0]), "send", 3), peer=2, line=65)
-    return Case("", job, [(Verdict.UNMATCHED_P2P, [0])])
+    return Case(job, [(Verdict.UNMATCHED_P2P, [0])])
 
 
 @fault(SOME)
@@ -72,7 +72,7 @@ def ends_before_its_last_message(size: int, rng: np.random.Generator) -> Case:
     job = pipeline(size)
     bad = 1 + pick(rng, size - 2)
     job.programs[bad] = list(job.programs[bad])[: find(list(job.programs[bad]), "send", 5)]
-    return Case("", job, [(Verdict.NEVER_JOINED, [bad])])
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
 @fault(SOME)
@@ -81,7 +81,7 @@ def lone_send(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad, peer = (int(r) for r in rng.choice(size, 2, replace=False))
     job.replace_call(bad, 20, Action("send", peer=peer, line=68), job.programs[bad][20])
-    return Case("", job, [(Verdict.UNMATCHED_P2P, [bad])])
+    return Case(job, [(Verdict.UNMATCHED_P2P, [bad])])
 
 
 @fault(SMALL)
@@ -90,7 +90,7 @@ def matched_messages_in_a_group_of_many(size: int, rng: np.random.Generator) -> 
     job = job_of(size)
     job.replace_call(0, 20, Action("send", peer=1, line=68), job.programs[0][20])
     job.replace_call(1, 20, Action("recv", peer=0, line=69), job.programs[1][20])
-    return Case("", job, [])
+    return Case(job, [])
 
 
 @fault(SOME)
@@ -98,7 +98,7 @@ def message_size_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = pipeline(size)
     bad = pick(rng, size - 1)
     job.change(bad, find(list(job.programs[bad]), "send", 4), numel=333)
-    return Case("", job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])
 
 
 @fault(SMALL)
@@ -106,4 +106,4 @@ def message_size_mismatch_of_the_receiver(size: int, rng: np.random.Generator) -
     job = pipeline(size)
     bad = 1 + pick(rng, size - 1)
     job.change(bad, find(list(job.programs[bad]), "recv", 3), numel=2048)
-    return Case("", job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])
+    return Case(job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])

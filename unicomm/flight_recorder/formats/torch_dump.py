@@ -74,9 +74,9 @@ def to_dict(
 
 
 def _entry(ring: Ring, record: Any) -> dict[str, Any]:
-    nobody = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
+    unknown = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
     index = int(record["comm"])
-    comm = ring.comms[index] if index < len(ring.comms) else nobody
+    comm = ring.comms[index] if index < len(ring.comms) else unknown
     op, flags = ring.op(record), int(record["flags"])
     backend = comm.backend if comm.backend in _KNOWN_BACKENDS else "gloo"
     p2p = bool(flags & P2P)

@@ -131,7 +131,7 @@ def _draw_box(box: _Box, culprit: bool) -> str:
         (text if len(text) <= 30 else text[:29] + "…", "what") for text in (box.operation, box.where) if text
     ]
     if not box.operation:
-        lines.append(("waits for nobody" if not box.to else "", "what"))
+        lines.append(("waits for no rank" if not box.to else "", "what"))
     y = box.y - (len(lines) - 1) * 7.5 + 4
     texts = "".join(
         f'<text x="{box.x:.1f}" y="{y + i * 15:.1f}" class="{kind}">{escape(text)}</text>'

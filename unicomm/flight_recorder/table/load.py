@@ -183,7 +183,7 @@ def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator
         elif path.exists():
             yield from _file(path, remarks, chosen=True)
         else:
-            remarks.append(InputRemark(str(path), "there is no such file or folder"))
+            remarks.append(InputRemark(str(path), "no such file or folder"))
 
 
 def _file(path: Path, remarks: list[InputRemark], chosen: bool) -> Iterator[_Input]:
