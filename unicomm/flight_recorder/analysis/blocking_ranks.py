@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from unicomm.flight_recorder.ring.reader import PEER_LOST, State
 from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
@@ -206,15 +207,12 @@ class BlockingRanks:
             kind,
             [] if kind is Verdict.WRAPPED else ranks,
             victims,
-            table.groups[stuck.group].name,
-            stuck.seq,
-            table.op_name(row),
-            confidence,
-            said,
-            evidence,
+            **_operation(table, row),
+            confidence=confidence,
+            sentence=said,
+            evidence=evidence,
             edges=self.evidence.edges(nodes),
             next_steps=_steps(kind, who, places[0] if places else "", place(table, row), sources),
-            since_ns=int(table.created_ns[row]),
         )
 
     def _absent_from_message(self, kind: Verdict, ranks: list[int]) -> Finding:
@@ -242,15 +240,12 @@ class BlockingRanks:
             kind,
             ranks,
             self.waits.victims(nodes, ranks),
-            table.groups[int(table.group[row])].name,
-            int(table.seq[row]),
-            table.op_name(row),
-            0.95,
-            said,
-            self.evidence.last_operations(ranks, int(table.group[row])),
+            **_operation(table, row),
+            confidence=0.95,
+            sentence=said,
+            evidence=self.evidence.last_operations(ranks, int(table.group[row])),
             edges=self.evidence.edges(nodes),
             next_steps=_steps(kind, who, "", place(table, row), [table.source_of.get(r) for r in ranks]),
-            since_ns=int(table.created_ns[row]),
         )
 
     def _unmatched(self, peer: int) -> Finding:
@@ -277,18 +272,15 @@ class BlockingRanks:
             Verdict.UNMATCHED_P2P,
             [peer],
             self.waits.victims([(peer,)], [peer]),
-            table.groups[int(table.group[row])].name,
-            int(table.seq[row]),
-            op,
-            0.85 if source else 0.5,
-            said,
-            evidence,
+            **_operation(table, row),
+            confidence=0.85 if source else 0.5,
+            sentence=said,
+            evidence=evidence,
             edges=self.evidence.edges([(peer,)]),
             next_steps=[
                 f"find the {other} that rank {peer} should issue for {place(table, row) or f'rank {rank}'}",
                 "check peers, and the order where both ranks exchange several messages",
             ],
-            since_ns=int(table.created_ns[row]),
         )
 
     # --- ranks without waiting peers, and operations that all ranks have joined --------------------
@@ -318,15 +310,11 @@ class BlockingRanks:
                 Finding(
                     kind,
                     left,
-                    [],
-                    self.table.groups[group].name if group >= 0 else "",
-                    int(self.table.seq[row]) if row is not None else -1,
-                    self.table.op_name(row) if row is not None else "",
-                    0.9,
-                    said,
-                    [*self.evidence.last_operations(left, group), "no rank waits for it yet"],
+                    **_operation(self.table, row),
+                    confidence=0.9,
+                    sentence=said,
+                    evidence=[*self.evidence.last_operations(left, group), "no rank waits for it yet"],
                     next_steps=_steps(kind, who, "", "", sources),
-                    since_ns=int(self.table.created_ns[row]) if row is not None else 0,
                 )
             )
         return out
@@ -379,17 +367,14 @@ class BlockingRanks:
             Verdict.NEVER_FINISHED,
             culprits,
             sorted(inside - set(culprits)),
-            table.groups[stuck.group].name,
-            stuck.seq,
-            table.op_name(row),
-            confidence,
-            said,
-            evidence,
+            **_operation(table, row),
+            confidence=confidence,
+            sentence=said,
+            evidence=evidence,
             next_steps=[
                 "look for link and device errors on these hosts (dmesg, switch counters, NCCL_DEBUG=INFO)",
                 "on GPUs a kernel that never ends, or another communicator on the device, also blocks it",
             ],
-            since_ns=int(table.created_ns[row]),
         )
 
     def _message_unfinished(self, row: int, rank: int, peer: int) -> Finding:
@@ -399,16 +384,25 @@ class BlockingRanks:
         return Finding(
             Verdict.NEVER_FINISHED,
             sorted({rank, peer}),
-            [],
-            table.groups[int(table.group[row])].name,
-            int(table.seq[row]),
-            table.op_name(row),
-            0.7,
-            said,
-            ["send and receive match in order and size"],
+            **_operation(table, row),
+            confidence=0.7,
+            sentence=said,
+            evidence=["send and receive match in order and size"],
             next_steps=[f"check the link between the hosts of rank {rank} and rank {peer}"],
-            since_ns=int(table.created_ns[row]),
         )
+
+
+def _operation(table: Table, row: int | None) -> dict[str, Any]:
+    """Returns the fields of a finding that name the operation of a row; none without a row."""
+    if row is None:
+        return {}
+    group = int(table.group[row])
+    return {
+        "group": table.groups[group].name if group >= 0 else "",
+        "seq_num": int(table.seq[row]),
+        "operation": table.op_name(row),
+        "since_ns": int(table.created_ns[row]),
+    }
 
 
 def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source | None]) -> list[str]:

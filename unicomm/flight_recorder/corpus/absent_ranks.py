@@ -34,7 +34,7 @@ def never_joins_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     """One rank does not join its tensor parallel group; the data parallel groups wait for its victims."""
     job, _ = mesh(size)
     bad = pick(rng, size)
-    at = find(list(job.programs[bad]), "all_reduce", 5)
+    at = find(job.programs[bad], "all_reduce", 5)
     job.programs[bad] = list(job.programs[bad])[:at]
     return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,7 +123,7 @@ def pipeline(size: int, steps: int = 6) -> SimulatedJob:
     return SimulatedJob(size, list(programs))
 
 
-def find(program: list[Action], op: str, nth: int) -> int:
+def find(program: Sequence[Action], op: str, nth: int) -> int:
     """Returns the position of the operation `op` number `nth` in a program, from 0."""
     return [i for i, call in enumerate(program) if call.op == op][nth]
 

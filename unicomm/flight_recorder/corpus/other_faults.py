@@ -113,7 +113,7 @@ def wrong_size_then_stays_away(size: int, rng: np.random.Generator) -> Case:
     """Silent corruption early, and later another rank that does not join."""
     job = job_of(size)
     small, away = (int(r) for r in rng.choice(size, 2, replace=False))
-    job.change(small, find(list(job.programs[small]), "all_reduce", 3), numel=7, loose=True)
+    job.change(small, find(job.programs[small], "all_reduce", 3), numel=7, loose=True)
     job.programs[away] = training(STEPS - 2)
     return Case(job, [(Verdict.NEVER_JOINED, [away]), (Verdict.SIZE_MISMATCH, [small])])
 

@@ -14,7 +14,7 @@ from .simulated_job import Action, SimulatedJob
 def wrong_operation(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(3 if size > 1000 else STEPS))
     bad = pick(rng, size)
-    at = find(list(job.programs[bad]), "all_gather_single", 1)
+    at = find(job.programs[bad], "all_gather_single", 1)
     job.change(bad, at, op="reduce_scatter_single", red="SUM", line=90)
     return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
@@ -41,7 +41,7 @@ def leaves_out_one_of_several(size: int, rng: np.random.Generator) -> Case:
     """The rank continues with the next operation, so that its numbers no longer match."""
     job = job_of(size)
     bad = pick(rng, size)
-    job.replace_call(bad, find(list(job.programs[bad]), "all_gather_single", 4))
+    job.replace_call(bad, find(job.programs[bad], "all_gather_single", 4))
     return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
 
@@ -50,7 +50,7 @@ def wrong_operation_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     """Groups of two have no majority; similar groups decide."""
     job, _ = mesh(size)
     bad = pick(rng, size)
-    at = find(list(job.programs[bad]), "reduce_scatter_single", 3)
+    at = find(job.programs[bad], "reduce_scatter_single", 3)
     job.change(bad, at, op="all_reduce", line=93)
     return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
 
@@ -59,7 +59,7 @@ def wrong_operation_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
 def size_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(4 if size > 1000 else STEPS))
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), numel=500)
+    job.change(bad, find(job.programs[bad], "all_reduce", 5), numel=500)
     return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
@@ -67,7 +67,7 @@ def size_mismatch(size: int, rng: np.random.Generator) -> Case:
 def size_mismatch_of_two(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "all_reduce", 7), numel=500)
+    job.change(bad, find(job.programs[bad], "all_reduce", 7), numel=500)
     return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
@@ -76,7 +76,7 @@ def size_mismatch_that_completes(size: int, rng: np.random.Generator) -> Case:
     """Silent corruption: nothing hangs."""
     job = job_of(size)
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), numel=500, loose=True)
+    job.change(bad, find(job.programs[bad], "all_reduce", 5), numel=500, loose=True)
     return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
 
 
@@ -84,7 +84,7 @@ def size_mismatch_that_completes(size: int, rng: np.random.Generator) -> Case:
 def dtype_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "all_gather_single", 5), dtype="bfloat16")
+    job.change(bad, find(job.programs[bad], "all_gather_single", 5), dtype="bfloat16")
     return Case(job, [(Verdict.DTYPE_MISMATCH, [bad])])
 
 
@@ -93,7 +93,7 @@ def dtype_mismatch_in_each_step(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
     for nth in range(STEPS):
-        at = find(list(job.programs[bad]), "all_gather_single", nth)
+        at = find(job.programs[bad], "all_gather_single", nth)
         job.change(bad, at, dtype="float16", loose=True)
     return Case(job, [(Verdict.DTYPE_MISMATCH, [bad])])
 
@@ -102,7 +102,7 @@ def dtype_mismatch_in_each_step(size: int, rng: np.random.Generator) -> Case:
 def root_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "broadcast", 5), root=1)
+    job.change(bad, find(job.programs[bad], "broadcast", 5), root=1)
     return Case(job, [(Verdict.ROOT_MISMATCH, [bad])])
 
 
@@ -111,7 +111,7 @@ def root_is_each_ones_own_rank(size: int, rng: np.random.Generator) -> Case:
     """Two of the ranks pass a wrong root, and each another one."""
     job = job_of(max(size, 5))
     for rank in (1, 2):
-        job.change(rank, find(list(job.programs[rank]), "broadcast", 5), root=rank)
+        job.change(rank, find(job.programs[rank], "broadcast", 5), root=rank)
     return Case(job, [(Verdict.ROOT_MISMATCH, [1, 2])])
 
 
@@ -119,7 +119,7 @@ def root_is_each_ones_own_rank(size: int, rng: np.random.Generator) -> Case:
 def reduction_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
-    job.change(bad, find(list(job.programs[bad]), "all_reduce", 5), red="AVG", loose=True)
+    job.change(bad, find(job.programs[bad], "all_reduce", 5), red="AVG", loose=True)
     return Case(job, [(Verdict.REDUCTION_MISMATCH, [bad])])
 
 
@@ -164,7 +164,7 @@ def order_swap(size: int, rng: np.random.Generator) -> Case:
 def order_swap_that_completes(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     bad = pick(rng, size)
-    at = find(list(job.programs[bad]), "all_reduce", 6)
+    at = find(job.programs[bad], "all_reduce", 6)
     a, b = job.programs[bad][at], job.programs[bad][at + 1]
     job.change(bad, at, numel=b.numel, line=b.line, loose=True)
     job.change(bad, at + 1, numel=a.numel, line=a.line, loose=True)

@@ -54,7 +54,7 @@ def receive_without_a_send(size: int, rng: np.random.Generator) -> Case:
     """One rank leaves out its last send and is already in the barrier."""
     job = pipeline(size)
     bad = pick(rng, size - 1)
-    job.replace_call(bad, find(list(job.programs[bad]), "send", 5))
+    job.replace_call(bad, find(job.programs[bad], "send", 5))
     return Case(job, [(Verdict.UNMATCHED_P2P, [bad])])
 
 
@@ -62,7 +62,7 @@ def receive_without_a_send(size: int, rng: np.random.Generator) -> Case:
 def send_to_the_wrong_rank(size: int, rng: np.random.Generator) -> Case:
     """The rank that should receive waits, and so does the sender."""
     job = pipeline(size)
-    job.change(0, find(list(job.programs[0]), "send", 3), peer=2, line=65)
+    job.change(0, find(job.programs[0], "send", 3), peer=2, line=65)
     return Case(job, [(Verdict.UNMATCHED_P2P, [0])])
 
 
@@ -71,7 +71,7 @@ def ends_before_its_last_message(size: int, rng: np.random.Generator) -> Case:
     """The rank issues neither its last message nor the following barrier, in which rank 0 is."""
     job = pipeline(size)
     bad = 1 + pick(rng, size - 2)
-    job.programs[bad] = list(job.programs[bad])[: find(list(job.programs[bad]), "send", 5)]
+    job.programs[bad] = list(job.programs[bad])[: find(job.programs[bad], "send", 5)]
     return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
@@ -97,7 +97,7 @@ def matched_messages_in_a_group_of_many(size: int, rng: np.random.Generator) -> 
 def message_size_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = pipeline(size)
     bad = pick(rng, size - 1)
-    job.change(bad, find(list(job.programs[bad]), "send", 4), numel=333)
+    job.change(bad, find(job.programs[bad], "send", 4), numel=333)
     return Case(job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])
 
 
@@ -105,5 +105,5 @@ def message_size_mismatch(size: int, rng: np.random.Generator) -> Case:
 def message_size_mismatch_of_the_receiver(size: int, rng: np.random.Generator) -> Case:
     job = pipeline(size)
     bad = 1 + pick(rng, size - 1)
-    job.change(bad, find(list(job.programs[bad]), "recv", 3), numel=2048)
+    job.change(bad, find(job.programs[bad], "recv", 3), numel=2048)
     return Case(job, [(Verdict.P2P_SIZE_MISMATCH, [bad])])

@@ -123,6 +123,10 @@ RECORD = np.dtype(
         ("reserved", "V12"),
     ]
 )
+_COMM_NUMBERS = (
+    *("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed"),
+    *("p2p_created", "p2p_completed"),
+)
 _CLEAN_CLOSE = 1
 # The state of the process when a copy was made (copies.py). The copy's flags hold its index here, from bit 8
 # on.
@@ -169,10 +173,7 @@ class Comm:
 
     @property
     def ranks(self) -> list[int]:
-        """The members' ranks in the job, by their rank in the communicator; 0 ...
-
-        size-1 if they are damaged.
-        """
+        """The members' ranks in the job, by their rank in the communicator; 0, 1, ... if they are damaged."""
         try:
             ranks = parse_ranks(self.ranks_text, max(self.size, 1))
         except ValueError:
@@ -263,24 +264,10 @@ class Ring:
     def _read_comms(self) -> list[Comm]:
         out = []
         for i, c in enumerate(self._table("comm", COMM, int(self.header["comm_count"]))):
-            out.append(
-                Comm(
-                    index=i,
-                    name=self._text(c["name"]),
-                    backend=self._text(c["backend"]),
-                    uid=self._text(c["uid"]),
-                    ranks_text=self._text(c["ranks"]),
-                    rank=int(c["rank"]),
-                    size=int(c["size"]),
-                    state=COMM_STATES.get(int(c["state"]), "unknown"),
-                    created_ns=int(c["created_ns"]),
-                    coll_created=int(c["coll_created"]),
-                    coll_started=int(c["coll_started"]),
-                    coll_completed=int(c["coll_completed"]),
-                    p2p_created=int(c["p2p_created"]),
-                    p2p_completed=int(c["p2p_completed"]),
-                )
-            )
+            fields: dict[str, Any] = {name: self._text(c[name]) for name in ("name", "backend", "uid")}
+            fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
+            state = COMM_STATES.get(int(c["state"]), "unknown")
+            out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
         return out
 
     def _read_frames(self) -> list[Frame]:
