@@ -23,7 +23,7 @@ ALLOWED = {
     "profiler": {"_core", "flight_recorder", "comms", "profiler"},
 }
 # The recorder's reading half runs where neither torch nor the native core is.
-WRITERS = {"ring.writer", "ring.hook", "ring.dumps", "formats.pickles", "reports.perfetto"}
+WRITERS = {"recording.writer", "recording.hook", "recording.dumps", "formats.pickles", "reports.perfetto"}
 READERS = {
     ".".join(path.relative_to(PACKAGE / "flight_recorder").with_suffix("").parts)
     for path in (PACKAGE / "flight_recorder").rglob("*.py")
@@ -71,7 +71,7 @@ def test_imports(path):
         assert not any(n.split(".")[0] == "torch" for n in names)
         if ".".join(path.relative_to(PACKAGE / own).with_suffix("").parts) in READERS:
             assert "unicomm._core" not in names
-            assert not any(n.startswith("unicomm.flight_recorder.ring.writer") for n in names)
+            assert not any(n.startswith("unicomm.flight_recorder.recording.") for n in names)
 
 
 def test_the_rules_would_notice():

@@ -249,7 +249,7 @@ def test_records_have_the_devices_times(new, fresh_recorder):
         assert comm._engine.executor.drain(20)
 
     run_ranks(program, 1, backend=new)
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
     from unicomm.flight_recorder.ring.reader import read_ring
 
     ring = read_ring(writer._recorder.path)

@@ -15,7 +15,7 @@ from unicomm import Communicator
 from unicomm.backends.nccl import causes, library_log
 from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
 from unicomm.comms.failures.first_cause import Verdict
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -15,7 +15,7 @@ from unicomm.comms.errors import AbortedError, BackendError, InvalidArgumentErro
 from unicomm.comms.execution.device.fast import SHORT
 from unicomm.comms.operations.check import Checker
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 

@@ -17,7 +17,7 @@ from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp
-from unicomm.flight_recorder.ring.writer import recorder_path
+from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, merge, report
 from unicomm.profiler.figures import _union

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import grouped_median
-from unicomm.flight_recorder.table.columns import Kind
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
@@ -190,8 +190,8 @@ def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
 
 
 def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations, str]:
-    from unicomm.flight_recorder.formats.readers import load
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
+    from unicomm.flight_recorder.table.load import load
 
     try:
         table = load(paths or [rings_folder()], progress)
@@ -199,7 +199,7 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
         raise TraceError(str(error)) from None
     if not len(table):
         where = ", ".join(map(str, paths)) or "this user's folder"
-        why = f": {table.findings[0].message}" if table.findings else ""
+        why = f": {table.remarks[0].message}" if table.remarks else ""
         raise TraceError(
             f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank (FOLDER/*.json), or"
             " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
@@ -291,7 +291,7 @@ def _figures(
     out.delays = _delays(found, joined, cost)
     for rank in found.ranks.tolist():
         rows = np.flatnonzero(found.rank == rank)
-        compared = (found.kind[rows] == Kind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
+        compared = (found.kind[rows] == OpKind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
         several = rows[compared]
         out.ranks.append(
             RankFigures(
@@ -320,7 +320,7 @@ def _operation(
     found: Operations, joined: Joined, rows: Column, overlap: Column | None, cost: Column
 ) -> OperationFigures:
     group, op = found.groups[found.group[rows[0]]], found.ops[found.op[rows[0]]]
-    collective = found.kind[rows[0]] == Kind.COLLECTIVE
+    collective = found.kind[rows[0]] == OpKind.COLLECTIVE
     ranks = max(len(np.unique(found.rank[rows])), 1)
     lasted = (joined.end - joined.begin)[rows]
     cells, cell = np.unique(found.cell[rows], return_inverse=True)
@@ -380,7 +380,7 @@ def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
         return []
     cells = found.cell
     count = int(cells.max()) + 1
-    compared = (joined.members > 1) & (found.kind == Kind.COLLECTIVE) & found.placed
+    compared = (joined.members > 1) & (found.kind == OpKind.COLLECTIVE) & found.placed
     others = np.flatnonzero(~joined.last & compared)
     base = int(joined.begin.min())
     typical = grouped_median((joined.begin[others] - base).astype(np.float64), cells[others], count)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.formats.names import kind as kind_of
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.formats.operation_names import kind as kind_of
+from unicomm.flight_recorder.ring import reader as ring
+from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
-from unicomm.flight_recorder.table import columns as tables
-from unicomm.flight_recorder.table.columns import Kind, State, Table
+from unicomm.flight_recorder.table.table import Table
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
@@ -122,9 +124,9 @@ class Operations:
 
         So do those of a replay's operations, and those of replays that begin with the same collective.
         """
-        source = np.where(self.kind == Kind.RECV, self.peer, self.rank).astype(np.int64)
-        target = np.where(self.kind == Kind.RECV, self.rank, self.peer).astype(np.int64)
-        collective = self.kind == Kind.COLLECTIVE
+        source = np.where(self.kind == OpKind.RECV, self.peer, self.rank).astype(np.int64)
+        target = np.where(self.kind == OpKind.RECV, self.rank, self.peer).astype(np.int64)
+        collective = self.kind == OpKind.COLLECTIVE
         source[collective] = target[collective] = -1
         # A message from any source has no number: it stays alone.
         lone = (~collective & (self.peer < 0)) | (self.seq <= 0)
@@ -300,7 +302,7 @@ def from_recorder(table: Table) -> Operations:
         if s.rank >= 0
     }
     known = (table.group >= 0) & (table.created_ns > 0)
-    single = np.flatnonzero(known & (kind != Kind.OTHER))
+    single = np.flatnonzero(known & (kind != OpKind.OTHER))
     heads = heads[known[heads]]
     rows = np.concatenate([single, heads])
     whole = np.arange(len(rows)) >= len(single)
@@ -347,14 +349,14 @@ def _replays(table: Table) -> tuple[Column, Column]:
     A replay's rows stand in a row among those of their rank and group. One whose first rows were overwritten
     begins with the first that is left.
     """
-    captured = (table.flags & tables.CAPTURED) != 0
-    replayed = ((table.flags & tables.REPLAYED) != 0) & (table.group >= 0)
+    captured = (table.flags & ring.CAPTURED) != 0
+    replayed = ((table.flags & ring.REPLAYED) != 0) & (table.group >= 0)
     replay = np.where(captured & ~replayed, -1, 0)
     order = np.lexsort((table.group, table.rank))  # stable: in the order of their calls
     rank, group, inside = table.rank[order], table.group[order], replayed[order]
     follows = np.zeros(len(order), np.bool_)
     follows[1:] = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1]) & inside[:-1]
-    begins = inside & (((table.flags[order] & tables.REPLAY) != 0) | ~follows)
+    begins = inside & (((table.flags[order] & ring.REPLAY) != 0) | ~follows)
     replay[order[inside]] = np.cumsum(begins)[inside]
     return replay, order[begins]
 
@@ -370,7 +372,7 @@ def _together(values: Column, replay: Column, heads: Column) -> Column:
 def _first_collective(table: Table, replay: Column, heads: Column) -> Column:
     """The numbers of their first collectives, by which the ranks' replays are compared; 0 without one."""
     numbers = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
-    found = np.flatnonzero((replay > 0) & (table.kind == Kind.COLLECTIVE) & (table.seq > 0))[::-1]
+    found = np.flatnonzero((replay > 0) & (table.kind == OpKind.COLLECTIVE) & (table.seq > 0))[::-1]
     numbers[replay[found]] = table.seq[found]  # the first is written last
     return numbers[replay[heads]]
 
@@ -432,8 +434,8 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     base = int(begin.min())
     typical = clocks.grouped_median((begin - base).astype(np.float64), cells, count)
     late = np.where(found.placed, begin - base - typical[cells].astype(np.int64), 0)
-    ready = np.where(found.kind == Kind.SEND, begin, np.clip(latest[cells], begin, end))
-    collective = (found.kind == Kind.COLLECTIVE) & found.placed
+    ready = np.where(found.kind == OpKind.SEND, begin, np.clip(latest[cells], begin, end))
+    collective = (found.kind == OpKind.COLLECTIVE) & found.placed
     last = collective & (members[cells] > 1) & (begin == latest[cells])
     return Joined(begin, end, ready, late, members[cells], last, still)
 

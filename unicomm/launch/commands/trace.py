@@ -54,7 +54,7 @@ def show(
 
     from rich.console import Console
 
-    from unicomm.flight_recorder.reports import show as tables
+    from unicomm.flight_recorder.reports import rings_text as tables
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
     from unicomm.flight_recorder.ring.reader import read_folder
 

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-from unicomm.flight_recorder.table.columns import Table
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import Table
 
 GOOD, FOUND, UNUSABLE = 0, 1, 2
 
@@ -99,7 +99,7 @@ def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
 
 
 def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
-    for finding in table.findings[:20]:
+    for finding in table.remarks[:20]:
         errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
     where = ", ".join(map(str, paths)) or str(rings_folder())
     errors.print(

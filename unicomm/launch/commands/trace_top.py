@@ -40,7 +40,7 @@ def top(
 
     from rich.console import Console
 
-    from unicomm.flight_recorder.live import jobs as live
+    from unicomm.flight_recorder.live import snapshot as live
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 
     errors = Console(stderr=True)

@@ -6,9 +6,9 @@ import contextlib
 
 import zmq
 
-from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.ring.folder import FolderError
-from unicomm.flight_recorder.ring.reader import Finding, Ring, RingError
+from unicomm.flight_recorder.ring.reader import InputRemark, Ring, RingError
 from unicomm.launch.run.folder import DEFAULT_PORT, HubNote, running_hubs
 
 from .gather import unpacked
@@ -76,12 +76,12 @@ class RemoteView:
             answer = asker.ask(Look(), _PATIENCE)
         if not isinstance(answer, Rings):
             raise HubError(f"the hub at {self.address} answered something else")
-        rings, findings = [], [Finding(self.address, text) for text in answer.missing]
+        rings, findings = [], [InputRemark(self.address, text) for text in answer.missing]
         for where, data in unpacked(answer.rings):
             try:
                 rings.append(Ring(data, where))
             except RingError as error:
-                findings.append(Finding(where, str(error)))
+                findings.append(InputRemark(where, str(error)))
         self._last = live.snapshot(rings, findings, everything)
         return self._last
 
@@ -92,4 +92,4 @@ class RemoteView:
         except HubError as error:
             if self._last is None:
                 raise
-            return live.Snapshot(self._last.jobs, [Finding(self.address, str(error))], self._last.older)
+            return live.Snapshot(self._last.jobs, [InputRemark(self.address, str(error))], self._last.older)

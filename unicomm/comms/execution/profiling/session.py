@@ -20,7 +20,7 @@ from torch._C._profiler import _RecordFunctionFast
 from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES, code_of
 from unicomm.extensions import torch_bridge
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks
 
 VERSION = 2  # 2 brought captured_seq and replay
 KEY = "unicomm"  # of the table in a trace
