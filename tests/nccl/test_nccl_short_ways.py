@@ -240,7 +240,7 @@ def test_an_error_of_the_library_ends_the_communicator(double, raised, name):
         backend = comm._member.backend
         for one, call in backend._calls.items():
             backend._calls[one] = call._replace(function=lambda *_: 3)
-        backend._native = FailingMeeting(backend._native)
+        backend._handle.native = FailingMeeting(backend._handle.native)
         error = raised(Calls(comm), name)
         assert type(error) is BackendError
         assert (error.op, error.seq) == (name if comm.get_rank() == 0 or name != "send" else "recv", 1)

@@ -21,6 +21,7 @@ from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, RunsCollectives
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS
 
@@ -90,39 +91,16 @@ def as_sent(group: Group, message: Message) -> Message:
     return message._replace(tensor=bytes_of(message.tensor)) if group.capabilities.bytes_only else message
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as a flat tensor of bytes."""
-    flat = tensor.detach().reshape(-1)
-    if flat.stride(0) != 1:  # meaningless with one element, but `view` insists
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat if flat.dtype == _BYTE else flat.view(_BYTE)
-
-
 def _as_bytes(call: Call) -> Call:
     inputs, outputs = [bytes_of(t) for t in call.inputs], [bytes_of(t) for t in call.outputs]
     in_splits = out_splits = None
     if call.in_splits is not None:
-        in_splits = _byte_splits(call.in_splits, inputs[0].numel())
+        in_splits = byte_splits(call.in_splits, inputs[0].numel())
     if call.out_splits is not None:
-        out_splits = _byte_splits(call.out_splits, outputs[0].numel())
+        out_splits = byte_splits(call.out_splits, outputs[0].numel())
     return call.changed(
         inputs=inputs, outputs=outputs, dtype=_BYTE, in_splits=in_splits, out_splits=out_splits
     )
-
-
-def _byte_splits(rows: list[int], numel: int) -> list[int]:
-    total = sum(rows)
-    width = numel // total if total else 0
-    return [n * width for n in rows]
-
-
-def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
-    """One flat byte tensor per rank: of a list, or of one tensor cut by rows or into equal parts."""
-    if len(tensors) != 1 or (size == 1 and splits is None):
-        return [bytes_of(t) for t in tensors]
-    flat = bytes_of(tensors[0])
-    equal = [flat.numel() // size] * size
-    return list(torch.split(flat, equal if splits is None else _byte_splits(splits, flat.numel())))
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor) -> None:

@@ -11,28 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
-from unicomm import _core
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.one_sided import attempt, issue
+from unicomm.comms.operations.symmetric_table import Capability, bytes_at
 from unicomm.comms.operations.table import BY_CODE
 
 from . import device_domain
 from .device_domain import DeviceDomain, Outcome
-from .symmetric import Capability, SymmetricMemory, disagreement
+from .symmetric import SymmetricMemory, disagreement
 
 if TYPE_CHECKING:
     from unicomm.comms.options import Timeout
 
 _GRACE = 2.0  # seconds that the kernels have to report a timeout before the watchdog ends them
-_DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
-
-
-def bytes_at(native: Any, address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Addressable memory of a device or the CPU as a tensor of bytes, which keeps the domain alive."""
-    kind = "rocm" if torch.version.hip and device.type == "cuda" else device.type
-    return from_dlpack(_core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0))
 
 
 class DeviceMemory(SymmetricMemory):

@@ -11,11 +11,12 @@ from unicomm.comms.errors import CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import fail, issue
 from unicomm.comms.operations.dtypes import code_of
+from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.work import Work
 
 from .initialize import initialize
-from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, attached
+from .symmetric import SymmetricMemory, attached
 from .window import Window, WindowAccess, WindowAttr
 
 if TYPE_CHECKING:

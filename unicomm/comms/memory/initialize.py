@@ -16,6 +16,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import agree, issue
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.options import Timeout
 from unicomm.comms.streams import on_device
@@ -23,7 +24,7 @@ from unicomm.comms.streams import on_device
 from .device_domain import DeviceDomain
 from .device_kernels import CupyLauncher
 from .device_memory import DeviceMemory
-from .symmetric import Capability, SymmetricMemory, attached, memory_of
+from .symmetric import SymmetricMemory, attached, memory_of
 
 
 def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> SymmetricMemory:

@@ -7,7 +7,6 @@ the same sizes, and get an error otherwise.
 
 from __future__ import annotations
 
-import enum
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -26,6 +25,7 @@ from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.dtypes import OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 
 if TYPE_CHECKING:
@@ -33,36 +33,6 @@ if TYPE_CHECKING:
     from unicomm.comms.options import Timeout
 
 _MISMATCH, _INTERNAL = 3, 5  # FaultCode
-
-
-class Capability(enum.IntFlag):
-    """What a SHMEM library can do; csrc/symm/table.hpp has the functions behind each."""
-
-    HEAP = 1
-    POINTER = 2
-    PUT_GET = 4
-    SIGNAL = 8
-    ATOMICS = 16
-    TEAMS = 32
-    ABORT = 64
-
-
-class SignalOp(enum.IntEnum):
-    """What a signal does to the receiver's word."""
-
-    SET = 0
-    ADD = 1
-
-
-class Compare(enum.IntEnum):
-    """How a waiting rank compares its word with the value it waits for."""
-
-    EQ = 0
-    NE = 1
-    GT = 2
-    GE = 3
-    LT = 4
-    LE = 5
 
 
 class SymmetricMemory:

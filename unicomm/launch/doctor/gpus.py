@@ -39,7 +39,7 @@ def _shmem(name: str) -> BackendReport:
     try:
         import torch
 
-        from unicomm.backends.vendor import shmem as vendors
+        from unicomm.backends.vendor import shmem_libraries as vendors
     except Exception as error:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
@@ -47,7 +47,7 @@ def _shmem(name: str) -> BackendReport:
     if name == "rocshmem":
         findings.append(rocshmem_unit())
     try:
-        vendors.table_of(vendor)
+        vendors.open_table(vendor)
     except Exception as error:
         findings.append(Finding(vendor.title, None, line_of(error), vendor.cure))
         return BackendReport(name, NOT_HERE, findings)
@@ -58,10 +58,10 @@ def _shmem(name: str) -> BackendReport:
 
 def rocshmem_unit() -> Finding:
     """Whether the unit over the user's rocSHMEM is built, and with what."""
-    from unicomm.extensions.rocshmem import built
+    from unicomm.extensions.build_rocshmem import built_unit
 
     what = "unit for rocSHMEM"
-    unit = built()
+    unit = built_unit()
     if unit is None:
         return Finding(what, None, "not built", "with AMD GPUs and rocSHMEM: unicomm build rocshmem")
     return Finding(

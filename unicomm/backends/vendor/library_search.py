@@ -1,4 +1,4 @@
-"""A vendor's library, as data: what it is called, and where it is looked for."""
+"""A vendor's library as data: its names, and where it is looked for."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class VendorLibrary:
-    """What tells libraries with the same functions apart.
+    """What distinguishes libraries that have the same functions.
 
     Attributes:
-        name: of the backend. title: as people write it.
-        sonames: that the loader knows it by.
-        packages: Python packages that may bring it, as (import name, path within).
-        cure: what to do when there is none.
+        name: of the backend. title: the name in messages.
+        sonames: names by which the dynamic loader finds the library.
+        packages: Python packages that may contain it, as (import name, path within).
+        cure: what to do if the library is missing.
     """
 
     name: str
@@ -31,17 +31,17 @@ class VendorLibrary:
     packages: tuple[tuple[str, str], ...]
     cure: str
 
-    def find(self, open: Callable[[str, bool], T], path: str = "", made: Sequence[str] = ()) -> T:
-        """The first that `open(place, loaded)` opens, which raises `OSError` where it cannot.
+    def find(self, open: Callable[[str, bool], T], path: str = "", built: Sequence[str] = ()) -> T:
+        """Returns the result of the first `open(place, loaded)` that does not raise `OSError`.
 
-        What is in the process already comes first (`loaded`), then `path`, and then, where that is not given,
-        files that this machine has `made`, a package's, the system's. Without any: `UnsupportedError`.
+        A copy that the process has loaded comes first (`loaded` is True), then `path`. Without `path`, files
+        in `built`, in packages and of the system follow. Raises `UnsupportedError` if none opens.
         """
         tried = []
         places = [
             *((name, True) for name in self.sonames),
             *([(path, False)] if path else []),
-            *((place, False) for place in made),
+            *((place, False) for place in built),
             *((str(place), False) for place in in_packages(self.packages)),
             *((name, False) for name in self.sonames),
         ]
@@ -61,12 +61,12 @@ class VendorLibrary:
 
 
 def in_packages(packages: Sequence[tuple[str, str]]) -> list[Path]:
-    """The files that are there, of (import name of a package, path within it). Imports nothing."""
+    """Returns the existing files among (import name of a package, path within it). Imports nothing."""
     found = []
     for package, path in packages:
         try:
             spec = importlib.util.find_spec(package)
-        except ImportError:  # its parent is not there
+        except ImportError:  # the parent package is missing
             continue
         folders = (spec and spec.submodule_search_locations) or ()
         found += [Path(folder) / path for folder in folders if (Path(folder) / path).exists()]

@@ -1,23 +1,23 @@
-"""The catalogue of known causes: what the library's words mean, and what to do about it.
+"""The catalogue of known causes: for texts of NCCL and RCCL, what the user can do.
 
-Causes and cures are those of NCCL's and RCCL's own guides (troubleshooting, environment variables) and of
-threads in which the cause was found, put in our words; the number of such a thread in NVIDIA/nccl, or the
-repository with it, stands behind the pattern.
+Sources are NCCL's and RCCL's own guides (troubleshooting, environment variables) and GitHub issues in which
+the cause was found. The comment after a pattern is the number of such an issue in NVIDIA/nccl, or in the
+repository that it names.
 """
 
 from __future__ import annotations
 
 import re
 
-_PEER = "another rank died or left: look at its output, and at `unicomm trace analyze` for which"
+_PEER = "another rank died or left: `unicomm trace analyze` names it; look at its output"
 
-# What is found in the words or the log -> what to do. The first that fits is taken: the special before the
-# general, causes before what follows from them, and what only may be the cause at the end.
+# (pattern in the last error or the log, cure). The first pattern that matches is taken. So special patterns
+# stand before general ones, causes before their consequences, and possible causes at the end.
 CATALOGUE: tuple[tuple[str, str], ...] = (
     # --- driver and GPU ------------------------------------------------------------------------------------
     (
         r"Failed to find CUDA library|libcuda\.so|libamdhip64",
-        "the GPU driver's library is not in reach: start the container with its GPUs (docker run --gpus all,"
+        "the GPU driver's library cannot be found: start the container with its GPUs (docker run --gpus all,"
         " or --device /dev/kfd --device /dev/dri)",
     ),
     (
@@ -31,12 +31,12 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"driver version is insufficient|no CUDA-capable device|CUDA driver|hipErrorNoDevice|no ROCm-capable",
-        "no usable GPU driver here: compare what `nvidia-smi` (or `rocm-smi`) says with torch's version",
+        "no usable GPU driver here: compare the versions of `nvidia-smi` (or `rocm-smi`) and of torch",
     ),
     (
         r"/dev/kfd",
-        "no right to use the GPU: add the user to the groups render and video, and pass /dev/kfd and /dev/dri"
-        " to the container",
+        "this user may not use the GPU: add the user to the groups render and video, and pass /dev/kfd and"
+        " /dev/dri to the container",
     ),
     (
         r"[Dd]uplicate GPU",
@@ -48,7 +48,7 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"no kernel image|invalid device function|named symbol not found|hipErrorNoBinaryForGpu",
-        "the library is not built for this GPU: install a torch for it",
+        "the library is not built for this GPU: install a torch that is",
     ),
     (
         r"uncorrectable|ECC error|[Uu]nspecified launch failure|GPU has fallen off|Xid",
@@ -62,18 +62,18 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     (
         r"IMEX|MNNVL|cuMemImportFromShareableHandle|Cuda failure 101",  # 1647, dra-driver-nvidia-gpu 1417
         "GPUs cannot open each other's memory: ranks in different containers need all GPUs visible in each,"
-        " and hosts that share NVLink the service nvidia-imex; NCCL_MNNVL_ENABLE=0 and NCCL_CUMEM_ENABLE=0 do"
-        " without",
+        " and hosts that share NVLink need the service nvidia-imex; NCCL_MNNVL_ENABLE=0 and"
+        " NCCL_CUMEM_ENABLE=0 switch this off",
     ),
     (
         r"nvls|NVLS|[Mm]ulticast",  # 976, 1672, 1788
         "NVLink multicast (NVLS) does not work: restart the host if nvidia-fabricmanager was restarted while"
-        " GPUs were in use; NCCL_NVLS_ENABLE=0 does without",
+        " GPUs were in use; NCCL_NVLS_ENABLE=0 switches it off",
     ),
     (
         r"[cC]udaIpc|hipIpc|peer mapping resources|peer access|transport/p2p",  # 360, 842, ROCm/rccl 2188
-        "GPUs cannot map each other's memory: show all of a host's GPUs to each container, choose by"
-        " torch.device; an IOMMU or PCI ACS may stand in the way; NCCL_P2P_DISABLE=1 does without",
+        "GPUs cannot map each other's memory: show all of a host's GPUs to each container, choose"
+        " by torch.device; an IOMMU or PCI ACS may prevent it; NCCL_P2P_DISABLE=1 switches it off",
     ),
     (
         r"out of memory|cudaErrorMemoryAllocation|hipErrorOutOfMemory",
@@ -104,8 +104,8 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     # --- InfiniBand and RoCE -------------------------------------------------------------------------------
     (
         r"ibv_modify_qp",  # 2013, nccl-tests 185 and 227
-        "network cards cannot reach each other: with RoCE choose NCCL_IB_GID_INDEX by `show_gids`, where only"
-        " cards of one number are joined set NCCL_CROSS_NIC=0, and leave others out by NCCL_IB_HCA",
+        "network cards cannot reach each other: with RoCE choose NCCL_IB_GID_INDEX by `show_gids`; if only"
+        " cards with the same number are connected, set NCCL_CROSS_NIC=0; NCCL_IB_HCA excludes cards",
     ),
     (
         r"completion.*(?:status=|error )(?:12|IBV_WC_RETRY_EXC)|vendor err 129",  # 426, 902, 1664
@@ -115,11 +115,11 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     (
         r"completion.*(?:status=|error )(?:4|10|11)\b|ib_reg_mr|ibv_reg_dmabuf|ibv_reg_mr_iova",  # 214
         "a network card cannot reach the GPU's memory: load nvidia-peermem (or use dma-buf), disable PCI ACS;"
-        " NCCL_NET_GDR_LEVEL=LOC does without",
+        " NCCL_NET_GDR_LEVEL=LOC switches this off",
     ),
     (
         r"ibv_reg_mr|ibv_create_(?:qp|cq)|Cannot allocate memory",
-        "InfiniBand may not lock enough memory: ulimit -l unlimited, docker --ulimit memlock=-1",
+        "InfiniBand may not lock enough memory: set ulimit -l unlimited, docker --ulimit memlock=-1",
     ),
     (
         r"completion.*(?:status=|error )5\b",
@@ -132,12 +132,12 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     # --- sockets -------------------------------------------------------------------------------------------
     (
         r"no socket interface",
-        "no network interface fits: set NCCL_SOCKET_IFNAME to the one that joins the hosts",
+        "no network interface fits: set NCCL_SOCKET_IFNAME to the one that connects the hosts",
     ),
     (
         r"message truncated|receiving \d+ bytes instead of|mismatch in collective",
-        "the ranks called different sizes or types, or differ in NCCL_ALGO, NCCL_PROTO or NCCL_BUFFSIZE:"
-        " `unicomm trace analyze` names who called what",
+        "the ranks called with different sizes or types, or differ in NCCL_ALGO, NCCL_PROTO or"
+        " NCCL_BUFFSIZE: `unicomm trace analyze` shows what each rank called",
     ),
     (
         r"wrong type \d|mismatched magic|unexpected magic",
@@ -161,38 +161,38 @@ CATALOGUE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Could not open XML|NCCL_TOPO_FILE|NCCL_GRAPH_FILE|NCCL_ALGO|NCCL_PROTO",
-        "a variable of the library's has a value that it cannot use: unset the NCCL_* variables one by one",
+        "the library cannot use the value of an environment variable: unset the NCCL_* variables one by one",
     ),
     (
         r"communicator (?:was|is) (?:destroyed|aborted|finalized)|no live communicator",
-        "the communicator was ended while it was used: finalize it when no thread uses it any more",
+        "the communicator was ended during a call: finalize it when no thread uses it any more",
     ),
-    # --- said when it starts, perhaps about something else ---------------------------------------------
+    # --- warnings at start, which may have nothing to do with the error ---------------------------------
     (
         r"iommu=(?:pt|on)",
         "boot with iommu=pt on the kernel's command line: without it AMD GPUs may hang",
     ),
     (
         r"numa_balancing|NUMA auto balancing",
-        "switch it off by `sysctl kernel.numa_balancing=0`: with it AMD GPUs may hang or be slow",
+        "switch NUMA balancing off by `sysctl kernel.numa_balancing=0`: with it AMD GPUs may hang or be slow",
     ),
 )
 
 _BY_RESULT = {
     1: "a kernel or the driver failed, perhaps before this operation: run with CUDA_LAUNCH_BLOCKING=1",
-    2: "a call of the system failed: NCCL_DEBUG=INFO shows which; /dev/shm, limits and the network are usual",
+    2: "a system call failed: NCCL_DEBUG=INFO shows which, often /dev/shm, limits or the network",
     4: "please report this: arguments are checked before they reach the library",
-    5: "please report this with the recorder's rings",
+    5: "please report this with the flight recorder's rings",
     6: _PEER,
 }
 
 
-def known_cause(words: str) -> str:
-    """What to do about it, "" where the catalogue has nothing."""
-    return next((cure for pattern, cure in CATALOGUE if re.search(pattern, words)), "")
+def known_cause(text: str) -> str:
+    """Returns the cure for a text of the library, or "" if no pattern matches."""
+    return next((cure for pattern, cure in CATALOGUE if re.search(pattern, text)), "")
 
 
-def cure(result: int, words: str, log: str = "") -> str:
-    """What to do about a result code, with the library's last error and its log around it."""
-    by_code = _BY_RESULT.get(result, "NCCL_DEBUG=INFO makes the library say more")
-    return known_cause(words) or known_cause(log) or by_code
+def cure(result: int, text: str, log: str = "") -> str:
+    """Returns the cure for a result code, given the library's last error and its log."""
+    by_code = _BY_RESULT.get(result, "NCCL_DEBUG=INFO makes the library's log more detailed")
+    return known_cause(text) or known_cause(log) or by_code

@@ -1,4 +1,4 @@
-"""Where what is built on this machine lies, and how it gets there: see `unicomm build`."""
+"""The user's cache of parts that `unicomm build` has compiled, and how files are installed there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 
 class BuildError(RuntimeError):
-    """Something cannot be built; the message says why, and the cure."""
+    """A part cannot be built. The message says why, and what to do."""
 
 
 def cache_folder() -> Path:
-    """The user's cache of this package."""
+    """Returns the user's cache folder of this package."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unicomm"
 
 
 def version_of_files(files: Iterable[Path]) -> str:
-    """Changes with the content of any of them."""
+    """Returns a hash of the files' content."""
     key = hashlib.sha256()
     for path in files:
         key.update(path.read_bytes())
@@ -30,7 +30,7 @@ def version_of_files(files: Iterable[Path]) -> str:
 
 @contextmanager
 def building(target: Path) -> Iterator[None]:
-    """One of several processes builds `target`, the others wait. Raises `BuildError`."""
+    """Holds the lock for building `target`; other processes wait. Raises `BuildError`."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = target.with_suffix(".lock").open("w")
@@ -41,11 +41,11 @@ def building(target: Path) -> Iterator[None]:
         yield
 
 
-def install(made: Path, target: Path) -> None:
-    """At once: another process may be loading the one before. Raises `BuildError`."""
+def install(built: Path, target: Path) -> None:
+    """Copies a built file to `target` atomically, as another process may load it. Raises `BuildError`."""
     try:
         part = target.with_suffix(f".{os.getpid()}.part")
-        shutil.copy(made, part)
+        shutil.copy(built, part)
         part.replace(target)
     except OSError as error:
         raise _cannot_install(target, error) from None

@@ -1,4 +1,4 @@
-"""Building the extensions of extensions/torch_bridge.py."""
+"""Compiling the extensions of torch_extensions.py."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pathlib import Path
 
 import torch
 
-from .builds import BuildError, building, install
-from .torch_bridge import RECORD, Unit, bridge_path, load_from
+from .build_cache import BuildError, building, install
+from .torch_extensions import RECORD_PARAM_COMMS, TorchExtension, extension_path, load_from
 
 
-def build(unit: Unit = RECORD) -> Path:
-    """Compiles, installs and tries the extension; where it is. Raises `BuildError`.
+def build(extension: TorchExtension = RECORD_PARAM_COMMS) -> Path:
+    """Compiles, installs and loads the extension. Returns its file. Raises `BuildError`.
 
-    One that was built from these sources for this torch stays, if it loads.
+    An existing file for these sources and this torch is kept if it loads.
     """
-    target = bridge_path(unit)
+    target = extension_path(extension)
     with building(target):
         if target.exists():
             try:
-                load_from(target, unit)
+                load_from(target, extension)
             except ImportError:
                 target.unlink()
             else:
                 return target
-        _compile(unit, target)
+        _compile(extension, target)
     return target
 
 
-def _compile(unit: Unit, target: Path) -> None:
+def _compile(extension: TorchExtension, target: Path) -> None:
     chosen = os.environ.get("CXX")
     compiler = shlex.split(chosen or "") or [shutil.which("g++") or shutil.which("c++") or ""]
     if not shutil.which(compiler[0]):
@@ -42,7 +42,7 @@ def _compile(unit: Unit, target: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         made = Path(name) / target.name
         done = subprocess.run(
-            [*compiler, *_flags(), str(unit.source), "-o", str(made), *_libraries()],
+            [*compiler, *_flags(), str(extension.source), "-o", str(made), *_libraries()],
             capture_output=True,
             text=True,
             check=False,
@@ -51,10 +51,11 @@ def _compile(unit: Unit, target: Path) -> None:
             raise BuildError(f"{compiler[0]} failed for torch {torch.__version__}:\n{done.stderr[-3000:]}")
         install(made, target)
     try:
-        load_from(target, unit)  # from there, for torch's operations are registered by loading, once
+        # From its final place: loading registers torch operators, which is possible only once.
+        load_from(target, extension)
     except ImportError as error:
         target.unlink(missing_ok=True)
-        raise BuildError(f"what was built does not load: {error}") from None
+        raise BuildError(f"the built extension does not load: {error}") from None
 
 
 def _root() -> Path:

@@ -1,4 +1,4 @@
-"""NCCL's result codes as errors of ours, with its last words, its log and the known cause."""
+"""Errors for NCCL's result codes, with the library's last error, its log and the known cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 
-from .causes import cure
+from .known_causes import cure
 
 SUCCESS, IN_PROGRESS = 0, 7
 _REMOTE = 6
@@ -31,21 +31,21 @@ _NAMES = {
 }
 
 
-def error_of(library: str, what: str, result: int, words: str, log: Sequence[str] = ()) -> CommError:
-    """The error for a result other than success.
+def error_of(library: str, function: str, result: int, text: str, log: Sequence[str] = ()) -> CommError:
+    """Returns the error of a call of `function` that returned `result`.
 
-    `what` was called; `words`: the library's last ones; `log`: the last lines of its log, the newest last.
+    `text` is the library's last error; `log` has the last lines of its log, the newest last.
     """
     name = _NAMES.get(result, f"result {result}")
-    words = " ".join(words.split())
-    said = f": {words}" if words else ""
+    text = " ".join(text.split())
+    detail = f": {text}" if text else ""
     kind = PeerLostError if result == _REMOTE else BackendError
-    message = f"{library} {what} failed with {name}{said}{log_text(library, log, words)}"
-    return kind(message, hint=cure(result, words, "\n".join(log)))
+    message = f"{library} {function} failed with {name}{detail}{log_text(library, log, text)}"
+    return kind(message, hint=cure(result, text, "\n".join(log)))
 
 
 def log_text(library: str, log: Sequence[str], known: str = "") -> str:
-    """The log as the end of a message; nothing where it says no more than is `known`."""
+    """Returns the log as the last part of a message; "" if it only repeats `known`."""
     if not log or (known and len(log) == 1 and log[0].endswith(known)):
         return ""
     return "".join(f"\n  {library}'s log: {line}" for line in log)
@@ -56,19 +56,19 @@ def aborted() -> AbortedError:
 
 
 def fault_error(library: str, fault: Any, timeout: float) -> CommError:
-    """The error for a fault of csrc/symm/nccl_windows.cpp: (FaultCode, culprits, claims, text)."""
+    """Returns the error for a fault of csrc/symm/nccl_windows.cpp: (FaultCode, culprits, claims, text)."""
     code, culprits, _, text = fault
     if code == _TIMED_OUT:
         return CommTimeoutError(
-            f"{text} within {timeout:g} s", culprits=culprits, hint="see what the others are doing"
+            f"{text} within {timeout:g} s", culprits=culprits, hint="see what the other ranks are doing"
         )
     if code == _MISMATCH:
-        return MismatchError(text, culprits=culprits, hint="make the same calls on all ranks, in one order")
+        return MismatchError(text, culprits=culprits, hint="all ranks must make the same calls in one order")
     if code == _ABORTED:
         return aborted()
     if code == _UNSUPPORTED:
         return UnsupportedError(
-            f"{library}: {text}", hint="use a backend whose signals are words: nvshmem, shm"
+            f"{library}: {text}", hint="use a backend whose signals are words in memory: nvshmem, shm"
         )
     kind = PeerLostError if code == _PEER_LOST else BackendError
     return kind(f"{library}: {text}", culprits=culprits, hint="please report this")

@@ -1,7 +1,7 @@
-"""Building csrc/rocshmem, the unit that makes a table of symmetric memory of the user's rocSHMEM.
+"""Building csrc/rocshmem: the unit that provides a table of symmetric memory over the user's rocSHMEM.
 
-AMD ships rocSHMEM as a static library with device code, which only the user's hipcc can link: what comes out
-is a shared object that `_core.symm_library` opens, in the user's cache, by a name with a hash of its sources.
+AMD ships rocSHMEM as a static library with device code, which only the user's hipcc can link. The result is a
+shared object in the user's cache, which `_core.symm_library` opens. Its name has a hash of its sources.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 from unicomm import _core
 
-from .builds import BuildError, building, cache_folder, install, version_of_files
+from .build_cache import BuildError, building, cache_folder, install, version_of_files
 
-# Installed beside the core: the sources that it was made with.
+# The sources that the core was built from; they are installed beside it.
 _SOURCES = Path(_core.__file__).parent / "csrc"
 _UNIT = _SOURCES / "rocshmem" / "unit.hip.cpp"
 _SYSTEM, _USR = Path("/opt/rocm"), Path("/usr")
@@ -30,15 +30,15 @@ _TARGET = re.compile(r"\bgfx[0-9a-f]{3,}\b")
 
 
 def unit_path() -> Path:
-    """Where the unit of these sources is, or would be."""
+    """Returns the file of the unit for these sources, whether or not it exists."""
     files = sorted(path for path in _SOURCES.rglob("*") if path.is_file())
     name = f"unicomm_rocshmem-{version_of_files(files)}.so"
     return cache_folder() / f"rocshmem-{platform.machine()}" / name
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
-    """What a unit was built with."""
+class BuiltUnit:
+    """A built unit: its file, and the versions and GPU targets that it was built with."""
 
     path: str
     rocshmem: str
@@ -46,18 +46,18 @@ class Built:
     targets: list[str]
 
 
-def built() -> Built | None:
-    """The unit that is there, or None."""
+def built_unit() -> BuiltUnit | None:
+    """Returns the existing unit, or None."""
     path = unit_path()
     try:
-        return Built(**json.loads(path.with_suffix(".json").read_text())) if path.exists() else None
+        return BuiltUnit(**json.loads(path.with_suffix(".json").read_text())) if path.exists() else None
     except (OSError, ValueError, TypeError):
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What a build uses, as it was found."""
+    """The tools and libraries that a build uses."""
 
     hipcc: list[str]
     rocm: Path
@@ -68,11 +68,11 @@ class Tools:
     mpi_compile: list[str]
     mpi_link: list[str]
 
-    def commands(self, made: Path) -> list[list[str]]:
-        """The compiler's calls; `HIP_PLATFORM` has to be amd for them."""
+    def commands(self, output: Path) -> list[list[str]]:
+        """Returns the compiler's command lines that write `output`. They need `HIP_PLATFORM=amd`."""
         targets = [f"--offload-arch={target}" for target in self.targets]
-        unit = made.with_suffix(".o")
-        # The system's own folders come last by themselves; named, they would come too early.
+        unit = output.with_suffix(".o")
+        # The compiler searches the system's folders last. Named here, they would be searched too early.
         folders = [_SOURCES, *(p / "include" for p in (self.rocshmem, self.rocm) if p != _USR)]
         rocm = [f"-L{self.rocm / 'lib'}", f"-Wl,-rpath,{self.rocm / 'lib'}"] if self.rocm != _USR else []
         compile_ = [
@@ -84,13 +84,13 @@ class Tools:
         link = [
             *(*self.hipcc, "-fgpu-rdc", "--hip-link", "-shared", *targets, str(unit), str(self.library)),
             *(*self.mpi_link, *rocm, "-lamdhip64", "-lhsa-runtime64"),
-            *(*shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(made)),
+            *(*shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(output)),
         ]
         return [compile_, link]
 
 
 def find_tools(rocshmem: Path | None = None, targets: Sequence[str] = (), mpi: Path | None = None) -> Tools:
-    """Looks for hipcc, rocSHMEM, the GPUs' targets and, where rocSHMEM wants it, MPI. Raises `BuildError`."""
+    """Finds hipcc, rocSHMEM, the GPUs' targets and, if rocSHMEM needs it, MPI. Raises `BuildError`."""
     hipcc = _find_hipcc(os.environ)
     given = os.environ.get("ROCM_PATH")
     compiler = Path(shutil.which(hipcc[0]) or hipcc[0]).resolve()
@@ -109,11 +109,11 @@ def find_tools(rocshmem: Path | None = None, targets: Sequence[str] = (), mpi: P
 
 
 def build(tools: Tools, say: Callable[[str], None]) -> Path:
-    """Compiles, links, tries and installs the unit; `say` is told each command. Raises `BuildError`."""
+    """Compiles, links, opens and installs the unit. Passes each command to `say`. Raises `BuildError`."""
     target = unit_path()
     with building(target), tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / target.name
-        for command in tools.commands(made):
+        output = Path(folder) / target.name
+        for command in tools.commands(output):
             say(shlex.join(command))
             done = _run(command)
             if done.returncode != 0:
@@ -122,21 +122,21 @@ def build(tools: Tools, say: Callable[[str], None]) -> Path:
                     f"{tools.rocshmem}:\n{(done.stderr or done.stdout)[-3000:]}"
                 )
         try:
-            _core.symm_library(str(made))
+            _core.symm_library(str(output))
         except OSError as error:
             raise BuildError(
-                f"what was built does not load: {error}; LDFLAGS may name libraries that rocSHMEM needs"
+                f"the built unit does not load: {error}; LDFLAGS may name libraries that rocSHMEM needs"
             ) from None
         version = _run([*tools.hipcc, "--version"]).stdout.strip().splitlines()
-        facts = Built(str(target), tools.version, version[0] if version else "unknown", tools.targets)
-        target.unlink(missing_ok=True)  # no unit with the facts of another one
+        facts = BuiltUnit(str(target), tools.version, version[0] if version else "unknown", tools.targets)
+        target.unlink(missing_ok=True)  # never a unit beside the facts of another build
         target.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(facts)))
-        install(made, target)
+        install(output, target)
     return target
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    # Where nvcc is installed too, hipcc would choose it.
+    # Without HIP_PLATFORM, hipcc chooses nvcc if that is installed too.
     environment = os.environ | {"HIP_PLATFORM": "amd"}
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -147,7 +147,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _find_hipcc(environ: Mapping[str, str]) -> list[str]:
     if chosen := shlex.split(environ.get("HIPCC", "")):
         if not shutil.which(chosen[0]):
-            raise BuildError(f"HIPCC names {chosen[0]}, which is not there")
+            raise BuildError(f"HIPCC names {chosen[0]}, which does not exist")
         return chosen
     rocm = environ.get("ROCM_PATH")
     places = [Path(rocm) / "bin" / "hipcc"] if rocm else []
@@ -158,7 +158,7 @@ def _find_hipcc(environ: Mapping[str, str]) -> list[str]:
 
 
 def _find_rocshmem(given: Path | None, rocm: Path) -> tuple[Path, Path]:
-    """Its prefix and its library."""
+    """Returns the folder and the library file of rocSHMEM."""
     home = os.environ.get("ROCSHMEM_HOME")
     if given is not None or home:
         places = [given or Path(home or "")]
@@ -180,7 +180,7 @@ def _find_rocshmem(given: Path | None, rocm: Path) -> tuple[Path, Path]:
 
 
 class _Headers:
-    """What rocSHMEM's headers say about how it was built."""
+    """How rocSHMEM was built, by its headers."""
 
     def __init__(self, prefix: Path) -> None:
         folder = prefix / "include" / "rocshmem"
@@ -191,10 +191,10 @@ class _Headers:
             r'VERSION\[\]\s*=\s*"([^"]+)"', main
         )
         self.version = found[1] if found else "of unknown version"
-        # For how many GPUs its own device code is there; not said by all versions.
+        # The GPU targets of its device code, which not all versions name.
         built_for = re.search(r'ROCSHMEM_OFFLOAD_TARGETS\s+"([^"]*)"', more)
         self.targets = _TARGET.findall(built_for[1]) if built_for else []
-        # From 3.1 on MPI is loaded when it is wanted.
+        # From 3.1 on, MPI is an option that is loaded at run time.
         by_option = "HAVE_EXTERNAL_MPI" in main
         includes = re.search(r'#include\s*[<"](mpi\.h|rocshmem_mpi\.hpp)', main) is not None
         self.needs_mpi = (
@@ -206,22 +206,20 @@ def _choose_targets(given: list[str], library: list[str], rocm: Path) -> list[st
     targets = given or _targets_here(rocm)
     if not targets:
         example = library[-1] if library else "gfx942"
-        raise BuildError(
-            f"no AMD GPU is seen here: say which one it is for, such as --offload-arch {example}"
-        )
+        raise BuildError(f"no AMD GPU was found here: name the target, such as --offload-arch {example}")
     for target in targets:
         if not _TARGET.fullmatch(target.partition(":")[0]):
-            raise BuildError(f"{target!r} is no GPU target, as gfx942 is: rocminfo says which is here")
+            raise BuildError(f"{target!r} is not a GPU target such as gfx942: rocminfo shows those here")
         if library and target.partition(":")[0] not in library:
             raise BuildError(
                 f"this rocSHMEM has no code for {target}, only for {', '.join(library)}: build it with "
-                "that in GPU_TARGETS, or choose one of them by --offload-arch"
+                f"{target} in GPU_TARGETS, or choose one of them by --offload-arch"
             )
     return targets
 
 
 def _targets_here(rocm: Path) -> list[str]:
-    """Of this machine's GPUs, each once."""
+    """Returns the targets of this machine's GPUs, each once."""
     for name in (
         "lib/llvm/bin/amdgpu-arch",
         "llvm/bin/amdgpu-arch",
@@ -232,16 +230,17 @@ def _targets_here(rocm: Path) -> list[str]:
         if tool is None:
             continue
         found = _TARGET.findall(_run([tool]).stdout)
-        if targets := list(dict.fromkeys(target for target in found if target != "gfx000")):  # that is a CPU
+        targets = list(dict.fromkeys(target for target in found if target != "gfx000"))  # gfx000 is a CPU
+        if targets:
             return targets
     return []
 
 
 def _find_mpi(given: Path | None, version: str) -> tuple[list[str], list[str]]:
-    """What the compiler needs, to compile and to link."""
+    """Returns the compiler's options for MPI: to compile, and to link."""
     if given is not None:
         if not (given / "include" / "mpi.h").exists():
-            raise BuildError(f"no MPI in {given}: it has no include/mpi.h")
+            raise BuildError(f"no MPI in {given}: include/mpi.h is missing")
         lib = given / "lib"
         return [f"-I{given / 'include'}"], [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lmpi"]
     if wrapper := shutil.which("mpicc"):
