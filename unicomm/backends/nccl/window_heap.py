@@ -1,7 +1,7 @@
 """Symmetric memory on a window of NCCL's or RCCL's: a heap of the library's memory on each rank.
 
 The window is registered once, when the memory is initialised, with the communicator that is there;
-allocations are parts of it (csrc/symm/nccl_windows.hpp has what can be done with them). Signals have an index
+allocations are parts of it (csrc/symm/tables/nccl_windows.hpp has what can be done with them). Signals have an index
 of the library's to themselves, as each window has: see comms/memory/library_window.py.
 """
 
