@@ -56,7 +56,7 @@ def aborted() -> AbortedError:
 
 
 def fault_error(library: str, fault: Any, timeout: float) -> CommError:
-    """Returns the error for a fault of csrc/symm/tables/nccl_windows.cpp: (FaultCode, culprits, claims, text)."""
+    """Returns the error for a fault of the NCCL windows: (FaultCode, culprits, claims, text)."""
     code, culprits, _, text = fault
     if code == _TIMED_OUT:
         return CommTimeoutError(

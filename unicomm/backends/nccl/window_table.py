@@ -1,8 +1,8 @@
 """Symmetric memory on a window of NCCL or RCCL: a heap of the library's memory on each rank.
 
 The window is registered once, when symmetric memory is initialised, with the existing communicator.
-Allocations are parts of it; csrc/symm/tables/nccl_windows.hpp says which operations it has. Its signals have a
-signal index of their own, as each window has: see comms/memory/library_window.py.
+Allocations are parts of it; csrc/symm/tables/nccl_windows.hpp says which operations it has. Its signals have
+a signal index of their own, as each window has: see comms/memory/library_window.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constants of records: states, flags and error codes, as the native core has them (csrc/recorder/ring.hpp)."""
+"""Constants of records: states, flags and error codes, from the native core (csrc/recorder/ring.hpp)."""
 
 from __future__ import annotations
 
