@@ -12,11 +12,12 @@ from importlib.metadata import EntryPoint, entry_points
 import torch
 from torch._C._distributed_c10d import Store
 
-from unicomm.backends.bootstrap.store import store_of_job
+from unicomm.backends.bootstrap import store_of_job
 from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures, device_streams
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
+from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import lifecycle
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
@@ -107,9 +108,9 @@ def find_backend(name: str) -> type[Backend]:
     return _registered[name]
 
 
-def _check_usable(backend: type[Backend], size: int) -> None:
+def _check_usable(backend: type[Backend], size: int, world: Environment) -> None:
     if issubclass(backend, ChecksProcess):
-        backend.check_usable(size)
+        backend.check_usable(size, world.source if world.size == size else "")
 
 
 def new_comm(
@@ -175,7 +176,7 @@ def new_comm(
         return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
-        _check_usable(found, size)
+        _check_usable(found, size, world)
         if store is None and size > 1 and found.capabilities.moves_data:
             store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     else:
@@ -187,7 +188,7 @@ def new_comm(
             ) from None
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
-        _check_usable(found, size)
+        _check_usable(found, size, world)
     return lifecycle.create(
         found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
     )

@@ -8,12 +8,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from unicomm import _core
+from unicomm.backends.bootstrap import host_identity
 from unicomm.comms.backend import (
     AllocatesMemory,
     Backend,
@@ -275,12 +275,6 @@ def _slot_bytes(size: int) -> int:
     Measured in docs/design/shm-rounds.md. With the room for messages a rank has at most 2 MiB.
     """
     return 760 * 1024 if size == 2 else 512 * 1024
-
-
-def host_identity() -> str:
-    """What ranks must share to share memory: the running kernel and the process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _same_host(setup: Setup, hosts: Sequence[str]) -> None:

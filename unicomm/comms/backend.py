@@ -179,7 +179,11 @@ class RunsCollectives(abc.ABC):
 
     @abc.abstractmethod
     def run(self, call: Call) -> None:
-        """Runs one of these collectives; returns when the outputs are written."""
+        """Runs one of these collectives; returns when the outputs are written. Called within `collective`."""
+
+    def runs(self, call: Call) -> bool:
+        """Whether it runs this call, of those that the capabilities cover; the same on all ranks."""
+        return True
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         """Runs any collective by `run`, which calls `run` or, if it is composed, `exchange`.
@@ -489,8 +493,11 @@ class ChecksProcess(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def check_usable(cls, size: int) -> None:
-        """Raises `UnsupportedError` if this process cannot be one of `size` ranks; called before all else."""
+    def check_usable(cls, size: int, told_by: str = "") -> None:
+        """Raises `UnsupportedError` if this process cannot be one of `size` ranks; called before all else.
+
+        `told_by`: what told the number of ranks, such as a launcher, for the error.
+        """
 
 
 class ChecksPeers(abc.ABC):

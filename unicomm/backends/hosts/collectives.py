@@ -29,7 +29,7 @@ from unicomm.comms.execution.completion import bytes_of, parts_of
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
-from .first_step import INLINE, Links, agree, sub
+from .first_step import INLINE, Links, first_step, sub
 from .layout import Layout
 
 Tensor = torch.Tensor
@@ -108,7 +108,7 @@ def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Te
         reduction.fold([s[:size].view(reduction.wide) for s in slots], out)
         return bytes_of(out)
 
-    return agree(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
+    return first_step(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
 
 
 def _all_reduce(links: Links, call: Call) -> None:
@@ -117,7 +117,7 @@ def _all_reduce(links: Links, call: Call) -> None:
     if flat.numel() * reduction.wide.itemsize <= INLINE:
         flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
         return
-    agree(links, call)
+    first_step(links, call)
     layout = links.layout
     scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
     for piece in torch.split(flat, _PIECE):
@@ -165,7 +165,7 @@ def _reduce(links: Links, call: Call) -> None:
         if is_root:
             flat.copy_(result)
         return
-    agree(links, call)
+    first_step(links, call)
     home, local = layout.host_of[call.root], layout.local
     fetcher = layout.hosts[home][local] if local < layout.smallest else -1
     for piece in torch.split(flat, _PIECE):
@@ -205,7 +205,7 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         whole = _small_reduction(links, call, reduction, values)
         out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
         return
-    agree(links, call)
+    first_step(links, call)
     sums: dict[int, Tensor] = {}  # this host's, by the rank that gets it
     for ranks in _rounds(layout):
         ins = [parts[r].to(reduction.wide) for r in ranks]
@@ -237,7 +237,7 @@ def _rounds(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def _barrier(links: Links, call: Call) -> None:
-    agree(links, call)
+    first_step(links, call)
 
 
 def _broadcast(links: Links, call: Call) -> None:
@@ -248,11 +248,13 @@ def _broadcast(links: Links, call: Call) -> None:
     if data.numel() <= INLINE:
         copy = data.clone()
         local = sub("broadcast", [copy], [copy], root=from_here) if at_home else None
-        result = agree(links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel())
+        result = first_step(
+            links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel()
+        )
         if layout.rank != call.root:
             data.copy_(result)
         return
-    agree(links, call)
+    first_step(links, call)
     if at_home:
         links.local(sub("broadcast", [data], [data], root=from_here), call.remaining())
         here = len(layout.members)
@@ -286,11 +288,11 @@ def _all_gather(links: Links, call: Call) -> None:
         def combine(slots: list[Tensor]) -> Tensor:
             return torch.cat([slot[:size] for slot, size in zip(slots, hosts, strict=True)])
 
-        whole = agree(links, call, gather, block, combine, sum(sizes))
+        whole = first_step(links, call, gather, block, combine, sum(sizes))
         for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
             outs[rank].copy_(part)
         return
-    agree(links, call)
+    first_step(links, call)
     if outs[layout.rank].data_ptr() != mine.data_ptr():
         outs[layout.rank].copy_(mine)
     messages, here = [], len(layout.members)
@@ -310,7 +312,7 @@ def _all_gather(links: Links, call: Call) -> None:
 
 
 def _straight(links: Links, call: Call) -> None:
-    agree(links, call)
+    first_step(links, call)
     links.straight(call)
 
 

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends.bootstrap import addresses
-from unicomm.backends.shm import host_identity
+from unicomm.backends.bootstrap import addresses, host_identity
 from unicomm.backends.vendor.device_runtime import copies
 from unicomm.comms.backend import (
     AllocatesMemory,

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import sockets as mesh
-from unicomm.backends.out_of_band.backend import CHECK_HINT, checks
-from unicomm.backends.out_of_band.sockets import Sockets
+from unicomm.backends.out_of_band import CHECK_HINT, Sockets, checks_signatures, connect_all
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.memory.symmetric import Capability, Compare
@@ -96,11 +94,11 @@ def make_heap(setup: Setup, title: str, table: Any, streams: Streams | None) -> 
 def connect(setup: Setup, title: str, streams: Streams | None) -> list[Sockets]:
     """Collective: connections to each rank for the watch, and more where the ranks compare what they call."""
     # Who compares what all call waits for them on the host, which is asked for where a device would not.
-    compares = checks(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
+    compares = checks_signatures(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
     addresses.guard_store(setup.store)
-    routed = addresses.agree(setup.rendezvous, setup.store)
+    routed = addresses.listen_address(setup.rendezvous, setup.store)
     host = setup.hints["hostname"] or routed or "127.0.0.1"
-    return mesh.connect(setup.rendezvous, host, 1 + compares, setup.name, title)
+    return connect_all(setup.rendezvous, host, 1 + compares, setup.name, title)
 
 
 def emptying(streams: Streams | None) -> Callable[[], bool]:
