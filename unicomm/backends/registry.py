@@ -76,6 +76,11 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="unicomm.backends")}
 
 
+def built_in_backends() -> list[str]:
+    """Returns the names of the backends that come with unicomm."""
+    return sorted(_BUILT_IN)
+
+
 def backend_names() -> list[str]:
     """Names of all backends that this installation knows."""
     return sorted({*_BUILT_IN, *_registered, *_installed()})
