@@ -1,4 +1,4 @@
-"""Names of backends, and `new_comm`."""
+"""The names of backends, and `new_comm`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unicomm.comms.membership import lifecycle
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
-# Imported when first asked for, so that `import unicomm` loads no backend.
+# Imported at first use, so that `import unicomm` loads no backend.
 _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo.backend:GlooBackend",
@@ -82,12 +82,12 @@ def built_in_backends() -> list[str]:
 
 
 def backend_names() -> list[str]:
-    """Names of all backends that this installation knows."""
+    """Returns the names of all backends that this installation knows."""
     return sorted({*_BUILT_IN, *_registered, *_installed()})
 
 
 def find_backend(name: str) -> type[Backend]:
-    """The class behind a name; `UnsupportedError` when its library is missing, with the cure."""
+    """Returns the class of a backend; `UnsupportedError` with the cure if its library is missing."""
     if name in _registered:
         return _registered[name]
     if name in _BUILT_IN:
@@ -139,16 +139,16 @@ def new_comm(
         backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
             "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
             process plays any rank), or a registered one.
-        device: on which tensors will be; required.
+        device: the device of the tensors; required.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
-        timeout: of the creation, and of each operation that brings no other; seconds or timedelta.
+        timeout: of the creation, and of each operation without its own; seconds or timedelta.
             Default: TORCHCOMM_TIMEOUT_SECONDS, else 600.
         store: a torch.distributed Store that all ranks share. Default: the one of the launcher
             (MASTER_ADDR and MASTER_PORT), or a file where one launcher runs all ranks on one host.
-        name: tells communicators apart. One name may be used again and again.
+        name: tells communicators apart. A name may be used again.
         enable_reconfigure: the ranks may change later, see docs/reconfigure.md. The communicator then waits
-            for nobody, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
-            size= it connects them at once. `UnsupportedError` where the backend cannot.
+            for no rank, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
+            size= it connects them at once. `UnsupportedError` if the backend cannot.
         hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
         rank, size: this rank and the number of ranks. Default: from the environment (torchrun, Open MPI,
             PMI, PMIx, PALS, Slurm, TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.

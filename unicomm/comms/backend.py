@@ -193,6 +193,10 @@ class RunsCollectives(abc.ABC):
         run()
 
 
+#: A message of an exchange that has completed: its number, its peer and its error.
+Completed = tuple[int, int, CommError | None]
+
+
 class Exchange(abc.ABC):
     """Messages that complete one by one. One thread at a time calls its methods, except `interrupt`."""
 
@@ -201,12 +205,12 @@ class Exchange(abc.ABC):
         """Takes messages. They are numbered from 0 over all calls; between two ranks they keep that order."""
 
     @abc.abstractmethod
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         """Returns when a message has completed, after an `interrupt`, or after `limit` seconds.
 
-        Returns (number, peer, error) of each message that has completed since the last call; such an error
-        concerns this message only. An exception ends all messages: `CommTimeoutError` after `timeout`
-        seconds, or another `CommError`.
+        Returns the messages that have completed since the last call; the error of one concerns this message
+        only. An exception ends all messages: `CommTimeoutError` after `timeout` seconds, or another
+        `CommError`.
         """
 
     def interrupt(self) -> None:  # noqa: B027
@@ -241,7 +245,7 @@ class JointExchange(Exchange):
     def add(self, messages: Sequence[Message]) -> None:
         self._messages += messages
 
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         messages, self._messages = self._messages, []
         first, self._completed = self._completed, self._completed + len(messages)
         self._backend.exchange(messages, timeout)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from unicomm.backends.out_of_band import Awaited, Completed, OutOfBandBackend, OutOfBandExchange
+from unicomm.backends.out_of_band import Awaited, OutOfBandBackend, OutOfBandExchange
+from unicomm.comms.backend import Completed
 from unicomm.comms.failures.threads import Threads
 from unicomm.comms.operations.call import Message
 

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from unicomm.backends.bootstrap import mpi_library
-from unicomm.backends.out_of_band import Completed, OutOfBandExchange
+from unicomm.backends.out_of_band import OutOfBandExchange
+from unicomm.comms.backend import Completed
 from unicomm.comms.operations.call import Message
 
 from .operations import Operations

@@ -16,7 +16,7 @@ user_frame.py       the user's line in a thread of this process
 """
 
 from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
-from .exchange import Completed, OutOfBandExchange
+from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
 from .fault_errors import first_line
 from .signatures import SignatureCheck, minority
@@ -27,7 +27,6 @@ __all__ = [
     "CHECK_HINT",
     "COMPARE",
     "Awaited",
-    "Completed",
     "Fault",
     "FaultChannel",
     "Operation",

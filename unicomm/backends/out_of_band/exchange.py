@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from unicomm.comms.backend import Exchange
+from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError
 from unicomm.comms.operations.call import Message
 
 from .backend import OutOfBandBackend
 from .fault_channel import Awaited, Operation
-
-#: What `Exchange.run` returns of a message: its number, its peer and its error.
-Completed = tuple[int, int, CommError | None]
 
 
 class OutOfBandExchange(Exchange):
