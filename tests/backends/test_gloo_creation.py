@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from unicomm import BackendError, Communicator, PeerLostError
+from unicomm.backends.bootstrap import internet_sockets
 from unicomm.backends.bootstrap.addresses import guard_store
 from unicomm.backends.gloo import connect as gloo_connect
-from unicomm.backends.gloo.connections import internet_sockets
 from unicomm.backends.out_of_band import sockets as mesh
-from unicomm.backends.out_of_band.fault_channel import Watch
+from unicomm.backends.out_of_band.fault_channel import FaultChannel
 from unicomm.comms.membership import lifecycle
 from unicomm.testing import run_ranks
 
@@ -152,9 +152,9 @@ def test_who_is_elsewhere(eventually):
     """Whom a rank of several hosts may blame: those in no operation, and those that do not answer."""
     ends = [socket.socketpair() for _ in range(3)]
     faults = []
-    asking = Watch({1 + i: ends[i][0] for i in range(3)}, 0, lambda: faults.append(0))
-    waiting = Watch({0: ends[0][1]}, 1, lambda: None)
-    absent = Watch({0: ends[1][1]}, 2, lambda: None)
+    asking = FaultChannel({1 + i: ends[i][0] for i in range(3)}, 0, lambda: faults.append(0))
+    waiting = FaultChannel({0: ends[0][1]}, 1, lambda: None)
+    absent = FaultChannel({0: ends[1][1]}, 2, lambda: None)
     waiting.inside = "all_reduce"  # the third one answers nothing
     try:
         assert asking.elsewhere([1, 2, 3]) == [2, 3]

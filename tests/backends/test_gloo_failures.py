@@ -32,7 +32,7 @@ def held() -> tuple[int, int]:
             sockets += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
         except OSError:
             continue
-    watches = [t for t in threading.enumerate() if t.name == "unicomm-watch"]
+    watches = [t for t in threading.enumerate() if t.name == "unicomm-faults"]
     return sockets, len(watches)
 
 
@@ -145,7 +145,7 @@ def test_strangers_do_not_come_in():
         with meet(store, "mesh", rank, 2, timeout=60, hello={}) as rendezvous:
             if rank == 1:
                 assert called.wait(60)
-            made[rank] = mesh.connect(rendezvous, "127.0.0.1", 1, "test", "gloo")
+            made[rank] = mesh.connect_all(rendezvous, "127.0.0.1", 1, "test", "gloo")
 
     called = threading.Event()
     mesh._listen = listen  # type: ignore[assignment]
@@ -219,7 +219,7 @@ def test_what_gloo_forgets_ends_with_the_communicator(kind, raised):
         if kind == "message":
             error = raised(comm.recv, x, peer, False)
         elif kind == "collective":
-            backend._agreement = None
+            backend._check = None
             error = raised(comm.barrier, False)
         else:
             batch = comm.batch_op_create()

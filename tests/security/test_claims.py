@@ -253,7 +253,7 @@ def test_gloo_listens_where_its_ranks_are():
     """Not to the world: at the one address that the ranks know each other by."""
 
     def program(comm: Communicator) -> list[str]:
-        mesh = comm.unsafe_backend._said
+        mesh = comm.unsafe_backend._check._sockets
         return [s.getsockname()[0] for s in mesh.values()]
 
     for addresses in run_ranks(program, 2, backend="gloo", hints={"hostname": "127.0.0.1"}):

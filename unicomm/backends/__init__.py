@@ -1,7 +1,15 @@
-"""Backends: each moves already validated buffers and nothing else.
+"""Backends: each moves validated buffers over one library, and nothing else.
 
-registry.py   names -> classes (built in, registered, or by the entry points `unicomm.backends`), new_comm
-shm.py        ranks of one host over the native core      gloo.py   ProcessGroupGloo over TCP
-auto.py       the fastest of these that reaches all ranks
-fake.py       one process plays any rank of any size; moves nothing
+registry.py    the names of backends, and `new_comm`
+auto.py        chooses the fastest backend that reaches all ranks
+shm.py         ranks of one host, over the native core's shared memory
+gloo/          TCP, by torch's ProcessGroupGloo
+hosts/         several hosts: shm within each, gloo between them
+mpi/           MPI, by mpi4py
+nccl/          NCCL and RCCL
+shmem/         NVSHMEM and rocSHMEM
+fake.py        one process plays any rank of any size; moves nothing
+out_of_band/   shared: connections beside a library's, for failures and signatures
+bootstrap/     shared: how ranks find each other
+vendor/        shared: opening GPU vendors' libraries
 """

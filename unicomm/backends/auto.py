@@ -1,12 +1,12 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
-CPU tensors: shared memory when all ranks can share it, Gloo when no two can, else shared memory within each
-host and Gloo between hosts. Decided anew for each communicator, so that a split whose ranks share a host uses
-shared memory also where its parent cannot.
+It chooses shared memory if all ranks can share it, Gloo if no two can, else shared memory within each host
+and Gloo between hosts. It chooses for each communicator, so that a split whose ranks share a host uses
+shared memory even if its parent cannot.
 
-Ranks share a host when the same kernel runs them, they see each other's process numbers, and each can open
-the others' memory, which is tried. Networks do not matter: containers of one host that share its process
-numbers share its memory, too. See docs/design/hosts.md.
+Ranks share a host if the same kernel runs them, they see each other's process numbers, and each can open the
+others' memory, which is tried. Networks do not matter: containers of one host that share its process numbers
+share its memory as well. See docs/design/hosts.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import PrefixStore
 
-from unicomm.backends.bootstrap.same_host import host_identity
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
@@ -30,7 +29,7 @@ from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
 
-from .bootstrap import addresses
+from .bootstrap import addresses, host_identity
 from .shm import ShmBackend
 
 _log = logging.getLogger("unicomm")
@@ -52,7 +51,7 @@ _HOSTS = Hint(
 
 
 class AutoBackend(Backend, Reconfigures):
-    """Only its `connect` is ever called: it returns the backend that was chosen."""
+    """Chooses a backend: `connect` returns the chosen one, and no other method is ever called."""
 
     name = "auto"
     protocol_version = 1
@@ -67,12 +66,12 @@ class AutoBackend(Backend, Reconfigures):
     def connect(cls, setup: Setup) -> Backend:
         place = addresses.here(setup.store)
         mine = {"host": host_identity(), "address": place.address, "network": place.network}
-        told = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
+        everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
         names = _named_hosts(setup)
-        # The host's name may differ between containers of one host; what follows it may not.
-        where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(told)]
+        # Without the host's name, which may differ between containers of one host.
+        where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(everyone)]
         layout = Layout.by(where, setup.rank)
-        places = [addresses.Place(info["address"], info["network"]) for info in told]
+        places = [addresses.Place(info["address"], info["network"]) for info in everyone]
         return _connect(setup, layout, where, places)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
@@ -86,7 +85,7 @@ class AutoBackend(Backend, Reconfigures):
 
 
 def _named_hosts(setup: Setup) -> list[str]:
-    """What the hint says about each rank of this communicator."""
+    """Returns the host that the hint names for each rank of this communicator."""
     names: Sequence[str] = setup.hints[_HOSTS.name]
     if not names:
         return [""] * setup.size
@@ -107,7 +106,7 @@ def _connect(
     if len(layout.hosts) == 1:
         try:
             return ShmBackend.connect(replace(setup, hints=_hints_of(ShmBackend, setup)))
-        except (UnsupportedError, BackendError) as error:  # the same on all ranks
+        except (UnsupportedError, BackendError) as error:  # the same error on all ranks
             if setup.size == 1:
                 raise
             _warn(setup, error.message)
@@ -117,15 +116,8 @@ def _connect(
         if alone:
             layout = Layout.by([r if r in alone else w for r, w in enumerate(where)], setup.rank)
     if not (far_hints["hostname"] or far_hints["interface"]):
-        try:
-            far_hints["hostname"] = addresses.choose(places, setup.rank)
-        except OSError as error:
-            raise BackendError(
-                f"rank {setup.rank} cannot be reached from other hosts: {error}",
-                comm=setup.name,
-                culprits=[setup.rank],
-                hint="connect the host to a network, or choose an interface by the hint 'interface'",
-            ) from error
+        cure = "choose an interface by the hint 'interface'"
+        far_hints["hostname"] = addresses.choose_for(setup, places, cure)
     parts: list[Backend] = [] if near is None else [near]
     try:
         far = GlooBackend.connect(replace(setup, hints=far_hints))
@@ -140,7 +132,7 @@ def _connect(
             part = _Part("leaders", layout.leaders, layout.host)
             leaders = part.connect(GlooBackend, setup, far_hints | {"check_mismatch": True})
             parts.append(leaders)
-        # Nobody goes on before all are connected.
+        # No rank goes on before all are connected.
         setup.rendezvous.exchange("hosts connected", b"")
     except BaseException:
         for one in parts:
@@ -154,7 +146,7 @@ def _connect(
 
 
 def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int]]:
-    """This host's shared memory, and the ranks of all hosts where that could not be had."""
+    """Returns this host's shared memory, and the ranks of all hosts that cannot share memory."""
     near: Backend | None = None
     trouble = ""
     if len(layout.members) > 1:
@@ -163,13 +155,13 @@ def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int
             near = part.connect(ShmBackend, setup, _hints_of(ShmBackend, setup))
         except (UnsupportedError, BackendError) as error:
             trouble = error.message
-    told = setup.rendezvous.exchange("memory shared", trouble.encode())
-    alone = {r for r, text in enumerate(told) if text}
-    if near is not None and setup.rank in alone:  # then another rank of this host could not
+    troubles = setup.rendezvous.exchange("memory shared", trouble.encode())
+    alone = {r for r, text in enumerate(troubles) if text}
+    if near is not None and setup.rank in alone:  # another rank of this host could not share memory
         near.close()
         near = None
     if alone and setup.rank == min(alone):
-        _warn(setup, told[setup.rank].decode())
+        _warn(setup, troubles[setup.rank].decode())
     return near, alone
 
 
@@ -178,21 +170,21 @@ def _warn(setup: Setup, reason: str) -> None:
 
 
 def _alone(setup: Setup) -> Backend:
-    """Shared memory of a rank that shares it with nobody."""
+    """Returns shared memory for this rank alone."""
     part = _Part("alone", (setup.rank,), 0)
     return part.connect(ShmBackend, setup, _hints_of(ShmBackend, setup))
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some ranks of the communicator, in order, which connect a backend of their own."""
+    """Some ranks of the communicator, in order, that connect a backend of their own."""
 
     name: str
     ranks: tuple[int, ...]
     rank: int
 
     def connect(self, backend: type[Backend], setup: Setup, hints: Mapping[str, Any]) -> Backend:
-        """Raises with the communicator's ranks as culprits."""
+        """Connects the part's ranks. Errors name the communicator's ranks as culprits."""
         rendezvous, size = setup.rendezvous, len(self.ranks)
         left = max(0.1, rendezvous.remaining())
         store = None
@@ -218,7 +210,7 @@ class _Part:
 
 
 def _hints_of(backend: type[Backend], setup: Setup) -> dict[str, Any]:
-    """The values of those hints that `backend` knows."""
+    """Returns the values of the hints that `backend` knows."""
     known = {hint.name for hint in backend.capabilities.hints}
     hints = read_hints(None, backend.capabilities.hints, backend.name)
     hints.update({k: v for k, v in setup.hints.items() if k in known})

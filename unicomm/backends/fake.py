@@ -1,7 +1,7 @@
-"""A backend for one process that plays any rank of any size: nothing moves, everything completes at once.
+"""A backend for one process that plays any rank of any size: no data move, and operations complete at once.
 
-For trying out a program's control flow and memory at any scale without ranks: arguments are checked and
-operations recorded as on a real backend, outputs keep whatever they held.
+It serves to try out a program's control flow and memory at any scale. Arguments are checked and operations
+recorded as on a real backend; outputs keep their values.
 """
 
 from __future__ import annotations

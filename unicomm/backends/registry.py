@@ -1,4 +1,4 @@
-"""Names of backends, and `new_comm`."""
+"""The names of backends, and `new_comm`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from importlib.metadata import EntryPoint, entry_points
 import torch
 from torch._C._distributed_c10d import Store
 
-from unicomm.backends.bootstrap.store import store_of_job
+from unicomm.backends.bootstrap import store_of_job
 from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures, device_streams
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
+from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import lifecycle
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
-# Imported when first asked for, so that `import unicomm` loads no backend.
+# Imported at first use, so that `import unicomm` loads no backend.
 _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo.backend:GlooBackend",
@@ -75,13 +76,18 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="unicomm.backends")}
 
 
+def built_in_backends() -> list[str]:
+    """Returns the names of the backends that come with unicomm."""
+    return sorted(_BUILT_IN)
+
+
 def backend_names() -> list[str]:
-    """Names of all backends that this installation knows."""
+    """Returns the names of all backends that this installation knows."""
     return sorted({*_BUILT_IN, *_registered, *_installed()})
 
 
 def find_backend(name: str) -> type[Backend]:
-    """The class behind a name; `UnsupportedError` when its library is missing, with the cure."""
+    """Returns the class of a backend; `UnsupportedError` with the cure if its library is missing."""
     if name in _registered:
         return _registered[name]
     if name in _BUILT_IN:
@@ -107,9 +113,9 @@ def find_backend(name: str) -> type[Backend]:
     return _registered[name]
 
 
-def _check_usable(backend: type[Backend], size: int) -> None:
+def _check_usable(backend: type[Backend], size: int, world: Environment) -> None:
     if issubclass(backend, ChecksProcess):
-        backend.check_usable(size)
+        backend.check_usable(size, world.source if world.size == size else "")
 
 
 def new_comm(
@@ -133,16 +139,16 @@ def new_comm(
         backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
             "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
             process plays any rank), or a registered one.
-        device: on which tensors will be; required.
+        device: the device of the tensors; required.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
-        timeout: of the creation, and of each operation that brings no other; seconds or timedelta.
+        timeout: of the creation, and of each operation without its own; seconds or timedelta.
             Default: TORCHCOMM_TIMEOUT_SECONDS, else 600.
         store: a torch.distributed Store that all ranks share. Default: the one of the launcher
             (MASTER_ADDR and MASTER_PORT), or a file where one launcher runs all ranks on one host.
-        name: tells communicators apart. One name may be used again and again.
+        name: tells communicators apart. A name may be used again.
         enable_reconfigure: the ranks may change later, see docs/reconfigure.md. The communicator then waits
-            for nobody, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
-            size= it connects them at once. `UnsupportedError` where the backend cannot.
+            for no rank, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
+            size= it connects them at once. `UnsupportedError` if the backend cannot.
         hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
         rank, size: this rank and the number of ranks. Default: from the environment (torchrun, Open MPI,
             PMI, PMIx, PALS, Slurm, TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
@@ -175,7 +181,7 @@ def new_comm(
         return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
-        _check_usable(found, size)
+        _check_usable(found, size, world)
         if store is None and size > 1 and found.capabilities.moves_data:
             store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     else:
@@ -187,7 +193,7 @@ def new_comm(
             ) from None
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
-        _check_usable(found, size)
+        _check_usable(found, size, world)
     return lifecycle.create(
         found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
     )

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 import torch
 
 from unicomm import _core
-from unicomm.backends.bootstrap.same_host import host_identity
+from unicomm.backends.bootstrap import host_identity
 from unicomm.comms.backend import (
     AllocatesMemory,
     Backend,
     Capabilities,
     ChecksPeers,
+    Completed,
     Exchange,
     ExtendsDeadlines,
     HasFastPath,
@@ -38,7 +39,7 @@ from unicomm.comms.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from unicomm.comms.failures import thread_quiescence as census
+from unicomm.comms.failures import thread_quiescence
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES, NAMES
 from unicomm.comms.operations.reduction import RedOpType
@@ -69,7 +70,7 @@ class ShmBackend(
     ChecksPeers,
     Reconfigures,
 ):
-    """One segment of memory for all ranks; see csrc/shm/group.hpp for the algorithm."""
+    """A communicator in one memory segment of all its ranks; csrc/shm/group.hpp has the algorithm."""
 
     name = "shm"
     protocol_version = 1
@@ -86,7 +87,7 @@ class ShmBackend(
 
     def __init__(self, group: Any, rank: int) -> None:
         self._group = group
-        # Of which segments, as which rank: the communicator's, and that of its symmetric memory.
+        # The segments of this rank: the communicator's, and that of its symmetric memory.
         self.member_of = [int(group.id)]
         self.rank = rank
         self.creator = threading.current_thread()
@@ -125,7 +126,7 @@ class ShmBackend(
                     )
                 except OSError as error:
                     trouble = str(error)
-            # Nobody goes on before all have mapped it, and only then may the creator close its descriptor.
+            # No rank goes on before all have mapped it; only then may the creator close its descriptor.
             answers = rendezvous.exchange("shm mapped", trouble.encode())
             if segment is not None:
                 segment.close_fd()
@@ -140,7 +141,7 @@ class ShmBackend(
                     " in containers share the PID namespace",
                 )
         except BaseException:
-            segment = group = None  # else the error's traceback would keep the memory
+            segment = group = None  # which the error's traceback would keep
             raise
         return cls(group, setup.rank)
 
@@ -229,7 +230,7 @@ _open: weakref.WeakSet[ShmBackend] = weakref.WeakSet()
 
 
 def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] | None:
-    """Called by the native core: see `census.bound` and csrc/shm/waiting/deadlock.hpp."""
+    """Called by the native core: see `thread_quiescence.bound` and csrc/shm/waiting/deadlock.hpp."""
     creators: dict[int, dict[int, threading.Thread]] = {}
     try:
         backends = list(_open)
@@ -238,7 +239,7 @@ def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] 
     for backend in backends:
         for segment in list(backend.member_of):
             creators.setdefault(segment, {})[backend.rank] = backend.creator
-    return census.bound(waiting, creators, comm, rank)
+    return thread_quiescence.bound(waiting, creators, comm, rank)
 
 
 _core.set_thread_check(_threads_that_matter)
@@ -253,7 +254,7 @@ class _ShmExchange(Exchange):
         assert self._exchange is not None
         self._exchange.add(list(messages))
 
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         assert self._exchange is not None
         over = self._exchange.run(self._group, timeout, limit)
         if isinstance(over, tuple):
@@ -265,12 +266,13 @@ class _ShmExchange(Exchange):
             exchange.interrupt()
 
     def close(self) -> None:
-        # Both hold the segment, which is not to outlive the communicator for a lane that somebody kept.
+        # Both hold the segment, which must not outlive the communicator if a user keeps the message queue.
         self._group = self._exchange = None
 
 
 def _slot_bytes(size: int) -> int:
-    """What two ranks stage should have left the peer's caches when it is written again.
+    """Returns the default size of a slot. For two ranks the slot is so large that its lines have left the
+    peer's caches when they are written again.
 
     Measured in docs/design/shm-rounds.md. With the room for messages a rank has at most 2 MiB.
     """

@@ -179,7 +179,11 @@ class RunsCollectives(abc.ABC):
 
     @abc.abstractmethod
     def run(self, call: Call) -> None:
-        """Runs one of these collectives; returns when the outputs are written."""
+        """Runs one of these collectives; returns when the outputs are written. Called within `collective`."""
+
+    def runs(self, call: Call) -> bool:
+        """Whether it runs this call, of those that the capabilities cover; the same on all ranks."""
+        return True
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         """Runs any collective by `run`, which calls `run` or, if it is composed, `exchange`.
@@ -187,6 +191,10 @@ class RunsCollectives(abc.ABC):
         The place for what is done once for each collective, such as comparing signatures.
         """
         run()
+
+
+#: A message of an exchange that has completed: its number, its peer and its error.
+Completed = tuple[int, int, CommError | None]
 
 
 class Exchange(abc.ABC):
@@ -197,12 +205,12 @@ class Exchange(abc.ABC):
         """Takes messages. They are numbered from 0 over all calls; between two ranks they keep that order."""
 
     @abc.abstractmethod
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         """Returns when a message has completed, after an `interrupt`, or after `limit` seconds.
 
-        Returns (number, peer, error) of each message that has completed since the last call; such an error
-        concerns this message only. An exception ends all messages: `CommTimeoutError` after `timeout`
-        seconds, or another `CommError`.
+        Returns the messages that have completed since the last call; the error of one concerns this message
+        only. An exception ends all messages: `CommTimeoutError` after `timeout` seconds, or another
+        `CommError`.
         """
 
     def interrupt(self) -> None:  # noqa: B027
@@ -237,7 +245,7 @@ class JointExchange(Exchange):
     def add(self, messages: Sequence[Message]) -> None:
         self._messages += messages
 
-    def run(self, timeout: float, limit: float) -> list[tuple[int, int, CommError | None]]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         messages, self._messages = self._messages, []
         first, self._completed = self._completed, self._completed + len(messages)
         self._backend.exchange(messages, timeout)
@@ -489,8 +497,11 @@ class ChecksProcess(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def check_usable(cls, size: int) -> None:
-        """Raises `UnsupportedError` if this process cannot be one of `size` ranks; called before all else."""
+    def check_usable(cls, size: int, told_by: str = "") -> None:
+        """Raises `UnsupportedError` if this process cannot be one of `size` ranks; called before all else.
+
+        `told_by`: what told the number of ranks, such as a launcher, for the error.
+        """
 
 
 class ChecksPeers(abc.ABC):

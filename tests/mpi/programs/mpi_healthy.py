@@ -9,7 +9,7 @@ import torch
 from mpi_common import comm, me, raised, say, size
 
 import unicomm
-from unicomm.backends.mpi import backend as mpi
+from unicomm.backends.mpi import operations as mpi
 from unicomm.comms.execution import point_to_point
 from unicomm.comms.execution.completion import is_native
 from unicomm.comms.operations.call import Call

@@ -1,7 +1,8 @@
-"""Which address of this host the others reach: found by routing, so that it is never loopback by accident.
+"""The address of this host that the other ranks reach, found by routing, so that it is never loopback by
+accident.
 
-A host's own name often means 127.0.0.1 in its /etc/hosts: who listens there waits for hosts that cannot come.
-The kernel knows better: it is asked where it would send from, without anything being sent.
+A host's own name often means 127.0.0.1 in its /etc/hosts; a rank that listens there waits for hosts that
+cannot come. So the kernel is asked which address it would send from. Nothing is sent for that.
 """
 
 from __future__ import annotations
@@ -19,29 +20,35 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unicomm.backends.gloo.connections import internet_sockets
-from unicomm.comms.backend import SetupRendezvous
-from unicomm.comms.errors import InvalidArgumentError
+from unicomm.comms.backend import Setup, SetupRendezvous
+from unicomm.comms.errors import BackendError, InvalidArgumentError
 from unicomm.comms.membership.handles import network, notice_silence
 
-INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, and goes before routing
+from .process_sockets import internet_sockets
+
+INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, instead of routing
 _SIOCGIFADDR = 0x8915
-# An address of no network (RFC 5737): where to is the question, and the answer is the default route.
+# An address of no network (RFC 5737): the way to it is the default route.
 _ANYWHERE = "192.0.2.1"
-_STORE_SILENT = 3  # seconds between two questions to the store's host; it is gone after four of them
+_STORE_SILENT = 3  # seconds between two probes of the store's host; it is gone after four of them
 _PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is in the network: the address that others reach it at, and whose loopback it shares."""
+    """Where a rank is in the network.
+
+    Attributes:
+        address: the address at which others reach the rank.
+        network: identity of the network namespace; ranks of one share a loopback.
+    """
 
     address: str
     network: str
 
 
 def here(store: Store | None) -> Place:
-    """This rank's place. The address is "" when only loopback leads to the host of the store."""
+    """Returns this rank's place. The address is "" if only loopback leads to the host of the store."""
     target = _host_of(store)
     address = route_to(target) if target else ""
     if not address and not target:
@@ -50,7 +57,7 @@ def here(store: Store | None) -> Place:
 
 
 def of_interface(name: str) -> str:
-    """An interface's address, IPv4 before IPv6, "" for no name; `InvalidArgumentError` when it has none."""
+    """Returns an interface's address, IPv4 before IPv6; "" for no name. `InvalidArgumentError` if none."""
     if not name:
         return ""
     try:
@@ -75,26 +82,26 @@ def _ipv6_of(interface: str) -> str:
 
 
 def chosen_interface() -> str:
-    """The interface that this host's environment names, "" for none.
+    """Returns the interface that this host's environment names, "" for none.
 
-    Which one leads to the others is a fact about a host, and hosts may differ: so it is no hint, which all
-    ranks pass alike, and no setting of a backend. GLOO_SOCKET_IFNAME is what programs bring from torch.
+    The interface that leads to the others may differ between hosts. So it is not a hint, which all ranks pass
+    alike. GLOO_SOCKET_IFNAME is the variable that programs for torch set.
     """
     named = os.environ.get(INTERFACE) or os.environ.get("GLOO_SOCKET_IFNAME", "")
     return named.partition(",")[0].strip()
 
 
-def agree(rendezvous: SetupRendezvous, store: Store | None) -> str:
-    """The address for this rank to listen on, as `choose` has it. Called by all ranks of a communicator."""
+def listen_address(rendezvous: SetupRendezvous, store: Store | None) -> str:
+    """Collective: returns the address for this rank to listen on, as `choose` does."""
     place = here(store)
-    told = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())
-    return choose([Place(*json.loads(blob)) for blob in told], rendezvous.rank)
+    blobs = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())
+    return choose([Place(*json.loads(blob)) for blob in blobs], rendezvous.rank)
 
 
 def choose(places: Sequence[Place], rank: int) -> str:
-    """The address for this rank to listen on, "" where loopback is right; raises `OSError` if there is none.
+    """Returns the address for this rank to listen on, "" if loopback will do; `OSError` if there is none.
 
-    Ranks that see only loopback, for the store is on their own host, ask for the way to the others.
+    A rank that sees only loopback, as the store is on its own host, takes the way to the others.
     """
     if address := of_interface(chosen_interface()):
         return address
@@ -111,13 +118,26 @@ def choose(places: Sequence[Place], rank: int) -> str:
     raise OSError("this host has no network address but loopback")
 
 
+def choose_for(setup: Setup, places: Sequence[Place], cure: str) -> str:
+    """Returns what `choose` does; `BackendError` with `cure` as a hint if there is no address."""
+    try:
+        return choose(places, setup.rank)
+    except OSError as error:
+        raise BackendError(
+            f"rank {setup.rank} cannot be reached from other hosts: {error}",
+            comm=setup.name,
+            culprits=[setup.rank],
+            hint=f"connect the host to a network, or {cure}",
+        ) from error
+
+
 def route_anywhere() -> str:
-    """The address on the default route; "" where there is none."""
+    """Returns the address on the default route; "" if there is none."""
     return route_to(_ANYWHERE)
 
 
 def route_to(host: str) -> str:
-    """The address that this host would send from to reach `host`; "" for loopback or where no way leads."""
+    """Returns the address from which this host would send to `host`; "" for loopback or no way."""
     try:
         found = socket.getaddrinfo(host, _PORT, type=socket.SOCK_DGRAM)
     except OSError:
@@ -135,9 +155,9 @@ def route_to(host: str) -> str:
 
 
 def guard_store(store: Store | None) -> None:
-    """Lets this process notice when the host of its TCPStore cannot be reached any more, within 12 seconds.
+    """Makes this process notice within 12 seconds that the host of its TCPStore cannot be reached any more.
 
-    What waits for an answer of the store then ends with an error, which would take many minutes otherwise.
+    A call that waits for the store then ends with an error; without this it would take many minutes.
     """
     host, port = _host_of(store), _port_of(store)
     if not host:
@@ -154,7 +174,7 @@ def guard_store(store: Store | None) -> None:
 
 
 def _plain(address: object) -> str:
-    """Without the forms in which the same address may come."""
+    """Returns the one form of an address that may be written in several ways."""
     ip = ipaddress.ip_address(str(address).partition("%")[0])
     return str(getattr(ip, "ipv4_mapped", None) or ip)
 

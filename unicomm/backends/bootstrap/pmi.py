@@ -1,11 +1,11 @@
-"""One text from rank 0 to all ranks by PMI: the connection at PMI_FD to the launcher's process manager.
+"""A text from rank 0 to all ranks by PMI: over the connection at PMI_FD to the launcher's process manager.
 
-PMI-1 is lines of `key=value`, spoken by Hydra (MPICH, Intel MPI). Neither `init` nor `finalize` is said: they
-belong to the MPI library, whether this process uses it or not: Hydra takes a process that has said the one
-and ends without the other for one that died.
+PMI-1 is lines of `key=value`; Hydra (MPICH, Intel MPI) has it. This process sends neither `init` nor
+`finalize`, which are left to the MPI library: Hydra takes a process for dead that has sent `init` and ends
+without `finalize`.
 
-PMI-2 is `key=value;` after six characters of length, spoken by Slurm (`srun --mpi=pmi2`), which answers
-nothing before `init`, and takes that once in the life of a process: after it, MPI cannot be initialised here.
+PMI-2 is `key=value;` after six characters of length; Slurm (`srun --mpi=pmi2`) has it. Slurm answers nothing
+before `init`, and accepts `init` once in the life of a process: after it, MPI cannot be initialised here.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import time
 from types import TracebackType
 
 _MOST = 4096  # characters of an answer
-_HEADER = 6  # characters that say how long a PMI-2 message is
+_HEADER = 6  # characters of the length before a PMI-2 message
 
-_used_up: set[int] = set()  # processes that have said PMI-2's `init`: the number tells a forked child
+_used_up: set[int] = set()  # ids of processes that have sent PMI-2's `init`: a forked child has not
 
 
 def used_up() -> bool:
-    """Whether this process has used the one `init` that its process manager takes, so that MPI has none."""
+    """Whether this process has used up the one `init` that its process manager accepts, which MPI needs."""
     return os.getpid() in _used_up
 
 
 def by_pmi1(descriptor: str, key: str, value: str | None, timeout: float) -> str:
-    """What rank 0 passes as `value`, on all ranks. Called by all of them.
+    """Collective: returns what rank 0 passes as `value`.
 
-    Raises `TimeoutError` when not all came, and `OSError`, `ValueError`, `KeyError` for what is no PMI-1.
+    Raises `TimeoutError` if not all ranks came, and `OSError`, `ValueError` or `KeyError` if the other end
+    does not speak PMI-1.
     """
     with _Manager(descriptor, timeout) as manager:
         name = manager.ask_line("cmd=get_my_kvsname")["kvsname"]
@@ -41,7 +42,7 @@ def by_pmi1(descriptor: str, key: str, value: str | None, timeout: float) -> str
 
 
 def by_pmi2(descriptor: str, job: str, rank: int, key: str, value: str | None, timeout: float) -> str:
-    """The same over PMI-2, once in a process. `job`: the manager's name for it, PMI_JOBID."""
+    """The same by PMI-2, once in a process. `job`: the manager's name for the job, PMI_JOBID."""
     if used_up():
         raise ValueError("it takes one `init` from each process, and has had it")
     with _Manager(descriptor, timeout) as manager:
@@ -53,15 +54,15 @@ def by_pmi2(descriptor: str, job: str, rank: int, key: str, value: str | None, t
         if value is not None:
             manager.ask_frame("kvs-put", key=key, value=value)
         manager.ask_frame("kvs-fence")
-        told = manager.ask_frame("kvs-get", jobid=job, srcid="-1", key=key)
-        if told.get("found", "TRUE").upper() != "TRUE":
+        answer = manager.ask_frame("kvs-get", jobid=job, srcid="-1", key=key)
+        if answer.get("found", "TRUE").upper() != "TRUE":
             raise ValueError(f"it does not know {key}, which rank 0 has put there")
         manager.ask_frame("finalize")
-        return told["value"]
+        return answer["value"]
 
 
 class _Manager:
-    """The connection, with a deadline for all that is said in a `with` block."""
+    """The connection to the process manager, with a deadline for everything in a `with` block."""
 
     def __init__(self, descriptor: str, timeout: float) -> None:
         if not descriptor.isdecimal() or len(descriptor) > 9:
@@ -86,12 +87,12 @@ class _Manager:
 
     def ask_line(self, line: str) -> dict[str, str]:
         self._send(line + "\n")
-        said = b""
-        while not said.endswith(b"\n"):
-            if len(said) == _MOST:
-                raise ValueError(f"it answered more than {_MOST} characters: {said[:40]!r}...")
-            said += self._receive(1)  # no more than the answer: what follows is MPI's
-        return _checked(dict(part.split("=", 1) for part in _text(said).split() if "=" in part))
+        data = b""
+        while not data.endswith(b"\n"):
+            if len(data) == _MOST:
+                raise ValueError(f"it answered more than {_MOST} characters: {data[:40]!r}...")
+            data += self._receive(1)  # no more than the answer: what follows is MPI's
+        return _checked(dict(part.split("=", 1) for part in _text(data).split() if "=" in part))
 
     def ask_frame(self, command: str, **values: str) -> dict[str, str]:
         parts = {"cmd": command, **values}
@@ -100,12 +101,12 @@ class _Manager:
         header = _text(self._receive(_HEADER))
         if not header.strip().isdecimal() or int(header) > _MOST:
             raise ValueError(f"it answered {header!r} where the length of a message is due")
-        said = _text(self._receive(int(header)))
+        text = _text(self._receive(int(header)))
         # A doubled semicolon belongs to the value; a single one ends it.
-        pairs = re.findall(r"([^=;]+)=((?:[^;]|;;)*);(?!;)", said)
+        pairs = re.findall(r"([^=;]+)=((?:[^;]|;;)*);(?!;)", text)
         answer = _checked({name: value.replace(";;", ";") for name, value in pairs})
         if answer.get("cmd") != f"{command}-response":
-            raise ValueError(f"it answered {said!r} to {command}")
+            raise ValueError(f"it answered {text!r} to {command}")
         return answer
 
     def _send(self, text: str) -> None:
@@ -113,14 +114,14 @@ class _Manager:
         self.socket.sendall(text.encode())
 
     def _receive(self, count: int) -> bytes:
-        said = b""
-        while len(said) < count:
+        data = b""
+        while len(data) < count:
             self._limit()
-            more = self.socket.recv(count - len(said))
+            more = self.socket.recv(count - len(data))
             if not more:
                 raise OSError("it hung up")
-            said += more
-        return said
+            data += more
+        return data
 
     def _limit(self) -> None:
         left = self.deadline - time.monotonic()
@@ -129,8 +130,8 @@ class _Manager:
         self.socket.settimeout(left)
 
 
-def _text(said: bytes) -> str:
-    return said.decode(errors="replace")
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
 
 
 def _checked(answer: dict[str, str]) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""One text from rank 0 to all ranks by PMIx: the server that Open MPI's mpiexec and `srun --mpi=pmix` run.
+"""A text from rank 0 to all ranks by PMIx: over the server that Open MPI's mpiexec and `srun --mpi=pmix` run.
 
-A child process speaks with the library (pmix_client.py). In this process PMIx_Init would be for good: Open
-MPI's MPI_Init fails after it, and crashes after PMIx_Finalize, and a process that ends without PMIx_Finalize
-is taken for one that died. The server lets several processes have the place of one rank; the
-child can be ended when time is over; and whatever a strange library does is an exit code.
+A child process (pmix_client.py) calls the library. In this process PMIx_Init could not be undone: Open MPI's
+MPI_Init fails after it, and crashes after PMIx_Finalize; a process that ends without PMIx_Finalize is taken
+for dead. The server accepts several processes in the place of one rank. The child can be killed at the
+deadline, and a crash of the library is an exit code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARY = "libpmix.so.2"
 
 
 class NoLibraryError(Exception):
-    """libpmix is not to be found."""
+    """libpmix is not found."""
 
 
 def offered(environ: Mapping[str, str], rank: int) -> bool:
@@ -31,13 +31,13 @@ def offered(environ: Mapping[str, str], rank: int) -> bool:
 
 
 def by_pmix(environ: Mapping[str, str], key: str, value: str | None, timeout: float) -> str:
-    """What rank 0 passes as `value`, on all ranks. Called by all of them.
+    """Collective: returns what rank 0 passes as `value`.
 
-    Raises `NoLibraryError`, `TimeoutError` when not all came, `OSError` and `ValueError` when PMIx fails.
+    Raises `NoLibraryError`, `TimeoutError` if not all ranks came, `OSError` and `ValueError` if PMIx fails.
     """
     if not sys.executable:
         raise NoLibraryError
-    # The library's own messages are its stderr.
+    # The library's own messages go to stderr.
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("pmix_client.py"))]
     command += [":".join(_candidates(environ)), key, *([] if value is None else [value])]
     try:
@@ -55,18 +55,18 @@ def by_pmix(environ: Mapping[str, str], key: str, value: str | None, timeout: fl
         raise TimeoutError from None
     if done.returncode == NO_LIBRARY:
         raise NoLibraryError
-    said = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not said:
+    lines = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         raise ValueError(f"its library ended the process that asked it ({done.returncode}) {last}".rstrip())
-    answer = json.loads(said[-1])
+    answer = json.loads(lines[-1])
     if "error" in answer:
         raise ValueError(str(answer["error"]))
     return str(answer["value"])
 
 
 def _candidates(environ: Mapping[str, str]) -> list[str]:
-    """Where the library may be: that of this process, those that come with an Open MPI, the system's."""
+    """Returns where the library may be: this process's, those that come with an Open MPI, the system's."""
     found: dict[str, None] = {}
     try:
         for line in Path("/proc/self/maps").read_text().splitlines():

@@ -1,14 +1,14 @@
-"""A process for the time of one exchange by PMIx: connects to the launcher's server in the place of the rank
-that started it, and says what rank 0 put there.
+"""A process for one exchange by PMIx: it connects to the launcher's server in the place of the rank that
+started it, and prints what rank 0 put there.
 
     python -I -S pmix_client.py LIBRARIES KEY [VALUE]      LIBRARIES: paths to try, with colons between
 
-Prints one line of JSON after `MARK`: the value, or the error. It imports nothing but the standard library's
-smallest, so that it starts in some milliseconds.
+It prints one line of JSON after `MARK`: the value, or the error. It imports only small modules of the
+standard library, so that it starts in some milliseconds.
 
-The library's ABI differs between versions in the structures that carry options. None of those is used: of
-`pmix_proc_t` (256 characters and 32 bits, since version 2) and `pmix_value_t` (a 16-bit type, and at byte 8
-what it holds) only what no version has changed, in more memory than any of them needs.
+The library's ABI differs between versions in the structures that carry options, and none of those is used.
+Used are only the parts of `pmix_proc_t` (256 characters and 32 bits, since version 2) and `pmix_value_t` (a
+16-bit type, and its content at byte 8) that no version has changed, in more memory than any version needs.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import os
 import sys
 
 MARK = "unicomm-pmix "
-NO_LIBRARY = 77  # the exit code that says so
+NO_LIBRARY = 77  # exit code: no library could be loaded
 
 _NAME = 256  # bytes of a namespace's name
 _GLOBAL = 3  # PMIX_GLOBAL: a value for ranks of this host and of others
@@ -34,7 +34,7 @@ def load(paths: list[str]) -> "ctypes.CDLL | None":
 
 
 def exchange(pmix: ctypes.CDLL, key: bytes, value: "bytes | None") -> str:
-    """The value of rank 0, after all ranks of the job have come here."""
+    """Collective: returns the value of rank 0."""
     nothing, none = ctypes.c_void_p(), ctypes.c_size_t(0)
 
     def call(name: str, *arguments: object) -> None:
@@ -71,11 +71,11 @@ def main(paths: str, key: str, value: "str | None" = None) -> int:
     if pmix is None:
         return NO_LIBRARY
     try:
-        said = {"value": exchange(pmix, key.encode(), None if value is None else value.encode())}
+        answer = {"value": exchange(pmix, key.encode(), None if value is None else value.encode())}
     except Exception as error:
-        said = {"error": str(error)}
-    # The library writes to standard output, too.
-    os.write(1, f"\n{MARK}{json.dumps(said)}\n".encode())
+        answer = {"error": str(error)}
+    # The library writes to standard output as well.
+    os.write(1, f"\n{MARK}{json.dumps(answer)}\n".encode())
     return 0
 
 

@@ -1,14 +1,14 @@
-"""Where ranks on several hosts meet without MASTER_ADDR: rank 0 opens a store, and tells the others where by
-what their launcher offers.
+"""The store of ranks on several hosts without MASTER_ADDR: rank 0 opens it, and its address reaches the
+others by what their launcher offers.
 
-| launcher | by |
+| launcher | address travels by |
 |---|---|
 | MPICH's and Intel MPI's mpiexec | PMI-1 (pmi.py) |
 | Open MPI's mpiexec, srun --mpi=pmix | PMIx (pmix.py) |
 | srun --mpi=pmi2 | PMI-2 (pmi.py), but MPI where this process uses it |
 | others that start MPI processes | MPI (mpi_library.py) |
 
-Which one it is follows from what is alike on all ranks: they have to choose the same.
+The choice follows from what is alike on all ranks, so that all choose the same.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from . import addresses, mpi_library, pmi, pmix
 _KEY = "unicomm-store"
 _CURE = "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
 _lock = threading.Lock()
-_stores: dict[int, Store] = {}  # one a process: the number tells a forked child
+_stores: dict[int, Store] = {}  # by process id, as a forked child needs its own
 
 
 def store_of_job(
     world: Environment, timeout: float, environ: Mapping[str, str] = os.environ, *, uses_mpi: bool = False
 ) -> Store | None:
-    """`open_store`, and where that has nothing to meet by, the launcher. Called by all ranks.
+    """Collective: returns the store of `open_store`; without an address, one by the launcher.
 
-    `uses_mpi`: that the store is for MPI, which this process may then initialise.
+    `uses_mpi`: the store is for the MPI backend, so that this process may initialise MPI.
 
-    Raises what `open_store` does; `CommTimeoutError` when not all ranks came, and `BackendError` when what
-    the launcher offers does not work.
+    Raises what `open_store` does; `CommTimeoutError` if not all ranks came, and `BackendError` if what the
+    launcher offers does not work.
     """
     if environ.get("MASTER_ADDR") or world.size in (1, world.local_size):
         return open_store(world, timeout, environ)
     way = _way(world, environ, uses_mpi or mpi_library.running() is not None)
     if not way:
-        return open_store(world, timeout, environ)  # says what is missing
+        return open_store(world, timeout, environ)  # whose error says what is missing
     with _lock:
         if (store := _stores.get(os.getpid())) is None:
             store = _stores[os.getpid()] = _open(world, timeout, environ, way)
@@ -56,12 +56,12 @@ def store_of_job(
 
 
 def _way(world: Environment, environ: Mapping[str, str], uses_mpi: bool) -> str:
-    """What to meet by; "" for nothing."""
+    """Returns by what the address travels, "" for nothing."""
     if world.source == "PMI" and "PMI_FD" in environ:
         if "PMI_JOBID" not in environ:
             return "PMI-1"
         if not uses_mpi:
-            return "PMI-2"  # of Slurm; it would take MPI's connection away
+            return "PMI-2"  # of Slurm; using it leaves MPI without its connection
     elif world.source in ("Open MPI", "PMIx", "Slurm") and pmix.offered(environ, world.rank):
         return "PMIx"
     starts_mpi = world.source in ("Open MPI", "PMI", "PMIx", "PALS") or (
@@ -74,10 +74,10 @@ def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: s
     limit = timedelta(seconds=timeout)
     hosted, where = _host(limit) if world.rank == 0 else (None, None)
     try:
-        said = _told(world, timeout, environ, way, where)
-        host, _, port = said.rpartition(":")
+        address = _address_of_rank_0(world, timeout, environ, way, where)
+        host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"{said[:80]!r} is no address")
+            raise ValueError(f"{address[:80]!r} is no address")
         if hosted is not None:
             return hosted
         return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
@@ -95,7 +95,7 @@ def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: s
 
 
 def _host(limit: timedelta) -> tuple[Store, str]:
-    """A store at a free port, and where the others find it."""
+    """Returns a store at a free port, and its address for the others."""
     host = addresses.of_interface(addresses.chosen_interface()) or addresses.route_anywhere() or "127.0.0.1"
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -118,7 +118,9 @@ def _host(limit: timedelta) -> tuple[Store, str]:
     return store, f"{host}:{port}"
 
 
-def _told(world: Environment, timeout: float, environ: Mapping[str, str], way: str, where: str | None) -> str:
+def _address_of_rank_0(
+    world: Environment, timeout: float, environ: Mapping[str, str], way: str, where: str | None
+) -> str:
     if way == "PMI-1":
         return pmi.by_pmi1(environ["PMI_FD"], _KEY, where, timeout)
     if way == "PMI-2":

@@ -1,16 +1,12 @@
-"""Gloo: TCP between any hosts, through torch's `ProcessGroupGloo`, one for each communicator.
+"""The communicator of Gloo.
 
-Beside Gloo's, each rank has connections of our own to the others: one on which ranks compare what they are
-about to run (agree.py), and one for what they have to tell each other when something goes wrong (watch.py).
-
-Data moves as bytes. Gloo's own reductions serve where they are defined as ours are (sums and products of
-plain numbers); everything else, such as bfloat16, AVG or complex numbers, is composed
+Data moves as bytes. Gloo's own reductions serve where they are defined as unicomm's are: sums and products of
+plain numbers. Everything else, such as bfloat16, AVG or complex numbers, is composed
 (comms/execution/completion.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import queue
 import socket
@@ -34,11 +30,14 @@ from torch._C._distributed_c10d import (
 )
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import sockets as mesh
-from unicomm.backends.out_of_band.backend import CHECK_HINT, WatchedBackend, checks
-from unicomm.backends.out_of_band.fault_channel import COMPARE, Awaited, Operation
-from unicomm.backends.out_of_band.signatures import AgreementBySockets
-from unicomm.backends.out_of_band.sockets import Sockets
+from unicomm.backends.out_of_band import (
+    CHECK_HINT,
+    COMPARE,
+    OutOfBandBackend,
+    Sockets,
+    checks_signatures,
+    connect_all,
+)
 from unicomm.comms.backend import Capabilities, Exchange, OpensExchange, Reconfigures, Setup
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
@@ -46,7 +45,7 @@ from unicomm.comms.options import Hint
 
 from .connect import Connecting
 from .connections import Pairs
-from .messages import GlooExchange, await_messages, tag, waiters
+from .messages import GlooExchange, Results, await_all, tag, waiters
 
 _HINTS = (
     Hint(
@@ -59,13 +58,13 @@ _HINTS = (
     CHECK_HINT,
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
-_NEVER = timedelta(days=1000)  # Gloo's own deadline: the watch has ours
-_SLICE = timedelta(seconds=1)  # of waiting, after which it is looked whether that is of any use
-_FORGETS = 2.0  # seconds after which what Gloo has not ended, it never will
-forgotten: list[str] = []  # communicators of this process whose Gloo could not be freed, for that
+_NEVER = timedelta(days=1000)  # Gloo's own deadline: the fault channel keeps the operation's
+_SLICE = timedelta(seconds=1)  # of waiting, after which this rank checks whether it waits in vain
+_FORGETS = 2.0  # seconds after a fault in which Gloo ends an operation, if it ever does
+forgotten: list[str] = []  # communicators of this process whose group never ended, and could not be freed
 
 
-class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
+class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
     name = library = "gloo"
     receives_from_any = True
     capabilities = Capabilities(
@@ -97,21 +96,18 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
         self._pairs = pairs
         self._name = setup.name
         self._lock = threading.Lock()
-        self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
         self._limit = _NEVER if pairs else timedelta(seconds=setup.timeout)
-        super().__init__(
-            setup, sockets[0], AgreementBySockets(self._said, setup.rank) if self._said else None
-        )
+        super().__init__(setup, sockets)
 
     @classmethod
     def connect(cls, setup: Setup) -> GlooBackend:
-        each = 2 if checks(setup) else 1
+        each = 2 if checks_signatures(setup) else 1
         addresses.guard_store(setup.store)
         gloo = Connecting(setup, each)
         if setup.size == 1:
             return cls(gloo.group, setup, None, [{}])
         address = gloo.pairs.own[0] if gloo.pairs else setup.hints["hostname"] or socket.gethostname()
-        sockets = mesh.connect(setup.rendezvous, address, each, setup.name, "gloo", gloo.trouble)
+        sockets = connect_all(setup.rendezvous, address, each, setup.name, "gloo", gloo.trouble)
         return cls(gloo.group, setup, gloo.pairs, sockets)
 
     @classmethod
@@ -119,18 +115,17 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
         hinted = addresses.of_interface(hints["interface"]) or hints["hostname"]
         return hinted or addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
 
-    def swap(self, call: Call, mine: bytes) -> list[bytes]:
-        """What all ranks give, some kilobytes of one length, with the least latency; counts as `call`."""
-        assert self._agreement is not None
-        with self._collective(call):
-            return self._agreement.swap(mine)
+    def all_gather_bytes(self, call: Call, mine: bytes) -> list[bytes]:
+        """Returns every rank's bytes, some kilobytes of one length, with little latency; counts as `call`."""
+        assert self._check is not None
+        with self._in_collective(call):
+            return self._check.all_gather(mine)
 
     def run(self, call: Call) -> None:
-        with self._collective(call):
-            self._await(getattr(self, f"_{call.name}")(call))
+        self._await(getattr(self, f"_{call.name}")(call))
 
     def _await(self, work: Any) -> None:
-        """Waits for a collective. In slices: Gloo may have forgotten it, and Ctrl-C is to be heard."""
+        """Waits for a collective, in slices: Gloo may have forgotten it, and Ctrl-C must have its effect."""
         while True:
             was_over = work.is_completed()
             try:
@@ -143,46 +138,43 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
                 self._leave_forgotten()
 
     def _leave_forgotten(self) -> None:
-        """Raises the fault when Gloo does not end by itself what waits for connections that are ended.
+        """Raises the fault if Gloo does not end what waits for connections that have ended.
 
-        A message that the loop's thread takes off its list, because the receiver is ready, and cannot write,
-        because the connection has just ended, is on no list whose waiters get an error.
+        Gloo's thread takes a message off its list when the receiver is ready. If it cannot write then,
+        because the connection has just ended, the message is on no list whose waiters get an error.
         """
-        fault, watch = self._watch.fault, self._watch
-        if fault is None or time.monotonic() < watch.fault_at + _FORGETS:
+        fault = self.fault()
+        if fault is None or time.monotonic() < self.channel.fault_at + _FORGETS:
             return
         with self._lock:
-            # Its destructor would wait for the thread that waits for ever.
+            # The group's destructor would wait for the thread that waits for ever.
             if self._group is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
                 self._group = None
                 forgotten.append(self._name)
-        raise self._error_of(fault)
+        raise fault
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         # Receives first: gloo then has a place for whatever arrives.
         ordered = sorted(messages, key=lambda m: m.send)
-        name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
-        awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in ordered]
-        over: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+        results: Results = queue.SimpleQueue()
         works: list[Any] = []
-        now = time.monotonic()
-        with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
+        with self._in_messages(ordered, timeout, COMPARE) as awaits:
             self._group.set_timeout(self._limit)
             try:
                 for send, peer, tensor in ordered:
-                    # Nor one that means the group, such as its bound method.
+                    # No name here may mean the group, such as its bound method.
                     works.append(
                         (self._group.send if send else self._group.recv)([tensor], peer, tag(tensor))
                     )
             except RuntimeError:
                 works.clear()
                 raise
-            # In another thread: whoever waits in Gloo for a message cannot give up.
-            waiters.run(partial(await_messages, works, awaits, self._limit, over))
+            # In another thread, as nothing interrupts a thread that waits in Gloo for a message.
+            waiters.run(partial(await_all, works, awaits, self._limit, results))
             while True:
                 try:
-                    failure = over.get(timeout=_SLICE.total_seconds())
+                    failure = results.get(timeout=_SLICE.total_seconds())
                 except queue.Empty:
                     self._leave_forgotten()
                     continue
@@ -191,15 +183,13 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
                 return
 
     def open_exchange(self) -> Exchange:
-        return GlooExchange(self)
+        return GlooExchange(self, lambda: self._group, self._limit)
 
     def _interrupt(self) -> None:
         with self._lock:
             if self._group is not None and self._pairs is not None:
                 self._pairs.end()
-        for s in self._said.values():
-            with contextlib.suppress(OSError):
-                s.shutdown(socket.SHUT_RDWR)
+        super()._interrupt()
 
     def _drop(self) -> None:
         with self._lock:
@@ -209,20 +199,23 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
         del group  # its destructor waits for Gloo's threads
 
     def part_of(self, name: str) -> None:
-        """This rank is in the operation `name`, of which this is a part, until it says "" here."""
-        self._watch.inside = name
+        """This rank is in the operation `name`, whose parts run here; "" ends that."""
+        self.channel.inside = name
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
-        """Those of `ranks` that are in no operation, or do not answer. Waits for their answers."""
-        return self._watch.elsewhere(ranks)
+        """Returns those of `ranks` that are in no operation or do not answer. Waits for their answers."""
+        return self.channel.elsewhere(ranks)
 
     def close(self) -> None:
-        self._watch.close()
-        for s in self._said.values():
-            s.close()
+        super().close()
         with self._lock:
             group, self._group = self._group, None
         del group
+
+    def forget(self) -> None:
+        # The group's destructor joins threads, which a forked child has not: it must never run here.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        super().forget()
 
     # --- what Gloo does itself -----------------------------------------------------------------------------
 
@@ -269,13 +262,6 @@ class GlooBackend(WatchedBackend, OpensExchange, Reconfigures):
 
     def _barrier(self, call: Call) -> Any:
         return self._group.barrier(self._options(BarrierOptions, call))
-
-    def forget(self) -> None:
-        # Its destructor joins threads, which a forked child has not: it must never run here.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
-        self._watch.forget()
-        for s in self._said.values():
-            s.close()
 
     @classmethod
     def version(cls) -> str:

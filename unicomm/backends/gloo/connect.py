@@ -1,9 +1,9 @@
-"""Gloo's connections: made without its waiting for ranks that do not come.
+"""Connecting Gloo's group without Gloo's own waiting for ranks that do not come.
 
-Gloo asks a store where the others are, and waits in there for them, for ever or until a timeout that names
-nobody. So the store that it gets is a table of this process's own: what Gloo puts there the ranks give each
-other through the rendezvous, which knows who is missing, and only then Gloo finds it and connects. It does
-that in another thread, for it cannot be interrupted.
+Gloo asks a store where the others are, and waits there for them, for ever or until a timeout that names
+nobody. So Gloo gets a store of this process alone. The ranks exchange what Gloo put there through the
+rendezvous, which knows who is missing; only then does Gloo find it and connect. It connects in another
+thread, because it cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band.fault_errors import first_line
-from unicomm.backends.out_of_band.sockets import patience
+from unicomm.backends.out_of_band import first_line, patience
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError, CommError
 
 from .connections import Pairs, listening_address
 
-_LOOK = 0.2  # seconds between two looks at whether somebody has left
-_LOCAL = 10.0  # seconds for what needs no other rank
-_AT_MOST = 15.0, 0.05  # seconds for connecting ranks that have all come, and for each rank
+_LOOK = 0.2  # seconds between two checks whether a rank has left
+_LOCAL = 10.0  # seconds for Gloo to publish its address, which needs no other rank
+_AT_MOST = 15.0, 0.05  # seconds for connecting once all ranks have come: in all, and for each rank
 _DESCRIPTORS = 12  # besides those for each peer
 _HINT = "check that the ranks reach each other; choose the interface by the hint 'interface'"
 
 
 class Connecting:
-    """Gloo's group of one communicator: `group` when it is connected, else `trouble` says why it is not.
+    """Gloo's group of one communicator.
 
-    `pairs`: its connections, None when they cannot be told from others.
+    Attributes:
+        group: the connected group; None if `trouble` says why it is not connected.
+        pairs: its connections; None if they cannot be told from others.
     """
 
     def __init__(self, setup: Setup, sockets: int) -> None:
-        """Called by all ranks. `sockets`: those that each peer will need besides Gloo's.
+        """Collective. `sockets`: the number of sockets that each peer needs besides Gloo's.
 
-        Raises `BackendError` when this rank cannot take part, which the others hear by the rendezvous.
+        Raises `BackendError` if this rank cannot take part; the rendezvous tells the others.
         """
         self.group: Any = None
         self.trouble = ""
@@ -56,10 +57,10 @@ class Connecting:
         try:
             self._options = _options(setup)
         except CommError:
-            raise  # of the ranks, not of Gloo
+            raise  # an error of the ranks, not of Gloo
         except (RuntimeError, OSError) as error:
             raise self._failed(first_line(error)) from error
-        self._store.set_timeout(self._options._timeout)  # its own, beside Gloo's, is minutes
+        self._store.set_timeout(self._options._timeout)  # the store's own default is minutes
         if setup.size == 1:
             self._run()
         else:
@@ -78,7 +79,7 @@ class Connecting:
         self._over.set()
 
     def _introduce(self) -> None:
-        """Everybody learns what Gloo has to know of the others."""
+        """Exchanges what Gloo has to know of the other ranks."""
         setup = self._setup
         end = time.monotonic() + _LOCAL
         while not self._store.check([_key(setup.rank)]):
@@ -87,12 +88,12 @@ class Connecting:
         blob = bytes(self._store.get(_key(setup.rank)))
         own = listening_address(blob)
         post = json.dumps({"gloo": blob.hex(), "address": own}).encode()
-        told = [json.loads(text) for text in setup.rendezvous.exchange("gloo addresses", post)]
-        addresses = [one["address"] for one in told]
-        if None not in addresses and own is not None:
-            others = frozenset((host, port) for r, (host, port) in enumerate(addresses) if r != setup.rank)
+        posts = [json.loads(text) for text in setup.rendezvous.exchange("gloo addresses", post)]
+        places = [one["address"] for one in posts]
+        if None not in places and own is not None:
+            others = frozenset((host, port) for r, (host, port) in enumerate(places) if r != setup.rank)
             self.pairs = Pairs(own, others)
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(posts):
             if rank != setup.rank:
                 self._store.set(_key(rank), bytes.fromhex(one["gloo"]))  # type: ignore[arg-type]
 
@@ -106,7 +107,7 @@ class Connecting:
                     break
         finally:
             if not self._over.is_set():
-                # Gloo goes on until its own timeout, five times, but not with one peer after the other.
+                # Gloo goes on to its own timeout, five times; without these keys it tries no further peers.
                 for rank in range(self._setup.size):
                     self._store.delete_key(_key(rank))
 
@@ -125,7 +126,7 @@ def _options(setup: Setup) -> Any:
     options._timeout = timedelta(seconds=max(0.1, seconds))
     host, interface = setup.hints["hostname"], setup.hints["interface"]
     if not host and not interface and setup.size > 1:
-        host = addresses.agree(setup.rendezvous, setup.store)
+        host = addresses.listen_address(setup.rendezvous, setup.store)
     if host or interface:
         device = dist.ProcessGroupGloo.create_device(hostname=host, interface=interface, lazy_init=False)
     else:
@@ -135,7 +136,7 @@ def _options(setup: Setup) -> Any:
 
 
 def _need_descriptors(setup: Setup, count: int) -> None:
-    """Without enough of them a rank would fail half-way, where the others could only wait for it."""
+    """Raises `BackendError` if there are too few: later this rank would fail while the others wait for it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + count > limit:

@@ -1,32 +1,32 @@
 """The connections that Gloo made for a communicator: found by their addresses, so that they can be ended.
 
-Gloo cannot be interrupted: an operation ends when its peers answer, or when a connection does. So whoever
-gives up ends the connections. Which ones they are, Gloo does not say either; but each communicator's device
-listens at a port of its own, whose address is in what Gloo tells its peers, and every connection has such a
-port at one end.
+Gloo cannot be interrupted: an operation ends when its peers answer, or when a connection ends. So a rank that
+gives up ends the connections. Gloo does not say which ones they are. But each communicator's device listens
+at a port of its own, whose address is in what Gloo tells its peers, and every connection has such a port at
+one end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
-from collections.abc import Iterator
+
+from unicomm.backends.bootstrap import internet_sockets
 
 Address = tuple[str, int]
 
 
 class Pairs:
-    """The connections of one communicator: those that came to `own`, and those that go to `others`."""
+    """The connections of one communicator: those accepted at `own`, and those made to `others`."""
 
     def __init__(self, own: Address, others: frozenset[Address]) -> None:
         self.own, self._others = own, others
 
     def end(self) -> None:
-        """Ends them, and no other socket. Does not wait; what uses them gets an error."""
+        """Ends them, and no other socket; their users get an error. Does not wait."""
         for s in internet_sockets():
-            # What is asked and what is ended is the same duplicate: its number may mean another one by now.
+            # Both calls use the same duplicate: the original's number may mean another socket by now.
             with contextlib.suppress(OSError):
                 if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     continue
@@ -35,7 +35,7 @@ class Pairs:
 
 
 def listening_address(published: bytes) -> Address | None:
-    """Where this process listens for what is in `published`, what Gloo tells this rank's peers."""
+    """Returns the address that this process listens at and that `published`, Gloo's blob, names."""
     for s in internet_sockets():
         if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             host, port = s.getsockname()[:2]
@@ -48,17 +48,3 @@ def _as_sockaddr(family: int, address: Address) -> bytes:
     host, port = socket.inet_pton(family, address[0].partition("%")[0]), struct.pack(">H", address[1])
     between = bytes(4) if family == socket.AF_INET6 else b""  # the flow
     return struct.pack("=H", family) + port + between + host
-
-
-def internet_sockets() -> Iterator[socket.socket]:
-    """Duplicates of this process's internet sockets, each good until the next."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            s = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # it was closed meanwhile
-            continue
-        with s:
-            if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
-                yield s

@@ -1,7 +1,7 @@
-"""Several hosts: shared memory within each, Gloo between them.
+"""The communicator of ranks on several hosts.
 
-One rank of each host, its leader, speaks for it in collectives (hosts_collectives.py). Messages between
-two ranks go by memory where they share it, else straight from the one to the other.
+One rank of each host, its leader, exchanges signatures with the other hosts in collectives (collectives.py).
+Messages between two ranks go through memory if they share it, else straight from one to the other.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from unicomm.comms.failures.first_cause import GRACE, Verdict
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.table import OPERATIONS
 
-from . import collectives as hosts_collectives
+from . import collectives
 from .layout import Layout
 from .messages import BothExchange, beside
 
-# Seconds that a leader waits longer for the other hosts than the operation may take, where ranks may wait for
-# each other, so that they speak first; and what its own host gives it on top.
+# Seconds that a leader waits for the other hosts beyond the operation's timeout, if ranks of another host may
+# wait for each other, so that those ranks report first; and the seconds that its own host gives it on top.
 _SLACK = 1.0
-_FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out for whom
+_FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 _RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
@@ -57,13 +57,13 @@ _RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
 class HostsBackend(
     Backend, RunsCollectives, OpensExchange, ExtendsDeadlines, ReportsMemory, ChecksPeers, SurvivesFork
 ):
-    """What `auto` makes of ranks on several hosts; `auto` finds out who shares one."""
+    """The backend that `auto` makes for ranks on several hosts."""
 
     name = "hosts"
     protocol_version = 1
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
-        operations=hosts_collectives.OPERATIONS_HERE,
+        operations=collectives.OPERATIONS_HERE,
         reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
         reduce_ops=ShmBackend.capabilities.reduce_ops,
         checks_mismatch=True,
@@ -87,17 +87,17 @@ class HostsBackend(
 
     @classmethod
     def connect(cls, setup: Setup) -> NoReturn:
-        raise AssertionError("auto connects it, which knows who shares a host")
+        raise AssertionError("auto makes it, which knows the ranks of each host")
 
     def run(self, call: Call) -> None:
         self._limit = call.timeout
         self._far.part_of(call.name)
         try:
-            hosts_collectives.run(self, call)
+            collectives.run(self, call)
         finally:
             self._far.part_of("")
 
-    # --- what the collectives run on -------------------------------------------------------------------
+    # --- what the collectives run on: `Links` -------------------------------------------------------------
 
     def local(self, call: Call, seconds: float, late: bool = False) -> None:
         call.timeout = seconds + (_FOR_OTHERS if late else 0.0)
@@ -109,19 +109,19 @@ class HostsBackend(
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
         self._exchange(messages, seconds + self._slack, True)
 
-    def swap(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
+    def all_gather(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
         assert self._leaders is not None
-        # For the leaders it is a barrier, whatever it means here.
+        # Between the leaders this counts as a barrier.
         call = Call(OPERATIONS["barrier"], timeout=seconds + self._slack)
         call.start_clock()
         try:
-            told = self._leaders.swap(call, slot.numpy().tobytes())
+            slots = self._leaders.all_gather_bytes(call, slot.numpy().tobytes())
         except CommError as error:
             raise self._leaders_failed(error) from error
-        return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in told]
+        return [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in slots]
 
     def straight(self, call: Call) -> None:
-        # Whether the ranks' sizes fit, which no signature says, is for those who have the data to compare.
+        # Signatures do not say whether the sizes of all pairs fit: far compares them.
         if call.operation.splits or call.name == "all_to_all":
             try:
                 self._far.collective(call, lambda: None)
@@ -132,7 +132,7 @@ class HostsBackend(
     # --- messages ----------------------------------------------------------------------------------------
 
     def _place(self, message: Message) -> tuple[bool, Message]:
-        """Whether a message leaves the host, and the message as the backend for it takes it."""
+        """Returns whether a message leaves the host, and the message as that part's backend takes it."""
         if self.layout.host_of[message.peer] == self.layout.host:
             return False, message._replace(peer=self.layout.local_of[message.peer])
         return True, completion.as_sent(self._far_group, message)
@@ -150,7 +150,7 @@ class HostsBackend(
             try:
                 self._far.exchange(far, seconds)
             except CommError as error:
-                # In a collective, who waits for somebody else in there is not to blame.
+                # In a collective, a rank that waits for another one in it is not to blame.
                 if late and isinstance(error, CommTimeoutError) and (error.dead or error.absent):
                     error.late = ()
                     error.culprits = (*error.dead, *error.absent)
@@ -179,12 +179,12 @@ class HostsBackend(
     # --- failures ----------------------------------------------------------------------------------------
 
     def _near_failed(self, error: CommError, late: bool) -> CommError:
-        # Who waits for other hosts is not to blame for what does not come from there.
+        # A rank that waits for other hosts is not to blame for missing data of theirs.
         awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
         if not late and isinstance(error, CommTimeoutError) and error.culprits:
             members = self.layout.members
             named = [members[r] for r in error.culprits if r < len(members)]
-            # Their own deadline passes about now, and then they say who it is.
+            # Their own deadline passes about now; then they report which rank is missing.
             if (
                 not self._far.elsewhere(named)
                 and (told := self._verdict.hear(error, _FAR_VERDICT)) is not None
@@ -208,12 +208,12 @@ class HostsBackend(
         linked: Sequence[int] = (),
         awaited: Sequence[int] = (),
     ) -> CommError:
-        """The communicator's error for one of a part; ends all parts, unless it is a harmless one.
+        """Returns the communicator's error for an error of a part; ends all parts, unless it is harmless.
 
         Args:
-            ranks: of the part, in its order.
+            ranks: the part's ranks, in its order.
             first_hand: whether this rank knows that the culprits that the part names are the cause.
-            linked: whose connection it is that may be gone. awaited: who may be missing.
+            linked: ranks whose connection may be gone. awaited: ranks that may be missing.
         """
         error = _translated(error, ranks)
         if isinstance(error, _HARMLESS):
@@ -237,13 +237,13 @@ class HostsBackend(
             return error
         elsewhere: list[int] = []
         if isinstance(error, CommTimeoutError):
-            elsewhere = self._far.elsewhere(awaited)  # before they go there because of this
+            elsewhere = self._far.elsewhere(awaited)  # before the end of the parts makes them fail too
         self._end()
-        aborted = isinstance(error, AbortedError)  # by one who is about to say why
-        if (told := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
-            return told
+        aborted = isinstance(error, AbortedError)  # by a rank that is about to report the cause
+        if (known := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
+            return known
         if aborted and (cause := self._far.fault()) is not None and not isinstance(cause, AbortedError):
-            # Somebody ended this part for it, and the store is not there to say so.
+            # Another rank ended this part because of it, and the store cannot tell.
             return self._verdict.pronounce(cause)
         suspects = linked if isinstance(error, PeerLostError) else awaited
         if not aborted and (culprits := self._verdict.silent(suspects)):
@@ -259,7 +259,7 @@ class HostsBackend(
         return type(error)(text, culprits=culprits, hint=error.hint)
 
     def _end(self) -> None:
-        """Ends all parts, so that no rank waits for what does not come any more."""
+        """Ends all parts, so that no rank waits in vain."""
         for part in (self._near, self._leaders, self._far):
             if part is not None:
                 part.abort()
@@ -314,7 +314,7 @@ class HostsBackend(
 
 
 class _Straight(Backend):
-    """All ranks' messages, for collectives that are composed of them."""
+    """The messages of all ranks as a backend, for collectives composed of them."""
 
     name = HostsBackend.name
     capabilities = Capabilities(device_types=frozenset({"cpu"}), bytes_only=True)
@@ -336,7 +336,7 @@ class _Straight(Backend):
 
 
 def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
-    """With the communicator's ranks instead of the part's, in the culprits and in the text."""
+    """Returns the error with the communicator's ranks instead of the part's, in culprits and text."""
 
     def renamed(found: re.Match[str]) -> str:
         numbers = [int(n) for n in found.group(2).split(", ")]

@@ -1,21 +1,21 @@
 """Collectives of ranks on several hosts: memory within a host, messages between hosts.
 
-Every collective begins with the same step, so that ranks which call different things notice before a byte
-of a user's tensor is written: the ranks of a host compare signatures in shared memory, one rank of each host,
-its leader, exchanges a slot of fixed size with the others', and tells its host what came of it. A small
-operation's data travel in the slots and in the answer, and then that is all.
+Every collective begins with the same step, so that ranks that call different things notice before a byte of a
+user's tensor is written. The ranks of a host compare signatures in shared memory; one rank of each host, its
+leader, exchanges a slot of fixed size with the other leaders, and tells its host the outcome. A small
+operation's data travel in the slots and in the answer; it needs no further step.
 
-Large data have to cross between hosts once, and all ranks of a host take part in that, each with a share:
+Large data cross between hosts once. All ranks of a host take part in that, each with a share:
 
     all_reduce          reduce-scatter in the host, all-reduce of shares between hosts, all-gather in the host
     reduce              the same, but only the root's host folds, and its ranks send their shares to the root
     reduce_scatter ...  reduce-scatter in the host, each host's part of the sum to the rank whose it is
     broadcast           in the root's host, a share of each rank to the other hosts, all-gather in those
     all_gather ...      each rank's data to one rank of every other host, all-gather in the host
-    gather, scatter, all_to_all ...     straight to whom it is for
+    gather, scatter, all_to_all ...     straight to the receiving rank
 
-Sums, averages and products of 8-bit floats are carried in float32 until all ranks' values are in. Other types
-are rounded in each host and once more between hosts.
+Sums, averages and products of 8-bit floats are carried in float32 until all ranks' values are reduced. Other
+types are rounded in each host and once more between hosts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
-from .first_step import INLINE, Links, agree, sub
+from .first_step import INLINE, Links, first_step, sub
 from .layout import Layout
 
 Tensor = torch.Tensor
 
-#: Elements of a large reduction under way at a time: bounds the memory that it needs.
+#: Elements of a large reduction that are reduced at a time, which bounds the memory that it needs.
 _PIECE = 8 << 20
 _BYTE = torch.uint8
 _NARROW = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
@@ -48,9 +48,9 @@ def run(links: Links, call: Call) -> None:
 
 
 def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
-    """`ins[i]` to `peers[i]` and `outs[i]` from it, but for i = `mine`."""
+    """Returns messages that send `ins[i]` to `peers[i]` and receive `outs[i]` from it, except i = `mine`."""
     messages, n = [], len(peers)
-    for step in range(1, n):  # staggered, so that not all talk to the same one at once
+    for step in range(1, n):  # staggered, so that not all send to the same rank at once
         to, source = (mine + step) % n, (mine - step) % n
         if outs[source].numel():
             messages.append(Message(False, peers[source], bytes_of(outs[source])))
@@ -63,7 +63,7 @@ def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequenc
 
 
 class _Reduction:
-    """How a call's values are reduced in steps: first in the hosts, then between them."""
+    """The reduction of a call in two steps: first in the hosts by `op`, then between them by `between`."""
 
     def __init__(self, call: Call, size: int) -> None:
         assert call.op is not None
@@ -79,14 +79,14 @@ class _Reduction:
         self.wide = torch.float32 if self.widens else call.dtype
 
     def finish(self, total: Tensor, out: Tensor) -> None:
-        """From the total of all ranks to the result; both may be the same memory."""
+        """Makes the result of the total of all ranks; both may be the same memory."""
         if self._average:
             _core.fold(total, [total], int(RedOpType.AVG), None, self._average)
         if out.data_ptr() != total.data_ptr():
             out.copy_(total)
 
     def fold(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """All hosts' parts into the result."""
+        """Reduces all hosts' parts into the result."""
         total = out if not self.widens else torch.empty(out.shape, dtype=self.wide)
         _core.fold(total, list(parts), self.between.code, None, len(parts))
         self.finish(total, out)
@@ -98,7 +98,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
-    """The reduction of `values`, which are in the wide type, on all ranks."""
+    """Returns the reduction of `values`, which are in the wide type, on all ranks."""
     part = torch.empty_like(values)
     local = sub("reduce", [values], [part], root=0, op=reduction.op)
     size, width = part.numel() * part.element_size(), part.numel() * reduction.dtype.itemsize
@@ -108,7 +108,7 @@ def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Te
         reduction.fold([s[:size].view(reduction.wide) for s in slots], out)
         return bytes_of(out)
 
-    return agree(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
+    return first_step(links, call, local, bytes_of(part), combine, width).view(reduction.dtype)
 
 
 def _all_reduce(links: Links, call: Call) -> None:
@@ -117,7 +117,7 @@ def _all_reduce(links: Links, call: Call) -> None:
     if flat.numel() * reduction.wide.itemsize <= INLINE:
         flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
         return
-    agree(links, call)
+    first_step(links, call)
     layout = links.layout
     scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
     for piece in torch.split(flat, _PIECE):
@@ -130,13 +130,14 @@ def _all_reduce(links: Links, call: Call) -> None:
 
 
 def _shares(layout: Layout, values: Tensor) -> list[Tensor]:
-    """One for each rank of the host, the same in every host: those that only some hosts have get nothing."""
+    """Returns a share for each rank of the host, the same in every host: ranks beyond the smallest host's
+    number of ranks get an empty share."""
     shares = list(values.tensor_split(layout.smallest))
     return shares + [values[:0]] * (len(layout.members) - layout.smallest)
 
 
 def _reduced_share(links: Links, call: Call, reduction: _Reduction, values: Tensor) -> Tensor:
-    """The host's sum of this rank's share of `values`, in memory of its own."""
+    """Returns this rank's share of `values`, reduced in the host, in new memory."""
     shares = _shares(links.layout, values)
     part = torch.empty_like(shares[links.layout.local])
     links.local(sub("reduce_scatter_v", shares, [part], op=reduction.op), call.remaining())
@@ -144,7 +145,7 @@ def _reduced_share(links: Links, call: Call, reduction: _Reduction, values: Tens
 
 
 def _all_reduce_between(links: Links, call: Call, reduction: _Reduction, part: Tensor, out: Tensor) -> None:
-    """All-reduces a share among its ranks, one of each host: everyone folds a part of it."""
+    """All-reduces a share among its ranks, one of each host; each of them folds a part of it."""
     layout = links.layout
     hosts, mine = len(layout.hosts), layout.host
     peers = [ranks[layout.local] for ranks in layout.hosts]
@@ -165,7 +166,7 @@ def _reduce(links: Links, call: Call) -> None:
         if is_root:
             flat.copy_(result)
         return
-    agree(links, call)
+    first_step(links, call)
     home, local = layout.host_of[call.root], layout.local
     fetcher = layout.hosts[home][local] if local < layout.smallest else -1
     for piece in torch.split(flat, _PIECE):
@@ -205,8 +206,8 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         whole = _small_reduction(links, call, reduction, values)
         out.copy_(torch.split(whole, counts)[layout.order.index(layout.rank)])
         return
-    agree(links, call)
-    sums: dict[int, Tensor] = {}  # this host's, by the rank that gets it
+    first_step(links, call)
+    sums: dict[int, Tensor] = {}  # of this host, by the rank that gets them
     for ranks in _rounds(layout):
         ins = [parts[r].to(reduction.wide) for r in ranks]
         ins += [torch.empty(0, dtype=reduction.wide)] * (len(layout.members) - len(ranks))
@@ -228,7 +229,8 @@ def _reduce_scatter(links: Links, call: Call) -> None:
 
 
 def _rounds(layout: Layout) -> list[tuple[int, ...]]:
-    """All ranks, host by host, as many at a time as this host has ranks: one for each of them to serve."""
+    """Returns all ranks in rounds: ranks of one host, at most as many as this host has, each of which serves
+    one of them."""
     n = len(layout.members)
     return [ranks[i : i + n] for ranks in layout.hosts for i in range(0, len(ranks), n)]
 
@@ -237,7 +239,7 @@ def _rounds(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def _barrier(links: Links, call: Call) -> None:
-    agree(links, call)
+    first_step(links, call)
 
 
 def _broadcast(links: Links, call: Call) -> None:
@@ -248,11 +250,13 @@ def _broadcast(links: Links, call: Call) -> None:
     if data.numel() <= INLINE:
         copy = data.clone()
         local = sub("broadcast", [copy], [copy], root=from_here) if at_home else None
-        result = agree(links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel())
+        result = first_step(
+            links, call, local, copy, lambda slots: slots[source][: copy.numel()], copy.numel()
+        )
         if layout.rank != call.root:
             data.copy_(result)
         return
-    agree(links, call)
+    first_step(links, call)
     if at_home:
         links.local(sub("broadcast", [data], [data], root=from_here), call.remaining())
         here = len(layout.members)
@@ -286,11 +290,11 @@ def _all_gather(links: Links, call: Call) -> None:
         def combine(slots: list[Tensor]) -> Tensor:
             return torch.cat([slot[:size] for slot, size in zip(slots, hosts, strict=True)])
 
-        whole = agree(links, call, gather, block, combine, sum(sizes))
+        whole = first_step(links, call, gather, block, combine, sum(sizes))
         for rank, part in zip(layout.order, torch.split(whole, sizes), strict=True):
             outs[rank].copy_(part)
         return
-    agree(links, call)
+    first_step(links, call)
     if outs[layout.rank].data_ptr() != mine.data_ptr():
         outs[layout.rank].copy_(mine)
     messages, here = [], len(layout.members)
@@ -310,7 +314,7 @@ def _all_gather(links: Links, call: Call) -> None:
 
 
 def _straight(links: Links, call: Call) -> None:
-    agree(links, call)
+    first_step(links, call)
     links.straight(call)
 
 

@@ -1,7 +1,7 @@
-"""The first step of every collective over several hosts: all ranks learn that they call the same thing.
+"""The first step of every collective over several hosts: all ranks compare what they call.
 
-The ranks of a host compare signatures in shared memory; the leaders swap slots of one size with their
-hosts' signatures, and tell their hosts what came of it.
+The ranks of a host compare signatures in shared memory. The leaders exchange slots of one size with their
+hosts' signatures, and tell their hosts the outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from unicomm.backends.out_of_band.signatures import minority
+from unicomm.backends.out_of_band import minority
 from unicomm.backends.shm import _mismatch, _mismatch_hint
 from unicomm.comms.errors import MismatchError
 from unicomm.comms.operations.call import Call, Message
@@ -23,31 +23,31 @@ from .layout import Layout
 
 Tensor = torch.Tensor
 
-#: Bytes of a host's data that travel with the signatures; what is larger takes a second round trip.
+#: Bytes of a host's data that travel with the signatures; larger data take a second round trip.
 INLINE = 4096
-#: Bytes in front of them: what a cache line has, which also aligns the data for any element type.
+#: Bytes in front of them: a cache line, which also aligns the data for any element type.
 _HEAD = 64
-_SIGNATURE = struct.Struct("<QQ")  # signature, and whether the ranks of the host agree
+_SIGNATURE = struct.Struct("<QQ")  # signature, and whether the ranks of the host have the same one
 _CLAIM = struct.Struct("<qqqqqQ")  # op, dtype, reduction, root, count, extra
 _BYTE = torch.uint8
 
 
 class Links(Protocol):
-    """What the collectives run on. Errors come out as the communicator's own."""
+    """What the collectives run on. Its errors are the communicator's own."""
 
     layout: Layout
 
     def local(self, call: Call, seconds: float, late: bool = False) -> None:
-        """A collective of this host's ranks; `late`: some of them may have to wait for other hosts."""
+        """Runs a collective of this host's ranks; `late`: some of them may wait for other hosts."""
 
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
-        """Messages with any ranks."""
+        """Runs messages with any ranks."""
 
-    def swap(self, slot: Tensor, seconds: float) -> list[Tensor]:
-        """Every leader's `slot`, in order of their hosts; all have one size. Leaders only."""
+    def all_gather(self, slot: Tensor, seconds: float) -> list[Tensor]:
+        """Returns every leader's `slot`, in order of their hosts; all have one size. Leaders only."""
 
     def straight(self, call: Call) -> None:
-        """A collective of all ranks, composed from messages."""
+        """Runs a collective of all ranks, composed from messages."""
 
 
 def sub(
@@ -58,7 +58,7 @@ def sub(
     return Call(OPERATIONS[name], inputs, outputs, dtype, root=root, op=op)
 
 
-def agree(
+def first_step(
     links: Links,
     call: Call,
     local: Call | None = None,
@@ -66,35 +66,37 @@ def agree(
     combine: Callable[[list[Tensor]], Tensor] | None = None,
     result: int = 0,
 ) -> Tensor:
-    """The first step of every collective. Raises `MismatchError` on all ranks, or returns the result.
+    """Compares signatures. Raises `MismatchError` on all ranks, or returns the result.
 
-    `local` is what the ranks of the host do first, and makes the leader's `mine`, up to `INLINE` bytes; the
-    leader makes `result` bytes from every host's with `combine`.
+    Args:
+        local: a collective that the ranks of the host run first, and which makes the leader's `mine`.
+        mine: up to `INLINE` bytes that the leader sends along.
+        combine: makes the result, of `result` bytes, of every host's bytes.
     """
     layout = links.layout
     signature = _signature(call)
     local = local or sub("barrier", [], [])
     local.extra = signature
-    agreed = True
+    alike = True
     try:
         links.local(local, call.remaining())
     except MismatchError:
-        agreed = False
+        alike = False
     answer = torch.empty(_HEAD + result, dtype=_BYTE)
     good = False
     if layout.is_leader:
         slot = torch.zeros(_HEAD + INLINE, dtype=_BYTE)
-        _SIGNATURE.pack_into(slot.numpy().data, 0, signature, agreed)
+        _SIGNATURE.pack_into(slot.numpy().data, 0, signature, alike)
         length = 0
-        if mine is not None and agreed:
+        if mine is not None and alike:
             length = mine.numel()
             slot[_HEAD : _HEAD + length] = mine
-        slots = links.swap(slot, call.remaining())
+        slots = links.all_gather(slot, call.remaining())
         good = all(_SIGNATURE.unpack_from(s.numpy().data) == (signature, True) for s in slots)
         if good and combine is not None:
             answer[_HEAD:] = combine([s[_HEAD:] for s in slots])
         answer[0] = good
-    if agreed and len(layout.members) > 1:
+    if alike and len(layout.members) > 1:
         links.local(sub("broadcast", [], [answer], root=0), call.remaining(), late=True)
         good = bool(answer[0])
     if not good:
@@ -108,23 +110,23 @@ def _signature(call: Call) -> int:
 
 
 def _explain(links: Links, call: Call) -> MismatchError:
-    """After a mismatch: all ranks tell what they called."""
+    """Returns the error after a mismatch: all ranks exchange what they called."""
     layout = links.layout
     mine = torch.empty(_CLAIM.size, dtype=_BYTE)
     fields = (call.operation.code, call.dtype_code, call.red_code, call.root, call.count, call.extra)
     _CLAIM.pack_into(mine.numpy().data, 0, *fields)
     room = layout.largest * _CLAIM.size
-    told = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
-    block = told[layout.host * room :][: len(layout.members) * _CLAIM.size]
+    table = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
+    block = table[layout.host * room :][: len(layout.members) * _CLAIM.size]
     seconds = call.remaining()
     links.local(sub("all_gather", [mine], list(torch.split(block, _CLAIM.size))), seconds)
     if layout.is_leader:
-        for h, block in enumerate(links.swap(told[layout.host * room :][:room], seconds)):
-            told[h * room :][:room] = block
-    links.local(sub("broadcast", [], [told], root=0), seconds, late=True)
+        for h, block in enumerate(links.all_gather(table[layout.host * room :][:room], seconds)):
+            table[h * room :][:room] = block
+    links.local(sub("broadcast", [], [table], root=0), seconds, late=True)
     claims = []
     for rank in range(layout.size):
         at = layout.host_of[rank] * room + layout.local_of[rank] * _CLAIM.size
-        claims.append((rank, *_CLAIM.unpack_from(told.numpy().data, at)))
+        claims.append((rank, *_CLAIM.unpack_from(table.numpy().data, at)))
     culprits = minority([claim[1:] for claim in claims])
     return MismatchError(_mismatch(claims, ""), culprits=culprits, hint=_mismatch_hint(culprits))

@@ -1,4 +1,4 @@
-"""Which ranks share a host, and what they can reach together."""
+"""Which ranks share a host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 
 
 class Layout:
-    """The ranks of a communicator over its hosts, in whatever order; hosts go by their lowest rank.
+    """The ranks of a communicator on its hosts, in any distribution; hosts are ordered by their lowest rank.
 
     Attributes:
         hosts: the ranks of each host, ascending. The first is the host's leader.
         rank, size: of the communicator.
-        host: the number of this rank's host. local: this rank's place in it.
+        host: the number of this rank's host. local: this rank's number within it.
         members: the ranks of this host. leaders: one rank of each host.
         order: all ranks, host after host. elsewhere: those of the other hosts.
         largest, smallest: ranks of the largest and of the smallest host.
@@ -32,7 +32,7 @@ class Layout:
 
     @classmethod
     def by(cls, places: Sequence[Hashable], rank: int) -> Layout:
-        """Ranks with equal `places` share a host."""
+        """Makes the layout of ranks of which those with equal `places` share a host."""
         hosts: dict[Hashable, list[int]] = {}
         for r, place in enumerate(places):
             hosts.setdefault(place, []).append(r)

@@ -1,4 +1,4 @@
-"""Messages over two backends side by side: those within the host, and those between hosts."""
+"""Messages within the host and between hosts, by two backends at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from unicomm.comms.backend import Exchange
+from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
 from unicomm.comms.failures.threads import Threads
 from unicomm.comms.operations.call import Message
@@ -15,19 +15,17 @@ from unicomm.comms.operations.call import Message
 _LONG = 1e6  # seconds
 _threads = Threads("unicomm-hosts")
 
-Over = tuple[int, int, CommError | None]
-
 
 def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Runs `job` in another thread while `main` runs in this one; returns when both are over.
+    """Runs `job` in another thread while `main` runs in this one; returns when both have ended.
 
-    A `CommError` of one of them has ended the other, or is none of its business; after any other exception
-    `stop` does. Raises the first.
+    After a `CommError` of one the other ends by itself, or is not concerned; after any other exception `stop`
+    ends it. Raises the first exception.
     """
     errors: list[BaseException] = []
     over = threading.Event()
 
-    def attempt(act: Callable[[], None]) -> None:
+    def guarded(act: Callable[[], None]) -> None:
         try:
             act()
         except BaseException as error:
@@ -36,31 +34,32 @@ def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[],
                 stop()
 
     def run() -> None:
-        attempt(job)
+        guarded(job)
         over.set()
 
     _threads.run(run)
-    attempt(main)
+    guarded(main)
     over.wait()
     if errors:
         raise errors[0]
 
 
-# Opens a part's exchange; and what the communicator's error is for one of the part, whose unfinished messages
-# are with some peers.
+# Opens a part's exchange; and makes the communicator's error of the part's error and the peers of the part's
+# unfinished messages.
 Part = tuple[Callable[[], Exchange], Callable[[CommError, Collection[int]], CommError]]
 
 
 class BothExchange(Exchange):
-    """The exchanges of two parts, near and far, as one. `place` says whose a message is, and its form there.
+    """The exchanges of two parts, near and far, as one.
 
     While only one part has messages the caller's thread runs it; else another thread runs the far one.
     """
 
     def __init__(self, near: Part, far: Part, place: Callable[[Message], tuple[bool, Message]]) -> None:
+        """`place` returns whether a message goes to the far part, and the message for its part."""
         self._parts, self._place = (near, far), place
         self._open: list[Exchange | None] = [None, None]
-        # By part, and by a message's number there: its number here, and the peer.
+        # By part and by a message's number in it: the message's number here, and its peer.
         self._waiting: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = ({}, {})
         self._counts = [0, 0]
         self._added = 0
@@ -80,7 +79,7 @@ class BothExchange(Exchange):
                 part = self._open[is_far] = self._parts[is_far][0]()
             part.add([placed])
 
-    def run(self, timeout: float, limit: float) -> list[Over]:
+    def run(self, timeout: float, limit: float) -> list[Completed]:
         near, far = self._waiting
         if self._driver is None and not (near and far):
             return self._run_part(bool(far), timeout, limit)
@@ -102,7 +101,7 @@ class BothExchange(Exchange):
         return over
 
     def _late(self, timeout: float) -> CommError:
-        # Which one it is whose time is over, the caller knows; peers on other hosts are later more often.
+        # The caller knows which message is overdue; peers on other hosts are late more often.
         peers = sorted({peer for _, peer in (self._waiting[True] or self._waiting[False]).values()})
         who = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {', '.join(map(str, peers))}"
         late = CommTimeoutError(
@@ -111,7 +110,7 @@ class BothExchange(Exchange):
         )
         return self._error(True, late)
 
-    def _run_part(self, is_far: bool, timeout: float, limit: float) -> list[Over]:
+    def _run_part(self, is_far: bool, timeout: float, limit: float) -> list[Completed]:
         part = self._open[is_far]
         assert part is not None
         try:
@@ -122,8 +121,8 @@ class BothExchange(Exchange):
     def _error(self, is_far: bool, error: CommError) -> CommError:
         return self._parts[is_far][1](error, {peer for _, peer in self._waiting[is_far].values()})
 
-    def _take(self, is_far: bool, over: list[Over]) -> list[Over]:
-        taken: list[Over] = []
+    def _take(self, is_far: bool, over: list[Completed]) -> list[Completed]:
+        taken: list[Completed] = []
         for number, _, error in over:
             failed = None if error is None else self._error(is_far, error)
             index, peer = self._waiting[is_far].pop(number)
@@ -152,10 +151,10 @@ class BothExchange(Exchange):
 
 
 class _Driver:
-    """Runs the far exchange in a thread of its own, and says `rouse` when a message is over."""
+    """Runs the far exchange in a thread of its own, and calls `rouse` when a message has completed."""
 
     def __init__(self, far: Exchange, rouse: Callable[[], None]) -> None:
-        self.results: queue.SimpleQueue[list[Over] | CommError] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[list[Completed] | CommError] = queue.SimpleQueue()
         self._far, self._rouse = far, rouse
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = False
@@ -165,9 +164,10 @@ class _Driver:
         self._inbox.put(message)
         self._far.interrupt()
 
-    def take(self, seconds: float) -> list[Over]:
-        """What is over since; waits for something up to `seconds`. Raises what ended all."""
-        over: list[Over] = []
+    def take(self, seconds: float) -> list[Completed]:
+        """Returns the messages completed since the last call; waits up to `seconds` for one. Raises the
+        error that ended all messages."""
+        over: list[Completed] = []
         while True:
             try:
                 got = self.results.get(timeout=seconds) if seconds else self.results.get_nowait()

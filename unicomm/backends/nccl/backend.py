@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends.bootstrap import addresses
-from unicomm.backends.bootstrap.same_host import host_identity
+from unicomm.backends.bootstrap import addresses, host_identity
 from unicomm.backends.vendor.device_runtime import copies, ipc_table
 from unicomm.backends.vendor.shmem_libraries import NVSHMEM, open_table
 from unicomm.comms.backend import (

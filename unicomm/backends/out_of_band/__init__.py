@@ -1,1 +1,42 @@
-"""."""
+"""What backends share whose library cannot be interrupted and blames nobody for what goes wrong.
+
+Beside the library's own connections, each rank has out-of-band ones to all others: a fault channel, on which
+the ranks tell each other what goes wrong, and, if they compare what they call, one for signatures.
+Backends import the names of this face only.
+
+backend.py          the base class of such backends: deadlines, culprits, abort, comparison of signatures
+exchange.py         the base class of their exchanges: messages that complete one by one
+fault_channel.py    one communicator's fault channel
+channel_thread.py   the thread of a process that serves all its fault channels
+wire.py             the messages on a fault channel, and how they are read
+fault_errors.py     the errors that a fault raises
+signatures.py       signatures of collectives, compared before anything is sent
+sockets.py          sockets from each rank to each other one
+user_frame.py       the user's line in a thread of this process
+"""
+
+from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
+from .exchange import OutOfBandExchange
+from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
+from .fault_errors import first_line
+from .signatures import SignatureCheck, minority
+from .sockets import Sockets, connect_all, patience
+from .wire import Fault
+
+__all__ = [
+    "CHECK_HINT",
+    "COMPARE",
+    "Awaited",
+    "Fault",
+    "FaultChannel",
+    "Operation",
+    "OutOfBandBackend",
+    "OutOfBandExchange",
+    "SignatureCheck",
+    "Sockets",
+    "checks_signatures",
+    "connect_all",
+    "first_line",
+    "minority",
+    "patience",
+]

@@ -1,8 +1,4 @@
-"""What backends have in common whose library cannot be interrupted and blames nobody for what goes wrong.
-
-Beside the library's, each rank has connections of our own to the others (mesh.py): the watch's, on which the
-ranks tell each other what goes wrong (watch.py). Collectives compare what the ranks call first (agree.py).
-"""
+"""The base class of backends with out-of-band connections."""
 
 from __future__ import annotations
 
@@ -22,16 +18,17 @@ from unicomm.comms.backend import (
     SurvivesFork,
 )
 from unicomm.comms.errors import CommError
-from unicomm.comms.operations.call import Call
+from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.options import Hint, parse_bool
 
-from .fault_channel import Awaited, Operation, Watch
+from .channel_thread import FOREVER
+from .fault_channel import Awaited, FaultChannel, Operation
 from .fault_errors import error_of, first_line, guess
-from .signatures import Agreement
+from .signatures import SignatureCheck, SocketSignatureCheck
 from .sockets import Sockets
 from .wire import Fault
 
-_MOST_CHECKED = 16  # ranks of a world that is small
+_MOST_CHECKED = 16  # ranks of a communicator that compares signatures by default
 
 
 def _parse_check(text: str) -> bool | None:
@@ -47,106 +44,146 @@ CHECK_HINT = Hint(
 )
 
 
-def checks(setup: Setup) -> bool:
+def checks_signatures(setup: Setup) -> bool:
     """Whether this communicator's ranks compare what they call."""
     wanted = setup.hints.get(CHECK_HINT.name)
     return setup.size <= _MOST_CHECKED if wanted is None else bool(wanted)
 
 
-class WatchedBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, SurvivesFork):
-    """`library`: what the errors call it. `_agreement` is None where the ranks do not compare."""
+class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, SurvivesFork):
+    """A backend over a library that cannot be interrupted and blames nobody.
 
-    library: ClassVar[str]
+    Attributes:
+        library: the library's name in errors.
+        channel: the fault channel.
+    """
+
     protocol_version = 1
+    library: ClassVar[str]
 
-    def __init__(self, setup: Setup, sockets: Sockets, agreement: Agreement | None) -> None:
+    def __init__(self, setup: Setup, sockets: Sequence[Sockets], check: SignatureCheck | None = None) -> None:
+        """`sockets`: those of the fault channel, then those by which the ranks compare signatures, unless
+        they do not, or do it by another `check`."""
+        if check is None and len(sockets) > 1:
+            check = SocketSignatureCheck(sockets[1], setup.rank)
+        self._check = check
         self._current: Operation | None = None
-        self._agreement = agreement
-        self.capabilities = replace(type(self).capabilities, checks_mismatch=checks(setup))
-        self._watch = Watch(sockets, setup.rank, self._interrupt)
+        compares = checks_signatures(setup) if setup.size == 1 else check is not None
+        self.capabilities = replace(type(self).capabilities, checks_mismatch=compares)
+        self.channel = FaultChannel(sockets[0], setup.rank, self._interrupt)
 
-    @abstractmethod
     def _interrupt(self) -> None:
-        """Whatever waits for another rank ends with an error. Called by the watch, from any thread."""
+        """Ends whatever waits for another rank with an error. Called once, by any thread; must not wait."""
+        if self._check is not None:
+            self._check.interrupt()
 
     @abstractmethod
     def _drop(self) -> None:
-        """The communicator is of no more use."""
+        """Lets go of the library's communicator, which is of no more use."""
 
-    def check_peers(self, ranks: Sequence[int]) -> None:
-        self._watch.check_left(ranks)
-        if (error := self.fault()) is not None:
-            raise error
+    def close(self) -> None:
+        self.channel.close()
+        if self._check is not None:
+            self._check.close()
 
-    def fault(self) -> CommError | None:
-        """Why it is broken, as far as this rank knows."""
-        fault = self._watch.fault
-        return None if fault is None else self._error_of(fault)
+    def forget(self) -> None:
+        self.channel.forget()
+        if self._check is not None:
+            self._check.close()
+
+    def abort(self) -> None:
+        self.channel.give_up(Fault("aborted", self.channel.rank))
+
+    def expect_slow(self, name: str, seconds: float) -> None:
+        self.channel.expect_slow(name, seconds)
+
+    # --- operations ----------------------------------------------------------------------------------------
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
-        with self._collective(call) as number:
-            if self._agreement is not None:
-                self._agreement.check(call, number)
+        with self._in_collective(call) as number:
+            if self._check is not None:
+                self._check.check(call, number)
             run()
 
     @contextlib.contextmanager
-    def _collective(self, call: Call) -> Iterator[int]:
-        number = self._watch.entered + 1
+    def _in_collective(self, call: Call) -> Iterator[int]:
+        number = self.channel.entered + 1
         deadline = call.deadline or time.monotonic() + call.timeout
-        with self._watched(Operation(call.name, number, call.timeout, deadline)):
+        with self._in_operation(Operation(call.name, number, call.timeout, deadline)):
             yield number
 
-    def _count(self, peer: int, send: bool) -> int:
-        """Numbers a message of a pair."""
-        counts = self._watch.sent if send else self._watch.taken
-        counts[peer] = number = counts.get(peer, 0) + 1
-        return number
+    @contextlib.contextmanager
+    def _in_messages(
+        self, messages: Sequence[Message], timeout: float, compare: float = FOREVER
+    ) -> Iterator[list[Awaited]]:
+        """Runs messages as one operation. `compare`: seconds until the peers' sizes are asked for."""
+        name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
+        awaits = [Awaited(m.peer, m.send, self.count(m.peer, m.send), m.tensor.nbytes) for m in messages]
+        now = time.monotonic()
+        with self._in_operation(Operation(name, 0, timeout, now + timeout, awaits, now + compare)):
+            yield awaits
 
     @contextlib.contextmanager
-    def _watched(self, operation: Operation) -> Iterator[None]:
+    def _in_operation(self, operation: Operation) -> Iterator[None]:
+        """Runs an operation under its deadline; a library's error becomes that of the fault behind it."""
         # Works hold Gloo's group open, and an error's traceback holds names: none in these frames is a work.
         if self._current is not None:  # this is a part of it
             yield
             return
-        self._check()
+        self.check_fault()
         self._current = operation
         try:
-            self._watch.begin(operation)
-            self._check()
+            self.channel.begin(operation)
+            self.check_fault()
             yield
         except CommError:
             raise
         except (RuntimeError, OSError) as error:
-            raise self._failure(error, operation.awaits) from error
+            raise self.failure(error, operation.awaits) from error
         finally:
-            self._watch.end()
+            self.channel.end()
             self._current = None
 
-    def _check(self) -> None:
-        if (fault := self._watch.fault) is not None:
+    def count(self, peer: int, send: bool) -> int:
+        """Returns the number of the next message to or from `peer`, counting it."""
+        counts = self.channel.sent if send else self.channel.taken
+        counts[peer] = number = counts.get(peer, 0) + 1
+        return number
+
+    # --- failures ------------------------------------------------------------------------------------------
+
+    def check_peers(self, ranks: Sequence[int]) -> None:
+        self.channel.check_left(ranks)
+        if (error := self.fault()) is not None:
+            raise error
+
+    def check_fault(self) -> None:
+        """Raises the communicator's fault, if it has one."""
+        if (error := self.fault()) is not None:
             self._drop()
-            raise self._error_of(fault)
+            raise error
 
-    def _error_of(self, fault: Fault) -> CommError:
-        return error_of(fault, self._watch.rank, self.library)
+    def fault(self) -> CommError | None:
+        """Returns why the communicator is broken, as far as this rank knows."""
+        fault = self.channel.fault
+        return None if fault is None else self._error_of(fault)
 
-    def _failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
-        """What the library's own error means: it knows that a connection has ended, the watch knows why."""
-        fault = self._watch.fault or self._watch.explain([message.peer for message in awaits])
+    def failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
+        """Returns the error behind one of the library's: it knows that a connection has ended, and the fault
+        channel knows why. `awaits`: the messages that were under way."""
+        fault = self.channel.fault or self.channel.explain([message.peer for message in awaits])
         if fault is None:
-            fault = self._watch.give_up(guess(first_line(error), self._watch.rank))
+            fault = self.channel.give_up(guess(first_line(error), self.channel.rank))
         self._drop()
         return self._error_of(fault)
 
-    def _overdue(self, operation: Operation) -> CommError:
-        self._watch.overdue(operation)
-        self._watch.end()
+    def overdue(self, operation: Operation) -> CommError:
+        """Returns the error of an operation whose deadline has passed."""
+        self.channel.overdue(operation)
+        self.channel.end()
         self._drop()
-        assert self._watch.fault is not None
-        return self._error_of(self._watch.fault)
+        assert self.channel.fault is not None
+        return self._error_of(self.channel.fault)
 
-    def expect_slow(self, name: str, seconds: float) -> None:
-        self._watch.expect_slow(name, seconds)
-
-    def abort(self) -> None:
-        self._watch.give_up(Fault("aborted", self._watch.rank))
+    def _error_of(self, fault: Fault) -> CommError:
+        return error_of(fault, self.channel.rank, self.library)

@@ -1,9 +1,9 @@
-"""The watch: what the ranks of a communicator tell one another when something goes wrong.
+"""A communicator's fault channel: what its ranks tell each other when something goes wrong.
 
-A thread of the process holds a connection to every other rank of each communicator that is watched. It
-notices a rank whose process ends, for then the connection does; it tells the others when this rank gives up;
-and when an operation is overdue it asks all others where they are. Their threads answer at once, whatever
-their ranks are doing. The first fault that a rank learns of is its fault for good, so all raise the same.
+A thread of the process serves the connections to all other ranks of each communicator. It notices when a
+rank's process ends, because the connection ends with it. It tells the others when this rank gives up. When an
+operation is overdue it asks all others where they are; their threads answer at once, whatever their ranks are
+doing. The first fault that a rank learns of stays its fault, so all ranks raise the same error.
 
 Nothing here needs the store, which may be gone with the rank that hosts it.
 """
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
-from . import channel_thread as monitor
-from . import wire as messages
+from . import channel_thread, wire
+from .channel_thread import FOREVER
 from .sockets import Sockets
 from .user_frame import where_is
 from .wire import Fault, Here, Pending
@@ -32,7 +32,7 @@ _LOOK = 0.01  # seconds between two looks
 
 
 class Awaited(NamedTuple):
-    """A message that a rank waits for; `peer` is -1 for whoever sends."""
+    """A message that a rank waits for; `peer` is -1 for a receive from any rank."""
 
     peer: int
     send: bool
@@ -42,8 +42,13 @@ class Awaited(NamedTuple):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Operation:
-    """What a rank is in. `number`: of a collective, else 0; `awaits`: messages. `compare`: when to ask their
-    peers what those wait for.
+    """The operation that a rank is in.
+
+    Attributes:
+        number: of a collective; 0 for messages.
+        timeout: seconds it may take. deadline: when they are over, by this process's monotonic clock.
+        awaits: the messages of the operation.
+        compare: when to ask the messages' peers what they wait for themselves.
     """
 
     name: str
@@ -51,44 +56,48 @@ class Operation:
     timeout: float
     deadline: float
     awaits: list[Awaited] = dataclasses.field(default_factory=list)
-    compare: float = monitor.FOREVER
+    compare: float = FOREVER
 
 
-class Watch:
-    """One communicator's. `on_fault` is called once, from any thread, by the first fault; it must not wait.
+class FaultChannel:
+    """One rank's end of a communicator's fault channel.
 
     Attributes:
-        entered: collectives that this rank has entered. sent, taken: messages that it has begun, by peer.
-        inside: the operation that this is a part of, which waits elsewhere meanwhile; "" for none.
+        entered: number of collectives that this rank has entered.
+        sent, taken: number of messages that this rank has begun to send and to receive, by peer.
+        inside: name of the operation of which this communicator's are parts, and which may wait elsewhere; ""
+            for none.
+        fault: why the communicator is broken. fault_at: since when, by this process's monotonic clock.
     """
 
     def __init__(self, sockets: Sockets, rank: int, on_fault: Callable[[], None]) -> None:
+        """`on_fault` is called once, by any thread, at the first fault; it must not wait."""
         self.rank = rank
         self.entered = 0
         self.inside = ""
         self.sent: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self.fault: Fault | None = None
-        self.fault_at = 0.0  # of this process's monotonic clock
+        self.fault_at = 0.0
         self._sockets = dict(sorted(sockets.items()))
         self._on_fault = on_fault
-        self._known = threading.Event()  # that there is a fault
+        self._known = threading.Event()  # set once there is a fault
         self._closed = False
         self._lock = threading.Lock()
         self._operation: Operation | None = None
-        self._thread = threading.get_ident()  # the rank's: where it is when it is elsewhere
-        self._inbox = {peer: messages.Inbox() for peer in sockets}
-        self._left: dict[int, int] = {}  # ranks that have finalized, with what they had entered
-        self._gone: dict[int, str] = {}  # ranks whose connection has ended, and how
+        self._thread = threading.get_ident()  # which shows where the rank is, outside operations
+        self._inbox = {peer: wire.Inbox() for peer in sockets}
+        self._left: dict[int, int] = {}  # ranks that have finalized, with the collectives they had entered
+        self._gone: dict[int, str] = {}  # ranks whose connection has ended, with the reason
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
-        self._roll: dict[int, Here] = {}
         self._answers: dict[int, Here] = {}  # since `elsewhere` asked
-        self._asked: Operation | None = None
+        self._overdue: Operation | None = None  # about which the others are asked
+        self._overdue_answers: dict[int, Here] = {}
         self._answer_by = 0.0
         for s in sockets.values():
             s.setblocking(False)
         if sockets:
-            monitor.current.add(self)
+            channel_thread.current.add(self)
 
     # --- the rank's own threads ------------------------------------------------------------------------
 
@@ -99,28 +108,28 @@ class Watch:
             if operation.number:
                 self.entered = operation.number
             missing = self._left_before(operation)
-        if missing:  # the monitor knows by then whether they had a reason
-            monitor.current.due(0.0)
+        if missing:  # the channel's thread may know of an earlier fault, because of which they left
+            channel_thread.current.due(0.0)
             self._known.wait(10 * ANSWER)
-        monitor.current.due(min(operation.deadline, operation.compare))
+        channel_thread.current.due(min(operation.deadline, operation.compare))
 
     def end(self) -> None:
         with self._lock:
             self._operation = None
 
     def expect_slow(self, name: str, seconds: float) -> None:
-        """This rank will be long; replaces what it said before."""
+        """Asks the others to wait `seconds` longer; replaces what this rank asked for before."""
         with self._lock:
             self._slow[self.rank] = (time.monotonic() + seconds, name)
-            self._tell(messages.slow(name, seconds))
-        monitor.current.look()
+            self._tell(wire.slow(name, seconds))
+        channel_thread.current.look()
 
     def patience(self) -> float:
-        """Until when the ranks ask each other to wait."""
+        """Returns until when the ranks ask each other to wait."""
         return max((until for until, _ in self._slow.copy().values()), default=0.0)
 
     def overdue(self, operation: Operation) -> None:
-        """Returns when the fault of an operation whose deadline has passed is known."""
+        """Finds the fault of an operation whose deadline has passed; returns when it is known."""
         operation.deadline = 0.0
         self.begin(operation)
         if not self._sockets:
@@ -129,12 +138,12 @@ class Watch:
             self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
 
     def give_up(self, fault: Fault) -> Fault:
-        """This rank has a fault, unless it had one; the others are told. Returns the one that it has."""
+        """Sets this rank's fault, unless it has one, and tells the others. Returns the fault it has."""
         with self._lock:
             return self._set(fault)
 
     def explain(self, peers: Sequence[int]) -> Fault | None:
-        """Why a connection has ended, by what the others say, of whom `peers` were needed; waits for that."""
+        """Returns why a connection has ended, as the others say; waits for that. `peers`: ranks it needed."""
         end = time.monotonic() + 2 * ANSWER
         while not self._known.wait(_LOOK) and time.monotonic() < end:
             if left := tuple(sorted(p for p in peers if p in self._left)):
@@ -142,17 +151,17 @@ class Watch:
         return self.fault
 
     def check_left(self, ranks: Sequence[int]) -> None:
-        """For this rank, those that have finalized are lost from now on."""
+        """Takes those of `ranks` that have finalized for lost."""
         with self._lock:
             if left := tuple(sorted(r for r in ranks if r in self._left)):
                 self._set(Fault("lost", self.rank, dead=left, detail="finalized"))
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
-        """Those of `ranks` that are in no operation, or do not answer; waits for their answers."""
+        """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
         with self._lock:
             asked = [r for r in ranks if r in self._sockets and r not in self._gone and r not in self._left]
             self._answers = {}
-            self._tell(messages.ask(), asked)
+            self._tell(wire.ask(), asked)
         end = time.monotonic() + 2 * ANSWER
         while any(r not in self._answers for r in asked) and time.monotonic() < end:
             time.sleep(_LOOK)
@@ -160,19 +169,18 @@ class Watch:
         return [r for r in ranks if r not in inside]
 
     def close(self) -> None:
-        """This rank leaves. Returns when the connections are closed; waits for no other rank."""
+        """Tells the others that this rank leaves, and closes the connections; waits for no other rank."""
         with self._lock:
-            self._tell(messages.bye(self.entered))
+            self._tell(wire.bye(self.entered))
             self._closed = True
-        monitor.current.remove(self)
+        channel_thread.current.remove(self)
 
     def forget(self) -> None:
-        """In a forked child: the connections are the parent's."""
-        for s in self._sockets.values():
-            s.close()
+        """Called in a forked child: closes its copies of the parent's connections."""
+        self.close_sockets()
         self._sockets.clear()
 
-    # --- under the lock ----------------------------------------------------------------------------------
+    # --- called with the lock held -------------------------------------------------------------------------
 
     def _set(self, fault: Fault, tell: bool = True) -> Fault:
         if self.fault is not None:
@@ -180,7 +188,7 @@ class Watch:
         self.fault_at = time.monotonic()
         self.fault = fault
         if tell:
-            self._tell(messages.fault(fault))
+            self._tell(wire.fault(fault))
         self._known.set()
         self._on_fault()
         return fault
@@ -191,7 +199,11 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._sockets[peer].send(data)
 
-    # --- the monitor's thread ----------------------------------------------------------------------------
+    # --- called by the channel's thread --------------------------------------------------------------------
+
+    def close_sockets(self) -> None:
+        for s in self._sockets.values():
+            s.close()
 
     def sockets(self) -> list[tuple[int, socket.socket]]:
         return [(peer, s) for peer, s in self._sockets.items() if peer not in self._gone]
@@ -199,14 +211,14 @@ class Watch:
     def next_time(self) -> float:
         operation = self._operation
         if operation is None or self.fault is not None:
-            return monitor.FOREVER
-        if self._asked is operation:
+            return FOREVER
+        if self._overdue is operation:
             return self._answer_by
         return min(operation.compare, max(operation.deadline, self.patience()))
 
     def readable(self, peer: int) -> None:
         with self._lock:
-            # Under the lock: a socket closed while it is read may be another's by then, by its number.
+            # Under the lock: a socket that is closed while it is read may have another's number by then.
             if self._closed:
                 return
             try:
@@ -222,27 +234,27 @@ class Watch:
                 for message in self._inbox[peer].feed(data):
                     self._hear(peer, message)
             except ValueError as error:
-                self._gone[peer] = f"it sent what nobody can read ({error})"
+                self._gone[peer] = f"it sent an unreadable message ({error})"
 
-    def _hear(self, peer: int, message: messages.Message) -> None:
-        if isinstance(message, messages.Ask):
-            self._tell(messages.here(self._here(peer)), [peer])
+    def _hear(self, peer: int, message: wire.Message) -> None:
+        if isinstance(message, wire.Ask):
+            self._tell(wire.here(self._here(peer)), [peer])
         elif isinstance(message, Here):
             self._answers[peer] = message
             self._compare(peer, message)
-            if self._asked is not None:
-                self._roll[peer] = message
-        elif isinstance(message, messages.Slow):
+            if self._overdue is not None:
+                self._overdue_answers[peer] = message
+        elif isinstance(message, wire.Slow):
             self._slow[peer] = (time.monotonic() + message.seconds, message.name)
-        elif isinstance(message, messages.Bye):
-            # What follows from it is seen when all that came has been read: it may have left because
-            # of a fault of which another rank has told.
+        elif isinstance(message, wire.Bye):
+            # `on_time` draws the conclusion, when everything that came has been read: the peer may have left
+            # because of a fault that another rank has reported.
             self._left[peer] = message.entered
         elif message.by == peer:
             self._set(message, tell=False)
 
     def _compare(self, peer: int, answer: Here) -> None:
-        """The sizes of a message at its two ends."""
+        """Compares the sizes of a message at its two ends."""
         operation = self._operation
         for mine in [] if operation is None else operation.awaits.copy():
             for theirs in answer.pending:
@@ -268,7 +280,6 @@ class Watch:
         )
 
     def on_time(self, now: float) -> None:
-        """Called after whatever was readable has been read, and when `next_time` has come."""
         with self._lock:
             if self._closed:
                 return
@@ -280,24 +291,24 @@ class Watch:
             if self.fault is None and operation is not None and (missing := self._left_before(operation)):
                 self._set(Fault("lost", self.rank, dead=missing, detail="finalized"))
             if operation is not None and self.fault is None and now >= operation.compare:
-                operation.compare = monitor.FOREVER
-                self._tell(messages.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
+                operation.compare = FOREVER
+                self._tell(wire.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
             if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
-                self._asked = None
+                self._overdue = None
                 return
             here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
-            if self._asked is not operation:
-                self._asked, self._roll, self._answer_by = operation, {}, now + ANSWER
-                self._tell(messages.ask(), here)
-            if now >= self._answer_by or all(peer in self._roll for peer in here):
+            if self._overdue is not operation:
+                self._overdue, self._overdue_answers, self._answer_by = operation, {}, now + ANSWER
+                self._tell(wire.ask(), here)
+            if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
                 self._set(self._verdict(operation))
 
     def _left_before(self, operation: Operation) -> tuple[int, ...]:
-        """Those that have finalized and will not come to it."""
+        """Returns the ranks that have finalized and will not enter the operation."""
         return tuple(peer for peer, entered in sorted(self._left.items()) if entered < operation.number)
 
     def _verdict(self, operation: Operation) -> Fault:
-        """Whom an overdue operation waits for."""
+        """Returns the fault of an overdue operation: the ranks that it waits for."""
         absent: list[int] = []
         late: list[int] = []
         where: dict[int, str] = {}
@@ -305,7 +316,7 @@ class Watch:
         for peer in self._sockets:
             if peer in self._left:
                 continue
-            answer = self._roll.get(peer)
+            answer = self._overdue_answers.get(peer)
             if answer is None:
                 absent.append(peer)
                 where[peer] = "does not answer: it is stopped, or something in it holds Python's lock"
@@ -318,10 +329,10 @@ class Watch:
                     where[peer] = (
                         f"{where.get(peer, '')} (it had asked for time, for '{self._slow[peer][1]}')"
                     )
-        if dead or absent:  # who is in an earlier collective waits for them
-            waiting = [peer for peer in late if _is_collective(self._roll[peer].inside)]
+        if dead or absent:  # ranks in an earlier collective wait for these, and are not to blame
+            waiting = [peer for peer in late if _is_collective(self._overdue_answers[peer].inside)]
             late = [peer for peer in late if peer not in waiting]
-            where = {peer: said for peer, said in where.items() if peer not in waiting}
+            where = {peer: text for peer, text in where.items() if peer not in waiting}
         return Fault(
             "timeout",
             self.rank,
@@ -333,12 +344,13 @@ class Watch:
         )
 
     def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
+        """Whether the operation waits for `peer`; without an answer, for one that has finalized."""
         if operation.number:
             return (self._left[peer] if answer is None else answer.entered) < operation.number
         for other, send, number, _ in operation.awaits:
             if other not in (peer, -1):
                 continue
-            # A receive from any rank is everybody's who has not sent: nobody knows who was to.
+            # A receive from any rank waits for every rank: nobody knows which one was to send.
             if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
                 return True
         return False

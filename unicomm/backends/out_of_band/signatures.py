@@ -1,12 +1,13 @@
 """Signatures of collectives, compared before anything is sent: what shm does in its memory, by messages.
 
-Each rank tells each other one what it is about to run, in a frame of fixed size, and waits for everybody's.
-All see the same frames, so all come to the same conclusion, and stay in step whatever it is.
+Each rank sends every other rank the signature of the collective that it is about to run, in a frame of fixed
+size, and waits for all frames. All ranks see the same frames, so all come to the same conclusion.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import socket
 import struct
 from collections import Counter
@@ -24,21 +25,27 @@ _MASK = (1 << 64) - 1
 _Claim = tuple[int, ...]
 
 
-class Agreement(abc.ABC):
-    """One rank's end. One thread at a time calls `check`."""
+class SignatureCheck(abc.ABC):
+    """One rank's end of the comparison. One thread at a time calls `check`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self._size = size
 
     @abc.abstractmethod
-    def swap(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes, of one length, which is some kilobytes at most. A collective."""
+    def all_gather(self, mine: bytes) -> list[bytes]:
+        """Collective: returns every rank's bytes, of one length, some kilobytes at most."""
+
+    def interrupt(self) -> None:  # noqa: B027
+        """Ends a running `all_gather` with an error. Called by any thread; must not wait."""
+
+    def close(self) -> None:  # noqa: B027
+        """Closes the connections that the check has of its own."""
 
     def check(self, call: Call, number: int) -> None:
-        """Returns when all ranks are about to run this; raises `MismatchError`, on all, when they are not.
+        """Returns when all ranks are about to run this collective; else raises `MismatchError` on all.
 
-        `number`: of this collective, from 1.
+        `number`: of the collective, from 1.
         """
         mine = (
             number,
@@ -49,7 +56,7 @@ class Agreement(abc.ABC):
             call.count,
             call.extra & _MASK,
         )
-        theirs = self.swap(_FRAME.pack(*mine))
+        theirs = self.all_gather(_FRAME.pack(*mine))
         if any(frame != theirs[self._rank] for frame in theirs):
             self._refuse([_FRAME.unpack(frame) for frame in theirs])
         if call.operation.splits or call.name == "all_to_all":
@@ -58,7 +65,7 @@ class Agreement(abc.ABC):
     def _refuse(self, frames: list[tuple[int, ...]]) -> None:
         if len({frame[0] for frame in frames}) > 1:
             raise BackendError(
-                f"the ranks have lost step: they are in collectives {[frame[0] for frame in frames]}",
+                f"the ranks are in different collectives: {[frame[0] for frame in frames]}",
                 hint="please report this; create a new communicator to go on",
             )
         signatures = [frame[1:] for frame in frames]
@@ -70,11 +77,11 @@ class Agreement(abc.ABC):
         raise MismatchError(_mismatch(claims, ""), culprits=culprits, hint=_mismatch_hint(culprits))
 
     def _check_pairs(self, call: Call) -> None:
-        """What each rank sends must be what its peer expects: all see the bytes of all pairs."""
+        """Compares what each rank sends with what its peer expects: all ranks see the bytes of all pairs."""
         n = self._size
         row = struct.Struct(f"<{2 * n}Q")
         sent, expected = _parts(call.inputs, call.in_splits), _parts(call.outputs, call.out_splits)
-        rows = [row.unpack(r) for r in self.swap(row.pack(*sent, *expected))]
+        rows = [row.unpack(r) for r in self.all_gather(row.pack(*sent, *expected))]
         claims: list[_Claim] = []
         blame = [0] * n
         for receiver in range(n):
@@ -89,29 +96,37 @@ class Agreement(abc.ABC):
             raise MismatchError(_mismatch(claims, "sizes"), culprits=culprits, hint=_mismatch_hint(culprits))
 
 
-class AgreementBySockets(Agreement):
-    """To each other rank there is a socket; when one ends, `OSError` is raised."""
+class SocketSignatureCheck(SignatureCheck):
+    """A comparison over one socket to each other rank. Raises `OSError` when a connection ends."""
 
     def __init__(self, sockets: Sockets, rank: int) -> None:
         super().__init__(rank, len(sockets) + 1)
         self._sockets = sockets
 
-    def swap(self, mine: bytes) -> list[bytes]:
+    def all_gather(self, mine: bytes) -> list[bytes]:
         for s in self._sockets.values():
             s.sendall(mine)
-        return [mine if r == self._rank else receive(self._sockets[r], len(mine)) for r in range(self._size)]
+        return [mine if r == self._rank else _receive(self._sockets[r], len(mine)) for r in range(self._size)]
+
+    def interrupt(self) -> None:
+        for s in self._sockets.values():
+            with contextlib.suppress(OSError):
+                s.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for s in self._sockets.values():
+            s.close()
 
 
 def minority(signatures: list[tuple[int, ...]]) -> list[int]:
-    """The ranks whose signature is not the majority's; all of them when there is none."""
+    """Returns the ranks whose signature is not the majority's; all ranks if the first place is a tie."""
     votes = Counter(signatures).most_common()
     tie = len(votes) > 1 and votes[0][1] == votes[1][1]
-    # With a tie for the first place nobody is in the right, as on shm.
     return [r for r, s in enumerate(signatures) if tie or s != votes[0][0]]
 
 
-def receive(s: socket.socket, length: int) -> bytes:
-    """Exactly `length` bytes, which this side chose; `OSError` when the connection ends before."""
+def _receive(s: socket.socket, length: int) -> bytes:
+    """Returns exactly `length` bytes, which this side chose; `OSError` if the connection ends before."""
     data = s.recv(length, socket.MSG_WAITALL)
     while len(data) < length:  # a signal came
         more = s.recv(length - len(data), socket.MSG_WAITALL)
@@ -122,7 +137,7 @@ def receive(s: socket.socket, length: int) -> bytes:
 
 
 def _parts(tensors: list[torch.Tensor], splits: list[int] | None) -> list[int]:
-    """Bytes for each rank, of one tensor each, or of one tensor that is cut by rows."""
+    """Returns the bytes for each rank: one tensor a rank, or one tensor that is cut by rows."""
     if splits is None:
         return [t.numel() * t.element_size() for t in tensors]
     rows = sum(splits)

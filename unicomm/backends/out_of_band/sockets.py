@@ -1,7 +1,7 @@
 """Sockets from each rank to each other one, private to the ranks of one communicator.
 
-A rank listens at one address until all others have called. Who calls says the secret that the listener gave
-the members through the rendezvous; whoever does not, or says it too slowly, is hung up on.
+A rank listens at one address until all others have called. A caller sends the secret that the listener gave
+the ranks through the rendezvous; a caller that does not, or is too slow, is disconnected.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from unicomm.comms.membership.handles import notice_silence
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
-_PATIENCE = 2.0  # seconds in which a caller has to say who it is
+_PATIENCE = 2.0  # seconds in which a caller has to send its hello
 _LOOK = 0.2  # seconds between two looks at whether somebody has left
-_STRANGERS = 64  # callers that may wait besides the members
+_STRANGERS = 64  # callers that may wait besides the ranks
 
 Sockets = dict[int, socket.socket]
 
 
-def connect(
+def connect_all(
     rendezvous: SetupRendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
 ) -> list[Sockets]:
-    """`each` sockets to every other rank, as one dict by rank for each. Called by all members.
+    """Collective: returns `each` sockets to every other rank, as that many dicts by rank.
 
-    `host`: the address to listen at. `library`: whose ranks they are, for errors. `trouble`: what this
-    member had on its way here, if anything.
-    Returns when all are connected. Raises `CommTimeoutError` naming who did not come or stands still,
-    `BackendError` on all when one had trouble, within the rendezvous' time.
+    Args:
+        host: the address to listen at.
+        comm, library: names of the communicator and of its library, for errors.
+        trouble: why this rank cannot take part, if it cannot.
+
+    Returns when all ranks are connected. Raises `CommTimeoutError` naming the ranks that did not come or are
+    stopped, and `BackendError` on all ranks if one had trouble, within the rendezvous' time.
     """
     rank, size = rendezvous.rank, rendezvous.size
     made: list[Sockets] = [{} for _ in range(each)]
@@ -86,7 +89,7 @@ def _refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, lib
 
 
 def _await_cause(rendezvous: SetupRendezvous) -> None:
-    """Raises what another member says, if it has given up: that is why nobody listens there."""
+    """Raises what another rank reports, if it has given up: nobody listens there then."""
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
         rendezvous.check()
@@ -94,7 +97,7 @@ def _await_cause(rendezvous: SetupRendezvous) -> None:
 
 
 def patience(rendezvous: SetupRendezvous) -> float:
-    """Seconds for one step of connecting: some are kept for telling the others what came of it."""
+    """Returns the seconds for one step of connecting; the rest is kept to tell the others its outcome."""
     return 0.8 * rendezvous.remaining()
 
 
@@ -119,7 +122,7 @@ def _listen(host: str, backlog: int) -> socket.socket:
 def _accept(
     listener: socket.socket, secret: bytes, made: Sequence[Sockets], rank: int, rendezvous: SetupRendezvous
 ) -> str:
-    """Waits for the members above. Returns what went wrong, for the others to hear."""
+    """Waits for calls of the higher ranks. Returns what went wrong, for the others; "" for nothing."""
     above = range(rank + 1, rendezvous.size)
     end = time.monotonic() + patience(rendezvous)
     while missing := [peer for peer in above if any(peer not in sockets for sockets in made)]:
@@ -127,7 +130,7 @@ def _accept(
         try:
             caller = listener.accept()[0]
         except TimeoutError:
-            rendezvous.check()  # a member that cannot connect has told everybody
+            rendezvous.check()  # a rank that cannot connect has reported it
             if time.monotonic() < end:
                 continue
             return f"ranks {[rendezvous.labels[r] for r in missing]} did not connect in time"
@@ -141,17 +144,17 @@ def _accept(
 
 
 def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
-    said, end = b"", time.monotonic() + _PATIENCE
+    data, end = b"", time.monotonic() + _PATIENCE
     try:
-        while len(said) < _HELLO.size:
+        while len(data) < _HELLO.size:
             caller.settimeout(max(0.01, end - time.monotonic()))
-            more = caller.recv(_HELLO.size - len(said))
+            more = caller.recv(_HELLO.size - len(data))
             if not more or time.monotonic() > end:
                 return None
-            said += more
+            data += more
     except OSError:
         return None
-    given, peer, number = _HELLO.unpack(said)
+    given, peer, number = _HELLO.unpack(data)
     return given, peer, number
 
 

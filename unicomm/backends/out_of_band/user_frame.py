@@ -1,4 +1,4 @@
-"""Where a thread of this process is: the innermost line that is the user's own."""
+"""The user frame of a thread of this process: its innermost line in the user's own code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _OTHERS = os.path.join(_LIBRARY, "site-packages", "")
 
 
 def where_is(thread: int) -> str:
-    """`file:line in function`, or "" when it cannot be told. Of the main thread, if there is no `thread`."""
+    """Returns "file:line in function", or "" if the thread has no user frame. An unknown `thread` means the
+    main thread."""
     frames = sys._current_frames()
     frame = frames.get(thread) or frames.get(threading.main_thread().ident or 0)
     while frame is not None and _is_machinery(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""What watches say to each other, and how it is read: JSON behind its length, nothing of which is trusted."""
+"""The messages on a fault channel: JSON behind its length. A reader trusts nothing of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-MOST = 1 << 16  # bytes of a message; nobody sends that many
+MOST = 1 << 16  # bytes of a message, more than any rank sends
 _MOST_TEXT = 400  # characters
 _MOST_PLACES = 16
 _MOST_PENDING = 16
@@ -36,11 +36,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Ask:
-    """Where are you?"""
+    """Asks where a rank is."""
 
 
 class Pending(NamedTuple):
-    """A message under way, which one of its pair and direction it is, and its bytes."""
+    """A send or receive under way: its number for that peer and direction, and its bytes."""
 
     send: bool
     number: int
@@ -49,9 +49,13 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Here:
-    """The answer: collectives entered, the operation it is in, messages to and from who asks, its line.
+    """The answer to `Ask`: where a rank is.
 
-    `pending`: the messages with who asks that it waits for.
+    Attributes:
+        entered: number of collectives it has entered. inside: the operation it is in, "" for none.
+        sent, taken: number of messages to and from the asking rank that it has begun.
+        where: its user frame.
+        pending: the messages to and from the asking rank that it waits for.
     """
 
     entered: int
@@ -64,14 +68,14 @@ class Here:
 
 @dataclass(frozen=True)
 class Bye:
-    """The rank finalizes, having entered that many collectives."""
+    """The rank finalizes, after that many collectives."""
 
     entered: int
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The rank does `name`, and asks the others to wait for up to `seconds` from now."""
+    """The rank does `name` and asks the others to wait for up to `seconds` from now."""
 
     name: str
     seconds: float
@@ -86,11 +90,11 @@ def _framed(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def fault(it: Fault) -> bytes:
-    said = asdict(it)
-    said["fault"] = said.pop("kind")
-    said["detail"] = it.detail[:_MOST_TEXT]
-    said["where"] = {str(r): text[:_MOST_TEXT] for r, text in list(it.where.items())[:_MOST_PLACES]}
-    return _framed("fault", said)
+    fields = asdict(it)
+    fields["fault"] = fields.pop("kind")
+    fields["detail"] = it.detail[:_MOST_TEXT]
+    fields["where"] = {str(r): text[:_MOST_TEXT] for r, text in list(it.where.items())[:_MOST_PLACES]}
+    return _framed("fault", fields)
 
 
 def ask() -> bytes:
@@ -111,13 +115,13 @@ def slow(name: str, seconds: float) -> bytes:
 
 
 class Inbox:
-    """The messages of one connection, whole, from bytes as they come."""
+    """Makes the messages of one connection of its bytes."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Raises `ValueError` for what is no message, also before it is there in full."""
+        """Yields the messages completed by `data`. Raises `ValueError` as soon as bytes are no message."""
         self._data += data
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
@@ -132,43 +136,43 @@ class Inbox:
 
 
 def parse(body: bytes) -> Message:
-    """One message; raises `ValueError` for anything else."""
+    """Reads one message; raises `ValueError` for anything else."""
     try:
-        said = json.loads(body)
+        fields = json.loads(body)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         raise ValueError("no object")
-    kind = said.get("kind")
+    kind = fields.get("kind")
     if kind == "ask":
         return Ask()
     if kind == "bye":
-        return Bye(_number(said, "entered"))
+        return Bye(_number(fields, "entered"))
     if kind == "here":
-        numbers = {name: _number(said, name) for name in ("entered", "sent", "taken")}
-        pending = _pending(said)
-        return Here(inside=_text(said, "inside"), where=_text(said, "where"), pending=pending, **numbers)
+        numbers = {name: _number(fields, name) for name in ("entered", "sent", "taken")}
+        pending = _pending(fields)
+        return Here(inside=_text(fields, "inside"), where=_text(fields, "where"), pending=pending, **numbers)
     if kind == "slow":
-        return Slow(_text(said, "name"), _seconds(said, "seconds"))
-    if kind != "fault" or said.get("fault") not in KINDS:
+        return Slow(_text(fields, "name"), _seconds(fields, "seconds"))
+    if kind != "fault" or fields.get("fault") not in KINDS:
         raise ValueError("unknown kind")
-    where = said.get("where")
+    where = fields.get("where")
     if not isinstance(where, dict):
         raise ValueError("where is no object")
-    ranks = {name: _ranks(said, name) for name in ("dead", "absent", "late")}
+    ranks = {name: _ranks(fields, name) for name in ("dead", "absent", "late")}
     places = {int(r[:12]): str(text)[:_MOST_TEXT] for r, text in list(where.items())[:_MOST_PLACES]}
     return Fault(
-        kind=said["fault"],
-        by=_number(said, "by"),
+        kind=fields["fault"],
+        by=_number(fields, "by"),
         where=places,
-        detail=_text(said, "detail"),
-        timeout=_seconds(said, "timeout"),
+        detail=_text(fields, "detail"),
+        timeout=_seconds(fields, "timeout"),
         **ranks,
     )
 
 
-def _pending(said: dict[str, Any]) -> tuple[Pending, ...]:
-    value = said.get("pending")
+def _pending(fields: dict[str, Any]) -> tuple[Pending, ...]:
+    value = fields.get("pending")
     if not isinstance(value, list) or len(value) > _MOST_PENDING:
         raise ValueError("pending is no list of messages")
     found = []
@@ -179,29 +183,29 @@ def _pending(said: dict[str, Any]) -> tuple[Pending, ...]:
     return tuple(found)
 
 
-def _number(said: dict[str, Any], name: str) -> int:
-    value = said.get(name)
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError(f"{name} is no number")
     return value
 
 
-def _seconds(said: dict[str, Any], name: str) -> float:
-    value = said.get(name)
+def _seconds(fields: dict[str, Any], name: str) -> float:
+    value = fields.get(name)
     if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST:
         raise ValueError(f"{name} is no duration")
     return float(value)
 
 
-def _text(said: dict[str, Any], name: str) -> str:
-    value = said.get(name)
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text")
     return value[:_MOST_TEXT]
 
 
-def _ranks(said: dict[str, Any], name: str) -> tuple[int, ...]:
-    value = said.get(name)
+def _ranks(fields: dict[str, Any], name: str) -> tuple[int, ...]:
+    value = fields.get(name)
     if not isinstance(value, list) or any(type(r) is not int or not 0 <= r < 1 << 31 for r in value):
         raise ValueError(f"{name} is no list of ranks")
     return tuple(value)

@@ -1,31 +1,25 @@
 """The SHMEM backends: their operations are puts with signals into the members' memory.
 
-Beside the library's world, the ranks have connections of unicomm's own, on which they tell each other what
-went wrong (out_of_band/fault_channel.py). SHMEM libraries notice no dead process, and their waits cannot be
-interrupted. If operations run on the host, as over the table of the host's memory, the table's own waits are
-ended. If they run on a stream, the stream waits for words in this rank's memory; to end the wait, this rank
-sets them itself.
+Beside the library's world, the ranks have out-of-band connections (backends/out_of_band), on which they tell
+each other what goes wrong. SHMEM libraries notice no dead process, and their waits cannot be interrupted. If
+operations run on the host, as over the table of the host's memory, the table's own waits are ended. If they
+run on a stream, the stream waits for words in this rank's memory; to end the wait, this rank sets them
+itself.
 
 Reductions are composed (comms/execution/completion.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends.out_of_band.backend import WatchedBackend
-from unicomm.backends.out_of_band.fault_channel import COMPARE, Awaited, Operation
-from unicomm.backends.out_of_band.signatures import AgreementBySockets
-from unicomm.backends.out_of_band.sockets import Sockets
-from unicomm.backends.out_of_band.wire import Fault
+from unicomm.backends.out_of_band import COMPARE, Awaited, Fault, OutOfBandBackend, Sockets
 from unicomm.backends.shm import _error as error_of_core
 from unicomm.backends.vendor.shmem_libraries import NVSHMEM, ROCSHMEM, ShmemVendor, open_table
 from unicomm.comms.backend import (
@@ -59,7 +53,7 @@ class _TableFault(RuntimeError):
         self.code = code
 
 
-class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemory, ReportsMemory):
+class ShmemBackend(OutOfBandBackend, UsesStreams, ChoosesDevice, HasSymmetricMemory, ReportsMemory):
     """The base of the SHMEM backends. A subclass names a `vendor` or has another `table`."""
 
     vendor: ClassVar[ShmemVendor]
@@ -126,13 +120,10 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         self._rank, self._size = setup.rank, setup.size
         self._pes = list(pes)
         self._device, self._streams = setup.device, streams
-        self._agreement_sockets: Sockets = sockets[1] if len(sockets) > 1 else {}
         self._aborted = False
         self._symmetric_domain: Any = None  # symmetric memory's own end of the library's world
         self._transfer = ChunkTransfer(heap, region, setup.rank, pes, self._raise_if_fault)
-        compared = self._agreement_sockets
-        super().__init__(setup, sockets[0], AgreementBySockets(compared, setup.rank) if compared else None)
-        self.capabilities = replace(self.capabilities, checks_mismatch=bool(compared))
+        super().__init__(setup, sockets)
 
     @classmethod
     def which_device(cls, device: torch.device) -> torch.device:
@@ -147,7 +138,7 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         with on_device(setup.device):
             cls.use_device(setup.device)
             if type(parent) is cls:
-                parent._check()
+                parent.check_fault()
                 heap = parent._heap
             else:
                 heap = creation.create_heap(setup, cls.vendor.title, table, streams)
@@ -169,10 +160,8 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         return self._streams
 
     def close(self) -> None:
-        clean = self._watch.fault is None and not self._aborted and self._drained()
-        self._watch.close()
-        for s in self._agreement_sockets.values():
-            s.close()
+        clean = self.channel.fault is None and not self._aborted and self._drained()
+        super().close()
         with on_device(self._device):
             self._heap.release_region(self._region, clean)
         del self._heap, self._transfer, self._symmetric_domain
@@ -185,14 +174,10 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
     def forget(self) -> None:
         # The destructor of the heap would take this child for its parent.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._heap))
-        self._watch.forget()
-        for s in self._agreement_sockets.values():
-            s.close()
+        super().forget()
 
     def _interrupt(self) -> None:
-        for s in self._agreement_sockets.values():
-            with contextlib.suppress(OSError):
-                s.shutdown(2)
+        super()._interrupt()
         if Capability.ABORT in Capability(self._table.capabilities):
             for domain in filter(None, (self._heap.domain, self._symmetric_domain)):
                 domain.abort()
@@ -266,16 +251,16 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         if fault is not None:
             raise _TableFault(fault[0], fault[3])
 
-    def _failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
-        if isinstance(error, _TableFault) and error.code == _INTERNAL and self._watch.fault is None:
-            fault = self._watch.give_up(Fault("error", self._watch.rank, detail=str(error)))
+    def failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
+        if isinstance(error, _TableFault) and error.code == _INTERNAL and self.channel.fault is None:
+            fault = self.channel.give_up(Fault("error", self.channel.rank, detail=str(error)))
             return self._error_of(fault)
-        return super()._failure(error, awaits)
+        return super().failure(error, awaits)
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
         if self._streams is None:
             super().collective(call, run)
-        elif self._agreement is not None:
+        elif self._check is not None:
             super().collective(call, lambda: self._issue(run))
         else:
             self._issue(run)
@@ -283,11 +268,11 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
     def _issue(self, run: Callable[[], None]) -> None:
         """Puts an operation on the stream. The stream watchdog keeps its deadline."""
         assert self._streams is not None
-        self._check()
+        self.check_fault()
         try:
             run()
         except _TableFault as error:
-            raise self._failure(error, []) from error
+            raise self.failure(error, []) from error
 
     def run(self, call: Call) -> None:
         with on_device(self._device):
@@ -322,12 +307,7 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         if self._streams is not None:
             self._issue(move)
             return
-        awaits = []
-        if not self._current:
-            awaits = [Awaited(m.peer, m.send, self._count(m.peer, m.send), m.tensor.nbytes) for m in messages]
-        name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
-        now = time.monotonic()
-        with self._watched(Operation(name, 0, timeout, now + timeout, awaits, now + COMPARE)):
+        with self._in_messages(messages, timeout, COMPARE):
             move()
 
 

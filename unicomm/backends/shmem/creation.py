@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import sockets as mesh
-from unicomm.backends.out_of_band.backend import CHECK_HINT, checks
-from unicomm.backends.out_of_band.sockets import Sockets
+from unicomm.backends.out_of_band import CHECK_HINT, Sockets, checks_signatures, connect_all
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.operations.symmetric_table import Capability, Compare
@@ -88,10 +86,10 @@ def create_heap(setup: Setup, title: str, table: Any, streams: Streams | None) -
 
 
 def connect(setup: Setup, title: str, streams: Streams | None) -> list[Sockets]:
-    """Connects to each rank for the fault watch, and again if the ranks compare their calls. Collective."""
+    """Connects to each rank for the fault channel, and again if the ranks compare their calls. Collective."""
     # To compare calls, the host waits for the other ranks. On a device that is done only on request.
-    compares = checks(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
+    compares = checks_signatures(setup) if streams is None else setup.hints[CHECK_HINT.name] is True
     addresses.guard_store(setup.store)
-    routed = addresses.agree(setup.rendezvous, setup.store)
+    routed = addresses.listen_address(setup.rendezvous, setup.store)
     host = setup.hints["hostname"] or routed or "127.0.0.1"
-    return mesh.connect(setup.rendezvous, host, 1 + compares, setup.name, title)
+    return connect_all(setup.rendezvous, host, 1 + compares, setup.name, title)

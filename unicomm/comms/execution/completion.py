@@ -66,8 +66,10 @@ def collective(group: Group, call: Call) -> None:
 def run(group: Group, call: Call) -> None:
     """Runs a collective; returns when its outputs are written."""
     native = group.native
-    if native is not None and (not group.capabilities.moves_data or is_native(group.capabilities, call)):
-        if group.capabilities.bytes_only and call.op is None and call.dtype is not None:
+    capabilities = group.capabilities
+    covered = not capabilities.moves_data or is_native(capabilities, call)
+    if native is not None and covered and native.runs(call):
+        if capabilities.bytes_only and call.op is None and call.dtype is not None:
             call = _as_bytes(call)
         native.run(call)
     elif group.size == 1:

@@ -1,4 +1,4 @@
-"""A rank leaves while its monitor reads what another one said."""
+"""A rank leaves while the thread of its fault channel reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from unicomm.backends.out_of_band.fault_channel import Watch
+from unicomm.backends.out_of_band.fault_channel import FaultChannel
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,12 +34,12 @@ class Probe:
 
 
 def test_a_connection_that_is_read_is_not_closed_meanwhile():
-    """Else its number may be a new communicator's, whose first words the old one's monitor would take."""
+    """Else its number may be a new communicator's, whose first bytes the old one's thread would read."""
     kept, (mine, theirs) = socket.socketpair(), socket.socketpair()
-    other = Watch({1: kept[0]}, 0, lambda: None)  # of the parent: the monitor goes on
+    other = FaultChannel({1: kept[0]}, 0, lambda: None)  # of the parent: the thread goes on
     probe = Probe(mine)
-    watch = Watch({1: probe}, 0, lambda: None)  # type: ignore[dict-item]
-    probe.close_it = threading.Thread(target=watch.close)
+    channel = FaultChannel({1: probe}, 0, lambda: None)  # type: ignore[dict-item]
+    probe.close_it = threading.Thread(target=channel.close)
     theirs.send(b"!")
     assert probe.read.wait(30)
     probe.close_it.join(30)

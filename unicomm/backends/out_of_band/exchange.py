@@ -1,0 +1,67 @@
+"""The base class of exchanges with out-of-band connections: messages that complete one by one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from unicomm.comms.backend import Completed, Exchange
+from unicomm.comms.errors import CommError
+from unicomm.comms.operations.call import Message
+
+from .backend import OutOfBandBackend
+from .fault_channel import Awaited, Operation
+
+
+class OutOfBandExchange(Exchange):
+    """Starts messages by `_start` and waits for them by `_wait`, whose errors it explains."""
+
+    def __init__(self, backend: OutOfBandBackend) -> None:
+        self._backend = backend
+        self._fresh: list[Message] = []
+        self._running: dict[int, Awaited] = {}
+        self._added = 0
+
+    @abstractmethod
+    def _start(self, number: int, message: Message) -> None:
+        """Gives a message to the library. The peer of a receive is -1 for any rank."""
+
+    @abstractmethod
+    def _wait(self, timeout: float, limit: float) -> list[Completed]:
+        """See `Exchange.run`. Raises the library's `RuntimeError`, or `_overdue`."""
+
+    def _abandon(self) -> None:
+        """Gives up all messages, after an error."""
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self._fresh += messages
+
+    def run(self, timeout: float, limit: float) -> list[Completed]:
+        backend = self._backend
+        try:
+            backend.check_fault()
+            fresh, self._fresh = self._fresh, []
+            for message in fresh:
+                send, peer, tensor = message
+                self._start(self._added, message)
+                number = backend.count(peer, send) if peer >= 0 else 0
+                self._running[self._added] = Awaited(peer, send, number, tensor.nbytes)
+                self._added += 1
+            return self._wait(timeout, limit)
+        except CommError:
+            self._abandon()
+            raise
+        except RuntimeError as error:
+            self._abandon()
+            raise backend.failure(error, list(self._running.values())) from error
+
+    def _completed(self, number: int, source: int) -> Completed:
+        """Takes note that a message has completed. `source`: its peer, also for a receive from any rank."""
+        if self._running.pop(number).peer < 0:
+            self._backend.count(source, send=False)
+        return number, source, None
+
+    def _overdue(self, timeout: float) -> CommError:
+        """Returns the error of messages that did not complete within `timeout` seconds."""
+        awaits = list(self._running.values())
+        return self._backend.overdue(Operation("messages", 0, timeout, 0.0, awaits))
