@@ -109,7 +109,7 @@ bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& 
             error.discard_as_unraisable("unicomm's look at the threads");
         } else {
             error.restore();
-            interruption.keep();
+            keep_raised();
         }
     } catch (const std::exception&) {
     }
