@@ -54,7 +54,7 @@ def test_marks():
     """The scores themselves: a wrong culprit costs precision and recall, a wrong verdict both verdicts'."""
     result = selftest.Result()
     case = next(iter(CASES.values()))
-    case = corpus.Case("x", case.job, [(Verdict.NEVER_JOINED, [1, 2])])
+    case = corpus.Case(case.job, [(Verdict.NEVER_JOINED, [1, 2])], name="x")
     selftest.score_case(case, Report([Finding(Verdict.NEVER_JOINED, [1, 3])]), result)
     score = result.verdicts[Verdict.NEVER_JOINED]
     assert (score.precision, score.recall) == (0.5, 0.5)

@@ -48,7 +48,7 @@ def test_the_same():
     assert found.same
     assert found.compared == 24
     assert [(c.call, c.a_count, c.b_count) for c in found.changes] == [("all_reduce float32[8] SUM", 24, 24)]
-    assert "The runs did the same: 24 operations" in text_of(found)
+    assert "The runs are the same: 24 operations" in text_of(found)
 
 
 def test_the_first_operation_that_differs():

@@ -43,7 +43,7 @@ def test_formats(recorded, tmp_path):
     assert ring.pid == os.getpid()
     assert ring.op(ring.records[-1]) == "barrier"
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="format='xml' is unknown; it is one of pickle, json, ring"):
+    with pytest.raises(ValueError, match="format='xml' is unknown; use one of pickle, json, ring"):
         flight_recorder.dump(tmp_path / "d", format="xml")
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):

@@ -145,7 +145,7 @@ def test_a_circle_across_groups(tmp_path):
     assert sorted(job.cycle) == [0, 1]
     assert job.blockers == []
     text = text_of(live.look(tmp_path))
-    assert "in a circle" in text
+    assert "in a cycle" in text
     assert "of 'tp'" in text
     assert "of 'dp'" in text
 
@@ -224,7 +224,7 @@ def test_jobs_are_told_apart_and_those_that_are_over_left_out(tmp_path):
     (tmp_path / "noise.ucring").write_bytes(b"noise")
     snapshot = live.look(tmp_path)
     assert (len(snapshot.jobs), snapshot.older) == (2, 1)
-    assert "jobs that are over" in text_of(snapshot)
+    assert "ended jobs" in text_of(snapshot)
     assert "noise.ucring" in text_of(snapshot)
     assert len(live.look(tmp_path, everything=True).jobs) == 3
 

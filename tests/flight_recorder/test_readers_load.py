@@ -243,6 +243,6 @@ def test_any_damage_of_a_ring(tmp_path_factory, job, data):
 
 def test_stdin_like_bytes_are_no_archive(tmp_path):
     (tmp_path / "x").write_bytes(io.BytesIO(b"hello").getvalue())
-    assert "not a dump" in load([tmp_path / "x"]).findings[0].message
+    assert "not a dump" in load([tmp_path / "x"]).remarks[0].message
     (tmp_path / "y.json").write_text(json.dumps([1, 2]))
-    assert load([tmp_path / "y.json"]).findings
+    assert load([tmp_path / "y.json"]).remarks

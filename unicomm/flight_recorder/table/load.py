@@ -262,7 +262,7 @@ def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
             return [_Dump(one.path, "torch pickle", {}, pickles.read(one.read()))]
         if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
             return _json(one)
-        raise DumpError("neither a ring nor a pickle nor JSON, so not a known dump")
+        raise DumpError("neither a ring nor a pickle nor JSON, so not a dump")
     except DumpError as error:
         return InputRemark(one.path, str(error))
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
