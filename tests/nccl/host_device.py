@@ -53,8 +53,8 @@ class HostDevice(DoubleBackend):
         self._arrive()
 
     def _arrive(self) -> None:
-        if self._streams.current() is None:  # no stream of the device's: what comes next is the host's
-            self._streams.synchronize()
+        if self.streams().current() is None:  # no stream of the device's: what comes next is the host's
+            self.streams().synchronize()
 
 
 def make_host_device(name: str) -> type[HostDevice]:

@@ -254,16 +254,16 @@ def test_a_rank_without_memory(monkeypatch, raised):
         return str(error)
 
     said = run_ranks(program, 2, backend="nccl-new")
-    assert sorted("(this rank)" in text for text in said) == [False, True]
+    assert sorted("this rank has no memory" in text for text in said) == [False, True]
 
 
 def test_a_library_that_is_too_old(raised):
     of("nccl-shrinks")
 
     def program(comm: Communicator) -> BaseException:
-        return raised(WindowTable, comm._engine.backend, True)
+        return raised(comm._engine.backend.symmetric_table)
 
-    (error,) = run_ranks(program, 1, backend="nccl-shrinks")
+    (error,) = run_ranks(program, 1, backend="nccl-shrinks", hints={"symmetric": "windows"})
     assert type(error) is UnsupportedError
     assert "it came with NCCL 2.29.2" in str(error)
 
