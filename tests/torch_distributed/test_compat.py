@@ -25,7 +25,7 @@ PARTS = {
     "torch": ("_scaled_mm",),
     "torch._C": (
         *("_dispatch_get_all_op_names", "_dispatch_has_kernel_for_dispatch_key", "_get_schema"),
-        "_cuda_customAllocator",
+        *(["_cuda_customAllocator"] if torch.version.cuda else []),
     ),
     "torch._C._autograd": ("_add_metadata_json", "_profiler_enabled"),
     "torch._C._profiler": ("_RecordFunctionFast",),
@@ -47,7 +47,7 @@ PARTS = {
     ),
     # What UnicommProcessGroup overrides.
     "torch.distributed.ProcessGroup": (
-        *("_get_backend", "_device_types", "_set_group_name", "_set_group_desc", "_set_default_timeout"),
+        *("_get_backend", "_device_types", "_set_group_name", "_set_group_desc"),
         *("_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing"),
         *("_get_sequence_number_for_group", "_set_sequence_number_for_group"),
     ),
@@ -138,7 +138,7 @@ def test_options_and_reductions(contract):
 def test_torch_lists_a_group(contract):
     assert compat.known_groups() == []
     comm = unicomm.new_comm("shm", torch.device("cpu"))
-    group = UnicommProcessGroup(comm)
+    group = UnicommProcessGroup(comm, store=dist.HashStore())
     group._set_group_name("listed")
     compat.set_default_group(group)
     compat.list_group(group, "listed", "cpu", [0])

@@ -325,6 +325,12 @@ def rendezvous_symmetric(tensor: torch.Tensor) -> Any:
     return _native._SymmetricMemory.rendezvous(tensor)
 
 
+def replace_symmetric_workspace(function: Callable[[str, int], Any]) -> None:
+    """Puts `function` in place of torch's `get_symm_mem_workspace`."""
+    module: Any = symmetric_memory()
+    module.get_symm_mem_workspace = function
+
+
 def symmetric_workspaces() -> dict[str, torch.Tensor]:
     """Returns torch's own table of the workspace tensor of each group, by group name. Writable."""
     kept: dict[str, torch.Tensor] = symmetric_memory()._group_name_to_workspace_tensor
@@ -378,8 +384,8 @@ RecordFunction = _RecordFunctionFast
 def hook_profiler(on_start: Callable[[], None], on_end: Callable[[], None]) -> bool:
     """Has torch call `on_start` before each recording of the profiler, and `on_end` at its end.
 
-    Calls `on_start` at once if a recording is under way. Returns whether this torch can be hooked: torch calls
-    `_run_on_profiler_start` and `_disable_profiler` through the namespace of `torch.autograd.profiler`.
+    Calls `on_start` at once if a recording is under way. Returns whether this torch can be hooked. torch
+    calls `_run_on_profiler_start` and `_disable_profiler` through the namespace of `torch.autograd.profiler`.
     """
     profiler: Any = torch.autograd.profiler
     if not (hasattr(profiler, "_run_on_profiler_start") and hasattr(profiler, "_disable_profiler")):

@@ -147,7 +147,7 @@ def permute(x: Tensor, destinations: list[int], group: Group) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     batch = comm.batch_op_create()
     batch.send(_as_input(x), destinations[me]).recv(out, destinations.index(me))
-    batch.issue(False)
+    batch.issue(async_op=False)
     return out
 
 

@@ -306,7 +306,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     )
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        return self.allreduce(tensors, opts)
+        return self._all_reduce(tensors, opts)
 
     def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, root: int = 0) -> dist.Work:
         items = [tensors] if isinstance(tensors, Tensor) else tensors

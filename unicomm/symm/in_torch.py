@@ -42,7 +42,7 @@ def use_in_torch() -> list[str]:
         unit = load_unit()
         names: list[str] = unit.install(list(NAMES), _exchange)
         if not torch.accelerator.is_available():  # torch's own function needs a GPU
-            compat.symmetric_memory().get_symm_mem_workspace = _workspace
+            compat.replace_symmetric_workspace(_workspace)
         _registered.extend((names, register(unit)))
         return list(names)
 
