@@ -1,4 +1,4 @@
-"""What torch 2.11, the least that is asked for, lacks; 2.12 was not tried."""
+"""Skips tests of features that torch 2.11, the oldest supported version, lacks. 2.12 was not tested."""
 
 import pytest
 import torch

@@ -52,5 +52,4 @@ void bind_shm(nb::module_& m);
 void bind_fast(nb::module_& m);
 void bind_nccl(nb::module_& m);
 void bind_symm(nb::module_& m);
-void bind_torch_options(nb::module_& m);
 }  // namespace unicomm

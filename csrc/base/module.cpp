@@ -20,5 +20,4 @@ NB_MODULE(_core, m) {
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
     unicomm::bind_symm(m);
-    unicomm::bind_torch_options(m);
 }

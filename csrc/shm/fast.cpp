@@ -7,10 +7,10 @@
 
 #include "base/bind_fault.hpp"
 #include "operations/opcode.hpp"
-#include "operations/torch_options.hpp"
 #include "recorder/recorder.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
+#include "shm/group_all_reduce.hpp"
 
 namespace unicomm {
 namespace {
@@ -43,12 +43,12 @@ class FastPath : public FastCalls {
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
 
-    // Called by a process group, with a list of one tensor and torch's options.
-    nb::object all_reduce_with(nb::handle tensors, nb::handle options) {
+    // The arguments of a process group: `tensors` is a list. True when it is done.
+    nb::object all_reduce_of_group(nb::handle tensors, nb::handle options, const AllReduceOptions& reader) {
         Tensor t;
         uint8_t red = 0;
         if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
-        if (blocked() || !all_reduce_options.plain(options.ptr(), red)) return no();
+        if (blocked() || !reader.plain(options, red)) return no();
         if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
@@ -230,6 +230,38 @@ class FastPath : public FastCalls {
     uint8_t red_ = 0;
 };
 
+// `allreduce` of a process group in Python: the fast path if it takes the call, else the method `general`.
+struct GroupAllReduce {
+    AllReduceOptions options;
+    std::vector<nb::object> path;  // names of the attributes from the group to the fast path
+    nb::object general, failed;    // names of methods of the group
+    nb::object done;               // the Work of an operation that has completed
+    PyTypeObject* fast_path;
+
+    nb::object operator()(nb::handle group, nb::handle tensors, nb::handle opts) const {
+        nb::object found = nb::borrow(group);
+        for (const nb::object& name : path) {
+            if (found.is_none()) break;
+            found = nb::steal(PyObject_GetAttr(found.ptr(), name.ptr()));
+            if (!found.is_valid()) throw nb::python_error();
+        }
+        if (Py_TYPE(found.ptr()) == fast_path) {
+            auto* fast = nb::inst_ptr<FastPath>(found);
+            nb::object result = fast->all_reduce_of_group(tensors, opts, options);
+            if (result.ptr() == Py_True) return done;
+            if (result.ptr() != Py_False) return call(group, failed, result, nb::handle());
+        }
+        return call(group, general, tensors, opts);
+    }
+
+    static nb::object call(nb::handle group, const nb::object& method, nb::handle a, nb::handle b) {
+        nb::object result =
+            nb::steal(PyObject_CallMethodObjArgs(group.ptr(), method.ptr(), a.ptr(), b.ptr(), nullptr));
+        if (!result.is_valid()) throw nb::python_error();
+        return result;
+    }
+};
+
 }  // namespace
 
 void bind_fast(nb::module_& m) {
@@ -250,7 +282,6 @@ void bind_fast(nb::module_& m) {
         .def_prop_ro("seq", &FastPath::seq)
         .def("all_reduce", &FastPath::all_reduce, any("tensor"), any("op"), any("async_op"), any("hints"),
              any("timeout"))
-        .def("all_reduce_with", &FastPath::all_reduce_with, any("tensors"), any("options"))
         .def("broadcast", &FastPath::broadcast, any("tensor"), any("root"), any("async_op"), any("hints"),
              any("timeout"))
         .def("barrier", &FastPath::barrier, any("async_op"), any("hints"), any("timeout"))
@@ -267,6 +298,24 @@ void bind_fast(nb::module_& m) {
         .def("pair_seq", &FastPath::pair_seq, nb::sig("def pair_seq(self, peer: int, send: bool, /) -> int"))
         .def("next_pair_seq", &FastPath::next_pair_seq,
              nb::sig("def next_pair_seq(self, peer: int, send: bool, /) -> int"));
+    auto* fast_path = reinterpret_cast<PyTypeObject*>(m.attr("FastPath").ptr());
+    m.def(
+        "all_reduce_method",
+        [fast_path](nb::type_object options, nb::object unset_timeout, nb::bytes codes, nb::list path,
+                    nb::str general, nb::str failed, nb::object done) {
+            std::vector<nb::object> names;
+            for (nb::handle name : path) names.push_back(nb::borrow(name));
+            GroupAllReduce method{{options, std::move(unset_timeout), codes},
+                                  std::move(names),
+                                  std::move(general),
+                                  std::move(failed),
+                                  std::move(done),
+                                  fast_path};
+            return nb::cpp_function(std::move(method), nb::is_method(), nb::arg("tensors").none(),
+                                    nb::arg("opts").none() = nb::none());
+        },
+        nb::arg("options"), nb::arg("unset_timeout"), nb::arg("codes"), nb::arg("path"), nb::arg("general"),
+        nb::arg("failed"), nb::arg("done"));
 }
 
 }  // namespace unicomm

@@ -1,4 +1,4 @@
-"""Starting the programs of this folder."""
+"""Starts the programs of this folder."""
 
 import os
 import subprocess
@@ -9,10 +9,11 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def torchrun(ranks, program, *arguments, stock=False, **env):
-    """A finished run on this host; a rank that hangs ends with all stacks on stderr.
+    """Runs a program on this host and returns the finished process.
 
-    A run that uses torch's own Gloo alone, `stock`, is repeated where that ended a rank: a thread of it may
-    still let go of a tensor when Python ends (pytorch/pytorch#190489, #179291).
+    A rank that hangs ends with all stacks on stderr. A run with torch's own Gloo alone, `stock`, is repeated
+    if Gloo aborted a rank: a thread of Gloo may still release a tensor when Python ends
+    (pytorch/pytorch#190489, #179291).
     """
     for _ in range(6 if stock else 1):
         done = _torchrun(ranks, program, *arguments, **env)

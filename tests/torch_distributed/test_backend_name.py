@@ -51,7 +51,7 @@ def test_hints_go_by_pg_options(group, raised):
 
 @pytest.mark.parametrize("backend", ["cpu:unicomm,cuda:gloo", "cuda:gloo,cpu:unicomm"])
 def test_beside_torchs_own_backends(group, backend):
-    """Whichever torch makes first; tensors go where their device says."""
+    """In either order of creation. Tensors go to the backend of their device."""
     world = group(backend)
     assert type(world) is MixedProcessGroup
     assert world._get_backend(torch.device("cpu")) is world
@@ -67,7 +67,7 @@ def test_beside_torchs_own_backends(group, backend):
 
 
 def test_tensors_of_other_devices_are_passed_on():
-    """torch's backend gets the very arguments, from every method that moves data."""
+    """torch's backend gets the same arguments from every method that moves data."""
     from unicomm import new_comm
 
     called = []
@@ -101,7 +101,7 @@ def test_tensors_of_other_devices_are_passed_on():
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_batch_is_one_for_torchs_backend(monkeypatch, told):
-    """One by one, two ranks that both send first would wait for each other on NCCL."""
+    """If messages went one by one, two ranks that both send first would wait for each other on NCCL."""
     from unicomm import new_comm
 
     called = []
@@ -134,7 +134,7 @@ def test_a_batch_is_one_for_torchs_backend(monkeypatch, told):
 
 def test_what_cannot_be_combined_says_so(group, raised):
     error = raised(group, "cpu:unicomm,cuda:mpi")
-    if type(error) is RuntimeError:  # torch 2.14 looks itself
+    if type(error) is RuntimeError:  # torch 2.14 checks it itself
         assert "MPI" in str(error)
         return
     assert type(error) is UnsupportedError, error

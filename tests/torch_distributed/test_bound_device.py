@@ -10,14 +10,14 @@ from torch.distributed import distributed_c10d as c10d
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
-# With GPUs that are none: the backend fake pretends that they are there.
+# The backend fake stands for GPUs that do not exist.
 PRETEND = """
 import torch, torch.distributed as dist
-from unicomm.launch import devices, torch_backend
+from unicomm.c10d import choice
 class Gpus:
     current_device, device_count = (lambda: 0), (lambda: 8)
     is_initialized = lambda: False
-devices.is_present = torch_backend.is_present = lambda kind: kind in ('cpu', 'cuda')
+choice.is_present = lambda kind: kind in ('cpu', 'cuda')
 torch.get_device_module = lambda kind=None: Gpus
 torch.accelerator.current_accelerator = lambda check_available=False: torch.device('cuda')
 torch.accelerator.device_count, torch.accelerator.is_available = (lambda: 8), (lambda: True)
@@ -25,7 +25,7 @@ torch.accelerator.device_count, torch.accelerator.is_available = (lambda: 8), (l
 
 
 def test_groups_made_later_are_on_that_device():
-    """Also where nothing else says which one is meant: neither LOCAL_RANK nor a current device."""
+    """Even if neither LOCAL_RANK nor a current device names it."""
     code = PRETEND + (
         "one = torch.device('cuda', 1)\n"
         "for switched, backend in [(True, 'cpu:gloo,cuda:nccl'), (True, 'nccl'), (False, 'unicomm')]:\n"
@@ -53,27 +53,27 @@ def test_groups_made_later_are_on_that_device():
 
 
 def test_torchs_own_nccl_is_not_told_to_split_from_ours():
-    """new_group(backend="nccl") hands it the default group's backend, where that one says it can be split."""
+    """new_group(backend="nccl") passes the default group's backend to NCCL if that backend can be split."""
 
     def program(comm):
         group = UnicommProcessGroup(comm)
         group.bound_device_id = comm.get_device()
         assert c10d._get_split_source(group) is None
-        assert group.supports_splitting  # for everybody else
+        assert group.supports_splitting  # for all other callers
         assert group.options == comm.get_options().hints
 
     run_ranks(program, 1)
 
 
 def test_a_rank_that_a_new_group_leaves_out():
-    """It waits for nobody, where NCCL would need it."""
+    """It waits for no other rank, although NCCL would need it."""
 
     def program(comm):
         group = UnicommProcessGroup(comm)
         group.bound_device_id = comm.get_device()
         if comm.get_rank() == 1:
             assert group.perform_nocolor_split(group.bound_device_id) is None
-        else:  # nobody waits for those who were left out
+        else:  # the members do not wait for the ranks left out
             group.eager_connect_single_device(group.bound_device_id)
             assert comm.split([0]).get_size() == 1
         comm.barrier(False)

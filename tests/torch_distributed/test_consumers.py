@@ -1,4 +1,4 @@
-"""What builds upon torch.distributed gives on unicomm the numbers that it gives on stock Gloo."""
+"""Libraries on top of torch.distributed give the same numbers on unicomm as on stock Gloo."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_same_numbers_as_stock_gloo(ranks, tmp_path):
         assert failed == {}
         for name, values in switched["results"].items():
             assert len(values) == len(stock["results"][name]) > 0, name
-            # Four ranks are added up in another order; bfloat16 and half hooks round what they add up.
+            # Four ranks are summed in another order. The bfloat16 and half hooks round their sums.
             loose = (
                 {"rtol": 2e-2, "atol": 2e-3} if name in ("ddp_comm_hooks", "fsdp2_mixed_precision") else {}
             )

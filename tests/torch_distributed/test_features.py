@@ -4,7 +4,7 @@ import feature_page
 import pytest
 import torch
 
-# Where its own switch is on, up to 2.13. In 2.11 a split asks for the GPUs' communicator where it has CUDA.
+# With the switch on, up to 2.13. In 2.11 a split asks for the communicator for GPUs if torch has CUDA.
 TORCH_REFUSES = {"new_group_without_the_others"}
 if torch.__version__.startswith("2.11."):
     TORCH_REFUSES.add("split_group")
@@ -14,8 +14,10 @@ if torch.__version__.startswith("2.11."):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("contender", [name for name in feature_page.CONTENDERS if name != "stock Gloo"])
 def test_features(contender):
-    """What runs is what docs/torch-features.md says; with the switch that is everything. It is of torch 2.13;
-    with another one no less runs."""
+    """The features that run are those of docs/torch-features.md; with the switch, all of them.
+
+    The page was written with torch 2.13. With another version no fewer run.
+    """
     said, errors = feature_page.results(contender)
     runs, page = feature_page.column(said), feature_page.written()[contender]
     if not torch.__version__.startswith("2.13."):

@@ -1,4 +1,4 @@
-"""The switch itself: what it sets for which torch, and when it stays out of the way."""
+"""The switch: the names it sets for each torch version, and when it does nothing."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from unicomm.c10d import devices, switch
+from unicomm.c10d import choice, compat, switch
 
 
 def python(code, **env):
@@ -88,18 +88,18 @@ def test_the_official_package_wins(monkeypatch):
     assert "official torchcomms is installed" in switch.install()
 
 
-@pytest.mark.parametrize("version", switch.NAMES)
+@pytest.mark.parametrize("version", compat.SWITCH_NAMES)
 def test_every_known_version_gets_its_names(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", f"{version[0]}.{version[1]}.0")
     monkeypatch.setattr(c10d, "_TORCHCOMM_AVAILABLE", False)
-    for name in switch.NAMES[version]:
+    for name in compat.SWITCH_NAMES[version]:
         monkeypatch.setattr(c10d, name, None, raising=False)
     assert switch.install() == ""
-    assert all(getattr(c10d, name) is not None for name in switch.NAMES[version])
+    assert all(getattr(c10d, name) is not None for name in compat.SWITCH_NAMES[version])
 
 
 @pytest.mark.parametrize(
-    ("choice", "name", "device", "chosen"),
+    ("variable", "name", "device", "chosen"),
     [
         ("", "gloo", "cpu", "auto"),
         ("", "nccl", "cuda", "nccl"),
@@ -116,15 +116,15 @@ def test_every_known_version_gets_its_names(monkeypatch, version):
         ("", "xccl", "xpu", "xccl"),
     ],
 )
-def test_choice(monkeypatch, choice, name, device, chosen):
-    monkeypatch.setenv(switch.CHOICE, choice)
-    assert devices.chosen_backend(name, device) == chosen
+def test_choice(monkeypatch, variable, name, device, chosen):
+    monkeypatch.setenv(choice.CHOICE, variable)
+    assert choice.chosen_backend(name, device) == chosen
 
 
 def test_on_amd_gpus_nccl_is_rccl(monkeypatch):
-    monkeypatch.delenv(switch.CHOICE, raising=False)
+    monkeypatch.delenv(choice.CHOICE, raising=False)
     monkeypatch.setattr(torch.version, "hip", "7.2")
-    assert devices.chosen_backend("nccl", "cuda") == "rccl"
+    assert choice.chosen_backend("nccl", "cuda") == "rccl"
 
 
 class Gpus:
@@ -145,16 +145,16 @@ class Gpus:
 )
 def test_a_rank_has_a_gpu_of_its_own(given, current, count, local, number):
     environ = {"LOCAL_RANK": local} if local else {}
-    assert devices.device_of("cuda", given, environ, Gpus(current, count)) == torch.device("cuda", number)
+    assert choice.device_of("cuda", given, environ, Gpus(current, count)) == torch.device("cuda", number)
 
 
 def test_a_group_has_a_communicator_for_each_device_that_is_named():
-    """With a GPU that is none: the backend fake pretends to be there."""
+    """The backend fake stands for a GPU that does not exist."""
     python(
         "import torch, torch.distributed as dist\n"
-        "from unicomm.launch import devices\n"
-        "devices.is_present = lambda kind: kind in ('cpu', 'cuda')\n"
-        "devices.device_of = lambda kind, given, environ, module: torch.device(kind, 1)\n"
+        "from unicomm.c10d import choice\n"
+        "choice.is_present = lambda kind: kind in ('cpu', 'cuda')\n"
+        "choice.device_of = lambda kind, given, environ, module: torch.device(kind, 1)\n"
         "torch.get_device_module = lambda kind: None\n"
         "def devices_of(backend):\n"
         "    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)\n"

@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from torch._C._distributed_c10d import PrefixStore
-
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
+from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.failures.first_cause import Verdict

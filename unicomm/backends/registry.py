@@ -10,9 +10,9 @@ from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from unicomm.backends.bootstrap import store_of_job
+from unicomm.c10d.compat import Store
 from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures, device_streams
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError

@@ -1,1 +1,15 @@
-"""."""
+"""torch.distributed on communicators.
+
+switch.py              runs unchanged programs on unicomm: TORCH_DISTRIBUTED_USE_TORCHCOMMS=1
+group_creator.py       makes the group of `init_process_group("unicomm")`
+choice.py              which backend and device stand behind the names in a program (UNICOMM_BACKEND)
+env_rendezvous.py      env:// under mpiexec and srun, when the switch is on
+process_group.py       UnicommProcessGroup: a process group over communicators
+mixed_group.py         MixedProcessGroup: communicators for some devices, torch's backends for the others
+process_group_work.py  the Work objects and futures that a process group returns
+batch_isend_irecv.py   the messages of one `batch_isend_irecv` as one group, on devices
+device_mesh.py         a DeviceMesh over existing communicators
+functional.py          collectives as functions and custom operators (`unicomm.functional`)
+functional_kernels.py  kernel, shape function and gradient of each custom operator
+compat.py              torch's private parts, by version; imports nothing of unicomm
+"""

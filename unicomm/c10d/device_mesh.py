@@ -1,4 +1,4 @@
-"""A torch `DeviceMesh` over communicators that exist already: one for each dimension.
+"""A torch `DeviceMesh` over existing communicators, one for each dimension.
 
 world = unicomm.new_comm("auto", torch.device("cpu"))
 dp, tp = world.split(...), world.split(...)
@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import _register_process_group as register_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, NotReadyError
 
+from .compat import known_groups, list_group, set_default_group
 from .process_group import UnicommProcessGroup
 
 
@@ -29,23 +28,24 @@ def init_device_mesh(
     mesh: torch.Tensor | None = None,
     global_comm: Communicator | None = None,
 ) -> DeviceMesh:
-    """A `DeviceMesh` whose dimension `names[i]` communicates by `comms[i]`. Called by all ranks of the mesh.
+    """Makes a `DeviceMesh` whose dimension `names[i]` communicates by `comms[i]`.
 
-    Sends nothing. `destroy_process_group()` finalizes the communicators together with their groups.
+    All ranks of the mesh call it. Nothing is sent. `destroy_process_group()` finalizes the communicators
+    together with their groups.
 
     Args:
         comms: this rank's communicators. The ranks of `comms[i]` are the line of the mesh through this rank
             along dimension i, in order.
-        names: of the dimensions.
-        mesh: global ranks, one dimension for each communicator. May be left out when ranks are evenly
+        names: the names of the dimensions.
+        mesh: the global ranks, with one dimension for each communicator. May be omitted when ranks are evenly
             spaced along each dimension, as in `arange(n).reshape(...)`.
-        global_comm: of all ranks of the job. Needed where torch.distributed is not initialized: it becomes
-            the default group, since much of torch asks that for a process's rank. In one dimension `comms[0]`
-            serves.
+        global_comm: a communicator of all ranks of the job. Needed when torch.distributed is not initialized:
+            it becomes the default group, because many parts of torch ask the default group for the process's
+            rank. In a mesh of one dimension the default is `comms[0]`.
 
     Raises:
-        InvalidArgumentError: the communicators do not make up a mesh.
-        NotReadyError: torch.distributed is not initialized, and `global_comm` is missing.
+        InvalidArgumentError: the communicators do not form a mesh.
+        NotReadyError: torch.distributed is not initialized and `global_comm` is missing.
     """
     if not comms or len(comms) != len(names):
         raise InvalidArgumentError(
@@ -75,13 +75,13 @@ def init_device_mesh(
                 "torch.distributed is not initialized, and a mesh needs its default group",
                 hint="pass global_comm=, a communicator of all ranks",
             )
-        c10d._update_default_pg(_registered(global_comm))
-    groups: list[dist.ProcessGroup] = [_registered(comm) for comm in comms]
+        set_default_group(_listed(global_comm))
+    groups: list[dist.ProcessGroup] = [_listed(comm) for comm in comms]
     return DeviceMesh.from_group(groups, kinds.pop(), whole, mesh_dim_names=tuple(names))
 
 
 def _spanned(lines: Sequence[Sequence[int]], rank: int) -> torch.Tensor:
-    """The mesh that evenly spaced lines through `rank` span."""
+    """Returns the mesh spanned by the evenly spaced lines through `rank`."""
     first = rank
     grid = torch.zeros([len(line) for line in lines], dtype=torch.int)
     for dim, line in enumerate(lines):
@@ -115,22 +115,14 @@ def _check(mesh: torch.Tensor, lines: Sequence[Sequence[int]], rank: int) -> Non
             )
 
 
-def _registered(comm: Communicator) -> UnicommProcessGroup:
-    """The group over `comm` that torch.distributed finds by its name, as if it had made it itself."""
-    world: Any = c10d._world
-    for known in world.pg_map:
+def _listed(comm: Communicator) -> UnicommProcessGroup:
+    """Returns the process group over `comm`, listed in torch.distributed like one that torch made."""
+    for known in known_groups():
         if isinstance(known, UnicommProcessGroup) and known.get_comm() is comm:
             return known
     group = UnicommProcessGroup(comm)
-    name = c10d.GroupName(f"{comm.get_name()} {comm._member.uid}")
+    name = f"{comm.get_name()} {comm._member.uid}"
     group._set_group_name(name)
     group._set_group_desc("mesh")
-    world.pg_map[group] = ("unicomm", group.get_group_store())
-    world.pg_names[group] = name
-    world.pg_backend_config[group] = f"{comm.get_device().type}:unicomm"
-    world.pg_group_ranks[group] = {label: i for i, label in enumerate(comm.get_ranks())}
-    register_process_group(name, group)
-    for tag in ("", f"ptd:{name}"):
-        world.tags_to_pg.setdefault(tag, []).append(group)
-    world.pg_to_tag[group] = f"ptd:{name}"
+    list_group(group, name, comm.get_device().type, comm.get_ranks())
     return group

@@ -1,14 +1,13 @@
-"""Under the switch, `init_process_group` with env:// works below mpiexec and srun as it does below torchrun.
+"""`init_process_group` with env:// under mpiexec and srun, when the switch is on.
 
-torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which those launchers do not set. The first two are
-facts that the detector knows, and are put into the environment, with LOCAL_RANK and LOCAL_WORLD_SIZE where
-the launcher tells them: programs read them as well. An address is not needed: where MASTER_ADDR is absent
-the ranks meet as those of `new_comm` do. What is set stays as it is.
+torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which these launchers do not set. `fill_in` puts
+RANK and WORLD_SIZE into the environment, and LOCAL_RANK and LOCAL_WORLD_SIZE if the launcher tells them,
+because programs read them too. An address is not needed: without MASTER_ADDR the ranks meet in the same way
+as those of `new_comm`. Variables that are set are never changed.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 from collections.abc import Iterator, MutableMapping
@@ -16,26 +15,26 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership.environment import TORCHRUN, detect_environment
 
-from .switch import CHOICE
+from .choice import CHOICE
+from .compat import HashStore, PrefixStore, Store, rendezvous_handlers
 
-# What was filled in, for processes that this one starts: another launcher below this one tells other numbers.
+# The variables that were filled in, with their values. A process started by this one may be below another
+# launcher, whose values then replace these.
 FILLED = "UNICOMM_FILLED_IN"
-_PROGRAMS = ("single process", "RANK/WORLD_SIZE", TORCHRUN.name)  # sources that torch reads as well as we do
+_PROGRAMS = ("single process", "RANK/WORLD_SIZE", TORCHRUN.name)  # sources that torch reads itself
 
 _times = itertools.count()
 
 
 def fill_in(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE to what the launcher says, where they are absent.
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE to the launcher's values where they are missing.
 
-    Nothing is set when those that are there say something else, and when no launcher is recognised. Errors in
-    the launcher's variables are raised by what makes the group.
+    Sets nothing when no launcher is recognised, or when one of the variables is set and contradicts the
+    launcher. An error in the launcher's variables is raised later, by the function that makes the group.
     """
     if TORCHRUN.applies(environ):
         return
@@ -62,8 +61,8 @@ def fill_in(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def install() -> None:
-    """Puts itself before torch's handler of env://."""
-    handlers: dict[str, Any] = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    """Registers a handler of env:// that calls torch's own handler unless the launcher has the ranks meet."""
+    handlers = rendezvous_handlers()
     original = handlers["env"]
     if getattr(original, "__module__", "") == __name__:
         return
@@ -80,7 +79,7 @@ def install() -> None:
 
 
 def _place(url: str) -> Environment | None:
-    """This process's place, where it is the launcher's to say where the ranks meet."""
+    """Returns this process's place in the job if the launcher has the ranks meet, else None."""
     if os.environ.get("MASTER_ADDR") or os.environ.get("MASTER_PORT") or TORCHRUN.applies(os.environ):
         return None
     place = detect_environment()
@@ -101,5 +100,5 @@ def _store(place: Environment, timeout: timedelta) -> Store:
 
     store = store_of_job(place, timeout.total_seconds(), uses_mpi=os.environ.get(CHOICE) == "mpi")
     assert store is not None  # there are several ranks
-    # A program may end its group and make another: no keys of the first.
+    # A program may destroy its group and make another, which must not see the keys of the first.
     return PrefixStore(f"env/{next(_times)}", store)

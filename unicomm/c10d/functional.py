@@ -1,18 +1,19 @@
-"""Collectives as functions: a tensor in, a new tensor out, differentiable, and one node of a compiled graph.
+"""Collectives as differentiable functions that take a tensor and return a new one.
 
     y = unicomm.functional.all_reduce(x, "sum", group)        # is torch.ops.unicomm.all_reduce
     torch.compile(f, fullgraph=True)                          # `group` is an input of the graph
 
-`group` is a `Communicator`, or a `ProcessGroup` over communicators. Each operator has two overloads, one for
-either; torch 2.11 takes no process groups there, and the functions here pass on their communicator.
-They are synchronous: what they return may be used at once (on a device in stream order).
+`group` is a `Communicator` or a `ProcessGroup` over communicators. Each operator has an overload for either.
+With torch 2.11, whose operators take no process groups, the functions here pass the group's communicator.
+The functions are synchronous: their results may be used at once (on a device in stream order).
 
-Every operator has a kernel, a shape function for tracing, and, where the result depends on the input
-smoothly, a gradient. A gradient is what the chain rule gives when the losses of all ranks are added: that of
-`all_reduce` by "sum" is the sum of all ranks' gradients. All ranks must therefore run the same backward.
+Every operator has a kernel, a shape function for tracing, and, if the result depends smoothly on the input, a
+gradient (functional_kernels.py). A gradient follows from the chain rule for the sum of the losses of all
+ranks: the gradient of `all_reduce` by "sum" is the sum of all ranks' gradients. All ranks must therefore run
+the same backward.
 
-Left out, because their results have other shapes on the root than elsewhere, which a graph that all ranks
-share cannot say: gather and scatter. A barrier has no result to depend on.
+There is no gather and no scatter: their results have a different shape on the root, which a graph shared by
+all ranks cannot express. There is no barrier: it has no result.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import device_mesh
 
 from unicomm.comms.communicator import CONSTANT, Communicator
+from unicomm.comms.errors import UnsupportedError
 
-from . import functional_rules as rules
-from . import opaque
-from .functional_rules import communicator, group_size
+from . import compat
+from . import functional_kernels as kernels
+from .functional_kernels import communicator, group_size
 
 # --- operators ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FunctionalOp:
-    """An operator: `arguments` between the tensor and the group, in the syntax of torch's schemas."""
+    """An operator. `arguments` stand between the tensor and the group, in the syntax of torch's schemas."""
 
     arguments: str
     kernel: Callable[..., Any]
@@ -54,82 +55,86 @@ _IN_PLACE: Any = {"tensor": "Tensor(a!) input", "result": "()"}
 
 OPS: dict[str, FunctionalOp] = {
     "all_reduce": FunctionalOp(
-        "str op", rules.all_reduce, rules.like, rules.d_all_reduce, doc="Reduction of all ranks' `input`."
+        "str op",
+        kernels.all_reduce,
+        kernels.like,
+        kernels.d_all_reduce,
+        doc="The reduction of all ranks' `input`.",
     ),
     "broadcast": FunctionalOp(
-        "int root", rules.broadcast, rules.like, rules.d_broadcast, doc="The root's `input`."
+        "int root", kernels.broadcast, kernels.like, kernels.d_broadcast, doc="The root's `input`."
     ),
     "reduce": FunctionalOp(
         "int root, str op",
-        rules.reduce,
-        rules.like,
-        rules.d_reduce,
-        doc="On the root the reduction of all ranks' `input`, elsewhere `input`.",
+        kernels.reduce,
+        kernels.like,
+        kernels.d_reduce,
+        doc="The reduction of all ranks' `input` on the root; `input` itself on the other ranks.",
     ),
     "all_gather_single": FunctionalOp(
         "",
-        rules.all_gather_single,
-        rules.gathered_like,
-        rules.d_all_gather_single,
-        doc="All ranks' `input` one after the other along the first dimension.",
+        kernels.all_gather_single,
+        kernels.gathered_like,
+        kernels.d_all_gather_single,
+        doc="The `input` of all ranks, concatenated along the first dimension.",
     ),
     "reduce_scatter_single": FunctionalOp(
         "str op",
-        rules.reduce_scatter_single,
-        rules.scattered_like,
-        rules.d_reduce_scatter_single,
+        kernels.reduce_scatter_single,
+        kernels.scattered_like,
+        kernels.d_reduce_scatter_single,
         doc="This rank's part, along the first dimension, of the reduction of all ranks' `input`.",
     ),
     "all_to_all_single": FunctionalOp(
         "",
-        rules.all_to_all_single,
-        rules.like,
-        rules.d_all_to_all_single,
-        doc="Part i of the result is this rank's part of rank i's `input`; parts are equal.",
+        kernels.all_to_all_single,
+        kernels.like,
+        kernels.d_all_to_all_single,
+        doc="Part i of the result is this rank's part of rank i's `input`. All parts are equal.",
     ),
     "all_to_all_v_single": FunctionalOp(
         "SymInt[] output_splits, SymInt[] input_splits",
-        rules.all_to_all_v_single,
-        rules.v_like,
-        rules.d_all_to_all_v_single,
-        doc="`all_to_all_single` whose parts have the given numbers of rows.",
+        kernels.all_to_all_v_single,
+        kernels.v_like,
+        kernels.d_all_to_all_v_single,
+        doc="`all_to_all_single` with the given numbers of rows for the parts.",
     ),
     "permute": FunctionalOp(
         "int[] destinations",
-        rules.permute,
-        rules.like,
-        rules.d_permute,
+        kernels.permute,
+        kernels.like,
+        kernels.d_permute,
         doc="Rank r's `input` becomes the result of rank `destinations[r]`.",
     ),
     "all_reduce_coalesced": FunctionalOp(
         "str op",
-        rules.all_reduce_coalesced,
-        rules.likes,
-        rules.each(rules.d_all_reduce),
+        kernels.all_reduce_coalesced,
+        kernels.likes,
+        kernels.each(kernels.d_all_reduce),
         doc="`all_reduce` of each tensor.",
         **_LIST,
     ),
     "all_gather_single_coalesced": FunctionalOp(
         "",
-        rules.all_gather_single_coalesced,
-        lambda xs, group: [rules.gathered_like(x, group) for x in xs],
-        rules.each(rules.d_all_gather_single),
+        kernels.all_gather_single_coalesced,
+        lambda xs, group: [kernels.gathered_like(x, group) for x in xs],
+        kernels.each(kernels.d_all_gather_single),
         doc="`all_gather_single` of each tensor.",
         **_LIST,
     ),
     "reduce_scatter_single_coalesced": FunctionalOp(
         "str op",
-        rules.reduce_scatter_single_coalesced,
-        lambda xs, op, group: [rules.scattered_like(x, op, group) for x in xs],
-        rules.each(rules.d_reduce_scatter_single),
+        kernels.reduce_scatter_single_coalesced,
+        lambda xs, op, group: [kernels.scattered_like(x, op, group) for x in xs],
+        kernels.each(kernels.d_reduce_scatter_single),
         doc="`reduce_scatter_single` of each tensor.",
         **_LIST,
     ),
     "all_reduce_": FunctionalOp(
-        "str op", rules.all_reduce_, None, doc="`all_reduce` into `input` itself; no gradient.", **_IN_PLACE
+        "str op", kernels.all_reduce_, None, doc="`all_reduce` into `input` itself; no gradient.", **_IN_PLACE
     ),
     "broadcast_": FunctionalOp(
-        "int root", rules.broadcast_, None, doc="`broadcast` into `input` itself; no gradient.", **_IN_PLACE
+        "int root", kernels.broadcast_, None, doc="`broadcast` into `input` itself; no gradient.", **_IN_PLACE
     ),
 }
 
@@ -174,7 +179,7 @@ def _function(name: str, row: FunctionalOp) -> Callable[..., Any]:
         return packet(*bound.args, **bound.kwargs)
 
     call.__name__ = call.__qualname__ = name
-    schema = packet.default._schema
+    schema = compat.schema_of(packet.default)
     call.__doc__ = f"{row.doc}\n\n    torch.ops.{schema}"
     parameters = [
         inspect.Parameter(a.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in schema.arguments
@@ -183,15 +188,16 @@ def _function(name: str, row: FunctionalOp) -> Callable[..., Any]:
     return call if _TAKES_GROUPS else functools.wraps(call)(call_with_communicator)
 
 
-# torch itself registers ProcessGroup no earlier than it needs it.
-_register = getattr(device_mesh, "_register_distributed_opaque_types", None)
-_TAKES_GROUPS = _register is not None
-_comm = opaque.register(Communicator, CONSTANT)
-_TYPES = {"": _comm, ".comm": _comm}
-if _register is not None:
-    _register()
-    _TYPES[""] = f"{dist.ProcessGroup.__module__}.{dist.ProcessGroup.__qualname__}"
-opaque.not_traced(row.kernel for row in OPS.values())
+_comm = compat.register_custom_class(Communicator, CONSTANT)
+if _comm is None:
+    raise UnsupportedError(
+        f"torch {torch.__version__} takes no objects as arguments of custom operators",
+        hint="update torch; without torch.compile call the communicator's methods",
+    )
+_group = compat.register_process_groups()
+_TAKES_GROUPS = _group is not None
+_TYPES = {"": _group or _comm, ".comm": _comm}
+compat.not_traced(row.kernel for row in OPS.values())
 for _name, _row in OPS.items():
     for _overload, _type in _TYPES.items():
         _define(_name, _row, _overload, _type)

@@ -1,8 +1,9 @@
-"""A process group of which torch's own backends serve some devices and communicators the others.
+"""A process group in which communicators serve some devices and torch's own backends serve the others.
 
-For `init_process_group(backend="cpu:unicomm,cuda:nccl")`. torch would put backends of different kinds into
-one group of its own class, which takes only backends written in C++; here the group is ours, and passes on
-what is called with tensors of torch's devices. So nothing has to be compiled against torch.
+For `init_process_group(backend="cpu:unicomm,cuda:nccl")`. torch would put the backends of several devices
+into one group of its own class, which takes only backends written in C++. Here the group is unicomm's, and
+passes each call whose tensors are on one of torch's devices to torch's backend. Nothing is compiled against
+torch.
 """
 
 # The method names are torch's.
@@ -15,20 +16,20 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
 from unicomm.comms.communicator import Communicator
 
-from . import device_batches as torch_batches
+from . import batch_isend_irecv as batches
+from .compat import Store
 from .process_group import UnicommProcessGroup
 
 
 class MixedProcessGroup(UnicommProcessGroup):
-    """Communicators for some device types, torch's backends (`others`, by device type) for the rest."""
+    """A process group with communicators and, for other device types, torch's backends (`others`)."""
 
     def __init__(self, *comms: Communicator, others: Mapping[str, Any], store: Store | None = None) -> None:
         super().__init__(*comms, store=store)
-        self._only = None  # a tensor's device decides
+        self._only = None  # the device of the tensors decides
         self._others = dict(others)
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -59,11 +60,11 @@ class MixedProcessGroup(UnicommProcessGroup):
         if other is None:
             super()._start_coalescing(device)
         else:
-            torch_batches.tell_start(other)
+            batches.tell_start(other)
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         other = self._others.get(torch.device(device).type)
-        ended = super()._end_coalescing(device) if other is None else torch_batches.tell_end(other)
+        ended = super()._end_coalescing(device) if other is None else batches.tell_end(other)
         return cast(dist.Work, ended)
 
 
@@ -84,7 +85,7 @@ def _passing_on(name: str) -> Callable[..., Any]:
         if other is None:
             return ours(self, *arguments)
         if name in ("send", "recv"):
-            return torch_batches.pass_on(other, name, arguments)
+            return batches.pass_on(other, name, arguments)
         return getattr(other, name)(*arguments)
 
     method.__name__ = method.__qualname__ = name

@@ -1,43 +1,38 @@
-"""A torch.distributed process group over communicators: one for each device type, made eagerly.
+"""A torch.distributed process group over communicators, one for each device type, created eagerly.
 
-`UnicommProcessGroup` is a Python subclass of `torch.distributed.ProcessGroup`. Calls of torch.distributed
-reach its methods directly; those that come from C++ (DistributedDataParallel, functional collectives) reach
-the ones that torch's trampoline knows (torch/csrc/distributed/c10d/PyProcessGroup.hpp). Arguments are
-torch's: lists of tensors and option objects.
+`UnicommProcessGroup` is a Python subclass of `torch.distributed.ProcessGroup`. Functions of torch.distributed
+call its methods directly. C++ code (DistributedDataParallel, functional collectives) calls the methods that
+torch's trampoline knows (torch/csrc/distributed/c10d/PyProcessGroup.hpp). The arguments are torch's: lists of
+tensors and option objects.
 """
 
-# The method names and argument lists are torch's, whose stubs describe more forms than are ever called.
+# The method names and argument lists are torch's, whose stubs describe more forms than torch ever calls.
 # ruff: noqa: N802
 # mypy: disable-error-code="override, misc, assignment"
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
+from unicomm import _core
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.texts import format_ranks
 
-from . import device_batches as torch_batches
-from . import torch_options
-from .opaque import methods, not_traced
-from .works import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
+from . import batch_isend_irecv as batches
+from .compat import Store, asked_by_split_source, methods, not_traced, premul_factor, ranks_of_groups
+from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
 
-_split_source = getattr(dist.distributed_c10d, "_get_split_source", None)
-_split_source_code = getattr(_split_source, "__code__", None)
-
-# By torch's number, which is quicker to look up than torch's enum.
+# By torch's number, which is faster to look up than torch's enum.
 _RED_OPS = {
     int(getattr(dist.ReduceOp.RedOpType, t.name)): getattr(ReduceOp, t.name)
     for t in RedOpType
@@ -46,9 +41,9 @@ _RED_OPS = {
 
 
 def reduce_op(op: Any) -> ReduceOp:
-    """unicomm's reduction for one of torch.distributed's."""
+    """Returns unicomm's reduction for one of torch.distributed's."""
     found = _RED_OPS.get(int(op.op))
-    return ReduceOp.PREMUL_SUM(op.__getstate__()[1]) if found is None else found
+    return ReduceOp.PREMUL_SUM(premul_factor(op)) if found is None else found
 
 
 def _limit(options: Any) -> timedelta | None:
@@ -57,10 +52,10 @@ def _limit(options: Any) -> timedelta | None:
 
 
 class UnicommProcessGroup(dist.ProcessGroup):
-    """One communicator for each device type, as a process group. `get_comm(device)` gives it.
+    """A process group with one communicator for each device type, which `get_comm(device)` returns.
 
-    Made from communicators of the same ranks; all of torch.distributed's functions take it. Point-to-point
-    operations run side by side and finish one by one; other operations wait for them.
+    The communicators have the same ranks. All functions of torch.distributed take the group. Point-to-point
+    operations run side by side and complete one by one; other operations wait for them.
     """
 
     def __init__(self, *comms: Communicator, store: Store | None = None) -> None:
@@ -75,17 +70,17 @@ class UnicommProcessGroup(dist.ProcessGroup):
         super().__init__(first.get_rank(), first.get_size())  # type: ignore[call-arg]
         self._comms: dict[str, Communicator] = {c.get_device().type: c for c in comms}
         self._first = first
-        # With one communicator its own checks say what is wrong with a tensor's device.
+        # If there is only one communicator, its own checks report a tensor on a wrong device.
         self._only = first if len(comms) == 1 else None
         self._store = store if store is not None else first._member.store
         self._group_name = ""
         self._desc = "undefined"
         self._bound_device = next((c.bound_device for c in comms if c.bound_device is not None), None)
 
-    # --- what torch asks a group or a backend for -----------------------------------------------------
+    # --- properties that torch reads from a group or a backend ----------------------------------------
 
     def get_comm(self, device: torch.device | str | None = None) -> Communicator:
-        """The communicator for a device type; the first one without."""
+        """Returns the communicator for the type of `device`; the first one when `device` is None."""
         if device is None:
             return self._first
         kind = torch.device(device).type
@@ -102,7 +97,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self._only or self.get_comm(tensor.device)
 
     def _get_backend(self, device: torch.device) -> UnicommProcessGroup:
-        """Its own backend: torch asks it for what it would ask a backend."""
+        """Returns the group itself: it also has the methods that torch calls on a backend."""
         self.get_comm(device)
         return self
 
@@ -164,12 +159,12 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        """Yes, but not for torch's new_group, which wants a backend of its own NCCL to split from."""
-        return sys._getframe(1).f_code is not _split_source_code
+        """True, except when torch's new_group asks, which looks for a backend of torch's NCCL to split."""
+        return not asked_by_split_source()
 
     @property
     def options(self) -> dict[str, str]:
-        """The backend's hints, as `init_process_group(pg_options=)` takes them; split_group asks for them."""
+        """The backend's hints, as `init_process_group(pg_options=)` takes them. split_group reads them."""
         return dict(self._first.get_options().hints)
 
     supports_coalescing = False
@@ -178,10 +173,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
     supports_tensor_alloc = False
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Nothing is left to connect."""
+        """Does nothing: the communicators are connected."""
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Called where new_group leaves this rank out of a group bound to a device: nobody waits for it."""
+        """Does nothing. torch calls it for a rank outside a new group that is bound to a device."""
 
     def get_group_store(self) -> Store | None:
         return self._store
@@ -190,7 +185,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return int(self._first._engine.fast.seq)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Communicators count from 1 by themselves."""
+        """Does nothing: communicators count from 1 by themselves."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         for comm in self._comms.values():
@@ -206,15 +201,15 @@ class UnicommProcessGroup(dist.ProcessGroup):
         for comm in self._comms.values():
             comm.abort()
 
-    # --- other ranks ---------------------------------------------------------------------------------------
+    # --- changes of the ranks ------------------------------------------------------------------------------
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Whether `reconfigure` can succeed: the communicator was made for it, and is the only one."""
+        """Whether the group has a single communicator, created with `enable_reconfigure`."""
         return self._only is not None and self._only.get_options().enable_reconfigure
 
     def get_init_handle(self) -> str:
-        """The communicator's; see `Communicator.get_init_handle`."""
+        """Calls `Communicator.get_init_handle`."""
         return self._reconfigurable().get_init_handle()
 
     def reconfigure(
@@ -224,13 +219,13 @@ class UnicommProcessGroup(dist.ProcessGroup):
         timeout: timedelta | float | None = None,
         hints: Mapping[str, str] | None = None,
     ) -> dist.Work:
-        """The communicator's, see `Communicator.reconfigure`; rank and size of the group follow.
+        """Calls `Communicator.reconfigure`. The group's rank and size follow the communicator's.
 
-        For the default group, where ranks of the group are those of the job from then on, or one that
-        torch.distributed does not list. `UnsupportedError` for others, before any side effect.
+        Works on the default group, whose ranks are the ranks of the job from then on, and on a group that
+        torch.distributed does not list. Raises `UnsupportedError` on others, before any side effect.
         """
         comm = self._reconfigurable()
-        listed: dict[Any, dict[int, int]] = dist.distributed_c10d._world.pg_group_ranks
+        listed = ranks_of_groups()
         if self in listed and dist.GroupMember.WORLD is not self:
             raise UnsupportedError(
                 "torch.distributed knows this group's members by ranks of the default group, which stay",
@@ -264,12 +259,12 @@ class UnicommProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> UnicommProcessGroup | None:
-        """A group of `ranks` of this one, called by its members; the others get None and wait for nobody."""
+        """Makes a group of some ranks of this one. Only its members need to call it; others get None."""
         if self.rank() not in ranks:
             return None
         wanted = None if device_types is None else {torch.device(d).type for d in device_types}
-        # torch's name counts the groups that a rank knows, so it differs between ranks once a group of some
-        # of them was made. The ranks themselves are what all members agree on.
+        # torch's name counts the groups that a rank knows, so it differs between ranks once some of them have
+        # made a group of their own. All members agree on the ranks of the group.
         name = f"ranks {format_ranks([self._first.get_ranks()[r] for r in ranks])}"
         children = []
         for kind, comm in self._comms.items():
@@ -286,14 +281,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- collectives ----------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None) -> dist.Work:
-        if self._only is not None:
-            engine = self._only._engine
-            done = engine.fast.all_reduce_with(tensors, opts)
-            if done:
-                if done is not True:
-                    engine.fast_failed("all_reduce", done)
-                return DONE
+    def _all_reduce(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None) -> dist.Work:
         items = [tensors] if isinstance(tensors, Tensor) else tensors
         op, limit, later = ReduceOp.SUM, None, False
         if isinstance(opts, dist.ReduceOp):
@@ -303,8 +291,22 @@ class UnicommProcessGroup(dist.ProcessGroup):
         works = [self._for(t).all_reduce(t, op, later, None, limit) for t in items]
         return ProcessGroupWork(works, items)
 
+    def _all_reduce_failed(self, result: tuple[int, Any]) -> NoReturn:
+        self._first._engine.fast_failed("all_reduce", result)
+
+    # A plain synchronous call is one native call; any other calls `_all_reduce`.
+    allreduce = _core.all_reduce_method(
+        options=dist.AllreduceOptions,
+        unset_timeout=NO_TIMEOUT,
+        codes=bytes(_RED_OPS[n].code if n in _RED_OPS else 0 for n in range(16)),
+        path=["_only", "_engine", "fast"],
+        general="_all_reduce",
+        failed="_all_reduce_failed",
+        done=DONE,
+    )
+
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        return self.allreduce(tensors, opts)
+        return self._all_reduce(tensors, opts)
 
     def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, root: int = 0) -> dist.Work:
         items = [tensors] if isinstance(tensors, Tensor) else tensors
@@ -336,7 +338,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        # Output lists come one for each rank here, one for each input in allgather.
+        # Here there is one output list for each rank; in allgather there is one for each input.
         turned = [[outs[i] for outs in output_lists] for i in range(len(inputs))]
         return self.allgather(turned, inputs, opts)
 
@@ -350,7 +352,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
-        # Up to 2.11 torch's _coalescing_manager says nothing, and waits at once if it is not to run beside.
+        # Up to 2.11 torch's _coalescing_manager passes no options. It waits at once if it is synchronous.
         limit, later = (None, True) if opts is None else (_limit(opts), opts.asyncOp)
         works = [
             self._for(i).all_gather_single(o, i, later, None, limit)
@@ -416,7 +418,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return ProcessGroupWork([work], outputs)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
-        # Other ranks than the root pass [] or, under the switch, [[]].
+        # Ranks other than the root pass [] or, under the switch, [[]].
         outs = list(outputs[0]) if outputs else []
         work = self._for(inputs[0]).gather(outs, inputs[0], opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outs)
@@ -435,14 +437,14 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return ProcessGroupWork([comm.barrier(later, None, limit)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that did not come; all of them in any case."""
+        """A barrier whose error names all ranks that did not arrive, whatever `wait_all_ranks` is."""
         limit = None if timeout in (None, NO_TIMEOUT) else timeout
-        self._first.barrier(False, None, limit)
+        self._first.barrier(async_op=False, timeout=limit)
 
-    # --- several as one -------------------------------------------------------------------------------
+    # --- groups of operations -------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """For `_coalescing_manager(device=)`, whose messages are one batch; for devices with streams."""
+        """Begins `_coalescing_manager(device=)`, whose messages are one batch. For devices with streams."""
         comm = self.get_comm(device)
         if comm._engine.executor.streams is None:
             raise UnsupportedError(
@@ -452,32 +454,27 @@ class UnicommProcessGroup(dist.ProcessGroup):
                 hint="leave out device=, then _coalescing_manager takes all_reduce, "
                 "all_gather_into_tensor and reduce_scatter_tensor; batch_isend_irecv takes messages",
             )
-        torch_batches.start(comm._engine)
+        batches.start(comm._engine)
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        """A Work of all that was issued since; operations run in order, so that the last one tells."""
+        """Returns the Work of the last operation since `_start_coalescing`, which completes last."""
         engine = self.get_comm(device)._engine
-        torch_batches.end(engine)
+        batches.end(engine)
         last = engine.executor.last()
         return ProcessGroupWork([] if last is None else [last])
 
     # --- point-to-point -------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        """Tags are not sent: messages between two ranks arrive in the order of the calls."""
-        return MessageWork(
-            torch_batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors
-        )
+        """Sends a tensor. Tags are not sent: messages between two ranks arrive in the order of the calls."""
+        return MessageWork(batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        return MessageWork(
-            torch_batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors
-        )
+        return MessageWork(batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
-        """Receives the next message from whatever rank; the Work's `source_rank()` tells which."""
+        """Receives the next message from any rank. The Work's `source_rank()` returns the sender."""
         return self.recv(tensors, ANY_RANK, tag)
 
 
 not_traced(methods(UnicommProcessGroup, ("rank", "size")))
-torch_options.learn({number: op.code for number, op in _RED_OPS.items()})

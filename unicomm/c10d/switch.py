@@ -1,13 +1,13 @@
 """The switch: `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` runs unchanged torch.distributed programs on unicomm.
 
-torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). With the variable
-off it looks at one environment variable and returns. With it on, and where the official torchcomms is not
-installed, it gives torch.distributed the three things that torch would import from torchcomms: `new_comm`, a
-backend wrapper and a recorder hook; env_rendezvous.py does for mpiexec and srun what torchrun does for
-env://. It never raises: an exception here would break `import torch`.
+torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). If the variable is
+off, `autoload` makes the backend name "unicomm" known and returns. If it is on and the official torchcomms is
+not installed, `autoload` gives torch.distributed the parts that torch would import from torchcomms:
+`new_comm`, a backend wrapper and a recorder hook. env_rendezvous.py makes env:// work under mpiexec and srun.
+`autoload` never raises, because an exception would break `import torch`. Imports are inside functions, so
+that `import torch` loads nothing of unicomm while the variable is off.
 
-`UNICOMM_BACKEND` chooses what stands behind the backends that programs name (devices.py); without it that is
-"auto" for CPU tensors, and NCCL or RCCL for those on GPUs.
+UNICOMM_BACKEND chooses the unicomm backend behind the backends that programs name (choice.py).
 """
 
 from __future__ import annotations
@@ -16,32 +16,12 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
-CHOICE = "UNICOMM_BACKEND"
-NAME = "unicomm"  # for init_process_group without the switch
+from .choice import NAME
 
-# Names in torch.distributed.distributed_c10d that the switch sets, by torch version (read in torch's source).
-NAMES: dict[tuple[int, int], tuple[str, ...]] = {
-    (2, 11): ("new_comm", "_BackendWrapper"),
-    (2, 12): ("new_comm", "_BackendWrapper"),
-    (2, 13): ("new_comm", "_BackendWrapper", "FlightRecorderHook"),
-    (2, 14): (
-        "new_comm",
-        "_BackendWrapper",
-        "FlightRecorderHook",
-        "_torchcomms_is_backend_built",
-        "_torchcomms_is_backend_registered",
-    ),
-    (2, 15): (
-        "new_comm",
-        "_BackendWrapper",
-        "_TorchCommsFlightRecorderHook",
-        "_torchcomms_is_backend_built",
-        "_torchcomms_is_backend_registered",
-    ),
-}
+VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 
 _log = logging.getLogger("unicomm")
 
@@ -61,72 +41,62 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Makes "unicomm" a name that `init_process_group` knows. Imports nothing."""
+    """Makes "unicomm" a backend name that `init_process_group` knows. Imports nothing of unicomm."""
     from torch.distributed import Backend, is_available
 
     def create(options: Any, hints: Any) -> Any:
-        from .torch_backend import create
+        from .compat import group_maker_variables
+        from .group_creator import create
 
-        # Which devices the program wants, and what torch has made for them, only torch's caller knows.
-        return create(options, hints, sys._getframe(1).f_locals)
+        # Only torch's function knows which devices the program wants, and which backends torch has made.
+        return create(options, hints, group_maker_variables())
 
-    if is_available() and NAME.upper() not in Backend._plugins:
+    if is_available() and NAME not in Backend.backend_list:
         Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda", "xpu"])
 
 
 def why_not() -> str:
-    """Why the switch has no effect with this torch, or an empty text when it has."""
+    """Returns the reason why the switch has no effect with this torch, or an empty text if it has."""
     import torch
-    import torch.distributed.distributed_c10d as c10d
 
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    if (major, minor) not in NAMES:
-        known = ", ".join(f"{a}.{b}" for a, b in NAMES)
+    from .compat import SWITCH_NAMES, torch_version, torchcomms_available, torchcomms_new_comm
+
+    if torch_version() not in SWITCH_NAMES:
+        known = ", ".join(f"{a}.{b}" for a, b in SWITCH_NAMES)
         return f"torch {torch.__version__} is not known to this unicomm, which knows {known}; update unicomm"
-    available = getattr(c10d, "_TORCHCOMM_AVAILABLE", None)
+    available = torchcomms_available()
     if available is None:
         return f"torch {torch.__version__} was built without it"
-    if available and getattr(c10d, "new_comm", None) is not _new_comm:
+    if available and torchcomms_new_comm() is not _new_comm:
         return "the official torchcomms is installed and is used; uninstall it to use unicomm"
     return ""
 
 
 def install() -> str:
-    """Puts unicomm behind torch.distributed; why not, or an empty text when it is done."""
-    import torch
-    import torch.distributed.distributed_c10d as c10d
-
+    """Gives torch.distributed unicomm's parts. Returns the reason if it cannot, else an empty text."""
     if reason := why_not():
         return reason
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    names = NAMES[major, minor]
+    from .compat import stand_for_torchcomms
+    from .process_group import UnicommProcessGroup
 
     def known_backend(name: str) -> bool:
         return True
 
-    parts: dict[str, Any] = {
-        "new_comm": _new_comm,
-        "_BackendWrapper": _group_class(),
-        "FlightRecorderHook": _recorder_hook,
-        "_TorchCommsFlightRecorderHook": _recorder_hook,
-        "_torchcomms_is_backend_built": known_backend,
-        "_torchcomms_is_backend_registered": known_backend,
-    }
-    for name in names:
-        setattr(c10d, name, parts[name])
-    c10d._TORCHCOMM_AVAILABLE = True
-
+    stand_for_torchcomms(
+        {
+            "new_comm": _new_comm,
+            "_BackendWrapper": UnicommProcessGroup,
+            "FlightRecorderHook": _recorder_hook,
+            "_TorchCommsFlightRecorderHook": _recorder_hook,
+            "_torchcomms_is_backend_built": known_backend,
+            "_torchcomms_is_backend_registered": known_backend,
+        }
+    )
     from . import env_rendezvous
 
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""
-
-
-def _group_class() -> type:
-    from .process_group import UnicommProcessGroup
-
-    return UnicommProcessGroup
 
 
 def _recorder_hook(max_entries: int = 0) -> Any:
@@ -138,14 +108,17 @@ def _recorder_hook(max_entries: int = 0) -> Any:
 def _new_comm(
     backend: str, device: Any, name: str = "main", store: Any = None, hints: Any = None, **more: Any
 ) -> Any:
-    """torch names no rank, size and timeout: they are those of its caller, whatever the environment says.
+    """torchcomms' `new_comm` as torch calls it, which passes neither rank nor size nor timeout.
 
-    Nor does it ask for the group's other devices, when it has a group of ours for the first one.
+    They are taken from the calling function of torch, whatever the environment says. torch also does not ask
+    for the group's other devices once it has a communicator for the first one, so they are added here.
     """
-    frame = sys._getframe(1).f_locals
-    comm = _made(backend, device.type, name, store, frame, more)
+    from .compat import group_maker_variables
+
+    asked = group_maker_variables()
+    comm = _create(backend, device.type, name, store, asked, more)
     try:
-        _add_others(comm, name, frame, more)
+        _add_other_devices(comm, name, asked, more)
     except BaseException:
         for made in (comm, *comm.beside):
             made.abort()
@@ -154,34 +127,33 @@ def _new_comm(
     return comm
 
 
-def _add_others(comm: Any, name: str, frame: dict[str, Any], more: Any) -> None:
-    from torch._C._distributed_c10d import PrefixStore
+def _add_other_devices(comm: Any, name: str, asked: Mapping[str, Any], more: Any) -> None:
+    from . import choice
+    from .compat import PrefixStore
 
-    from .devices import is_present
-
-    asked, config = str(frame.get("backend", "")), frame.get("backend_config")
-    if config is None or ":" not in asked:
-        return  # who names gloo alone means the CPU: a GPU's library connects at once, and wants all GPUs
+    named, config = str(asked.get("backend", "")), asked.get("backend_config")
+    if config is None or ":" not in named:
+        return  # "gloo" alone means the CPU: a GPU's library would connect at once and want all GPUs
     for kind, backend in config.get_device_backend_map().items():
-        if kind != comm.get_device().type and kind in ("cpu", "cuda") and is_present(kind):
-            store = PrefixStore(f"{kind}/", frame["prefix_store"])
-            comm.beside.append(_made(backend, kind, name, store, frame, more))
+        if kind != comm.get_device().type and kind in ("cpu", "cuda") and choice.is_present(kind):
+            store = PrefixStore(f"{kind}/", asked["prefix_store"])
+            comm.beside.append(_create(backend, kind, name, store, asked, more))
 
 
-def _made(backend: str, kind: str, name: str, store: Any, frame: dict[str, Any], more: Any) -> Any:
+def _create(backend: str, kind: str, name: str, store: Any, asked: Mapping[str, Any], more: Any) -> Any:
     import torch
 
     from unicomm.backends.registry import new_comm
 
-    from .devices import bind, chosen_backend, device_of, is_present
+    from . import choice
 
-    chosen = chosen_backend(backend, kind)
+    chosen = choice.chosen_backend(backend, kind)
     device = torch.device(kind)
-    if kind != "cpu" and is_present(kind):
-        device = device_of(kind, frame.get("device_id"), os.environ, torch.get_device_module(kind))
-    rank, size, timeout = frame.get("group_rank"), frame.get("group_size"), frame.get("timeout")
+    if kind != "cpu" and choice.is_present(kind):
+        device = choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
+    rank, size, timeout = asked.get("group_rank"), asked.get("group_size"), asked.get("timeout")
     comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, rank=rank, size=size, **more)
-    bind(comm, frame.get("device_id"))
+    choice.bind(comm, asked.get("device_id"))
     if comm.get_rank() == 0:
         _log.warning(
             "torch.distributed '%s' on %s now is unicomm '%s' (%s), %d ranks",

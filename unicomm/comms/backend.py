@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
-from torch._C._distributed_c10d import Store
 
+from unicomm.c10d.compat import Store
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from unicomm.c10d.opaque import OpaqueBase, methods, not_traced
+from unicomm.c10d.compat import OpaqueBase, methods, not_traced
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from unicomm.comms.execution.point_to_point import messages

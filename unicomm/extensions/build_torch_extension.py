@@ -69,7 +69,7 @@ def _flags() -> list[str]:
         include / "torch" / "csrc" / "api" / "include",
         Path(sysconfig.get_paths()["include"]),
     )
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    abi = int(torch.compiled_with_cxx11_abi())
     flags = [
         "-O1",
         "-std=c++20",

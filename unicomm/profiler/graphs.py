@@ -91,9 +91,9 @@ class GraphAnnotations:
         `kernels` are torch's (`torch.cuda._graph_annotations.get_kernel_annotations()` by default).
         """
         if kernels is None:
-            from torch.cuda import _graph_annotations
+            from unicomm.c10d.compat import kernel_annotations
 
-            kernels = _graph_annotations.get_kernel_annotations()
+            kernels = kernel_annotations()
         ours = {
             str(node): own
             for node, found in kernels.items()
@@ -118,11 +118,11 @@ def _torch_capturing() -> bool:
 
 
 def _torch_mark(annotation: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    try:
-        from torch.cuda._graph_annotations import mark_kernels
-    except ImportError:
-        raise TraceError("this torch cannot annotate CUDA graphs: it needs 2.12 or later") from None
-    scope: contextlib.AbstractContextManager[None] = mark_kernels(annotation)
+    from unicomm.c10d.compat import mark_kernels
+
+    scope = mark_kernels(annotation)
+    if scope is None:
+        raise TraceError("this torch cannot annotate CUDA graphs: it needs 2.12 or later")
     return scope
 
 

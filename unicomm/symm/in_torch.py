@@ -1,7 +1,7 @@
 """`torch.distributed._symmetric_memory` and `torch.ops.symm_mem` on CPU tensors.
 
-Their allocator and kernels are C++ (torch_unit/), against the torch that is installed: see
-`unicomm build torch-bridge`. What torch keeps in Python is in torch_kernels.py.
+The allocator and most kernels are C++ (torch_unit/), compiled against the installed torch by
+`unicomm build torch-bridge`. torch_kernels.py has the kernels of operations that torch writes in Python.
 """
 
 from __future__ import annotations
@@ -11,80 +11,68 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, _resolve_process_group, _SymmetricMemory
-from torch.distributed import distributed_c10d as c10d
 
+from unicomm.c10d import compat
+from unicomm.c10d.compat import PrefixStore, Store
 from unicomm.comms.errors import CommTimeoutError
 
 from .torch_operators import load_unit, register
 
-#: The name of the backend, and those of torch's own that it stands for where torch has none.
+#: The backend's own name, and the names of torch's backends, which it takes if this torch lacks them.
 NAMES = ("UNICOMM", "CUDA", "NVSHMEM", "NCCL")
 
 _lock = threading.Lock()
-_registered: list[Any] = []  # torch forgets what nobody holds
+_registered: list[Any] = []  # torch drops a library of kernels that nothing references
 
 
 def use_in_torch() -> list[str]:
-    """Makes torch's symmetric memory work on CPU tensors in this process; again it does nothing.
+    """Makes torch's symmetric memory work on CPU tensors in this process. A second call does nothing.
 
     From then on `symm_mem.empty(..., device="cpu")`, `rendezvous`, handles and the operations of
-    `torch.ops.symm_mem` run on this host's shared memory, between the processes of any process group;
-    `torch_operators()` lists them. Where there is no GPU, `get_symm_mem_workspace` gives such memory too.
-    Returns the names that `symm_mem.set_backend` takes for it: torch's own are among them where this torch
-    has no such backend, so that a program written for GPUs may keep its choice.
+    `torch.ops.symm_mem` run on this host's shared memory, between the processes of any process group.
+    `torch_operators()` lists the operations. Without a GPU, `get_symm_mem_workspace` returns such memory too.
+    Returns the names that `symm_mem.set_backend` accepts for it. The names of torch's own backends are among
+    them if this torch lacks those backends, so that a program written for GPUs needs no change.
 
-    Raises `NotReadyError` where the extension is not built for this torch.
+    Raises `NotReadyError` when the extension is not built for this torch.
     """
     with _lock:
         if _registered:
             return list(_registered[0])
         unit = load_unit()
         names: list[str] = unit.install(list(NAMES), _exchange)
-        if not torch.accelerator.is_available():  # torch's own asks for a GPU, of which there is none
-            from torch.distributed import _symmetric_memory as symm_mem
-
-            symm_mem.get_symm_mem_workspace = _workspace
+        if not torch.accelerator.is_available():  # torch's own function needs a GPU
+            compat.replace_symmetric_workspace(_workspace)
         _registered.extend((names, register(unit)))
         return list(names)
 
 
-def _group(name: str) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = _resolve_process_group(c10d.GroupName(name))
-    return group
-
-
-def _workspace(group_name: c10d.GroupName, min_size: int) -> _SymmetricMemory:
-    """`get_symm_mem_workspace` in CPU memory: one for each group, which grows, on all ranks alike."""
-    from torch.distributed import _symmetric_memory as symm_mem
-
-    kept = symm_mem._group_name_to_workspace_tensor
+def _workspace(group_name: str, min_size: int) -> Any:
+    """`get_symm_mem_workspace` in CPU memory: one workspace a group, which grows on all ranks alike."""
+    kept = compat.symmetric_workspaces()
     tensor = kept.get(group_name)
     if tensor is None or tensor.nbytes < min_size:
-        tensor = _SymmetricMemory.empty_strided_p2p(
-            (min_size,), [1], torch.uint8, torch.device("cpu"), group_name
-        )
-        kept[group_name] = tensor
-    return _SymmetricMemory.rendezvous(tensor)
+        tensor = kept[group_name] = compat.empty_symmetric(min_size, group_name)
+    return compat.rendezvous_symmetric(tensor)
 
 
-def _exchange(name: str, said: bytes) -> tuple[int, list[bytes], list[int]]:
-    """Tells the ranks of a process group what each says, over the group's store."""
-    group = _group(name)
-    store: Store = PrefixStore("unicomm-symmetric", c10d._get_process_group_store(group))
+def _exchange(name: str, message: bytes) -> tuple[int, list[bytes], list[int]]:
+    """Exchanges a message of each rank among the ranks of a process group, over the group's store."""
+    group = compat.group_of_name(name)
+    store: Store = PrefixStore("unicomm-symmetric", compat.store_of_group(group))
     rank, size = group.rank(), group.size()
     number = store.add(f"rounds/{rank}", 1)
-    store.set(f"{number}/{rank}", said.hex())
+    store.set(f"{number}/{rank}", message.hex())
     answers = []
     for other in range(size):
         try:
             answers.append(bytes.fromhex(store.get(f"{number}/{other}").decode()))
         except dist.DistStoreError as error:
             raise CommTimeoutError(
-                f"rank {other} of group '{name}' did not come to the rendezvous of symmetric memory",
+                f"rank {other} of group '{name}' did not arrive at the rendezvous of symmetric memory",
                 rank=rank,
                 culprits=(other,),
                 hint="all ranks of the group call rendezvous, in the same order",
             ) from error
-    store.delete_key(f"{number - 1}/{rank}")  # who is in this round has read the one before
+    store.delete_key(f"{number - 1}/{rank}")  # a rank in this round has read the round before
     return rank, answers, dist.get_process_group_ranks(group)

@@ -1,8 +1,8 @@
-"""The operations of `torch.ops.symm_mem` that torch writes in Python, for GPUs only: here for CPU tensors.
+"""CPU kernels of the operations of `torch.ops.symm_mem` that torch writes in Python, for GPUs only.
 
-Products and gathers are not cut into pieces that overlap, as there is no second stream: the group's own
-collectives move whole tensors, and torch multiplies. Sums over the ranks are made in float32 where the type
-is narrower, and rounded once.
+Products and gathers are not split into overlapping pieces, as there is no second stream: the group's own
+collectives move whole tensors, and torch multiplies them. Narrower types are summed over the ranks in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
-from torch.distributed import _symmetric_memory as symm_mem
-from torch.distributed import distributed_c10d as c10d
 
+from unicomm.c10d import compat
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 
-_functional = torch.ops._c10d_functional
-_BARRIERS = 3  # channel of the signal pad that torch's own copy-engine gather uses
+symm_mem = compat.symmetric_memory()
+_functional = compat.functional_collectives
+_BARRIERS = 3  # the channel of the signal pad that torch's own copy-engine gather uses
 
 
 class PythonKernel(NamedTuple):
-    """A kernel for CPU tensors and what is behind it."""
+    """A kernel for CPU tensors. `text` says how it moves data."""
 
     run: Callable[..., Any]
     text: str
 
 
-# --- what moves ---------------------------------------------------------------------------------------
+# --- data movement ---------------------------------------------------------------------------------------
 
 
 def _size(group_name: str) -> int:
-    return int(_resolve_process_group(c10d.GroupName(group_name)).size())
+    return int(compat.group_of_name(group_name).size())
 
 
 def _narrow_float(tensor: Tensor) -> bool:
@@ -42,7 +41,7 @@ def _narrow_float(tensor: Tensor) -> bool:
 
 
 def _gathered(tensor: Tensor, dim: int, group_name: str) -> Tensor:
-    """The ranks' tensors one after the other along `dim`, which comes first in the result."""
+    """Returns the ranks' tensors, concatenated along `dim`, which is the first dimension of the result."""
     front = tensor.movedim(dim, 0).contiguous()
     wire = front.view(torch.uint8) if _narrow_float(front) else front  # no collective knows float8
     size = _size(group_name)
@@ -52,7 +51,7 @@ def _gathered(tensor: Tensor, dim: int, group_name: str) -> Tensor:
 
 
 def _scattered(tensor: Tensor, reduce_op: str, dim: int, group_name: str) -> Tensor:
-    """This rank's part, along `dim`, of the sum or mean of the ranks' tensors."""
+    """Returns this rank's part, along `dim`, of the sum or mean of the ranks' tensors."""
     size, shape = _size(group_name), tensor.shape
     parts = tensor.reshape(*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :])
     parts = parts.movedim(dim, 0).contiguous()
@@ -66,7 +65,7 @@ def _scattered(tensor: Tensor, reduce_op: str, dim: int, group_name: str) -> Ten
     return total.to(tensor.dtype)
 
 
-# --- what is refused, on all ranks alike and before anything is sent ---------------------------------------
+# --- argument checks: the same result on all ranks, before anything is sent ---------------------------------
 
 
 def _check(good: bool, message: str, hint: str = "") -> None:
@@ -79,7 +78,7 @@ def _check_dim(name: str, dim: int, count: int) -> None:
 
 
 def _check_reduction(reduce_op: str, shape: Sequence[int], dim: int, group_name: str) -> None:
-    _check(reduce_op in ("sum", "avg"), f"reduce_op={reduce_op!r}: it has to be sum or avg")
+    _check(reduce_op in ("sum", "avg"), f"reduce_op={reduce_op!r} is neither sum nor avg")
     size = _size(group_name)
     _check(
         shape[dim] % size == 0,
@@ -96,7 +95,7 @@ def _check_factors(a: Tensor, matrices: Sequence[Tensor]) -> None:
 def _check_result_scale(scale: Tensor | None) -> None:
     if scale is not None:
         raise UnsupportedError(
-            "torch's float8 product of CPU tensors leaves result_scale out without a word",
+            "torch's float8 product of CPU tensors ignores result_scale",
             hint="pass None, and multiply the result",
         )
 
@@ -149,7 +148,7 @@ def _all_gather_scaled_matmul(
         _check(len(values) == len(matrices), f"{len(matrices)} matrices in Bs, {len(values)} in {name}")
     for scale in result_scales:
         _check_result_scale(scale)
-    dtypes = symm_mem._maybe_convert_scalar_types_to_dtypes(out_dtypes)
+    dtypes = compat.dtypes_of_scalar_types(out_dtypes)
     last = gather_dim == a.dim() - 1
     whole_rows = list(a.shape[:-1])
     if not last:
@@ -168,7 +167,7 @@ def _all_gather_scaled_matmul(
         scale = a_scale
     else:
         rows, back = front, gather_dim
-        if sharded:  # also where one number could mean both, as torch has it
+        if sharded:  # also when the shape could mean both, as in torch
             scale = _gathered(a_scale, gather_dim, group_name).flatten(0, -2)
         elif replicated:
             scale = a_scale.movedim(gather_dim, 0).flatten(0, -2).contiguous()
@@ -177,7 +176,7 @@ def _all_gather_scaled_matmul(
     flat = rows.flatten(0, -2)
     results = []
     for b, b_scale, bias, dtype, fast in zip(matrices, scales, biases, dtypes, use_fast_accum, strict=True):
-        product = torch._scaled_mm(flat, b, scale, b_scale, bias, out_dtype=dtype, use_fast_accum=fast)
+        product = compat.scaled_mm(flat, b, scale, b_scale, bias, out_dtype=dtype, use_fast_accum=fast)
         product = product.view(*rows.shape[:-1], -1)
         results.append(product if last else product.movedim(0, back))
     return (rows if last else rows.movedim(0, back)), results
@@ -221,7 +220,7 @@ def _scaled_matmul_reduce_scatter(
     )
     _check_result_scale(result_scale)
     scale = a_scale if a_scale.numel() == 1 else a_scale.flatten(0, -2).contiguous()
-    product = torch._scaled_mm(
+    product = compat.scaled_mm(
         a.flatten(0, -2).contiguous(),
         b,
         scale,
@@ -252,7 +251,7 @@ def _all_gather_to_all_out(tensor: Tensor, group_name: str, out: Tensor) -> Tens
         out.shape == shape and out.dtype == tensor.dtype and out.is_contiguous(),
         f"out is {out.dtype} {list(out.shape)}: it has to be contiguous {tensor.dtype} {list(shape)}",
     )
-    handle = symm_mem.rendezvous(out, c10d.GroupName(group_name))
+    handle = symm_mem.rendezvous(out, group_name)
     _check(
         handle is not None, "out is not in symmetric memory", 'take it from symm_mem.empty(..., device="cpu")'
     )
@@ -271,7 +270,7 @@ def _all_gather_to_all(tensor: Tensor, group_name: str) -> Tensor:
 _GROUP = "by the group's collectives"
 _NO_MULTICAST = "in shared memory, without multicast"
 KERNELS = {
-    "get_remote_tensors": PythonKernel(symm_mem._get_remote_tensors_default, "in shared memory"),
+    "get_remote_tensors": PythonKernel(compat.get_remote_tensors(), "in shared memory"),
     "fused_all_gather_matmul": PythonKernel(_all_gather_matmul, _GROUP),
     "fused_all_gather_scaled_matmul": PythonKernel(_all_gather_scaled_matmul, _GROUP),
     "fused_matmul_reduce_scatter": PythonKernel(_matmul_reduce_scatter, _GROUP),

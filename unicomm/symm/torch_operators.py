@@ -1,6 +1,6 @@
-"""Which operations of `torch.ops.symm_mem` run on CPU tensors here, and why others do not.
+"""Lists which operations of `torch.ops.symm_mem` run on CPU tensors, and why others do not.
 
-What they are depends on torch: each release declares some more, and may declare one otherwise.
+The list depends on torch: each release declares further operations, and may change the schema of one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 import torch
 
 import unicomm
+from unicomm.c10d import compat
 from unicomm.comms.errors import NotReadyError, UnsupportedError
 from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY, load
 
 _NAMESPACE = "symm_mem"
-#: torch's own, which takes any memory.
+#: Operations whose own kernels in torch take any memory.
 _OF_TORCH = ("_barrier", "_rendezvous")
 
 
 class TorchOperator(NamedTuple):
-    """An operation of `torch.ops.symm_mem`: how it runs on CPU tensors, or why it does not."""
+    """An operation of `torch.ops.symm_mem`. `text` says how it runs on CPU tensors, or why it does not."""
 
     name: str
     served: bool
@@ -31,19 +32,18 @@ class TorchOperator(NamedTuple):
 
 
 def torch_operators() -> list[TorchOperator]:
-    """All operations that this torch declares in `torch.ops.symm_mem`, by name.
+    """Returns all operations that this torch declares in `torch.ops.symm_mem`, by name.
 
-    One that is not served raises `UnsupportedError` with the same reason when it is called on CPU tensors.
-    Raises `NotReadyError` where the extension is not built for this torch. It changes nothing in torch.
+    An operation that is not served raises `UnsupportedError` with the same reason when it is called on CPU
+    tensors. Raises `NotReadyError` when the extension is not built for this torch. Changes nothing in torch.
     """
-    from torch.distributed import _symmetric_memory  # noqa: F401 - it declares some of them
-
+    compat.symmetric_memory()  # declares some of them
     unit = load_unit()
     return [_look_at(name, unit) for name in _declared()]
 
 
 def load_unit() -> ModuleType:
-    """The extension for this torch. Raises `NotReadyError`."""
+    """Returns the extension for this torch. Raises `NotReadyError` when it is not built."""
     unit = load(SYMMETRIC_MEMORY)
     if unit is None:
         raise NotReadyError(
@@ -54,7 +54,7 @@ def load_unit() -> ModuleType:
 
 
 def known_operators(unit: ModuleType) -> dict[str, str]:
-    """What there is a kernel for, declared by this torch or not, and how it runs."""
+    """Returns the operations that have a kernel, declared by this torch or not, and how each runs."""
     from .torch_kernels import KERNELS
 
     known = {name: _how(name) for name in unit.operators()}
@@ -64,9 +64,9 @@ def known_operators(unit: ModuleType) -> dict[str, str]:
 
 
 def register(unit: ModuleType) -> torch.library.Library:
-    """Gives torch the kernels that are in Python, and an error for each operation that has none.
+    """Registers the kernels written in Python, and an error for each operation that has no kernel.
 
-    To be called after the extension has given it its own.
+    Call it after the extension has registered its own kernels.
     """
     from .torch_kernels import KERNELS
 
@@ -82,19 +82,16 @@ def register(unit: ModuleType) -> torch.library.Library:
 
 def _implement(library: torch.library.Library, name: str, run: Callable[..., Any]) -> None:
     key = "CPU" if _takes_tensors(name) else "CompositeExplicitAutograd"
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"{_NAMESPACE}::{name}", key):
+    if not compat.has_kernel(f"{_NAMESPACE}::{name}", key):
         library.impl(name, run, key)  # type: ignore[no-untyped-call]
 
 
 def _declared() -> list[str]:
-    prefix = f"{_NAMESPACE}::"
-    names = torch._C._dispatch_get_all_op_names()
-    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    return compat.operators_of(_NAMESPACE)
 
 
 def _schema(name: str) -> Any:
-    base, _, overload = name.partition(".")
-    return torch._C._get_schema(f"{_NAMESPACE}::{base}", overload)
+    return compat.declared_schema(f"{_NAMESPACE}::{name}")
 
 
 def _takes_tensors(name: str) -> bool:
@@ -114,7 +111,7 @@ def _look_at(name: str, unit: ModuleType) -> TorchOperator:
 
 
 def _fits(kernel: Callable[..., Any], name: str) -> bool:
-    """Whether a kernel in Python takes what torch declares."""
+    """Whether a kernel in Python takes the arguments that torch declares."""
     parameters = inspect.signature(kernel).parameters.values()
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     arguments = _schema(name).arguments
@@ -130,5 +127,5 @@ def _refuse(operator: TorchOperator, *args: object, **kwargs: object) -> None:
     raise UnsupportedError(
         f"torch.ops.{_NAMESPACE}.{operator.name} does not run on CPU tensors: {operator.text}",
         op=operator.name,
-        hint="unicomm.symm.torch_operators() lists what does",
+        hint="unicomm.symm.torch_operators() lists those that do",
     )

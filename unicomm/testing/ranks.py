@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
-from torch._C._distributed_c10d import HashStore, Store
 
 from unicomm.backends.registry import new_comm
+from unicomm.c10d.compat import HashStore, Store
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommError
 

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
+from unicomm.c10d.compat import PrefixStore, Store
 from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, InvalidArgumentError
 from unicomm.comms.membership.handles import network, notice_silence

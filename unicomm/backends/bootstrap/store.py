@@ -20,8 +20,7 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
+from unicomm.c10d.compat import PrefixStore, Store, TCPStore
 from unicomm.comms.errors import BackendError, CommTimeoutError
 from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership.job_store import open_store

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
+from torch.distributed import (
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
@@ -38,6 +37,7 @@ from unicomm.backends.out_of_band import (
     checks_signatures,
     connect_all,
 )
+from unicomm.c10d.compat import AllgatherOptions
 from unicomm.comms.backend import Capabilities, Exchange, OpensExchange, Reconfigures, Setup
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType

@@ -17,10 +17,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.out_of_band import first_line, patience
+from unicomm.c10d.compat import HashStore
 from unicomm.comms.backend import Setup
 from unicomm.comms.errors import BackendError, CommError
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from unicomm.c10d.compat import custom_allocator
 from unicomm.comms.backend import OneSided
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 
@@ -65,7 +66,7 @@ class PoolMemory(TensorMemory):
         if self._pool is None:
             functions = self.library.native.allocator()
             with torch.cuda.device(self.device):
-                self._pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*functions))
+                self._pool = torch.cuda.MemPool(custom_allocator(*functions))
         return self._pool
 
     def allocate(self, nbytes: int) -> torch.Tensor:

@@ -11,9 +11,8 @@ class NoFastPath:
     Its methods take the arguments of the communicator's methods of the same name. They return False, before
     anything has happened, when the operation needs the general path; the Work when the operation has
     completed; and (sequence number, fault) when it failed, from which the backend's `raise_fault` makes the
-    error. `all_reduce_with` takes a process group's arguments, a list of tensors and torch's options, and
-    returns True in place of the Work. While it is blocked, each method returns False. The fast path also
-    numbers the collectives and messages of the general path.
+    error. While it is blocked, each method returns False. The fast path also numbers the collectives and
+    messages of the general path.
     """
 
     def __init__(self) -> None:
@@ -42,4 +41,4 @@ class NoFastPath:
         return False
 
     send = recv = all_to_all_single = _never
-    all_reduce = all_reduce_with = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
+    all_reduce = broadcast = barrier = all_gather_single = reduce_scatter_single = _never

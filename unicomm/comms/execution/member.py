@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Store
 
+from unicomm.c10d.compat import Store
 from unicomm.comms.backend import Backend
 from unicomm.comms.options import CommOptions
 

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
+from unicomm.c10d.compat import PrefixStore, Store
 from unicomm.comms import errors
 from unicomm.comms.errors import BackendError, CommError
 from unicomm.comms.membership.rendezvous_parts import StoreClient

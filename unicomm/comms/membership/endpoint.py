@@ -18,8 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore
-
+from unicomm.c10d.compat import HashStore
 from unicomm.comms.errors import BackendError
 
 from . import remote_store

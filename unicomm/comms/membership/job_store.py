@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
-
+from unicomm.c10d.compat import FileStore, PrefixStore, Store, TCPStore
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.member import Environment
 

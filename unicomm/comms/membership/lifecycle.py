@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
 
+from unicomm.c10d.compat import PrefixStore, Store
 from unicomm.comms.backend import (
     Backend,
     ChecksPeers,

@@ -16,8 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore, Store
-
+from unicomm.c10d.compat import HashStore, Store
 from unicomm.comms import errors
 from unicomm.comms.errors import (
     AbortedError,

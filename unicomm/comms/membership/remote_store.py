@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore, Store
+from unicomm.c10d.compat import HashStore, Store
 
 from .rendezvous_parts import pack, unpack
 

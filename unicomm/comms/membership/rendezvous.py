@@ -38,8 +38,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
+from unicomm.c10d.compat import Store
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,

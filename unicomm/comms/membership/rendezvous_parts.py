@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-
+from unicomm.c10d.compat import HashStore, PrefixStore, Store
 from unicomm.comms.errors import (
     BackendError,
     CommError,

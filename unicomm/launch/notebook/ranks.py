@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from unicomm.c10d.switch import CHOICE, VARIABLE
+from unicomm.c10d.choice import CHOICE
+from unicomm.c10d.switch import VARIABLE
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError, NotReadyError
 from unicomm.comms.membership.environment import LAUNCHERS, METHOD
 
@@ -255,7 +256,7 @@ class Ranks:
 
 def _host_store() -> Any:
     """The store of all ranks, in this process, so that no port has to be free twice; on loopback alone."""
-    from torch._C._distributed_c10d import TCPStore
+    from unicomm.c10d.compat import TCPStore
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]

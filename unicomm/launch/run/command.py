@@ -26,6 +26,7 @@ from torch.distributed.launcher import api
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.registry import find_backend
 from unicomm.c10d import switch
+from unicomm.c10d.choice import CHOICE
 from unicomm.comms.errors import CommError
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
 from unicomm.launch.hub.process import HubProcess
@@ -185,7 +186,7 @@ def _set_environment(options: argparse.Namespace) -> None:
     """Of the ranks, which inherit it."""
     os.environ[switch.VARIABLE] = "1"
     if options.backend is not None:
-        os.environ[switch.CHOICE] = options.backend
+        os.environ[CHOICE] = options.backend
     if options.run_path and options.start_method == "fork":
         # Ranks are copies of this process, which loaded torch without the switch.
         config.use_torchcomms = True

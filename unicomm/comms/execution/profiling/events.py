@@ -10,9 +10,7 @@ event `unicomm::replay` around its launch, with its operations' events in it. to
 arguments into the trace with `record_shapes=True` only; the table is always there, under the key `unicomm`
 of the trace, and its k-th row that was recorded in a thread belongs to that thread's k-th event `unicomm::*`.
 
-torch 2.13 calls `torch.autograd.profiler._run_on_profiler_start` before a recording and
-`_disable_profiler` at its end, both through the module's namespace, which is where this hooks in. Where a
-torch has them no longer, `supported` is False and there are no events.
+`hook_profiler` of c10d/compat.py has torch call this module at the beginning and the end of a recording.
 """
 
 from __future__ import annotations
@@ -22,12 +20,9 @@ import json
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch.autograd.profiler as torch_profiler
-from torch._C._autograd import _add_metadata_json
-
+from unicomm.c10d.compat import add_trace_metadata, hook_profiler
 from unicomm.comms.execution.device.graphs import Captured
 from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.execution.owner import Owner
@@ -36,8 +31,6 @@ from unicomm.comms.operations.call import Call
 from .session import KEY, REPLAY, Described, Session, Span, described
 
 _KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
-
-supported = hasattr(torch_profiler, "_run_on_profiler_start") and hasattr(torch_profiler, "_disable_profiler")
 
 #: The recording that is under way, or None. The one thing that the general path looks at.
 session: Session | None = None
@@ -147,29 +140,8 @@ def _end() -> None:
     if now.table["rows"]:
         finished.append(now)
     if now.table["groups"]:
-        _add_metadata_json(KEY, json.dumps(now.table, separators=(",", ":")))
+        add_trace_metadata(KEY, json.dumps(now.table, separators=(",", ":")))
 
 
-def _install() -> None:
-    begin: Callable[[], None] = torch_profiler._run_on_profiler_start
-    disable: Callable[[], Any] = torch_profiler._disable_profiler  # type: ignore[attr-defined]
-
-    def on_start() -> None:
-        _begin()
-        begin()
-
-    def on_disable() -> Any:
-        try:
-            _end()
-        finally:  # whatever happens, torch's recording has to end
-            results = disable()
-        return results
-
-    torch_profiler._run_on_profiler_start = on_start
-    torch_profiler._disable_profiler = on_disable  # type: ignore[attr-defined]
-    if torch_profiler._is_profiler_enabled:  # it runs already
-        _begin()
-
-
-if supported:
-    _install()
+#: False when this torch has no hooks: then there are no events.
+supported = hook_profiler(_begin, _end)

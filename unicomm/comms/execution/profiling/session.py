@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import torch
-from torch._C._autograd import _profiler_enabled
-from torch._C._profiler import _RecordFunctionFast
 
+from unicomm.c10d.compat import RecordFunction, known_groups, profiler_enabled
 from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES, code_of
 from unicomm.extensions import torch_extensions
@@ -137,7 +136,7 @@ class Span:
         """The operation begins to run: in the call that issued it or, `later`, in the worker."""
         self.start()
         if later:  # the trace shows this event when torch records all threads
-            self._open = _RecordFunctionFast(f"{self.name} (run)")
+            self._open = RecordFunction(f"{self.name} (run)")
             self._open.__enter__()
         else:
             self.enter()
@@ -283,7 +282,7 @@ class Session:
         else:
             self.dropped += 1
         name = f"unicomm::{what.op}"
-        if not _profiler_enabled():
+        if not profiler_enabled():
             return Span(name, row, None)
         arguments = facts | {
             "seq_num": seq,
@@ -304,7 +303,7 @@ class Session:
             arguments["out_splits"] = out
         if replay:
             arguments |= {"captured_seq": captured_seq, "replay": replay}
-        event: Any = _RecordFunctionFast(name, (), arguments)
+        event: Any = RecordFunction(name, (), arguments)
         if self._bridge is not None and what.op != REPLAY:
             event = _Both(event, self._record(owner, facts, what, seq, later))
         return Span(name, row, event)
@@ -370,9 +369,7 @@ def _torch_names(owner: Observed) -> tuple[str, str]:
     """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
     if not torch.distributed.is_available():
         return "", ""
-    from torch.distributed import distributed_c10d
-
-    for group in list(distributed_c10d._world.pg_names):
+    for group in known_groups():
         comms = getattr(group, "_comms", None)
         if isinstance(comms, dict) and any(c._owner is owner for c in comms.values()):
             return str(group.group_name), str(group.group_desc)

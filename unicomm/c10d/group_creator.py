@@ -1,10 +1,10 @@
-"""`init_process_group("unicomm")`, without the switch: how torch.distributed makes groups of ours.
+"""The creator function of the backend name "unicomm": how `init_process_group("unicomm")` makes a group.
 
     dist.init_process_group("unicomm")
     dist.init_process_group("cpu:unicomm,cuda:nccl")     # torch's NCCL for CUDA tensors
 
-`UNICOMM_BACKEND` chooses what stands behind the name; without it that is "auto". `pg_options` may be a dict
-of the backend's hints, with `"enable_reconfigure": "true"` for a group whose ranks may change.
+UNICOMM_BACKEND chooses the unicomm backend; the default is "auto". `pg_options` may be a dict of the
+backend's hints, with `"enable_reconfigure": "true"` for a group whose ranks may change.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from unicomm.backends.registry import new_comm
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_bool, read_hints
 from unicomm.flight_recorder.texts import format_ranks
 
-from .devices import bind, chosen_backend, device_of, is_present
+from . import choice
+from .choice import NAME
+from .compat import PrefixStore, Store, backend_of_group, registered_backend, set_timeout_of_options
+from .mixed_group import MixedProcessGroup
 from .process_group import UnicommProcessGroup
-from .switch import NAME
 
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
 
-def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, Any]) -> UnicommProcessGroup:
+def create(options: Any, hints: Mapping[str, str] | None, asked: Mapping[str, Any]) -> UnicommProcessGroup:
     """torch's creator function (`Backend.register_backend`, extended form). Called by each member.
 
-    `caller`: the variables of torch's function that makes the group.
+    `asked`: the variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).
     """
     if hints is not None and not isinstance(hints, Mapping):
         raise InvalidArgumentError(
             f"pg_options is a {type(hints).__name__}", hint="for the backend unicomm pass a dict of hints"
         )
-    config = caller.get("backend_config")
+    config = asked.get("backend_config")
     wanted = {"cpu": NAME} if config is None else dict(config.get_device_backend_map())
-    here = [kind for kind, backend in wanted.items() if backend == NAME and _present(kind)]
-    ours = [kind for kind in here if _wanted(kind, caller)]
+    here = [kind for kind, backend in wanted.items() if backend == NAME and _has_backend(kind)]
+    ours = [kind for kind in here if _asked_for(kind, asked)]
     if not ours:
         raise UnsupportedError(
             f"this machine has no device of {', '.join(k for k, b in wanted.items() if b == NAME)}",
@@ -49,48 +50,47 @@ def create(options: Any, hints: Mapping[str, str] | None, caller: Mapping[str, A
         )
     name, store = _meeting_place(options)
     own = dict(hints or {})
-    asked = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
+    settings = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
     comms = [
         new_comm(
-            chosen_backend(NAME, kind),
-            _device(kind, caller),
+            choice.chosen_backend(NAME, kind),
+            _device(kind, asked),
             name=name,
             store=PrefixStore(f"unicomm-{kind}", store),
             timeout=options.timeout,
             rank=options.group_rank,
             size=options.group_size,
-            enable_reconfigure=asked[_OPTION.name],
+            enable_reconfigure=settings[_OPTION.name],
             hints=own,
         )
         for kind in ours
     ]
     for comm in comms:
-        bind(comm, caller.get("device_id"))
+        choice.bind(comm, asked.get("device_id"))
     others = {kind: backend for kind, backend in wanted.items() if backend != NAME}
     if not others:
         return UnicommProcessGroup(*comms, store=options.store)
-    from .mixed_group import MixedProcessGroup
-
-    made = caller.get("pg")
+    made = asked.get("pg")
     return MixedProcessGroup(
         *comms,
-        others={kind: _stock(kind, backend, options, made) for kind, backend in others.items()},
+        others={kind: _torch_backend(kind, backend, options, made) for kind, backend in others.items()},
         store=options.store,
     )
 
 
-def _device(kind: str, caller: Mapping[str, Any]) -> torch.device:
+def _device(kind: str, asked: Mapping[str, Any]) -> torch.device:
     if kind == "cpu":
         return torch.device(kind)
-    return device_of(kind, caller.get("device_id"), os.environ, torch.get_device_module(kind))
+    return choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
 
 
 def _meeting_place(options: Any) -> tuple[str, Store]:
-    """A name and a store that all members know, and nobody else.
+    """Returns a name and a store that exactly the members of the group share.
 
-    torch's name for a group counts the groups that a rank knows, and its store carries that name. Ranks that
-    know different numbers of groups, because some of them made one of their own before, would wait for each
-    other in different places, as with torch's own backends. The ranks are what all members agree on.
+    torch's name for a group counts the groups that a rank knows, and the store it passes has that name as
+    prefix. Ranks know different numbers of groups once some of them have made a group of their own; they
+    would then wait in different places, as with torch's own backends. All members agree on the ranks of the
+    group.
     """
     ranks = list(options.global_ranks_in_group)
     if not ranks:
@@ -103,37 +103,38 @@ def _meeting_place(options: Any) -> tuple[str, Store]:
     return f"ranks {format_ranks(ranks)}", PrefixStore("unicomm-groups", store)
 
 
-def _present(kind: str) -> bool:
-    """Whether tensors can be on that kind of device, and a backend for it is there."""
-    return is_present(kind) and chosen_backend(NAME, kind) != NAME
+def _has_backend(kind: str) -> bool:
+    """Whether this machine has a device of the type `kind` and unicomm a backend for it."""
+    return choice.is_present(kind) and choice.chosen_backend(NAME, kind) != NAME
 
 
-def _wanted(kind: str, caller: Mapping[str, Any]) -> bool:
-    """Whether a group that is asked for by the mere name shall have a communicator for that kind of device.
+def _asked_for(kind: str, asked: Mapping[str, Any]) -> bool:
+    """Whether the program wants a communicator for the device type `kind`.
 
-    It connects at once, each rank on a GPU of its own: so the program has to have said something of GPUs.
+    A communicator for GPUs connects at once and needs one GPU a rank. The name "unicomm" alone therefore
+    includes GPUs only if the program names them, passes `device_id` or has used them already.
     """
-    given = caller.get("device_id")
-    named = ":" in str(caller.get("backend", "")) or (given is not None and given.type == kind)
+    given = asked.get("device_id")
+    named = ":" in str(asked.get("backend", "")) or (given is not None and given.type == kind)
     return kind == "cpu" or named or torch.get_device_module(kind).is_initialized()
 
 
-def _stock(kind: str, backend: str, options: Any, made: Any) -> Any:
-    """torch's own backend for a device type: the one it has just made, or a new one, which it has not yet."""
+def _torch_backend(kind: str, backend: str, options: Any, made: Any) -> Any:
+    """Returns torch's own backend for a device type: that of the group `made`, or a new one."""
     device = torch.device(kind)
-    if made is not None and device in made._device_types:
-        return made._get_backend(device)
+    if made is not None and (found := backend_of_group(made, device)) is not None:
+        return found
     store = PrefixStore(f"{kind}/", options.store)
     rank, size = options.group_rank, options.group_size
     if backend == dist.Backend.GLOO:
         return dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     if backend == dist.Backend.NCCL and dist.is_nccl_available():
         settings = dist.ProcessGroupNCCL.Options()
-        settings._timeout = options.timeout
+        set_timeout_of_options(settings, options.timeout)
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
         return dist.ProcessGroupNCCL(store, rank, size, settings)
-    plugin = dist.Backend._plugins.get(backend.upper())
+    plugin = registered_backend(backend)
     if plugin is None:
         raise UnsupportedError(
             f"torch's backend '{backend}' cannot be combined with unicomm in one group",

@@ -1,4 +1,4 @@
-"""What each operator of functional.py does: its kernel, the shapes it returns, and its gradient."""
+"""The kernel, the shape function and the gradient of each operator of functional.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
+from .compat import real_object
 from .process_group import UnicommProcessGroup
 
 Tensor = torch.Tensor
@@ -21,7 +22,7 @@ _LINEAR = ("sum", "avg")
 
 
 def reduction(op: str) -> ReduceOp:
-    """The reduction of that name: sum, product, min, max, band, bor, bxor or avg."""
+    """Returns the reduction named `op`: sum, product, min, max, band, bor, bxor or avg."""
     names = [t.name.lower() for t in RedOpType if t is not RedOpType.PREMUL_SUM]
     if op.lower() not in names:
         raise InvalidArgumentError(f"op={op!r} is no reduction", hint=f"use one of {', '.join(names)}")
@@ -30,8 +31,8 @@ def reduction(op: str) -> ReduceOp:
 
 
 def communicator(group: Group, device: torch.device) -> Communicator:
-    """The communicator of `group` for tensors on `device`: what a custom operator of one's own calls."""
-    group = getattr(group, "real_obj", group)  # what stands for it while a graph is traced
+    """Returns the communicator of `group` for tensors on `device`. For kernels of custom operators."""
+    group = real_object(group)
     if isinstance(group, Communicator):
         return group
     if isinstance(group, UnicommProcessGroup):
@@ -44,13 +45,13 @@ def communicator(group: Group, device: torch.device) -> Communicator:
 
 
 def group_size(group: Group) -> int:
-    """Number of ranks; also while a graph is traced."""
-    real: Any = getattr(group, "real_obj", group)
+    """Returns the number of ranks. Works also while a graph is traced."""
+    real = real_object(group)
     return real.get_size() if isinstance(real, Communicator) else int(real.size())
 
 
 def _rank(group: Group) -> int:
-    real: Any = getattr(group, "real_obj", group)
+    real = real_object(group)
     return real.get_rank() if isinstance(real, Communicator) else int(real.rank())
 
 
@@ -67,7 +68,7 @@ def _as_input(x: Tensor) -> Tensor:
     return x.contiguous().resolve_conj().resolve_neg()
 
 
-# --- kernels: each returns new tensors ---------------------------------------------------------------------
+# --- kernels, which return new tensors ----------------------------------------------------------------------
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def _copy(x: Tensor) -> Tensor:
 
 def all_reduce(x: Tensor, op: str, group: Group) -> Tensor:
     out = _copy(x)
-    communicator(group, x.device).all_reduce(out, reduction(op), False)
+    communicator(group, x.device).all_reduce(out, reduction(op), async_op=False)
     return out
 
 
@@ -86,20 +87,20 @@ def all_reduce_coalesced(xs: Sequence[Tensor], op: str, group: Group) -> list[Te
 
 def broadcast(x: Tensor, root: int, group: Group) -> Tensor:
     out = _copy(x)
-    communicator(group, x.device).broadcast(out, root, False)
+    communicator(group, x.device).broadcast(out, root, async_op=False)
     return out
 
 
 def reduce(x: Tensor, root: int, op: str, group: Group) -> Tensor:
     out = _copy(x)
-    communicator(group, x.device).reduce(out, root, reduction(op), False)
+    communicator(group, x.device).reduce(out, root, reduction(op), async_op=False)
     return out
 
 
 def all_gather_single(x: Tensor, group: Group) -> Tensor:
     comm = communicator(group, x.device)
     out = x.new_empty(_gathered(x.shape, comm.get_size()))
-    comm.all_gather_single(out, _as_input(x), False)
+    comm.all_gather_single(out, _as_input(x), async_op=False)
     return out
 
 
@@ -111,7 +112,7 @@ def reduce_scatter_single(x: Tensor, op: str, group: Group) -> Tensor:
     _rows("reduce_scatter_single", x, group)
     comm = communicator(group, x.device)
     out = x.new_empty((x.shape[0] // comm.get_size(), *x.shape[1:]))
-    comm.reduce_scatter_single(out, _as_input(x), reduction(op), False)
+    comm.reduce_scatter_single(out, _as_input(x), reduction(op), async_op=False)
     return out
 
 
@@ -122,14 +123,14 @@ def reduce_scatter_single_coalesced(xs: Sequence[Tensor], op: str, group: Group)
 def all_to_all_single(x: Tensor, group: Group) -> Tensor:
     _rows("all_to_all_single", x, group)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    communicator(group, x.device).all_to_all_single(out, _as_input(x), False)
+    communicator(group, x.device).all_to_all_single(out, _as_input(x), async_op=False)
     return out
 
 
 def all_to_all_v_single(x: Tensor, output_splits: list[int], input_splits: list[int], group: Group) -> Tensor:
     out = x.new_empty((sum(output_splits), *x.shape[1:]))
     comm = communicator(group, x.device)
-    comm.all_to_all_v_single(out, _as_input(x), list(output_splits), list(input_splits), False)
+    comm.all_to_all_v_single(out, _as_input(x), list(output_splits), list(input_splits), async_op=False)
     return out
 
 
@@ -146,19 +147,19 @@ def permute(x: Tensor, destinations: list[int], group: Group) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     batch = comm.batch_op_create()
     batch.send(_as_input(x), destinations[me]).recv(out, destinations.index(me))
-    batch.issue(False)
+    batch.issue(async_op=False)
     return out
 
 
 def all_reduce_(x: Tensor, op: str, group: Group) -> None:
-    communicator(group, x.device).all_reduce(x, reduction(op), False)
+    communicator(group, x.device).all_reduce(x, reduction(op), async_op=False)
 
 
 def broadcast_(x: Tensor, root: int, group: Group) -> None:
-    communicator(group, x.device).broadcast(x, root, False)
+    communicator(group, x.device).broadcast(x, root, async_op=False)
 
 
-# --- shapes: what the kernels return, without running them --------------------------------------------------
+# --- shape functions: empty tensors of the shape of the result ----------------------------------------------
 
 
 def _gathered(shape: Sequence[int], n: int) -> tuple[int, ...]:
@@ -186,7 +187,7 @@ def v_like(x: Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
     return x.new_empty((sum(output_splits), *x.shape[1:]))
 
 
-# --- gradients: (arguments without the tensors, gradient) -> gradient of the tensors ------------------------
+# --- gradients: (gradient of the result, shape of the input, further arguments) -> gradient of the input ----
 
 
 def d_all_reduce(grad: Any, shape: Any, op: str, group: Group) -> Any:
@@ -202,7 +203,7 @@ def d_reduce(grad: Any, shape: Any, root: int, op: str, group: Group) -> Any:
     everyone = _op("broadcast", group)(grad, root, group)
     if _linear("reduce", op) == "avg":
         everyone = everyone / group_size(group)
-    # Where it is not the root, the result is the input.
+    # On the other ranks the result is the input.
     return everyone if _rank(group) == root else everyone + grad
 
 
@@ -237,7 +238,7 @@ def _linear(name: str, op: str) -> str:
 
 
 def each(one: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of a list, by that of a tensor."""
+    """Returns the gradient of an operator on a list, from that of the operator on a tensor."""
 
     def all_of_them(grads: Sequence[Any], shapes: Sequence[Any], *arguments: Any) -> list[Any]:
         return [one(grad, shape, *arguments) for grad, shape in zip(grads, shapes, strict=True)]
@@ -246,7 +247,7 @@ def each(one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _op(name: str, group: Group) -> Any:
-    """The overload for this kind of group."""
-    group = getattr(group, "real_obj", group)
+    """Returns the overload of an operator for the type of `group`."""
+    group = real_object(group)
     packet = getattr(torch.ops.unicomm, name)
     return packet.comm if isinstance(group, Communicator) else packet.default

@@ -1,4 +1,4 @@
-"""The Work objects and futures that torch.distributed gets from a process group."""
+"""The Work objects and futures that a process group returns to torch.distributed."""
 
 # mypy: disable-error-code="override, misc, assignment"
 
@@ -16,14 +16,14 @@ from unicomm.comms.execution.device.work import StreamWork
 from unicomm.comms.failures.threads import Threads
 from unicomm.comms.work import Work
 
-from .opaque import methods, not_traced
+from .compat import methods, not_traced
 
 Tensor = torch.Tensor
-NO_TIMEOUT = timedelta(milliseconds=-1)  # what torch passes when the caller gave none
+NO_TIMEOUT = timedelta(milliseconds=-1)  # torch passes it when the caller gave no timeout
 
 
 class ProcessGroupWork(dist.Work):
-    """A `Work`, or several that count as one, as torch.distributed sees it."""
+    """torch.distributed's Work over one `Work` of unicomm, or over several that count as one."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ProcessGroupWork(dist.Work):
         outputs: Sequence[Tensor] = (),
         after: Callable[[], None] | None = None,
     ) -> None:
-        """`after` runs once all works are over well, before anybody looks."""
+        """`after` runs once all works have succeeded, before `wait` returns or the future is set."""
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
@@ -45,11 +45,11 @@ class ProcessGroupWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """As `wait`: torch's own does nothing at all, for what is written in Python."""
+        """Same as `wait`. The inherited method does nothing for a class written in Python."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`; of a CPU operation it blocks the host too, not only the device's stream."""
+        """Same as `wait`. For a CPU operation it blocks the host, not only the device's stream."""
         self.wait()
 
     def _settle(self) -> None:
@@ -70,7 +70,7 @@ class ProcessGroupWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the outputs. Returns at once; on a device who waits for it waits on the stream."""
+        """Returns a future of the outputs, at once. Waiting for it on a device makes the stream wait."""
         if (on_stream := self._on_stream()) is not None:
             return on_stream
         future = OperationFuture()
@@ -112,10 +112,11 @@ class ProcessGroupWork(dist.Work):
 
 
 class OperationFuture(torch.futures.Future[Any]):
-    """A future that the thread which runs operations sets, and whose callbacks may wait for more of them.
+    """A future whose callbacks may wait for further operations.
 
-    torch runs callbacks in the thread that sets the result. Some wait for a further operation there (PowerSGD
-    does), so that it must not be the thread that has to run it: where there are callbacks it is another.
+    torch runs callbacks in the thread that sets the result. Some callbacks wait there for a further operation
+    (PowerSGD does), which the thread that runs operations could then not run. If there are callbacks, another
+    thread sets the result.
     """
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ class OperationFuture(torch.futures.Future[Any]):
         super().add_done_callback(callback)
 
     def settle(self, outcome: Callable[[], Any]) -> None:
-        """Sets what `outcome` returns or raises."""
+        """Sets the future to the value that `outcome` returns, or to the error that it raises."""
 
         def settle() -> None:
             try:
@@ -155,21 +156,21 @@ _callbacks = Threads("unicomm-callbacks")
 
 
 class MessageWork(ProcessGroupWork):
-    """A send or receive."""
+    """The Work of a send or receive."""
 
     def __init__(self, work: Work, tensors: Sequence[Tensor]) -> None:
         super().__init__([work], tensors)
         self._message = work
 
     def source_rank(self) -> int:
-        """The other rank, once it is over; -1 before."""
+        """Returns the rank of the peer once the message is complete; -1 before."""
         return self._message.peer
 
     _source_rank = source_rank
 
 
 class _Done(ProcessGroupWork):
-    """Of any synchronous operation: it has nothing left to say."""
+    """The Work of every synchronous all_reduce of the native fast path."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""torch's option objects read where they lie: the same answers as by their getters, or none at all."""
+"""A process group's `allreduce` with torch's options: by the native fast path and by the general path."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unicomm import Communicator, new_comm
-from unicomm.c10d import torch_options
+from unicomm import Communicator, MismatchError, new_comm
 from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.c10d.process_group_work import DONE
 from unicomm.testing import run_ranks
 
 NUMBERS = {"SUM": 6.0, "PRODUCT": 8.0, "MIN": 2.0, "MAX": 4.0, "AVG": 3.0}
@@ -25,15 +25,11 @@ def options(op, later=False, timeout=None):
     return opts
 
 
-def test_this_torch_is_understood():
-    assert torch_options.layout() is not None
-
-
-@pytest.mark.parametrize("understood", [True, False])
-def test_every_reduction_timeout_and_mode(understood, monkeypatch, raised):
+@pytest.mark.parametrize("fast", [True, False])
+def test_every_reduction_timeout_and_mode(fast):
     def program(comm: Communicator) -> None:
         group = UnicommProcessGroup(comm)
-        if not understood:
+        if not fast:
             comm._engine.fast.block()
         for later in (False, True):
             for timeout in (None, timedelta(seconds=20)):
@@ -54,34 +50,39 @@ def test_every_reduction_timeout_and_mode(understood, monkeypatch, raised):
     run_ranks(program, 2)
 
 
-def test_synchronous_and_plain_is_the_fast_path():
+def test_the_fast_path_takes_plain_synchronous_calls():
     with new_comm("shm", torch.device("cpu")) as comm:
-        fast, x = comm._engine.fast, torch.ones(3)
-        assert fast.all_reduce_with([x], options(dist.ReduceOp.SUM)) is True
-        for no in (
+        group, x = UnicommProcessGroup(comm), torch.ones(3)
+        assert group.allreduce([x], options(dist.ReduceOp.SUM)) is DONE
+        assert group.allreduce(tensors=[x], opts=options(dist.ReduceOp.SUM)) is DONE
+        assert comm._engine.fast.seq == 2
+        for general in (
             options(dist.ReduceOp.SUM, True),
             options(dist.ReduceOp.SUM, False, timedelta(seconds=1)),
             options(dist._make_nccl_premul_sum(0.5)),
-            dist.BroadcastOptions(),
             dist.AllreduceCoalescedOptions(),
             None,
         ):
-            assert fast.all_reduce_with([x], no) is False
-        assert fast.all_reduce_with([x, x], options(dist.ReduceOp.SUM)) is False
-        assert fast.all_reduce_with((x,), options(dist.ReduceOp.SUM)) is False
+            assert group.allreduce([x], general) is not DONE
+        assert group.allreduce([x, x], options(dist.ReduceOp.SUM)) is not DONE
+        assert group.allreduce((x,), options(dist.ReduceOp.SUM)) is not DONE
+        assert group.allreduce(x, dist.ReduceOp(dist.ReduceOp.SUM)) is not DONE
+        assert x.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        lambda look, options: None,  # nothing to read there
-        lambda look, options: bytes(56),  # nothing changes
-        lambda look, options: look(options)[:24] * 3,  # everything in several places
-        lambda look, options: look(options)[:32] + bytes(24),  # the timeout is not there
-    ],
-)
-def test_what_looks_different_is_left_alone(seen, monkeypatch):
-    look = torch_options._look
-    monkeypatch.setattr(torch_options, "_look", lambda options: seen(look, options))
-    assert torch_options.layout() is None
-    assert not torch_options.learn({})
+def test_an_error_of_the_fast_path(raised):
+    def program(comm: Communicator) -> None:
+        group = UnicommProcessGroup(comm)
+        x = torch.ones(3 + comm.get_rank())
+        error = raised(group.allreduce, [x], options(dist.ReduceOp.SUM))
+        assert type(error) is MismatchError
+        assert error.op == "all_reduce"
+
+    run_ranks(program, 2)
+
+
+def test_a_group_outlives_its_communicator(raised):
+    comm = new_comm("shm", torch.device("cpu"))
+    group = UnicommProcessGroup(comm)
+    comm.finalize()
+    assert "finalized" in str(raised(group.allreduce, [torch.ones(3)], options(dist.ReduceOp.SUM)))
