@@ -35,12 +35,12 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python csrc/base/stubs.py --check
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/mocks/nccl tests/mocks/cudart unicomm -name '*.cpp' -o -name '*.hpp')
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format -i $(shell find csrc tests/mocks/nccl tests/mocks/cudart unicomm -name '*.cpp' -o -name '*.hpp')
 
 # The types of the native core, from the built core.
 stubs: $(VENV)/installed
@@ -56,7 +56,7 @@ bench: $(VENV)/installed
 
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
-	$(BIN)/python tests/chaos/conductor.py --write docs/chaos.md
+	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
 
 # The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
 # and damaged dumps and segments.
@@ -70,8 +70,8 @@ sanitize: $(VENV)/tools
 
 docs: $(VENV)/installed
 	$(BIN)/python -m unicomm.testing.capability_table --write
-	$(BIN)/python tests/torch_distributed/feature_page.py --write
-	$(BIN)/python tests/processes/operators_page.py --write
+	$(BIN)/python -m tests.c10d.feature_page --write
+	$(BIN)/python -m tests.processes.operators_page --write
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -73,11 +72,10 @@ def eventually() -> Callable[..., None]:
 def nccl_double() -> Callable[..., Path]:
     """`nccl_double(22105, rccl=False)`: a library that plays this version of NCCL (the latest without one).
 
-    See tests/nccl_double/double.cpp. The first call on a machine compiles, for about 4 s of one core: a test
+    See tests/mocks/nccl/library.cpp. The first call on a machine compiles, for about 4 s of one core: a test
     that may be first needs a long timeout. Skips without a C++ compiler.
     """
-    sys.path.append(str(Path(__file__).parent / "nccl_double"))
-    import build_double
+    from tests.mocks.nccl import build as build_double
 
     def path(version: int = build_double.LATEST, rccl: bool = False) -> Path:
         try:

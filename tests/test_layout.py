@@ -5,11 +5,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 PACKAGE = ROOT / "unicomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -29,17 +29,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import report
-from judge import judge
-from play import HERE, Play, Stage
-from program import RINGS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rounds import BACKENDS, FAULTS, Round
 
+from tests import ROOT
+from tests.chaos import report
+from tests.chaos.judge import judge
+from tests.chaos.play import Play, Stage
+from tests.chaos.program import RINGS
+from tests.chaos.rounds import BACKENDS, FAULTS, Round
 from unicomm.testing import namespaces
-
-ROOT = HERE.parent.parent
 
 
 def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play, list[str]]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from program import CREATION, RINGS
-from rounds import FAULTS, LONGEST_DELAY, Round
 
+from tests.chaos.program import CREATION, RINGS
+from tests.chaos.rounds import FAULTS, LONGEST_DELAY, Round
 from unicomm.testing.namespaces import Namespaces
 
 HERE = Path(__file__).parent

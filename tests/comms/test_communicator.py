@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calls import COLLECTIVES, call, check_sum
 
 import unicomm
+from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import (
     CommError,
     CommTimeoutError,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kits import KITS
 
+from tests.gpu.kits import KITS
 from unicomm import Communicator
 
 

@@ -7,11 +7,9 @@ torch does to a tensor happens there at once, not on a stream.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,17 +108,14 @@ class Gpu(Kit):
 
 
 class Double(Kit):
-    """tests/nccl_double, as the newest NCCL that it plays."""
+    """tests/mocks/nccl, as the newest NCCL that it plays."""
 
     name = "double"
     backend = "nccl-new"
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        folder = str(Path(__file__).parent.parent / "nccl")
-        if folder not in sys.path:
-            sys.path.append(folder)
-        import kinds
+        from tests.mocks.nccl import kinds
 
         self._streams = kinds.of(self.backend).device_streams(self.device)
 
@@ -142,7 +137,7 @@ class Double(Kit):
         self._streams.synchronize()
 
     def graph(self) -> Any:
-        from double_graphs import HostGraph
+        from tests.mocks.nccl.graphs import HostGraph
 
         return HostGraph(self._streams)
 
@@ -155,8 +150,8 @@ class Double(Kit):
 
     def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         if n > 1:
-            pytest.skip("tests/device_double has it")
-        import device_double
+            pytest.skip("tests/symm/device has it")
+        from tests.mocks.device import backend as device_double
 
         return run_ranks(program, n, backend=device_double.make("symm-gpu-kit").name)
 

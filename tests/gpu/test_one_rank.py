@@ -24,7 +24,7 @@ DOUBLE, TRIPLE = ReduceOp.PREMUL_SUM(2.0), ReduceOp.PREMUL_SUM(3.0)
 
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)
 def test_operations_and_element_types(kit, comm, operation):
-    few = kit.name == "double"  # tests/nccl has the rest
+    few = kit.name == "double"  # tests/backends/nccl has the rest
     assert conformance.check(comm, operation, lambda case: not few or case.count in (0, 17)) > 10
 
 
@@ -314,7 +314,7 @@ def test_the_library_is_the_one_that_it_says(kit, comm):
 
 def test_an_operation_that_takes_too_long(kit, raised):
     if kit.name == "double":
-        pytest.skip("tests/nccl has it")
+        pytest.skip("tests/backends/nccl has it")
     x = torch.ones(100, device=kit.device)
     comm = kit.new()
     comm.all_reduce(x, DOUBLE, False).wait_blocking()

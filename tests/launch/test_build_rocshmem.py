@@ -4,21 +4,18 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests import ROOT
+from tests.mocks.rocshmem.install import unit, write_headers
 from unicomm.backends.vendor import shmem_libraries as vendors
 from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
 from unicomm.launch.doctor import gpus as gpu_checks
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-from rocshmem_install import unit, write_headers
-
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 COMMAND = ["build", "rocshmem"]
 
 

@@ -3,7 +3,8 @@
 import contextlib
 
 import pytest
-from rank_processes import ForkServer, Job, agent_environments, clean_environment, new_store
+
+from tests.processes.rank_processes import ForkServer, Job, agent_environments, clean_environment, new_store
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.mocks.device import backend as device_double
+from tests.mocks.device.backend import NoCompiler
 from unicomm import _core
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
-from device_double import NoCompiler
 
 pytestmark = pytest.mark.processes
 LOST = 2

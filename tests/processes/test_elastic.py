@@ -5,14 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from rank_processes import clean_environment
+
+from tests import ROOT
+from tests.processes.rank_processes import clean_environment
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 60.0  # of what must not come to it
 
 

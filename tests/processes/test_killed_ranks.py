@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from rank_processes import clean_environment
+
+from tests.processes.rank_processes import clean_environment
 
 pytestmark = pytest.mark.processes
 

@@ -5,15 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from ports import free_port
-from rank_processes import PROGRAMS, clean_environment
+
+from tests import ROOT
+from tests.ports import free_port
+from tests.processes.rank_processes import PROGRAMS, clean_environment
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 WITHIN = 80.0  # seconds: interpreters start from scratch, and each imports torch
 
 # What each launcher tells its ranks, as far as it is read, where all of them are on one host.

@@ -3,14 +3,11 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.mocks.nvshmem import build as build_nvshmem
 from unicomm import _core
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
-import build_nvshmem
 
 TIMEOUT = 1
 _OLD, _NEW = 30405, 30800

@@ -3,14 +3,10 @@
 With the doubles in place of the GPU it shows that the test is right, and nothing about a GPU.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
+from tests.mocks.device import backend as device_double
 
 pytestmark = pytest.mark.processes
 

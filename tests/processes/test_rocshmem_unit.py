@@ -1,18 +1,14 @@
 """rocSHMEM's unit, built as a user builds it over a double of the library: it moves data between processes.
 
-The double (tests/rocshmem_double) is ours: this proves the unit, and nothing about AMD's library or GPUs.
+The double (tests/mocks/rocshmem) is ours: this proves the unit, and nothing about AMD's library or GPUs.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.mocks.rocshmem.install import unit
 from unicomm.symm import Capability
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-from rocshmem_install import unit
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 ALL = ~Capability.POINTER

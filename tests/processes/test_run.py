@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_processes import PROGRAMS, clean_environment
 
+from tests.processes.rank_processes import PROGRAMS, clean_environment
 from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING

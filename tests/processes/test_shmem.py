@@ -6,20 +6,16 @@ about AMD's library or GPUs.
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-import build_nvshmem
-from rocshmem_install import unit
+from tests.mocks.nvshmem import build as build_nvshmem
+from tests.mocks.rocshmem.install import unit
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-HOST = "host_shmem", "host-shmem"
-NVIDIA = "shmem_doubles", "nvshmem-double"
-AMD = "shmem_doubles", "rocshmem-double"
+HOST = "tests.mocks.shmem.host_shmem", "host-shmem"
+NVIDIA = "tests.mocks.shmem.backends", "nvshmem-double"
+AMD = "tests.mocks.shmem.backends", "rocshmem-double"
 BOTH = pytest.mark.parametrize("table", [HOST, NVIDIA], ids=["host", "nvshmem"])
 DEVICES = pytest.mark.parametrize("table", [NVIDIA, AMD], ids=["nvshmem", "rocshmem"])
 ALL = pytest.mark.parametrize("table", [HOST, NVIDIA, AMD], ids=["host", "nvshmem", "rocshmem"])

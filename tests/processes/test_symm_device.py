@@ -1,13 +1,10 @@
 """Symmetric memory on devices with ranks as processes, over the doubles: memory is opened by its handle."""
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
+from tests.mocks.device import backend as device_double
 
 pytestmark = pytest.mark.processes
 SETTINGS = {"NCCL_DOUBLE_PEER_ERRORS": "0"}  # a real NCCL does not notice who dies

@@ -9,9 +9,9 @@ from decimal import Decimal
 import pytest
 import torch
 import torch.distributed as dist
-from old_torch import OLD_TORCH
 from torch._C._distributed_c10d import HashStore
 
+from tests.old_torch import OLD_TORCH
 from unicomm import CommError, ReduceOp, new_comm
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.execution.profiling import events as profiling

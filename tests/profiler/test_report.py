@@ -13,9 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 from torch._C._distributed_c10d import HashStore
-from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
 
+from tests.profiler.traces import decode, generator, load, named, operations
 from unicomm import ReduceOp
 from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app

@@ -4,9 +4,10 @@ import gzip
 import importlib.util
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-_PATH = Path(__file__).parents[2] / "benchmarks" / "profile_merge.py"
+from tests import ROOT
+
+_PATH = ROOT / "benchmarks" / "profile_merge.py"
 _SPEC = importlib.util.spec_from_file_location("profile_merge_benchmark", _PATH)
 generator = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(generator)

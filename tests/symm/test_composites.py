@@ -5,15 +5,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from exchanges import FILL, check_collectives, check_experts, shared
-from gloo_exchanges import check_against_gloo
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from matrices import check_tiles
-from reference import combine, dispatch
 from torch._C._distributed_c10d import HashStore
 
 import unicomm
+from tests.symm.exchanges import FILL, check_collectives, check_experts, shared
+from tests.symm.gloo_exchanges import check_against_gloo
+from tests.symm.matrices import check_tiles
+from tests.symm.reference import combine, dispatch
 from unicomm import symm
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.flight_recorder.recording import writer

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exchanges import shared
 
+from tests.symm.exchanges import shared
 from unicomm import symm
 from unicomm.testing import run_ranks
 

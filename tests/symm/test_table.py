@@ -2,14 +2,14 @@
 
 import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import ROOT
 from unicomm import _core, symm
 
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 KINTERNAL, KMISMATCH = 5, 3
 T = 20.0
 

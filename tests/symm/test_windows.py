@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import torch
-from exchanges import shared
 
 import unicomm
+from tests.symm.exchanges import shared
 from unicomm import symm
 from unicomm.comms.memory.window import WindowAccess
 from unicomm.comms.operations.table import OPERATIONS

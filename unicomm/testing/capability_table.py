@@ -5,7 +5,7 @@
 
 A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
 that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
-when the table was made; mpi, whose ranks are processes of mpiexec, passes it in tests/mpi.
+when the table was made; mpi, whose ranks are processes of mpiexec, passes it in tests/backends/mpi.
 """
 
 from __future__ import annotations

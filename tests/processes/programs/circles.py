@@ -316,9 +316,8 @@ def main() -> None:
     global ranks_are_threads
     import sys
 
-    from common import describe, reporting, say
-
     import unicomm
+    from tests.processes.programs.common import describe, reporting, say
 
     if sys.argv[1] == "threads":
         for name in sys.argv[2:]:

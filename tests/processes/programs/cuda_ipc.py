@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import torch
-from common import hear, holdings, say, settled
 
 import unicomm
+from tests.processes.programs.common import hear, holdings, say, settled
 from unicomm import _core, symm
 
 LIBRARY, HOW = sys.argv[1:]

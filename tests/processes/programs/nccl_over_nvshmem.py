@@ -1,18 +1,15 @@
 """NVSHMEM's heap for a communicator of NCCL, over doubles of both: nccl_over_nvshmem.py LIBRARY"""
 
 import sys
-from pathlib import Path
 
 import torch
-from common import say
 
 import unicomm
+from tests.mocks.device import backend as device_double
+from tests.processes.programs.common import say
+from tests.symm.device import device_bodies
 from unicomm import _core, symm
 from unicomm.backends.vendor import shmem_libraries as vendors
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
-import device_bodies
-import device_double
 
 vendors._opened["nvshmem"] = _core.symm_nvshmem(sys.argv[1])
 backend = device_double.make("nccl-double")

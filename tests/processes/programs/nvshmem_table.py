@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 from unicomm import _core
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 

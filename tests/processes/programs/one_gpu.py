@@ -2,24 +2,19 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from common import say
 
 import unicomm
-
-TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(TESTS / "device_double"), str(TESTS / "gpu")]
-import device_bodies  # noqa: E402
-from staged import Staged  # noqa: E402
+from tests.gpu.staged import Staged
+from tests.processes.programs.common import say
+from tests.symm.device import device_bodies
 
 if sys.argv[1] == "gpu":
     device, backend = torch.device("cuda", 0), Staged
     torch.cuda.set_device(device)
 else:
-    import device_double
-
+    from tests.mocks.device import backend as device_double
     from unicomm.backends.vendor.device_runtime import CUDA, ipc_table
 
     base = device_double.make("symm-device")

@@ -1,6 +1,6 @@
 """Ranks over a SHMEM library's table: shmem.py MODULE BACKEND HOW
 
-MODULE, of tests/shmem, registers BACKEND. HOW:
+MODULE, of tests/mocks/shmem, registers BACKEND. HOW:
 conform   every operation, at sizes that take several chunks
 briefly   the same at fewer sizes
 symmetric symmetric memory over the same library, and teams of it
@@ -14,15 +14,13 @@ abandoned rank 1 aborts while rank 0 waits for it in an allocation
 import importlib
 import sys
 import time
-from pathlib import Path
 
 import torch
-from common import describe, hear, reporting, say
 
 import unicomm
+from tests.processes.programs.common import describe, hear, reporting, say
 from unicomm.testing import conformance
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "shmem"))
 MODULE, BACKEND, HOW = sys.argv[1:]
 importlib.import_module(MODULE)
 TIMEOUT = 1.0 if HOW == "absent" else 60.0
@@ -101,10 +99,8 @@ if HOW in ("conform", "briefly"):
     done = [conformance.check(comm, op, lambda case: case.count in few) for op in conformance.OPERATIONS]
     say("conforms", fewest=min(done))
 elif HOW == "symmetric":
-    sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
-    import device_bodies
-    from double_graphs import HostGraph, check_life
-
+    from tests.mocks.nccl.graphs import HostGraph, check_life
+    from tests.symm.device import device_bodies
     from unicomm import symm
 
     symm.init(comm)

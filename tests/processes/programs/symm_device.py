@@ -6,17 +6,14 @@ late   rank 1 does not come either, and lives
 """
 
 import sys
-from pathlib import Path
 
 import torch
-from common import hear, reporting, say
 
 import unicomm
+from tests.mocks.device import backend as device_double
+from tests.processes.programs.common import hear, reporting, say
+from tests.symm.device import device_bodies
 from unicomm import symm
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "device_double"))
-import device_bodies
-import device_double
 
 HOW = sys.argv[1]
 backend = device_double.make("symm-device")
