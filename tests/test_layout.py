@@ -135,7 +135,7 @@ def test_readers_load_no_torch():
 def test_no_file_knows_whose_machine_it_was_written_on():
     folder = re.compile("/(?:home|root|Users)/" + r"[a-z]")
     kinds = {".py", ".pyi", ".cpp", ".hpp", ".md", ".toml", ".txt", ".json", ".yml"}
-    parts = [ROOT / name for name in ("unicomm", "csrc", "tests", "docs", "examples", "benchmarks")]
+    parts = [ROOT / name for name in ("unicomm", "csrc", "tests", "docs", "examples", "benchmarks", "tools")]
     files = [path for part in parts for path in part.rglob("*") if path.suffix in kinds]
     files += [path for path in ROOT.glob("*") if path.is_file() and path.suffix in kinds]
     assert len(files) > 100

@@ -38,7 +38,7 @@ from tests.chaos.judge import judge
 from tests.chaos.play import Play, Stage
 from tests.chaos.program import RINGS
 from tests.chaos.rounds import BACKENDS, FAULTS, Round
-from unicomm.testing import namespaces
+from tools import namespaces
 
 
 def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play, list[str]]:

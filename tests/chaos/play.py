@@ -22,7 +22,7 @@ import psutil
 
 from tests.chaos.program import CREATION, RINGS
 from tests.chaos.rounds import FAULTS, LONGEST_DELAY, Round
-from unicomm.testing.namespaces import Namespaces
+from tools.namespaces import Namespaces
 
 HERE = Path(__file__).parent
 LIMIT = 120.0  # seconds for a round, twice the longest timeout in it

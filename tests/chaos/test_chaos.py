@@ -16,7 +16,7 @@ from tests.chaos.conductor import play_round
 from tests.chaos.judge import judge
 from tests.chaos.play import Play, Seen, Stage
 from tests.chaos.rounds import BACKENDS, FAULTS, Round
-from unicomm.testing import namespaces
+from tools import namespaces
 
 ROUNDS = {
     "shm": ("full", "kill two", "leave", "no memory", "stop"),

@@ -1,7 +1,7 @@
 """The table in the README is what the conformance suite says today."""
 
 from tests import ROOT
-from unicomm.testing import capability_table
+from tools import capability_table
 
 
 def test_readme_is_up_to_date():

@@ -9,7 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.profiler.traces import decode, generator, load, operations
+from benchmarks import profile_merge as generator
+from tests.profiler.traces import decode, load, operations
 from unicomm import new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report

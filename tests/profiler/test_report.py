@@ -15,7 +15,8 @@ from rich.console import Console
 from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
-from tests.profiler.traces import decode, generator, load, named, operations
+from benchmarks import profile_merge as generator
+from tests.profiler.traces import decode, load, named, operations
 from unicomm import ReduceOp
 from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app

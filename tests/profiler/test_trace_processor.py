@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiler.traces import generator
+from benchmarks import profile_merge as generator
 from unicomm.profiler import merge
 
 NAMED = "PERFETTO_TRACE_PROCESSOR"

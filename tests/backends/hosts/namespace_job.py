@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from unicomm.testing.namespaces import Namespaces
+from tools.namespaces import Namespaces
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 100.0  # seconds that a job may take

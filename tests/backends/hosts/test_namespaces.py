@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.hosts.namespace_job import PORT, PROGRAMS, Job
-from unicomm.testing import namespaces
+from tools import namespaces
 
 pytestmark = [
     pytest.mark.processes,

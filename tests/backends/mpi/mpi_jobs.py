@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from unicomm.testing.mpi_libraries import Library, find
+from tools.mpi_libraries import Library, find
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 300  # seconds that a job may take: a hang, not a slow machine

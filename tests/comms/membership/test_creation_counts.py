@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from functools import partial
 from typing import Any
 
@@ -12,24 +10,12 @@ import pytest
 import torch
 
 import unicomm
-from tests import ROOT
+from benchmarks import counting_store as counting
+from benchmarks import creation_scale as creation
 from tests.comms.membership.rendezvous_helpers import LONG, together
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.membership.rendezvous_parts import CHUNK
 
-
-def _load(name: str) -> Any:
-    path = ROOT / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-counting = _load("counting_store")
-creation = _load("creation_scale")
 SIZES = (2, 3, 8, 33, 128, 256)
 
 

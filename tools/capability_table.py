@@ -1,7 +1,7 @@
 """The capability table of the docs, made by running the conformance suite.
 
-    python -m unicomm.testing.capability_table            prints it
-    python -m unicomm.testing.capability_table --write    renews it in README.md
+    python -m tools.capability_table            prints it
+    python -m tools.capability_table --write    renews it in README.md
 
 A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
 that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
@@ -25,9 +25,7 @@ from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
 from unicomm.launch.doctor import verified
-
-from . import conformance
-from .ranks import run_ranks
+from unicomm.testing import conformance, run_ranks
 
 #: What the table's columns run: backend, hints and number of ranks, 0 for a backend that is tried elsewhere.
 COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {

