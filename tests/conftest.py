@@ -84,3 +84,23 @@ def nccl_double() -> Callable[..., Path]:
             pytest.skip(str(error))
 
     return path
+
+
+@pytest.fixture
+def mock_nccl(fresh_recorder: None) -> str:
+    """The name of the backend over the newest mock NCCL; its ranks have a ring of the test's own."""
+    from tests.mocks.nccl.kinds import of
+
+    of("nccl-new")
+    return "nccl-new"
+
+
+@pytest.fixture(scope="session")
+def mock_device() -> Any:
+    """A backend with symmetric memory on a mock device; skips without a C++ compiler."""
+    from tests.mocks.device import backend
+
+    try:
+        return backend.make("symm-device")
+    except backend.NoCompiler as error:
+        pytest.skip(str(error))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unicomm
+from tests import recorded
 from unicomm import ReduceOp
 from unicomm.backends.nccl.library import version_text
 from unicomm.comms.errors import (
@@ -17,7 +18,7 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.work import WorkStatus
-from unicomm.testing import conformance
+from unicomm.testing import conformance, drain
 
 DOUBLE, TRIPLE = ReduceOp.PREMUL_SUM(2.0), ReduceOp.PREMUL_SUM(3.0)
 
@@ -79,14 +80,12 @@ def test_tensors_of_asynchronous_operations_are_kept(kit, comm):
 
 
 def test_records_have_the_devices_times(kit, fresh_recorder):
-    from unicomm.flight_recorder.recording import writer
-    from unicomm.flight_recorder.ring.reader import read_ring
 
     with kit.new() as comm:
         kit.occupy(50)
         comm.all_reduce(torch.ones(4, device=kit.device), DOUBLE, True).wait_blocking()
-        assert comm._engine.executor.drain(20)
-        (record,) = read_ring(writer.recorder_path()).records
+        drain(comm)
+        (record,) = recorded.ring().records
     created, started, completed = (int(record[f"{name}_ns"]) for name in ("created", "started", "completed"))
     assert created < started <= completed
 

@@ -207,7 +207,7 @@ def test_what_gloo_forgets_ends_with_the_communicator(kind, raised):
     entered = threading.Barrier(2, timeout=60)
 
     def program(comm: Communicator) -> None:
-        backend: Any = comm._engine.backend
+        backend: Any = comm.unsafe_backend
         peer = 1 - comm.get_rank()
         if comm.get_rank() == 1:
             entered.wait()

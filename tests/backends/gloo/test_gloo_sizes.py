@@ -7,7 +7,7 @@ import torch
 
 import unicomm
 from unicomm import CommTimeoutError, Communicator, MismatchError
-from unicomm.comms.execution import point_to_point
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
@@ -66,7 +66,9 @@ def test_side_by_side_the_process_lives(raised):
     def program(comm: Communicator) -> None:
         me = comm.get_rank()
         x = torch.ones(4 if me == 0 else 6)
-        work = point_to_point.post(comm._engine, "send" if me == 0 else "recv", x, 1 - me, 1.0)
+        comm.set_timeout(1.0)
+        group = UnicommProcessGroup(comm)
+        work = group.send([x], 1, 0) if me == 0 else group.recv([x], 0, 0)
         error = raised(work.wait)
         assert isinstance(error, (MismatchError, CommTimeoutError, unicomm.PeerLostError))
         assert torch.all(x == 1)

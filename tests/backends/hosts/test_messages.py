@@ -1,13 +1,12 @@
 """Messages within and between hosts, together: their order for each pair, lanes, sizes and failures."""
 
 import threading
-from functools import partial
 
 import pytest
 import torch
 
 import unicomm
-from unicomm.comms.execution import point_to_point
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 LAYOUT = {"hosts": "a,b,a,b"}
@@ -40,18 +39,18 @@ def test_lane_runs_near_and_far_messages_side_by_side():
     """Receives that are posted first finish last: none holds up another, whichever way it goes."""
 
     def program(comm):
-        me, post = comm.get_rank(), partial(point_to_point.post, comm._engine)
+        me, group = comm.get_rank(), UnicommProcessGroup(comm)
         if me == 0:
             got = {r: torch.zeros(5) for r in (1, 2, 3)}
-            works = {r: post("recv", got[r], r, None) for r in (1, 2, 3)}
+            works = {r: group.recv([got[r]], r, 0) for r in (1, 2, 3)}
             for r in (3, 2, 1):  # the near one, rank 2, in the middle
-                post("send", torch.ones(1), r, None).wait()
+                group.send([torch.ones(1)], r, 0).wait()
                 works[r].wait()
                 assert torch.all(got[r] == r)
         else:
             word = torch.zeros(1)
-            post("recv", word, 0, None).wait()
-            post("send", torch.full((5,), float(me)), 0, None).wait()
+            group.recv([word], 0, 0).wait()
+            group.send([torch.full((5,), float(me))], 0, 0).wait()
         comm.barrier(False)
 
     ranks(program)
@@ -59,10 +58,10 @@ def test_lane_runs_near_and_far_messages_side_by_side():
 
 def test_lane_of_many():
     def program(comm):
-        me, post = comm.get_rank(), partial(point_to_point.post, comm._engine)
+        me, group = comm.get_rank(), UnicommProcessGroup(comm)
         got = [(torch.zeros(1000), r, turn) for turn in range(5) for r in range(N) if r != me]
-        works = [post("recv", tensor, r, None) for tensor, r, _ in got]
-        works += [post("send", torch.full((1000,), float(10 * me + turn)), r, None) for _, r, turn in got]
+        works = [group.recv([tensor], r, 0) for tensor, r, _ in got]
+        works += [group.send([torch.full((1000,), float(10 * me + turn))], r, 0) for _, r, turn in got]
         for work in reversed(works):
             work.wait()
         assert all(torch.all(tensor == 10 * r + turn) for tensor, r, turn in got)
@@ -94,7 +93,9 @@ def test_lane_says_who_is_late():
         comm.barrier(False)
         said = None
         if comm.get_rank() == 0:
-            works = [point_to_point.post(comm._engine, "recv", torch.zeros(3), peer, 0.5) for peer in (1, 2)]
+            comm.set_timeout(0.5)
+            group = UnicommProcessGroup(comm)
+            works = [group.recv([torch.zeros(3)], peer, 0) for peer in (1, 2)]
             with pytest.raises(unicomm.CommTimeoutError) as caught:
                 works[0].wait()
             said = caught.value.culprits
@@ -119,6 +120,6 @@ def test_sizes_of_near_messages_are_compared():
 def test_any_source_is_refused():
     def program(comm):
         with pytest.raises(unicomm.UnsupportedError, match="cannot receive from any rank"):
-            point_to_point.post(comm._engine, "recv", torch.zeros(1), -1, None)
+            UnicommProcessGroup(comm).recv_anysource([torch.zeros(1)], 0)
 
     ranks(program)

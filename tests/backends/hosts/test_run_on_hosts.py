@@ -13,7 +13,6 @@ from tests import ROOT
 from tests.backends.hosts.namespace_job import PORT, WITHIN, Job
 from tools import namespaces
 from unicomm.flight_recorder.table.load import load
-from unicomm.testing import namespaces
 
 FAULTS = ROOT / "tests/processes/programs/torch_faults.py"
 

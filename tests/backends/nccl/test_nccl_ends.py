@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.graphs import Together
+from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
 from unicomm.comms.errors import CommTimeoutError
 from unicomm.comms.execution.device import graphs
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 
@@ -22,7 +24,7 @@ def captured(together: Together, comm: Communicator):
     x = torch.ones(4)
     graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
     graph.replay()
-    assert comm._engine.executor.drain(30)
+    drain(comm)
     assert x.tolist() == [2.0] * 4
     return graph
 
@@ -31,7 +33,7 @@ def is_there(native, handle: int) -> bool:
     return native.count(handle)[0] == 0
 
 
-def test_finalize_does_not_wait_for_graphs(double, eventually):
+def test_finalize_does_not_wait_for_graphs(mock_nccl, eventually):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -45,10 +47,10 @@ def test_finalize_does_not_wait_for_graphs(double, eventually):
         assert graphs.alive(streams) == 0
         eventually(lambda: not is_there(native, handle))
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_finalize_waits_for_the_library_when_graphs_are_gone(double):
+def test_finalize_waits_for_the_library_when_graphs_are_gone(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -59,10 +61,10 @@ def test_finalize_waits_for_the_library_when_graphs_are_gone(double):
         comm.finalize()
         assert not is_there(native, handle)
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_an_abort_does_not_wait_for_graphs(double):
+def test_an_abort_does_not_wait_for_graphs(mock_nccl):
     """Else the watchdog would, and no other communicator would be looked after."""
     together = Together(2)
 
@@ -74,11 +76,11 @@ def test_an_abort_does_not_wait_for_graphs(double):
         del graph
 
     began = time.monotonic()
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
     assert time.monotonic() - began < 60
 
 
-def test_a_call_that_does_not_return_is_left_alone(double, monkeypatch):
+def test_a_call_that_does_not_return_is_left_alone(mock_nccl, monkeypatch):
     """Whatever keeps an abort, such as the device's work for other communicators."""
     from unicomm.backends.nccl import backend as module
 
@@ -91,28 +93,28 @@ def test_a_call_that_does_not_return_is_left_alone(double, monkeypatch):
         comm.abort()
         del graph
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_a_split_waits_for_what_is_under_way(double):
+def test_a_split_waits_for_what_is_under_way(mock_nccl):
     """The library splits a communicator without operations only, and else may wait for ever."""
 
     def program(comm: Communicator) -> list[float]:
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         x = torch.ones(4)
         streams.sleep(200)
         comm.all_reduce(x, SUM, True)
         half = comm.split([0, 1] if comm.get_rank() < 2 else [], "half")
-        assert not comm._engine.executor.busy
+        assert {int(record["state"]) for record in recorded.of(comm)} == {3}
         if half is not None:
             half.all_reduce(x, SUM, True).wait_blocking()
             half.finalize()
         return x.tolist()
 
-    assert run_ranks(program, 3, backend=double) == [[6.0] * 4, [6.0] * 4, [3.0] * 4]
+    assert run_ranks(program, 3, backend=mock_nccl) == [[6.0] * 4, [6.0] * 4, [3.0] * 4]
 
 
-def test_a_split_beside_what_does_not_end(double, raised):
+def test_a_split_beside_what_does_not_end(mock_nccl, raised):
     over = threading.Event()
 
     def program(comm: Communicator) -> BaseException | None:
@@ -125,12 +127,12 @@ def test_a_split_beside_what_does_not_end(double, raised):
         comm.abort()
         return error
 
-    error = run_ranks(program, 2, backend=double)[0]
+    error = run_ranks(program, 2, backend=mock_nccl)[0]
     assert type(error) is CommTimeoutError
     assert "all_reduce #1" in error.message
 
 
-def test_one_thread_at_a_time_asks_how_far_a_call_is(double, monkeypatch):
+def test_one_thread_at_a_time_asks_how_far_a_call_is(mock_nccl, monkeypatch):
     """With blocking=0 the question finishes the call, and the watchdog asks it too."""
     monkeypatch.setenv("NCCL_DOUBLE_SLOW_ENQUEUE", "1")
     asked = threading.Event()
@@ -159,4 +161,4 @@ def test_one_thread_at_a_time_asks_how_far_a_call_is(double, monkeypatch):
         comm.all_reduce(x, SUM, True).wait_blocking()
         assert x.tolist() == [1.0] * 4
 
-    run_ranks(program, 1, backend=double, hints={"blocking": "0"})
+    run_ranks(program, 1, backend=mock_nccl, hints={"blocking": "0"})

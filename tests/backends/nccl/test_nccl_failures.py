@@ -11,9 +11,11 @@ import torch
 
 import unicomm
 from tests.mocks.nccl.backend import DoubleBackend, make
+from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl import known_causes as causes
 from unicomm.backends.nccl import library_log
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
 from unicomm.comms.failures.first_cause import Verdict
 from unicomm.flight_recorder.recording import writer
@@ -29,7 +31,7 @@ def rings(fresh_recorder):
 
 
 @pytest.fixture
-def double() -> str:
+def mock_nccl() -> str:
     if not _made:
         # A version of its own, whose log nobody else in this process has opened.
         _made.append(make("nccl-failing", 23002))
@@ -37,14 +39,14 @@ def double() -> str:
 
 
 def c_of(comm: Communicator) -> ctypes.CDLL:
-    return comm._engine.executor.streams._c
+    return streams_of(comm)._c
 
 
 def handle(comm: Communicator) -> ctypes.c_void_p:
-    return ctypes.c_void_p(comm._member.backend._handle.comm)
+    return ctypes.c_void_p(comm.unsafe_backend._handle.comm)
 
 
-def pair(double, waits, absent, raised, timeout=60.0):
+def pair(mock_nccl, waits, absent, raised, timeout=60.0):
     """`waits(comm)` on rank 0, whose error is returned; rank 1 calls `absent` and waits for that error.
 
     `absent` gets an event, too, which that error sets.
@@ -63,7 +65,7 @@ def pair(double, waits, absent, raised, timeout=60.0):
         finally:
             over.set()
 
-    run_ranks(program, 2, backend=double, timeout=timeout)
+    run_ranks(program, 2, backend=mock_nccl, timeout=timeout)
     return errors[0]
 
 
@@ -71,8 +73,8 @@ def late_reduce(comm: Communicator) -> None:
     comm.all_reduce(torch.ones(4), SUM, True, timeout=1).wait_blocking()
 
 
-def test_a_rank_that_does_not_come_is_named_with_its_place(double, raised):
-    error = pair(double, late_reduce, lambda comm, over: None, raised)
+def test_a_rank_that_does_not_come_is_named_with_its_place(mock_nccl, raised):
+    error = pair(mock_nccl, late_reduce, lambda comm, over: None, raised)
     assert type(error) is CommTimeoutError
     assert (error.culprits, error.absent, error.seq) == ((1,), (1,), 2)
     first, *rest = error.message.splitlines()
@@ -81,27 +83,27 @@ def test_a_rank_that_does_not_come_is_named_with_its_place(double, raised):
     assert any(line.startswith("  verdict (ranks of the whole job): ") for line in rest)
 
 
-def test_a_message_that_nobody_sends_names_the_sender(double, raised):
+def test_a_message_that_nobody_sends_names_the_sender(mock_nccl, raised):
     def waits(comm: Communicator) -> None:
         comm.recv(torch.ones(4), 1, True, timeout=1).wait_blocking()
 
-    error = pair(double, waits, lambda comm, over: None, raised)
+    error = pair(mock_nccl, waits, lambda comm, over: None, raised)
     assert (type(error), error.culprits) == (CommTimeoutError, (1,))
     assert error.op == "recv"
 
 
-def test_a_message_of_the_other_direction_is_not_the_awaited_one(double, raised):
+def test_a_message_of_the_other_direction_is_not_the_awaited_one(mock_nccl, raised):
     def waits(comm: Communicator) -> None:
         comm.recv(torch.ones(4), 1, True, timeout=1).wait_blocking()
 
     def receives_too(comm: Communicator, over: threading.Event) -> None:
         comm.recv(torch.ones(4), 0, True, timeout=4)
 
-    assert pair(double, waits, receives_too, raised).culprits == (1,)
+    assert pair(mock_nccl, waits, receives_too, raised).culprits == (1,)
 
 
 @pytest.mark.parametrize("known_by", ["ring", "store"])
-def test_a_device_that_does_not_come_to_it_is_named(double, raised, known_by, monkeypatch, eventually):
+def test_a_device_that_does_not_come_to_it_is_named(mock_nccl, raised, known_by, monkeypatch, eventually):
     issued = threading.Event()
     if known_by == "store":  # as if the ranks were on two hosts
         monkeypatch.setattr(writer, "recorder_path", lambda: None)
@@ -111,27 +113,27 @@ def test_a_device_that_does_not_come_to_it_is_named(double, raised, known_by, mo
         comm.all_reduce(torch.ones(4), SUM, True, timeout=1).wait_blocking()
 
     def stuck(comm: Communicator, over: threading.Event) -> None:
-        comm._engine.executor.streams.call(lambda: over.wait(60))
+        streams_of(comm).call(lambda: over.wait(60))
         comm.all_reduce(torch.ones(4), SUM, True, timeout=20 if known_by == "ring" else 8)
-        member = comm._member
-        verdict = Verdict(member.store, member.uid, member.name, 1, 2)
+        store = UnicommProcessGroup(comm).get_group_store()
+        verdict = Verdict(store, comm.get_uid(), comm.get_name(), 1, 2)
         if known_by == "store":
             eventually(lambda: verdict.reports([1]))
         issued.set()
 
-    error = pair(double, waits, stuck, raised)
+    error = pair(mock_nccl, waits, stuck, raised)
     assert (type(error), error.culprits, error.late) == (CommTimeoutError, (1,), (1,))
     assert "all ranks had issued it, but the device of rank 1 had not come to it after 1 s" in error.message
 
 
-def test_ranks_of_other_hosts_are_known_by_their_reports(double, raised, monkeypatch):
+def test_ranks_of_other_hosts_are_known_by_their_reports(mock_nccl, raised, monkeypatch):
     monkeypatch.setattr(writer, "recorder_path", lambda: None)
-    error = pair(double, late_reduce, lambda comm, over: None, raised)
+    error = pair(mock_nccl, late_reduce, lambda comm, over: None, raised)
     assert (type(error), error.culprits) == (CommTimeoutError, (1,))
     assert "rank 1 had not arrived after 1 s" in error.message
 
 
-def test_what_one_rank_finds_all_raise(double, raised):
+def test_what_one_rank_finds_all_raise(mock_nccl, raised):
     """Rank 0's time is up; rank 1, which could wait much longer, hears of it."""
     issued, over = threading.Event(), threading.Barrier(3)
 
@@ -152,12 +154,12 @@ def test_what_one_rank_finds_all_raise(double, raised):
         assert (type(error), error.culprits) == (CommTimeoutError, (2,))
         return error.message
 
-    first, second, _ = run_ranks(program, 3, backend=double, timeout=60)
+    first, second, _ = run_ranks(program, 3, backend=mock_nccl, timeout=60)
     assert "rank 2 had not arrived after 1 s" in first
     assert first == second
 
 
-def test_an_abort_reaches_ranks_that_the_library_does_not_tell(double, raised):
+def test_an_abort_reaches_ranks_that_the_library_does_not_tell(mock_nccl, raised):
     told = threading.Event()
 
     def program(comm: Communicator) -> None:
@@ -172,10 +174,10 @@ def test_an_abort_reaches_ranks_that_the_library_does_not_tell(double, raised):
         assert "rank 0 aborted the communicator" in error.message
         told.set()
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_the_librarys_log_and_the_known_cause_are_in_the_error(double, raised):
+def test_the_librarys_log_and_the_known_cause_are_in_the_error(mock_nccl, raised):
     told, heard = threading.Event(), threading.Event()
 
     def program(comm: Communicator) -> None:
@@ -191,12 +193,12 @@ def test_the_librarys_log_and_the_known_cause_are_in_the_error(double, raised):
             assert type(error) is BackendError
             lines = error.message.splitlines()
             assert lines[0] == (
-                "NCCL operation failed with unhandled system error: an injected error (NCCL double)"
+                "NCCL operation failed with unhandled system error: an injected error (NCCL mock_nccl)"
             )
             log = "  NCCL's log: double.cc:1 "
             assert lines[1:] == [
                 f"{log}NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0",
-                f"{log}an injected error (NCCL double)",
+                f"{log}an injected error (NCCL mock_nccl)",
             ]
             assert "NCCL_IB_GID_INDEX" in error.hint
             told.set()
@@ -208,22 +210,22 @@ def test_the_librarys_log_and_the_known_cause_are_in_the_error(double, raised):
         assert told.wait(60)
         heard.set()
 
-    run_ranks(program, 3, backend=double)
+    run_ranks(program, 3, backend=mock_nccl)
 
 
-def test_a_timeout_has_what_the_library_said_before(double, raised):
+def test_a_timeout_has_what_the_library_said_before(mock_nccl, raised):
     def absent(comm: Communicator, over: threading.Event) -> None:
         c_of(comm).double_warn(b"Call to connect to 10.0.0.2<5> failed : Connection refused")
 
-    error = pair(double, late_reduce, absent, raised)
+    error = pair(mock_nccl, late_reduce, absent, raised)
     words = "Call to connect to 10.0.0.2<5> failed : Connection refused"
     assert f"\n  NCCL's log: double.cc:1 {words}" in str(error)
     assert "firewalls" in error.hint
 
 
-def test_a_failed_creation_has_the_log(double, raised, monkeypatch):
+def test_a_failed_creation_has_the_log(mock_nccl, raised, monkeypatch):
     monkeypatch.setenv("NCCL_DOUBLE_INIT_ERROR", "2")
-    error = raised(unicomm.new_comm, double, "cpu", rank=0, size=1)
+    error = raised(unicomm.new_comm, mock_nccl, "cpu", rank=0, size=1)
     assert "a planned error at initialisation" in error.message
     assert not any("NCCL_DEBUG" in name for name in os.environ)
 
@@ -313,7 +315,7 @@ def test_the_catalogue_has_no_entry_that_an_earlier_one_hides():
     assert len(set(cures)) == len(cures)
 
 
-def test_a_lost_peer_of_which_nothing_is_known_stays_one(double, raised):
+def test_a_lost_peer_of_which_nothing_is_known_stays_one(mock_nccl, raised):
     def absent(comm: Communicator, over: threading.Event) -> None:
         assert c_of(comm).double_inject_error(handle(comm), 0) == 0
 
@@ -322,5 +324,5 @@ def test_a_lost_peer_of_which_nothing_is_known_stays_one(double, raised):
         assert c_of(comm).double_inject_error(handle(comm), 6) == 0
         work.wait_blocking()
 
-    error = pair(double, waits, absent, raised)
+    error = pair(mock_nccl, waits, absent, raised)
     assert (type(error), error.culprits) == (PeerLostError, ())

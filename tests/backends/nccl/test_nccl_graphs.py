@@ -1,4 +1,4 @@
-"""Graphs over the double: operations that are captured, and the records of their replays."""
+"""Graphs over the mock_nccl: operations that are captured, and the records of their replays."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ import pytest
 import torch
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.graphs import HostGraph, Together, check_life
 from tests.mocks.nccl.kinds import of as of_kind
+from tests.mocks.nccl.kinds import streams_of
 from tests.old_torch import OLD_TORCH
 from unicomm import Communicator
 from unicomm.comms.errors import CommTimeoutError, NotReadyError
 from unicomm.comms.execution.device import graphs
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
-from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring import record_text as words
-from unicomm.flight_recorder.ring.reader import CAPTURED, P2P, REPLAYED, read_ring
+from unicomm.flight_recorder.ring.reader import CAPTURED, P2P, REPLAYED
 from unicomm.flight_recorder.table.load import load
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 
 
 def finish(comm: Communicator) -> None:
-    assert comm._engine.executor.drain(30)
+    drain(comm)
 
 
 def of(comm_rank: int):
     """The ring, and the records of one rank."""
-    ring = read_ring(writer._recorder.path)
+    ring = recorded.ring()
     index = next(c.index for c in ring.comms if c.rank == comm_rank)
     return ring, ring.records[ring.records["comm"] == index]
 
 
-def test_replays_run_and_are_recorded_anew(double):
+def test_replays_run_and_are_recorded_anew(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -56,7 +57,7 @@ def test_replays_run_and_are_recorded_anew(double):
         assert x.tolist() == [16.0] * 4
         assert out.tolist() == [1.0, 1.0, 2.0, 2.0]
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
     for rank in (0, 1):
         ring, records = of(rank)
         assert [int(r["seq"]) for r in records] == list(range(1, 10))
@@ -67,14 +68,14 @@ def test_replays_run_and_are_recorded_anew(double):
         assert "captured by a graph" in words.arguments(ring, records[0])
         assert "in a graph's replay" in words.arguments(ring, records[2])
         assert words.arguments(ring, records[2]).startswith("float32[4] SUM")
-    found = analyze(load([writer._recorder.path])).main.verdict
+    found = analyze(load([recorded.path()])).main.verdict
     assert found in (
         Verdict.GOOD,
         Verdict.SLOW,
     )  # the ranks' numbers match; one of the two may have been slow
 
 
-def test_a_branch_is_joined_by_wait(double, raised):
+def test_a_branch_is_joined_by_wait(mock_nccl, raised):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -95,10 +96,10 @@ def test_a_branch_is_joined_by_wait(double, raised):
         assert x.tolist() == [4.0] * 4
         assert works[0]._held == ()
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_a_branch_that_is_not_joined_fails_the_capture_and_nothing_else(double, raised):
+def test_a_branch_that_is_not_joined_fails_the_capture_and_nothing_else(mock_nccl, raised):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -110,44 +111,16 @@ def test_a_branch_that_is_not_joined_fails_the_capture_and_nothing_else(double, 
         comm.all_reduce(x, SUM, True).wait_blocking()
         assert x.tolist() == [4.0] * 4
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_nobody_asks_for_events_while_a_graph_is_captured(double, eventually, monkeypatch):
-    together = Together(2)
-    released = threading.Event()
-    looks = []
-
-    def program(comm: Communicator) -> None:
-        queue = comm._engine.executor
-        x, y = torch.ones(4), torch.ones(4)
-        queue.streams.call(lambda: released.wait(60))
-        work = comm.all_reduce(x, SUM, False)  # is not over during the capture: the watchdog looks after it
-        look = queue.look
-        monkeypatch.setattr(queue, "look", lambda now: (looks.append(comm.get_rank()), look(now)))
-
-        def body() -> None:
-            comm.all_reduce(y, SUM, False)
-            before = len(looks)
-            eventually(lambda: len(looks) > before + 4)
-
-        graph = together.capture(comm, body)
-        graph.replay()
-        released.set()
-        work.wait_blocking()
-        finish(comm)
-        assert (x.tolist(), y.tolist()) == ([2.0] * 4, [2.0] * 4)
-
-    run_ranks(program, 2, backend=double)
-
-
-def test_a_replay_follows_what_was_issued_before(double):
+def test_a_replay_follows_what_was_issued_before(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
         x = torch.ones(4)
         graph = together.capture(comm, lambda: comm.all_reduce(x, SUM, False))
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         with streams.use(streams.new()):
             streams.sleep(100)
             before = comm.all_reduce(x, SUM, True)
@@ -157,10 +130,10 @@ def test_a_replay_follows_what_was_issued_before(double):
         assert before.is_completed()
         assert x.tolist() == [8.0] * 4
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_messages_of_a_graph_are_numbered_for_their_pair(double):
+def test_messages_of_a_graph_are_numbered_for_their_pair(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -179,7 +152,7 @@ def test_messages_of_a_graph_are_numbered_for_their_pair(double):
         finish(comm)
         assert into.tolist() == [float(peer)] * 3
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
     _, records = of(0)
     assert len(records) == 6
     assert all(int(r["flags"]) & P2P for r in records)
@@ -202,7 +175,7 @@ def test_one_sided_operations_of_a_graph_take_no_number():
     assert begun == ([100, 108, 100], [[0], [8], [0]], [8], [])
 
 
-def test_a_rank_that_does_not_replay_is_named(double, raised):
+def test_a_rank_that_does_not_replay_is_named(mock_nccl, raised):
     together, over = Together(2), threading.Event()
 
     def program(comm: Communicator) -> None:
@@ -223,17 +196,17 @@ def test_a_rank_that_does_not_replay_is_named(double, raised):
         assert (type(error), error.culprits) == (CommTimeoutError, (1,))
         assert "rank 1 had not arrived after 1 s" in error.message
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_a_graph_of_an_ended_communicator_is_not_launched(double, raised):
+def test_a_graph_of_an_ended_communicator_is_not_launched(mock_nccl, raised):
     launched = []
 
     def program(comm: Communicator) -> HostGraph:
         x = torch.ones(4)
         return Together(1).capture(comm, lambda: (comm.all_reduce(x, SUM, False), launched.append(x)))
 
-    graph = run_ranks(program, 1, backend=double)[0]
+    graph = run_ranks(program, 1, backend=mock_nccl)[0]
     error = raised(graph.replay)
     assert type(error) is NotReadyError
     assert "finalized" in error.message
@@ -256,11 +229,11 @@ def test_calls_that_happen_once_are_refused_in_a_capture(backend, fresh_recorder
 
 
 @pytest.mark.parametrize("connected", [False, True], ids=["vacant", "connected"])
-def test_reconfigure_is_refused_in_a_capture(double, raised, connected):
+def test_reconfigure_is_refused_in_a_capture(mock_nccl, raised, connected):
     ranks = {"rank": 0, "size": 1} if connected else {}
-    comm = unicomm.new_comm(double, "cpu", enable_reconfigure=True, **ranks)
+    comm = unicomm.new_comm(mock_nccl, "cpu", enable_reconfigure=True, **ranks)
     handles, errors = [comm.get_init_handle()], []
-    with HostGraph(of_kind(double).device_streams(comm.get_device())).capture():
+    with HostGraph(of_kind(mock_nccl).device_streams(comm.get_device())).capture():
         errors.append(raised(comm.reconfigure, 1, handles))
     assert (type(errors[0]), errors[0].op) == (unicomm.UnsupportedError, "reconfigure")
     assert "before the capture begins" in errors[0].hint
@@ -269,15 +242,15 @@ def test_reconfigure_is_refused_in_a_capture(double, raised, connected):
     comm.finalize()
 
 
-def test_a_graph_without_operations_of_ours_is_left_alone(double):
+def test_a_graph_without_operations_of_ours_is_left_alone(mock_nccl):
     def program(comm: Communicator) -> None:
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         graph = Together(1).capture(comm, lambda: streams.sleep(0))
         assert "_unicomm_operations" not in vars(graph)
         graph.replay()
         graph.reset()
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
 
 
 def test_torchs_graphs_have_what_is_followed():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import unicomm
-from tests.mocks.nccl.kinds import of, streams
+from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
 from unicomm.comms.errors import (
     CommTimeoutError,
@@ -247,7 +247,7 @@ def test_put_and_signals(name, raised):
             window.put(torch.tensor([float(step), me]), after, 3, False)
             window.signal(after, False)
             window.wait_signal(before, False)
-            streams(comm).synchronize()
+            streams_of(comm).synchronize()
             assert room.tolist() == [0, 0, 0, step, before, 0, 0, 0]
             window.signal(before, False)
             window.wait_signal(after, False)

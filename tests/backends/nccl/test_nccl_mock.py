@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import unicomm
-from tests.mocks.nccl.kinds import of, streams
+from tests import recorded
+from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.comms.errors import (
@@ -21,7 +22,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.membership.lifecycle import check_device
 from unicomm.comms.work import WorkStatus
-from unicomm.testing import conformance, run_ranks
+from unicomm.testing import conformance, drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 
@@ -51,7 +52,7 @@ def test_conformance(backend, operation, world):
 
 def test_calls_return_before_the_device_has_done_them(new):
     def program(comm: Communicator) -> None:
-        s = streams(comm)
+        s = streams_of(comm)
         s.sleep(300)
         x = torch.full((4,), float(comm.get_rank() + 1))
         work = comm.all_reduce(x, SUM, False)
@@ -67,7 +68,7 @@ def test_calls_return_before_the_device_has_done_them(new):
 
 def test_an_asynchronous_one_waits_for_the_current_stream_and_is_waited_for(new):
     def program(comm: Communicator) -> None:
-        s = streams(comm)
+        s = streams_of(comm)
         x, y = torch.ones(4), torch.ones(4)
         s.sleep(200)
         first = comm.all_reduce(x, SUM, True)  # on a stream of its own, after the sleep
@@ -86,7 +87,7 @@ def test_an_asynchronous_one_waits_for_the_current_stream_and_is_waited_for(new)
 def test_callbacks_come_when_it_is_over(new, eventually):
     def program(comm: Communicator) -> None:
         seen = []
-        streams(comm).sleep(50)
+        streams_of(comm).sleep(50)
         work = comm.all_reduce(torch.ones(4), SUM, True)
         work.add_done_callback(lambda w: seen.append(w.is_completed()))
         eventually(lambda: seen == [True])
@@ -127,7 +128,7 @@ def test_late_errors_of_the_library_are_raised(new, raised):
         comm.barrier(False)
         if comm.get_rank() == 0:
             work = comm.all_reduce(torch.ones(4), SUM, True)
-            assert c.double_inject_error(ctypes.c_void_p(comm._member.backend._handle.comm), 2) == 0
+            assert c.double_inject_error(ctypes.c_void_p(comm.unsafe_backend._handle.comm), 2) == 0
             error = raised(work.wait_blocking)
             assert type(error) is BackendError
             assert "unhandled system error" in error.message
@@ -189,7 +190,7 @@ def test_options_reach_the_library(new):
     c.double_last_config_text.restype = ctypes.c_char_p
 
     def program(comm: Communicator) -> None:
-        handle = ctypes.c_void_p(comm._member.backend._handle.comm)
+        handle = ctypes.c_void_p(comm.unsafe_backend._handle.comm)
         seen = {n: c.double_last_config(handle, n.encode()) for n in ("maxCTAs", "minCTAs", "trafficClass")}
         assert seen == {"maxCTAs": 4, "minCTAs": -(1 << 31), "trafficClass": 7}
         assert c.double_last_config_text(handle, b"commName") == b"ranks"
@@ -238,21 +239,19 @@ def test_options_that_the_library_is_too_old_for_are_refused(raised):
 def test_fp8_is_the_librarys_only_where_it_means_the_same():
     for name, own in (("nccl-new", True), ("nccl-old", False), ("rccl-old", False)):
         of(name)
-        pairs = run_ranks(lambda c: c._member.backend.capabilities.reductions, 1, backend=name)[0]
+        pairs = run_ranks(lambda c: c.unsafe_backend.capabilities.reductions, 1, backend=name)[0]
         assert ((torch.float8_e5m2, unicomm.RedOpType.SUM) in pairs) == own
 
 
 def test_records_have_the_devices_times(new, fresh_recorder):
     def program(comm: Communicator) -> None:
-        streams(comm).sleep(100)
+        streams_of(comm).sleep(100)
         comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
-        assert comm._engine.executor.drain(20)
+        drain(comm)
 
     run_ranks(program, 1, backend=new)
-    from unicomm.flight_recorder.recording import writer
-    from unicomm.flight_recorder.ring.reader import read_ring
 
-    ring = read_ring(writer._recorder.path)
+    ring = recorded.ring()
     (record,) = ring.records
     created, started, completed = (int(record[f"{name}_ns"]) for name in ("created", "started", "completed"))
     assert created < started <= completed

@@ -9,14 +9,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.graphs import Together
 from tests.old_torch import OLD_TORCH
 from unicomm import Communicator
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.flight_recorder.recording import writer
-from unicomm.flight_recorder.ring.reader import REPLAYED, read_ring
+from unicomm.flight_recorder.ring.reader import REPLAYED
 from unicomm.profiler import events, merge, read_events, report
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 
@@ -31,7 +31,7 @@ def tag(row: dict) -> tuple:
     return (row["op"], row["seq_num"], row["captured_seq"], row["replay"])
 
 
-def test_each_replay_has_a_row_and_so_have_its_operations(double):
+def test_each_replay_has_a_row_and_so_have_its_operations(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -46,10 +46,10 @@ def test_each_replay_has_a_row_and_so_have_its_operations(double):
         graph.replay()
         graph.replay()
         comm.all_reduce(x, SUM, False)
-        assert comm._engine.executor.drain(30)
+        drain(comm)
 
     with profile(activities=[ProfilerActivity.CPU]):
-        run_ranks(program, 2, backend=double)
+        run_ranks(program, 2, backend=mock_nccl)
     for rank in (0, 1):
         mine = [row for row in rows() if row["rank"] == rank]
         assert [tag(row) for row in mine] == [
@@ -77,13 +77,13 @@ def test_each_replay_has_a_row_and_so_have_its_operations(double):
             times = [(row["started_ns"], row["completed_ns"]) for row in replay]
             assert times == times[:1] * 3
     # The numbers are the recorder's.
-    records = read_ring(writer._recorder.path).records
+    records = recorded.ring().records
     replayed = sorted(int(r["seq"]) for r in records if int(r["flags"]) & REPLAYED)
     assert replayed == sorted(r["seq_num"] for r in rows() if r["replay"] > 0 and r["op"] != "replay")
 
 
 @pytest.fixture
-def recorded(double, tmp_path):
+def replayed(mock_nccl, tmp_path):
     """A profiler and its trace of one rank that captured before the recording, and replayed twice in it."""
     found = {}
 
@@ -97,20 +97,20 @@ def recorded(double, tmp_path):
         graph = Together(1).capture(comm, body)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
             graph.replay()
-            comm._engine.executor.drain(30)
+            drain(comm)
             graph.replay()
-            comm._engine.executor.drain(30)
+            drain(comm)
         found["prof"] = prof
         found["replay without a profiler"] = graph.replay()
         prof.export_chrome_trace(str(tmp_path / "rank0.json"))
-        comm._engine.executor.drain(30)
+        drain(comm)
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     return found["prof"], tmp_path / "rank0.json"
 
 
-def test_replays_are_events_of_torchs_profiler(recorded):
-    prof, _ = recorded
+def test_replays_are_events_of_torchs_profiler(replayed):
+    prof, _ = replayed
     seen = [e for e in prof.events() if e.name.startswith("unicomm::")]
     names = ["unicomm::replay", "unicomm::broadcast", "unicomm::reduce_scatter_single"]
     assert [e.name for e in seen] == names * 2
@@ -122,8 +122,8 @@ def test_replays_are_events_of_torchs_profiler(recorded):
             assert e.time_range.end <= launch.time_range.end
 
 
-def test_the_trace_says_what_the_profiler_says(recorded):
-    prof, path = recorded
+def test_the_trace_says_what_the_profiler_says(replayed):
+    prof, path = replayed
     found = events(prof)
     if not OLD_TORCH:  # it tells less of its events than it writes
         assert read_events(path) == found
@@ -136,7 +136,7 @@ def test_the_trace_says_what_the_profiler_says(recorded):
     assert all(e.duration_ns > 0 and e.state == "completed" for e in found)
 
 
-def test_messages_of_a_replay_are_numbered_for_their_pair(double):
+def test_messages_of_a_replay_are_numbered_for_their_pair(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -151,10 +151,10 @@ def test_messages_of_a_replay_are_numbered_for_their_pair(double):
 
         graph = together.capture(comm, body)
         graph.replay()
-        assert comm._engine.executor.drain(30)
+        drain(comm)
 
     with profile(activities=[ProfilerActivity.CPU]):
-        run_ranks(program, 2, backend=double)
+        run_ranks(program, 2, backend=mock_nccl)
     mine = [row for row in rows() if row["rank"] == 0 and row["replay"] > 0]
     # Without a collective the ranks have no number of the replay in common.
     assert [(*tag(row), row["peer"]) for row in mine] == [
@@ -166,21 +166,21 @@ def test_messages_of_a_replay_are_numbered_for_their_pair(double):
     assert mine[1]["batch"] == mine[2]["batch"] > 0
 
 
-def test_a_launch_that_fails_is_a_replay_that_failed(double, monkeypatch):
+def test_a_launch_that_fails_is_a_replay_that_failed(mock_nccl, monkeypatch):
     def program(comm: Communicator) -> None:
         graph = Together(1).capture(comm, lambda: comm.all_reduce(torch.ones(4), SUM, False))
         graph._graph = None  # what the device does not know
         with profile(activities=[ProfilerActivity.CPU]), pytest.raises(AssertionError):
             graph.replay()
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     assert [(*tag(row), row["state"]) for row in rows()] == [
         ("replay", 2, 1, 1, 4),
         ("all_reduce", 2, 1, 1, 4),
     ]
 
 
-def test_a_graph_that_becomes_a_part_of_another_counts_for_that(double):
+def test_a_graph_that_becomes_a_part_of_another_counts_for_that(mock_nccl):
     def program(comm: Communicator) -> None:
         x = torch.ones(4)
         inner = Together(1).capture(comm, lambda: comm.all_reduce(x, SUM, False))
@@ -189,9 +189,9 @@ def test_a_graph_that_becomes_a_part_of_another_counts_for_that(double):
             inner.replay()
             outer.replay()
             inner.replay()
-            comm._engine.executor.drain(30)
+            drain(comm)
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     assert [tag(row) for row in rows() if row["op"] != "replay"] == [
         ("all_reduce", 2, 1, 1),
         ("all_reduce", 3, 1, 1),
@@ -200,7 +200,7 @@ def test_a_graph_that_becomes_a_part_of_another_counts_for_that(double):
 
 
 @pytest.fixture
-def late(double, tmp_path):
+def late(mock_nccl, tmp_path):
     """A trace of two ranks, a replay of which rank 1 began 5 ms late: with times that were put there."""
     together = Together(2)
 
@@ -214,10 +214,10 @@ def late(double, tmp_path):
         graph = together.capture(comm, body)
         for _ in range(2):
             graph.replay()
-        assert comm._engine.executor.drain(30)
+        drain(comm)
 
     with profile(activities=[ProfilerActivity.CPU]) as prof:
-        run_ranks(program, 2, backend=double)
+        run_ranks(program, 2, backend=mock_nccl)
     path = tmp_path / "both.json"
     prof.export_chrome_trace(str(path))
     trace = json.loads(path.read_text())

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.graphs import Together
 from unicomm import Communicator
 from unicomm.comms.errors import AbortedError, BackendError, InvalidArgumentError
 from unicomm.comms.execution.device.fast import SHORT
 from unicomm.comms.operations.check import Checker
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.flight_recorder.recording import writer
-from unicomm.flight_recorder.ring.reader import read_ring
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 MOVED = ("broadcast", "all_gather_single", "all_to_all_single", "send")
@@ -77,7 +76,7 @@ NAMES = [name for name in SHORT if name != "recv"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_short_way_does_what_the_long_one_does(double, checked, name):
+def test_the_short_way_does_what_the_long_one_does(mock_nccl, checked, name):
     def program(comm: Communicator) -> None:
         results = []
         for async_op in (False, True):
@@ -91,10 +90,10 @@ def test_the_short_way_does_what_the_long_one_does(double, checked, name):
                 assert work.name in (name, "recv")
                 results.append(calls.result(name))
         assert all(result == results[0] for result in results)
-        assert comm._engine.executor.drain(30)
+        drain(comm)
 
-    run_ranks(program, 2, backend=double)
-    ring = read_ring(writer._recorder.path)
+    run_ranks(program, 2, backend=mock_nccl)
+    ring = recorded.ring()
     own = {"id", "seq", "op_id", "frame", "created_ns", "started_ns", "completed_ns"}
     for comm in ring.comms:
         rows = ring.records[ring.records["comm"] == comm.index]
@@ -105,7 +104,7 @@ def test_the_short_way_does_what_the_long_one_does(double, checked, name):
                 assert (rows[short][column] == rows[long][column]).all(), column
 
 
-def test_results_are_right(double):
+def test_results_are_right(mock_nccl):
     def program(comm: Communicator) -> list:
         calls, me = Calls(comm), comm.get_rank()
         calls("all_gather_single").wait_blocking()
@@ -120,14 +119,14 @@ def test_results_are_right(double):
         calls("send").wait_blocking()
         return [*found, calls.x.tolist()]
 
-    first, second = run_ranks(program, 2, backend=double)
+    first, second = run_ranks(program, 2, backend=mock_nccl)
     assert first[:2] == second[:2] == [[1.0] * 4 + [2.0] * 4, [3.0] * 4]
     assert first[2:] == [[0, 1, 2, 3, 10, 11, 12, 13], [10, 12, 14, 16], [10, 12, 14, 16]]
     assert second[2:] == [[4, 5, 6, 7, 14, 15, 16, 17], [18, 20, 22, 24], [10, 12, 14, 16]]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int16, torch.complex64, torch.bool], ids=str)
-def test_element_types_that_need_the_long_way_take_it(double, checked, dtype):
+def test_element_types_that_need_the_long_way_take_it(mock_nccl, checked, dtype):
     """What the library moves goes the short way, and what it does not reduce by itself does not."""
 
     def program(comm: Communicator) -> None:
@@ -141,10 +140,10 @@ def test_element_types_that_need_the_long_way_take_it(double, checked, dtype):
         assert x.tolist() == torch.full((4,), 2).to(dtype).tolist()
         assert bool(checked()) == (dtype != torch.bfloat16)
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_a_part_of_the_other_tensor_is_this_ranks_own_or_refused(double, checked, raised):
+def test_a_part_of_the_other_tensor_is_this_ranks_own_or_refused(mock_nccl, checked, raised):
     def program(comm: Communicator) -> None:
         me = comm.get_rank()
         whole = torch.zeros(8)
@@ -168,10 +167,10 @@ def test_a_part_of_the_other_tensor_is_this_ranks_own_or_refused(double, checked
             assert "share memory" in error.message
         assert comm.all_reduce(own, SUM, False).seq == 3
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_what_is_wrong_is_told_as_ever(double, raised):
+def test_what_is_wrong_is_told_as_ever(mock_nccl, raised):
     def program(comm: Communicator) -> None:
         x, me = torch.ones(4), comm.get_rank()
         turned = torch.ones(4, dtype=torch.complex64).conj()
@@ -205,10 +204,10 @@ def test_what_is_wrong_is_told_as_ever(double, raised):
             assert type(raised(call)) is InvalidArgumentError
         assert comm.barrier(False).seq == 1  # nothing was recorded or numbered
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_arrays_and_numbers_of_other_libraries_are_taken_as_ever(double, checked):
+def test_arrays_and_numbers_of_other_libraries_are_taken_as_ever(mock_nccl, checked):
     def program(comm: Communicator) -> None:
         x = np.full(4, comm.get_rank() + 1.0)
         comm.broadcast(x, np.int64(1), False).wait_blocking()
@@ -217,10 +216,10 @@ def test_arrays_and_numbers_of_other_libraries_are_taken_as_ever(double, checked
         empty = torch.ones(0)
         assert comm.all_gather_single(empty, empty, False).seq == 2
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_hooks_see_each_operation(double, checked):
+def test_hooks_see_each_operation(mock_nccl, checked):
     def program(comm: Communicator) -> None:
         calls, seen = Calls(comm), []
         with comm.register_pre_hook(lambda name, _, args: seen.append(args.name)):
@@ -231,23 +230,23 @@ def test_hooks_see_each_operation(double, checked):
         calls("broadcast").wait_blocking()
         assert not checked()
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_of_the_library_ends_the_communicator(double, raised, name):
+def test_an_error_of_the_library_ends_the_communicator(mock_nccl, raised, name):
     def program(comm: Communicator) -> None:
-        backend = comm._member.backend
+        backend = comm.unsafe_backend
         for one, call in backend._calls.items():
             backend._calls[one] = call._replace(function=lambda *_: 3)
         backend._handle.native = FailingMeeting(backend._handle.native)
         error = raised(Calls(comm), name)
         assert type(error) is BackendError
         assert (error.op, error.seq) == (name if comm.get_rank() == 0 or name != "send" else "recv", 1)
-        assert comm._engine.broken is error
+        assert raised(comm.barrier, False).message == f"broken earlier: {error.message}"
 
-    run_ranks(program, 2, backend=double)
-    assert {int(row["state"]) for row in read_ring(writer._recorder.path).records} == {4}
+    run_ranks(program, 2, backend=mock_nccl)
+    assert {int(row["state"]) for row in recorded.ring().records} == {4}
 
 
 class FailingMeeting:
@@ -260,17 +259,17 @@ class FailingMeeting:
         return (lambda *_: 3) if name == "all_reduce" else getattr(self._native, name)
 
 
-def test_after_the_end_each_operation_says_so(double, raised):
+def test_after_the_end_each_operation_says_so(mock_nccl, raised):
     def program(comm: Communicator) -> None:
         calls = Calls(comm)
         comm.abort()
         for name in NAMES:
             assert type(raised(calls, name)) is AbortedError
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
-def test_graphs_take_each_operation_down(double):
+def test_graphs_take_each_operation_down(mock_nccl):
     together = Together(2)
 
     def program(comm: Communicator) -> None:
@@ -285,8 +284,8 @@ def test_graphs_take_each_operation_down(double):
         graph.replay()
         for name in names:
             kept(name).wait_blocking()
-        assert comm._engine.executor.drain(30)
+        drain(comm)
         assert calls.x.tolist() == kept.x.tolist()
         assert calls.out.tolist() == kept.out.tolist()
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)

@@ -1,4 +1,4 @@
-"""Symmetric memory on a window of NCCL's, over the double: the table's functions, called directly."""
+"""Symmetric memory on a window of NCCL's, over the mock_nccl: the table's functions, called directly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.backends.nccl.test_nccl_memory import Changed
 from tests.backends.nccl.test_nccl_processes import run
-from tests.mocks.nccl.kinds import of, streams
+from tests.mocks.nccl.kinds import of, streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl.window_table import WindowTable
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
@@ -32,7 +32,7 @@ class Heap:
 
     def __init__(self, comm: Communicator, heap: int = 1 << 16) -> None:
         self.comm, self.rank, self.size = comm, comm.get_rank(), comm.get_size()
-        backend = comm._engine.backend
+        backend = comm.unsafe_backend
         self.table = WindowTable(
             backend._handle, backend._windows, backend._registrations, backend.device_copies
         )
@@ -43,7 +43,7 @@ class Heap:
         """The result beside the fault, of a call that has none; when the stream is through."""
         found = self.fault_and(what, *arguments)
         assert found[0] is None, (what, found)
-        streams(self.comm).synchronize()
+        streams_of(self.comm).synchronize()
         return found[1] if len(found) > 1 else None
 
     def fault(self, what: str, *arguments: Any) -> tuple[int, str]:
@@ -141,12 +141,12 @@ def test_teams():
         team = heap.do("team_split", me % 2, 2, 2, T)
         got = np.zeros(1, np.int64)
         assert team.get(got.ctypes.data, x, 8, 1, 0) is None
-        streams(comm).synchronize()
+        streams_of(comm).synchronize()
         assert got[0] == me % 2 + 2
         assert team.barrier(T, 0) is None
         assert team.put_signal(0, 0, 0, x, 1, SignalOp.ADD, 1 - me // 2, 0) is None
         assert team.wait_signal(x, Compare.GE, 1, 1 - me // 2, T, 0) is None
-        streams(comm).synchronize()
+        streams_of(comm).synchronize()
         assert team.allocate(8, 64, T)[0][0] == INTERNAL
         assert team.team_split(0, 1, 2, T)[0][0] == UNSUPPORTED
         # A different idea of a team: all hear of it, and the domain goes on.
@@ -154,7 +154,7 @@ def test_teams():
         assert heap.fault("team_split", 2, 1, 3, T)[0] == MISMATCH
         backwards = heap.do("team_split", 3, -1, 4, T)
         assert backwards.get(got.ctypes.data, x, 8, 0, 0) is None
-        streams(comm).synchronize()
+        streams_of(comm).synchronize()
         assert got[0] == 3
         heap.do("barrier", T, 0)
 
@@ -261,7 +261,7 @@ def test_a_library_that_is_too_old(raised):
     of("nccl-shrinks")
 
     def program(comm: Communicator) -> BaseException:
-        return raised(WindowTable, comm._engine.backend, True)
+        return raised(WindowTable, comm.unsafe_backend, True)
 
     (error,) = run_ranks(program, 1, backend="nccl-shrinks")
     assert type(error) is UnsupportedError
@@ -280,7 +280,7 @@ def test_a_rank_that_does_not_come_to_an_allocation():
             comm.abort()
             return None, 0
         fault = heap.fault("allocate", 8, 64, 0.3)
-        left = streams(comm)._c.double_last_error()
+        left = streams_of(comm)._c.double_last_error()
         over.set()
         comm.abort()
         return fault, left

@@ -10,67 +10,65 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import unicomm
+from tests import recorded
+from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
 from unicomm.comms.execution.device.clock import DeviceClock
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.flight_recorder.recording import writer
-from unicomm.flight_recorder.ring.reader import read_ring
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 
 
 def records() -> list:
-    return list(read_ring(writer._recorder.path).records)
+    return list(recorded.ring().records)
 
 
-def test_a_record_says_that_the_device_has_come_to_it(double, eventually):
+def test_a_record_says_that_the_device_has_come_to_it(mock_nccl, eventually):
     """Created while a kernel before it runs, started when the device is at it, completed after that."""
     reached, released = threading.Event(), threading.Event()
 
     def program(comm: Communicator) -> None:
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         if comm.get_rank() == 1:
             assert released.wait(60)
             comm.all_reduce(torch.ones(4), SUM, True).wait_blocking()
             return
         streams.call(lambda: reached.wait(60))
         work = comm.all_reduce(torch.ones(4), SUM, False)
-        looked = comm._engine.executor._running[0]
         assert [int(r["state"]) for r in records()] == [1]
         reached.set()
-        eventually(lambda: looked.reached and int(records()[0]["state"]) == 2)
+        eventually(lambda: int(records()[0]["state"]) == 2)
         assert not work.is_completed()  # rank 1 has not come
         released.set()
         work.wait_blocking()
-        assert comm._engine.executor.drain(30)
+        drain(comm)
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
     assert [int(r["state"]) for r in records()] == [3, 3]
 
 
-def test_durations_are_the_devices_own(double, eventually):
+def test_durations_are_the_devices_own(mock_nccl, eventually):
     """The rank that waits for the other has that time in its record; the one that is waited for has not."""
     begun, released = threading.Event(), threading.Event()
     at: dict[str, int] = {}
 
     def program(comm: Communicator) -> int:
         if comm.get_rank() == 1:
-            comm._engine.executor.streams.call(lambda: released.wait(60))
+            streams_of(comm).call(lambda: released.wait(60))
             comm.all_reduce(torch.ones(4), SUM, False)
             assert begun.wait(60)
             at["released"] = time.monotonic_ns()
             released.set()
         else:
             comm.all_reduce(torch.ones(4), SUM, False)
-            pending = comm._engine.executor._running[0]
-            eventually(lambda: pending.reached)
+            eventually(lambda: [int(r["state"]) for r in recorded.of(comm)] == [2])
             at["begun"] = time.monotonic_ns()
             begun.set()
-        assert comm._engine.executor.drain(30)
-        return comm._member.recorder_index
+        drain(comm)
+        return int(recorded.of(comm)[0]["comm"])
 
-    waits, waited_for = run_ranks(program, 2, backend=double)
+    waits, waited_for = run_ranks(program, 2, backend=mock_nccl)
     found = {int(r["comm"]): r for r in records()}
     length = int(found[waits]["completed_ns"]) - int(found[waits]["started_ns"])
     assert length >= at["released"] - at["begun"]
@@ -107,21 +105,21 @@ def rows() -> list[dict]:
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
 
-def test_the_profilers_rows_have_the_devices_times(double):
+def test_the_profilers_rows_have_the_devices_times(mock_nccl):
     def program(comm: Communicator) -> None:
         released = threading.Event()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
-            comm._engine.executor.streams.call(lambda: released.wait(60))
+            streams_of(comm).call(lambda: released.wait(60))
             comm.all_reduce(torch.ones(4), SUM, False)
             work = comm.broadcast(torch.ones(2), 0, True)
             released.set()
             work.wait()
-            comm._engine.executor.streams.synchronize()
+            streams_of(comm).synchronize()
         events = [e for e in prof.events() if e.name.startswith("unicomm::")]
         assert [e.name for e in events] == ["unicomm::all_reduce", "unicomm::broadcast"]
         assert [e.kwinputs["seq_num"] for e in events] == [1, 2]
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     first, second = rows()
     assert [(r["op"], r["seq_num"], r["state"]) for r in (first, second)] == [
         ("all_reduce", 1, 3),
@@ -133,15 +131,15 @@ def test_the_profilers_rows_have_the_devices_times(double):
     assert (first["is_async"], second["is_async"]) == (0, 1)
 
 
-def test_what_the_device_has_not_done_when_the_profiler_ends_is_not_finished(double):
+def test_what_the_device_has_not_done_when_the_profiler_ends_is_not_finished(mock_nccl):
     def program(comm: Communicator) -> None:
         released = threading.Event()
         with profile(activities=[ProfilerActivity.CPU]):
-            comm._engine.executor.streams.call(lambda: released.wait(60))
+            streams_of(comm).call(lambda: released.wait(60))
             work = comm.all_reduce(torch.ones(4), SUM, False)
         released.set()
         work.wait_blocking()
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     (row,) = rows()
     assert (row["state"], row["started_ns"], row["completed_ns"]) == (1, 0, 0)

@@ -1,14 +1,12 @@
-"""torch.distributed over the double: the consumers' call paths, futures and batches on streams."""
+"""torch.distributed over the mock_nccl: the consumers' call paths, futures and batches on streams."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
 import sys
 import threading
-import weakref
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from tests.mocks.nccl.backend import HostStreams, make
-from unicomm import Communicator, ReduceOp, UnsupportedError
+from tests.mocks.nccl.kinds import streams_of
+from unicomm import Communicator, UnsupportedError
 from unicomm.c10d.device_batches import understood
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
@@ -28,7 +27,7 @@ _made: list[object] = []
 
 
 @pytest.fixture
-def double() -> str:
+def mock_nccl() -> str:
     if not _made:
         _made.append(make("nccl-torch"))
     return "nccl-torch"
@@ -59,7 +58,7 @@ def test_torchs_batches_are_understood():
     assert understood
 
 
-def test_a_future_is_there_at_once_and_ordered_by_its_stream(double, monkeypatch):
+def test_a_future_is_there_at_once_and_ordered_by_its_stream(mock_nccl, monkeypatch):
     """As torch's own NCCL has it: DistributedDataParallel waits for none on the host."""
     seen = []
 
@@ -71,7 +70,7 @@ def test_a_future_is_there_at_once_and_ordered_by_its_stream(double, monkeypatch
 
     def program(comm: Communicator) -> None:
         released = threading.Event()
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         streams.call(lambda: released.wait(60))
         x = torch.ones(4)
         options = dist.AllreduceOptions()
@@ -83,14 +82,14 @@ def test_a_future_is_there_at_once_and_ordered_by_its_stream(double, monkeypatch
         assert done.value()[0] is x
         released.set()
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
     assert seen == ["made"]
 
 
-def test_a_future_without_streams_comes_when_the_device_is_done(double):
+def test_a_future_without_streams_comes_when_the_device_is_done(mock_nccl):
     def program(comm: Communicator) -> None:
         released = threading.Event()
-        comm._engine.executor.streams.call(lambda: released.wait(60))
+        streams_of(comm).call(lambda: released.wait(60))
         options = dist.AllreduceOptions()
         options.asyncOp = True
         future = UnicommProcessGroup(comm).allreduce([torch.ones(4)], options).get_future()
@@ -98,30 +97,10 @@ def test_a_future_without_streams_comes_when_the_device_is_done(double):
         released.set()
         assert future.wait()[0].tolist() == [1.0] * 4
 
-    run_ranks(program, 1, backend=double)
+    run_ranks(program, 1, backend=mock_nccl)
 
 
-def test_a_forked_child_gives_nothing_back(double):
-    """A device's events are destroyed by its runtime, which a forked child must not call."""
-
-    def program(comm: Communicator) -> None:
-        released, queue = threading.Event(), comm._engine.executor
-        queue.streams.call(lambda: released.wait(60))
-        x = torch.ones(4)
-        under_way = weakref.ref(x)
-        comm.all_reduce(x, ReduceOp.SUM, True)
-        del x
-        queue.forget()  # as a child does; here the parent goes on
-        assert not queue.busy
-        gc.collect()
-        assert under_way() is not None
-        released.set()
-        queue.streams.synchronize()
-
-    run_ranks(program, 1, backend=double)
-
-
-def test_what_is_coalesced_for_a_device(double):
+def test_what_is_coalesced_for_a_device(mock_nccl):
     """Both ranks send first: one after the other, the messages would wait for each other."""
 
     def program(comm: Communicator) -> None:
@@ -141,7 +120,7 @@ def test_what_is_coalesced_for_a_device(double):
         group.send([sent], 1 - comm.get_rank(), 0) if mine else group.recv([got], 1 - comm.get_rank(), 0)
         comm.barrier(False)
 
-    run_ranks(program, 2, backend=double)
+    run_ranks(program, 2, backend=mock_nccl)
 
 
 @pytest.mark.parametrize("method", ["wait", "synchronize", "block_current_stream"])

@@ -11,16 +11,17 @@ import torch
 from rich.console import Console
 
 import unicomm
+from tests import recorded
 from tests.mocks.nccl.graphs import Together
+from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
 from unicomm.flight_recorder.table.load import load
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
 from unicomm.profiler.operations import from_recorder
-from unicomm.testing import run_ranks
+from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM
 MS = 5.0  # that a replay's stream is busy in between, so that a replay has a time
@@ -30,7 +31,7 @@ def job(comm: Communicator, together: Together) -> None:
     """A call, a graph of three operations replayed twice, one of messages (alone: a broadcast), a call."""
     peer = (comm.get_rank() + 1) % comm.get_size()
     x, out, y = torch.ones(4), torch.zeros(4 * comm.get_size()), torch.zeros(3)
-    streams = comm._engine.executor.streams
+    streams = streams_of(comm)
 
     def steps() -> None:
         comm.all_reduce(x, SUM, False)
@@ -53,13 +54,13 @@ def job(comm: Communicator, together: Together) -> None:
     for at in (0, 0, 1):  # with nothing between them
         graphs[at].replay()
     comm.all_reduce(x, SUM, False)
-    assert comm._engine.executor.drain(30)
+    drain(comm)
 
 
-def test_a_replays_time_is_given_once(double):
+def test_a_replays_time_is_given_once(mock_nccl):
     together = Together(2)
-    run_ranks(lambda comm: job(comm, together), 2, backend=double)
-    path = writer._recorder.path
+    run_ranks(lambda comm: job(comm, together), 2, backend=mock_nccl)
+    path = recorded.path()
     found = report([path])
     by_op = {o.op: o for o in found.operations}
     assert {op: (o.count, o.bytes, o.timed) for op, o in by_op.items()} == {
@@ -109,9 +110,9 @@ def test_a_replays_time_is_given_once(double):
 
 
 @pytest.mark.parametrize("form", ["json", "pickle"])
-def test_dumps_say_the_same(double, tmp_path, form):
-    run_ranks(lambda comm: job(comm, Together(1)), 1, backend=double)
-    ring = read_ring(writer._recorder.path)
+def test_dumps_say_the_same(mock_nccl, tmp_path, form):
+    run_ranks(lambda comm: job(comm, Together(1)), 1, backend=mock_nccl)
+    ring = recorded.ring()
     dump = tmp_path / ("rank0.json" if form == "json" else "rank_0")
     if form == "json":
         dump.write_text(json.dumps(formats.to_dict(ring)))
@@ -121,14 +122,14 @@ def test_dumps_say_the_same(double, tmp_path, form):
     def told(path: object) -> list[tuple]:
         return [(o.op, o.timed, o.count, o.bytes, o.time_ns) for o in report([path]).operations]
 
-    assert told(dump) == told(writer._recorder.path)
+    assert told(dump) == told(recorded.path())
     assert ("replay", True, 3) in [row[:3] for row in told(dump)]
 
 
-def test_a_replay_of_which_a_part_is_left(double):
+def test_a_replay_of_which_a_part_is_left(mock_nccl):
     """A ring that has begun anew has lost the first records of a replay."""
-    run_ranks(lambda comm: job(comm, Together(1)), 1, backend=double)
-    table = load([writer._recorder.path])
+    run_ranks(lambda comm: job(comm, Together(1)), 1, backend=mock_nccl)
+    table = load([recorded.path()])
     whole = from_recorder(table)
     first = int((whole.replay > 0).argmax())
     assert (whole.replay[whole.whole_replay] == [1, 2, 3]).all()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import unicomm
+from tests.comms import inside
 from tests.comms.calls import check_sum
 from unicomm import (
     AbortedError,
@@ -238,7 +239,7 @@ def test_finalize_waits_for_its_thread_however_short_its_timeout(backend, eventu
             return
 
         def linger(_: Work) -> None:
-            eventually(lambda: comm._engine.finalized)
+            eventually(lambda: inside.engine(comm).finalized)
             end = time.monotonic() + 4 * timeout
             eventually(lambda: time.monotonic() > end)
             lingered.append(True)

@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
+from tests.comms.inside import post
 from unicomm import CommTimeoutError, Communicator, InvalidArgumentError, PeerLostError, ReduceOp
 from unicomm.comms.errors import AbortedError
-from unicomm.comms.execution import point_to_point
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -35,7 +35,7 @@ def wait(comm: Communicator, kind: str, limit: float) -> None:
     elif kind == "send":
         comm.send(torch.ones(2_000_000), 0, False, timeout=limit)
     else:
-        point_to_point.post(comm._engine, "recv", x, 0, limit).wait()
+        post(comm, "recv", x, 0, limit).wait()
 
 
 def come(comm: Communicator, kind: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import recorded
+from tests.comms import inside
 from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import CommError, Communicator, InvalidArgumentError, MismatchError, OpName, ReduceOp
 from unicomm.comms.operations.table import OPERATIONS, Role
@@ -159,7 +161,7 @@ def test_without_hooks_the_direct_way_is_taken_again():
         with comm.register_post_hook(lambda *_: counted.append(1)):
             assert check_sum(comm).seq == 5
         assert len(counted) == 3 + 2 + 1 + 1
-        assert not comm._engine.hooks.active
+        assert not inside.engine(comm).hooks.active
 
     run_ranks(program, 2)
 
@@ -215,13 +217,13 @@ def test_a_pre_hook_that_raises_stops_the_operation(kind, raised):
                 "batch": lambda: comm.batch_op_create().send(x, 1).issue(False),
                 "split": lambda: comm.split([0]),
             }[kind]
-            total = comm._member.recorder.total()
+            total = recorded.total()
             with comm.register_pre_hook(refuse):
                 error = raised(forbidden)
             assert type(error) is LookupError
             assert str(error).startswith("not now")
             assert seen == []
-            assert comm._member.recorder.total() == total
+            assert recorded.total() == total
         meeting.wait()
         assert check_sum(comm).seq == 2
         message = torch.tensor([8.0 * (1 - me)])

@@ -8,7 +8,9 @@ import time
 import pytest
 import torch
 
+from tests.comms import inside
 from tests.comms.calls import check_sum
+from tests.comms.inside import post
 from unicomm import (
     AbortedError,
     CommTimeoutError,
@@ -23,7 +25,6 @@ from unicomm import (
     new_comm,
 )
 from unicomm.comms.execution import message_queue as lane
-from unicomm.comms.execution import point_to_point
 from unicomm.comms.execution.message_queue import ANY_RANK
 from unicomm.testing import run_ranks
 
@@ -32,11 +33,11 @@ both_backends = pytest.mark.parametrize("backend", ["shm", "gloo"])
 
 
 def send(comm: Communicator, tensor: torch.Tensor, dst: int):
-    return point_to_point.post(comm._engine, "send", tensor, dst, None)
+    return post(comm, "send", tensor, dst, None)
 
 
 def recv(comm: Communicator, tensor: torch.Tensor, src: int = ANY_RANK):
-    return point_to_point.post(comm._engine, "recv", tensor, src, None)
+    return post(comm, "recv", tensor, src, None)
 
 
 @both_backends
@@ -180,7 +181,7 @@ def test_the_fast_path_is_back_afterwards():
     def program(comm: Communicator) -> None:
         me, out = comm.get_rank(), torch.zeros(4)
         (recv(comm, out, 1) if me == 0 else send(comm, torch.ones(4), 0)).wait()
-        assert comm._engine.fast.all_reduce(out, ReduceOp.SUM, False, None, None).seq == 1
+        assert inside.fast_path(comm).all_reduce(out, ReduceOp.SUM, False, None, None).seq == 1
 
     run_ranks(program, 2)
 
@@ -237,7 +238,7 @@ def test_bad_arguments_are_refused_before_anything_happens(raised):
         assert type(raised(send, comm, torch.ones(2), 7)) is InvalidArgumentError
         assert type(raised(send, comm, torch.ones(2), ANY_RANK)) is InvalidArgumentError
         assert type(raised(recv, comm, torch.ones(2, 2).T[:1])) is InvalidArgumentError
-        assert comm._engine.executor.messages is None
+        assert inside.executor(comm).messages is None
         check_sum(comm)
 
     run_ranks(program, 2)
@@ -255,10 +256,7 @@ def test_a_deadline_ends_all_of_them(backend, raised):
         if comm.get_rank() == 1:
             finished.wait(20)
             return []
-        works = [
-            point_to_point.post(comm._engine, "recv", torch.zeros(2), 1, 0.2),
-            recv(comm, torch.zeros(3), 1),
-        ]
+        works = [post(comm, "recv", torch.zeros(2), 1, 0.2), recv(comm, torch.zeros(3), 1)]
         errors = [raised(w.wait) for w in works]
         assert errors[0].op == "recv"
         finished.set()
@@ -354,7 +352,7 @@ def test_a_lane_that_finds_no_thread_does_not_end_the_others(monkeypatch, raised
     def without(comm: Communicator) -> None:
         if comm.get_rank() == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(comm._engine.executor, "_submit", no_thread)
+                patch.setattr(inside.executor(comm), "_submit", no_thread)
                 lost = recv(comm, torch.zeros(2), 1)
                 eventually(lambda: lost.status is WorkStatus.ERROR)
             assert "can't start new thread" in str(raised(lost.wait))

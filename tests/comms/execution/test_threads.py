@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.comms import inside
 from tests.comms.calls import check_sum
 from unicomm import Communicator, ReduceOp
 from unicomm.testing import run_ranks
@@ -96,11 +97,11 @@ def test_hooks_come_and_go_in_all_threads():
                     pass
 
         together([job] * 4)
-        assert not comm._engine.hooks.active
-        assert comm._engine.fast.barrier(False, None, None).seq == 1
+        assert not inside.engine(comm).hooks.active
+        assert inside.fast_path(comm).barrier(False, None, None).seq == 1
         called: list[int] = []
         with comm.register_pre_hook(lambda name, op_id, args: called.append(args.seq)):
-            assert comm._engine.fast.barrier(False, None, None) is False
+            assert inside.fast_path(comm).barrier(False, None, None) is False
             comm.barrier(False)
         assert called == [2]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import recorded
 from tests.comms.calls import check_sum
 from unicomm import (
     AbortedError,
@@ -79,8 +80,8 @@ def pending_ends(kind: str, backend: str, raised: Callable[..., BaseException]) 
         comm.register_abort_hook(hooked.append)
         if comm.get_rank() == 2:
             entering.wait()
-            recorder, before = comm._member.recorder, -1
-            while (now := recorder.total()) != before:  # the others have issued what they want
+            before = -1
+            while (now := recorded.total()) != before:  # the others have issued what they want
                 before = now
                 time.sleep(0.005)
             took, aborted_at[0] = 0.0, time.monotonic()
@@ -345,7 +346,7 @@ def test_who_finalizes_while_another_thread_aborts_has_not_left(raised: Callable
     begun, refused = threading.Event(), threading.Event()
 
     def program(comm: Communicator) -> None:
-        backend: Any = comm._engine.backend
+        backend: Any = comm.unsafe_backend
         abort, close = backend.abort, backend.close
 
         def slow_abort() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.comms.calls import COLLECTIVES, call, check_sum
+from tests.comms.inside import post
 from unicomm import Communicator, MismatchError, ReduceOp, WorkStatus
-from unicomm.comms.execution import point_to_point
 from unicomm.comms.execution.message_queue import ANY_RANK
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import run_ranks
@@ -332,7 +332,7 @@ def test_a_refused_message_is_not_taken_for_another(raised):
             assert type(raised(comm.recv, torch.zeros(4), 0, False)) is MismatchError
             comm.barrier(False)
             after = torch.zeros(3)
-            work = point_to_point.post(comm._engine, "recv", after, ANY_RANK, None)
+            work = post(comm, "recv", after, ANY_RANK, None)
             work.wait()
             assert work.peer == 1
             assert after.tolist() == [5.0] * 3

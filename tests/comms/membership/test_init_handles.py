@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.comms import inside
 from unicomm import InvalidArgumentError
 from unicomm.comms.membership.handles import Handle
 from unicomm.comms.membership.remote_store import RemoteStore, answer, frame, take_frame
@@ -72,7 +73,7 @@ def test_the_store_of_an_attempt(cast):
     """What the others have is the first rank's, also when an answer does not fit into a socket's buffer."""
     ranks = cast("shm", 2)
     ranks.become([0, 1])
-    near, far = (comm._member.store for comm in ranks.comms)
+    near, far = (inside.store(comm) for comm in ranks.comms)
     assert type(far) is RemoteStore
     big = bytes(range(256)) * 4096 * 16
     near.set("a", big)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests import recorded
 from unicomm import Communicator, InvalidArgumentError, P2POp, ReduceOp
 from unicomm.testing import run_ranks
 
@@ -58,11 +59,10 @@ def bad_calls(cases: list[Case], backend: str, raised: Callable[..., BaseExcepti
             raise
 
     def try_all(comm: Communicator) -> None:
-        recorder = comm._member.recorder
         for number, case in enumerate(cases, 1):
             meeting.wait()
             if comm.get_rank() == BAD:
-                before = recorder.total()
+                before = recorded.total()
                 for async_op in (False, True):
                     error = raised(case.call, comm, async_op)
                     assert type(error) is case.error, (str(case), repr(error))
@@ -71,7 +71,7 @@ def bad_calls(cases: list[Case], backend: str, raised: Callable[..., BaseExcepti
                     assert error.hint, str(case)
                     assert re.search(case.says, error.message), (str(case), error.message)
                     assert f"[{case.op}, communicator 'ranks', rank {BAD}] " in str(error)
-                assert recorder.total() == before, str(case)
+                assert recorded.total() == before, str(case)
             meeting.wait()
             x = torch.ones(6)
             assert comm.all_reduce(x, SUM, False).seq == number, str(case)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.mocks.nccl.backend import HostStreams
+from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator, UnsupportedError, new_comm, symm
 from unicomm.comms.backend import RegistersMemory
 from unicomm.comms.execution.device import graphs
@@ -63,7 +64,7 @@ class Together:
         self._barrier = threading.Barrier(n)
 
     def capture(self, comm: Communicator, body) -> HostGraph:
-        graph = HostGraph(comm._engine.executor.streams)
+        graph = HostGraph(streams_of(comm))
         self._barrier.wait(60)
         try:
             with graph.capture():
@@ -73,8 +74,13 @@ class Together:
         return graph
 
 
-def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostGraph]) -> None:
-    """Within a capture what happens once is refused, and leaves nothing there; abort never is."""
+def check_life(
+    comm: Communicator, capture: Callable[[Callable[[], None]], HostGraph], symmetric: bool = False
+) -> None:
+    """Within a capture what happens once is refused, and leaves nothing there; abort never is.
+
+    `symmetric`: the communicator has symmetric memory already.
+    """
     child = comm.split(list(range(comm.get_size())), name="child")
     assert child is not None
     refused = [
@@ -84,7 +90,7 @@ def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostG
         ("new_comm", lambda: new_comm(comm.get_backend(), "cpu", name="main", rank=0, size=1)),
     ]
     window = None
-    if comm._engine.symmetric is None:
+    if not symmetric:
         refused.append(("symm_init", lambda: symm.init(comm)))
     else:
         tensor = symm.empty(4, comm=comm)
@@ -98,7 +104,7 @@ def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostG
     if isinstance(comm.unsafe_backend, RegistersMemory) and _allocates(comm):
         allocator = comm.mem_allocator
         refused.append(("tensor_register", lambda: allocator.tensor_register(allocator.empty(4))))
-    seq, errors = comm._engine.fast.seq, []
+    seq, errors = comm.barrier(False).seq, []
 
     def body() -> None:
         errors.extend(_error_of(call) for _, call in refused)
@@ -108,7 +114,7 @@ def check_life(comm: Communicator, capture: Callable[[Callable[[], None]], HostG
     assert [error.op for error in errors] == [op for op, _ in refused]
     for error in errors:
         assert "before the capture begins or after it ends" in error.hint, error
-    assert comm._engine.fast.seq == seq
+    assert comm.barrier(False).seq == seq + 1
     assert child.is_aborted()
     child.finalize()
     if window is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mocks.nccl.backend import DoubleBackend, HostStreams, make
+from tests.mocks.nccl.backend import AtOnce, DoubleBackend, HostStreams, make
 from unicomm import Communicator
 
 KINDS = {
@@ -23,8 +23,8 @@ def of(name: str) -> type[DoubleBackend]:
     return _made[name]
 
 
-def streams(comm: Communicator) -> HostStreams:
-    queue = comm._engine.executor
-    assert queue is not None
-    assert isinstance(queue.streams, HostStreams)
-    return queue.streams
+def streams_of(comm: Communicator) -> HostStreams:
+    """The streams of a communicator on a mock device: the current one, new ones, and how to keep one busy."""
+    backend = type(comm.unsafe_backend)
+    assert issubclass(backend, AtOnce)
+    return backend.device_streams(comm.get_device())

@@ -18,6 +18,7 @@ import time
 import torch
 
 import unicomm
+from tests.mocks.nccl.kinds import streams_of
 from tests.processes.programs.common import describe, hear, reporting, say
 from unicomm.testing import conformance
 
@@ -44,16 +45,16 @@ def wait(work):
     """Says what comes of it, and after an abort whether the stream waits no more."""
     with reporting():
         work.wait_blocking()
-    if HOW == "aborted" and (queue := comm._engine.executor) is not None:
-        end = time.monotonic() + 20
-        while not queue.streams.is_over(work._after) and time.monotonic() < end:
+    if HOW == "aborted" and hasattr(work, "_after"):  # on a stream
+        streams, end = streams_of(comm), time.monotonic() + 20
+        while not streams.is_over(work._after) and time.monotonic() < end:
             time.sleep(0.02)
-        say("released" if queue.streams.is_over(work._after) else "still waits")
+        say("released" if streams.is_over(work._after) else "still waits")
 
 
 def captured(comm):
     """Operations of symmetric memory are captured; those that count are refused, and leave nothing there."""
-    streams, sum_ = comm._engine.executor.streams, unicomm.ReduceOp.SUM
+    streams, sum_ = streams_of(comm), unicomm.ReduceOp.SUM
     graph, y = HostGraph(streams), torch.ones(4)
     x, total = (device_bodies.shared(comm, torch.zeros(4)) for _ in range(2))
     refused = (
@@ -63,7 +64,7 @@ def captured(comm):
         lambda: comm.send(y, (me + 1) % n, True),
         lambda: comm.recv(y, (me + 1) % n, False),
     )
-    seq = comm._engine.fast.seq
+    seq = comm.barrier(False).seq
 
     def capture(body):
         graph = HostGraph(streams)
@@ -81,7 +82,7 @@ def captured(comm):
                 raise RuntimeError("a replay would repeat the counts")
             assert f"operations of backend '{BACKEND}' cannot be captured in a graph" in text, text
         symm.one_shot_all_reduce(x, comm, out=total)
-    assert comm._engine.fast.seq == seq
+    assert comm.barrier(False).seq == seq + 1
     with streams.use(streams.new()):
         for step in range(3):
             x.fill_(step + me)
@@ -91,7 +92,7 @@ def captured(comm):
             assert total[0] == n * step + n * (n - 1) / 2
             comm.barrier(False)
     graph.reset()
-    check_life(comm, capture)
+    check_life(comm, capture, symmetric=True)
 
 
 if HOW in ("conform", "briefly"):

@@ -11,6 +11,7 @@ import torch
 
 import unicomm
 from tests.mocks.device import backend as device_double
+from tests.mocks.nccl.kinds import streams_of
 from tests.processes.programs.common import hear, reporting, say
 from tests.symm.device import device_bodies
 from unicomm import symm
@@ -28,7 +29,7 @@ with unicomm.new_comm("symm-device", torch.device("cpu"), name="main", timeout=6
         x = device_bodies.shared(comm, torch.ones(4))
         say("ready")
         hear()
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         with reporting(), streams.use(streams.new()):
             device_bodies.settled(
                 comm, lambda: symm.one_shot_all_reduce(x, comm, timeout=60 if HOW == "kill" else 1)

@@ -1,27 +1,18 @@
 """Symmetric memory on devices, over the doubles: ranks as threads."""
 
-import gc
 import sys
 import threading
-import weakref
 
 import pytest
 import torch
 
 import unicomm
 from tests.mocks.device import backend as device_double
+from tests.mocks.nccl.kinds import streams_of
 from tests.symm.device import device_bodies
 from unicomm import symm
 from unicomm.comms.memory.device_kernels import CupyLauncher
 from unicomm.testing import run_ranks
-
-
-@pytest.fixture(scope="session")
-def backend():
-    try:
-        return device_double.make("symm-device")
-    except device_double.NoCompiler as error:
-        pytest.skip(str(error))
 
 
 def run(backend, program, n, **options):
@@ -29,8 +20,8 @@ def run(backend, program, n, **options):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_everything(backend, n):
-    run(backend, (lambda comm: device_bodies.all_of_it(comm, more=True)) if n > 1 else one_rank, n)
+def test_everything(mock_device, n):
+    run(mock_device, (lambda comm: device_bodies.all_of_it(comm, more=True)) if n > 1 else one_rank, n)
 
 
 def one_rank(comm):
@@ -38,11 +29,11 @@ def one_rank(comm):
     device_bodies.exchanges(comm)
 
 
-def test_teams(backend):
-    assert run(backend, device_bodies.teams, 4) == [2, 4, 2, 4]
+def test_teams(mock_device):
+    assert run(mock_device, device_bodies.teams, 4) == [2, 4, 2, 4]
 
 
-def test_in_the_order_of_streams(backend):
+def test_in_the_order_of_streams(mock_device):
     """On streams of its own nothing waits on the host, and operations keep their order."""
 
     def program(comm):
@@ -51,7 +42,7 @@ def test_in_the_order_of_streams(backend):
         x = device_bodies.shared(comm, torch.full((4,), me + 1.0))
         y, ones = device_bodies.shared(comm, torch.zeros(4)), device_bodies.shared(comm, [1] * n)
         there = symm.empty(2, n, dtype=torch.int64, comm=comm)
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         one, two = streams.new(), streams.new()
         with streams.use(one):
             streams.sleep(50)
@@ -64,10 +55,10 @@ def test_in_the_order_of_streams(backend):
         assert x.tolist() == [n * (n + 1) / 2] * 4
         assert y.tolist()[:n] == [n * (n + 1) / 2] * n
 
-    run(backend, program, 3)
+    run(mock_device, program, 3)
 
 
-def test_graphs(backend):
+def test_graphs(mock_device):
     """What is captured does the same again with other data: what ranks count is counted on the device."""
     from tests.mocks.nccl.graphs import HostGraph
 
@@ -80,8 +71,8 @@ def test_graphs(backend):
         rows, sent = (device_bodies.shared(comm, torch.zeros(4 * n)) for _ in range(2))
         splits, there = device_bodies.shared(comm, [0] * n), symm.empty(2, n, dtype=torch.int64, comm=comm)
         window = comm.new_window(device_bodies.shared(comm, torch.zeros(1)))
-        graph = HostGraph(comm._engine.executor.streams)
-        streams = comm._engine.executor.streams
+        graph = HostGraph(streams_of(comm))
+        streams = streams_of(comm)
         alone.wait()
         with graph.capture():
             symm.one_shot_all_reduce(x, comm, out=total)
@@ -115,10 +106,10 @@ def test_graphs(backend):
                 symm.synchronize(comm)
         graph.reset()
 
-    run(backend, program, 2)
+    run(mock_device, program, 2)
 
 
-def test_gradients_through_an_exchange(backend):
+def test_gradients_through_an_exchange(mock_device):
     def program(comm):
         symm.init(comm)
         me = comm.get_rank()
@@ -130,17 +121,17 @@ def test_gradients_through_an_exchange(backend):
         exchange.free()
         return x.grad[:, 0].tolist()
 
-    assert run(backend, program, 2) == [[0, 1, 1, 3, 3, 3], [0, 0, 2, 2, 3, 3]]
+    assert run(mock_device, program, 2) == [[0, 1, 1, 3, 3, 3], [0, 0, 2, 2, 3, 3]]
 
 
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_a_rank_that_does_not_come(backend, own_stream):
+def test_a_rank_that_does_not_come(mock_device, own_stream):
     over = threading.Event()  # whose communicator ends is no longer absent but gone
 
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         if comm.get_rank() == 1:
             over.wait(60)
             return
@@ -152,16 +143,16 @@ def test_a_rank_that_does_not_come(backend, own_stream):
                 symm.broadcast(x, 0, comm)
         over.set()
 
-    run(backend, program, 2)
+    run(mock_device, program, 2)
 
 
-def test_abort_ends_waits(backend):
+def test_abort_ends_waits(mock_device):
     over = threading.Event()  # whose communicator ends is no longer absent but gone
 
     def program(comm):
         symm.init(comm)
         x = device_bodies.shared(comm, torch.ones(4))
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         if comm.get_rank() == 1:
             over.wait(60)
             return
@@ -171,32 +162,10 @@ def test_abort_ends_waits(backend):
             streams.synchronize()  # it would wait for minutes
         over.set()
 
-    run(backend, program, 2, timeout=300)
+    run(mock_device, program, 2, timeout=300)
 
 
-def test_what_kernels_look_at_outlives_an_abort(backend):
-    """Nobody waits for them then; else it goes with the communicator."""
-
-    def words_after(aborts):
-        words = []
-
-        def program(comm):
-            symm.init(comm)
-            words.append(weakref.ref(comm._engine.symmetric.domain._words))
-            if aborts:
-                comm.abort()
-
-        run(backend, program, 1)
-        gc.collect()
-        return words[0]()
-
-    assert words_after(aborts=False) is None
-    kept = words_after(aborts=True)
-    assert kept is not None
-    assert kept[-2] == 1
-
-
-def test_what_is_refused_before_anything(backend):
+def test_what_is_refused_before_anything(mock_device):
     def program(comm):
         symm.init(comm)
         waves = device_bodies.shared(comm, torch.ones(4, dtype=torch.complex64))
@@ -207,27 +176,27 @@ def test_what_is_refused_before_anything(backend):
         with pytest.raises(unicomm.InvalidArgumentError, match="no room"):
             symm.empty(1 << 40, comm=comm)
 
-    run(backend, program, 1)
+    run(mock_device, program, 1)
 
 
-def test_ranks_on_several_hosts(backend, monkeypatch):
-    monkeypatch.setattr(backend, "host", lambda self: f"host {self._rank}")
+def test_ranks_on_several_hosts(mock_device, monkeypatch):
+    monkeypatch.setattr(mock_device, "host", lambda self: f"host {self._rank}")
 
     def program(comm):
         with pytest.raises(unicomm.UnsupportedError, match="several hosts") as error:
             symm.init(comm)
         assert "nvshmem" in error.value.hint
 
-    run(backend, program, 2, hints={"symmetric": "cuda_ipc"})
+    run(mock_device, program, 2, hints={"symmetric": "cuda_ipc"})
 
 
-def test_a_rank_without_a_compiler(backend, monkeypatch):
+def test_a_rank_without_a_compiler(mock_device, monkeypatch):
     """It says what to install, and the others that it cannot."""
 
     def kernels(self, device):
         return CupyLauncher(device) if self._rank == 1 else device_double.HostLauncher(self.path)
 
-    monkeypatch.setattr(backend, "kernels", kernels)
+    monkeypatch.setattr(mock_device, "kernels", kernels)
     monkeypatch.setitem(sys.modules, "cupy", None)
 
     def program(comm):
@@ -236,4 +205,4 @@ def test_a_rank_without_a_compiler(backend, monkeypatch):
             symm.init(comm)
         assert "install" in error.value.hint
 
-    run(backend, program, 2)
+    run(mock_device, program, 2)

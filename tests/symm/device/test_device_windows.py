@@ -20,10 +20,18 @@ def backend():
 
 def test_everything(backend):
     def program(comm):
-        device_bodies.all_of_it(comm)
-        return comm._engine.symmetric.library
+        backend = comm.unsafe_backend
+        tables = []
 
-    assert run_ranks(program, 2, backend=backend, hints=WINDOWS) == ["NCCL windows"] * 2
+        def noted(*given):
+            tables.append(type(backend).symmetric_table(backend, *given))
+            return tables[-1]
+
+        backend.symmetric_table = noted
+        device_bodies.all_of_it(comm)
+        return [table.name for table in tables]
+
+    assert run_ranks(program, 2, backend=backend, hints=WINDOWS) == [["NCCL windows"]] * 2
 
 
 def test_teams(backend):
@@ -32,6 +40,6 @@ def test_teams(backend):
 
 def test_ranks_of_several_hosts_have_them_by_themselves(backend):
     def program(comm):
-        return type(comm._engine.backend.symmetric_table(one_host=False))
+        return type(comm.unsafe_backend.symmetric_table(one_host=False))
 
     assert run_ranks(program, 1, backend=backend) == [WindowTable]

@@ -5,6 +5,7 @@ import json
 import torch
 
 import unicomm
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import conformance
 
 torch.set_num_threads(1)
@@ -30,12 +31,13 @@ for ranks, kind in (([0, 2], "shm"), ([3, 5, 0], "gloo"), ([4, 3, 1], "hosts")):
         assert torch.all(x == sum(ranks))
         child.finalize()
 comm.barrier(False)
+store = UnicommProcessGroup(comm).get_group_store()
 print(
     json.dumps(
         {
             "hosts": json.dumps([list(ranks) for ranks in layout.hosts]),
             "cases": cases,
-            "address": unicomm.backends.bootstrap.addresses.here(comm._member.store).address,
+            "address": unicomm.backends.bootstrap.addresses.here(store).address,
         }
     ),
     flush=True,

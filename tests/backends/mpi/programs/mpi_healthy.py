@@ -10,7 +10,7 @@ import torch
 import unicomm
 from tests.backends.mpi.programs.mpi_common import comm, me, raised, say, size
 from unicomm.backends.mpi import backend as mpi
-from unicomm.comms.execution import point_to_point
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.execution.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.table import OPERATIONS
@@ -153,22 +153,22 @@ def runs_in_the_background() -> None:
 
 def exchanges_side_by_side() -> None:
     """The lane of a process group: sends and receives in any order, also from any rank."""
-    right, left = (me + 1) % size, (me - 1) % size
+    group, right, left = UnicommProcessGroup(comm), (me + 1) % size, (me - 1) % size
     for count in (10, 200_000):
         out, back = torch.full((count,), float(me)), torch.zeros(count)
-        late = point_to_point.post(comm._engine, "recv", back, left, None)
-        point_to_point.post(comm._engine, "send", out, right, None).wait()
+        late = group.recv([back], left, 0)
+        group.send([out], right, 0).wait()
         late.wait()
         assert bool((back == left).all())
     if me == 0:
         got = [torch.zeros(3) for _ in range(size - 1)]
-        works = [point_to_point.post(comm._engine, "recv", t, -1, None) for t in got]
+        works = [group.recv_anysource([t], 0) for t in got]
         for w, t in zip(works, got, strict=True):
             w.wait()
-            assert bool((t == w.peer).all())
-        assert sorted(w.peer for w in works) == list(range(1, size))
+            assert bool((t == w.source_rank()).all())
+        assert sorted(w.source_rank() for w in works) == list(range(1, size))
     else:
-        point_to_point.post(comm._engine, "send", torch.full((3,), float(me)), 0, None).wait()
+        group.send([torch.full((3,), float(me))], 0, 0).wait()
 
 
 def leaves_the_program_its_own_mpi() -> None:
