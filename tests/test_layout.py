@@ -2,13 +2,13 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter
 
 import pytest
 
 from tests import ROOT
+from tests.commands import run
 
 PACKAGE = ROOT / "unicomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -168,9 +168,7 @@ unicomm.ReduceOp
 loaded = [m for m in sys.modules if m.startswith("unicomm.backends.")]
 assert not loaded, loaded
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 
@@ -181,9 +179,7 @@ assert "torch" not in sys.modules
 loaded = {m for m in sys.modules if m.startswith("unicomm")}
 assert loaded == {"unicomm", "unicomm._core"}, loaded
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 
@@ -192,9 +188,7 @@ def test_readers_load_no_torch():
     code = (
         f"import sys, {modules}\nassert not {{'torch', 'unicomm._core', 'unicomm.comms'}} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,9 +1,9 @@
 """Starting the programs of this folder."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import commands
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -22,12 +22,5 @@ def torchrun(ranks, program, *arguments, stock=False, **env):
 
 
 def _torchrun(ranks, program, *arguments, **env):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
-    )
+    command = [*commands.torchrun(ranks), program, *arguments]
+    return commands.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)

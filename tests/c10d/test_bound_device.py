@@ -1,12 +1,12 @@
 """A default group that is bound to a device, by init_process_group(device_id=)."""
 
 import os
-import subprocess
 import sys
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
+from tests.commands import run
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
@@ -41,14 +41,7 @@ def test_groups_made_later_are_on_that_device():
         "    dist.destroy_process_group()\n"
     )
     env = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "UNICOMM_BACKEND": "cuda:fake", "LOCAL_RANK": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | env,
-    )
+    done = run([sys.executable, "-c", code], within=120, env=os.environ | env)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 from tests import ROOT
+from tests.commands import run
 from unicomm.c10d.env_rendezvous import FILLED, fill_in
 
 pytestmark = pytest.mark.timeout(120)
@@ -81,8 +81,6 @@ def test_one_process_below_a_launcher():
     drop = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "OMPI_", "PMI", "SLURM_", "UNICOMM_B")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     environ |= {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run([sys.executable, "-c", PROGRAM], env=environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["UnicommProcessGroup 1 [1.0, 1.0, 1.0]"] * 2

@@ -1,25 +1,18 @@
 """The switch itself: what it sets for which torch, and when it stays out of the way."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from tests.commands import run
 from unicomm.c10d import devices, switch
 
 
 def python(code, **env):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | env,
-    )
+    done = run([sys.executable, "-c", code], env=os.environ | env)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -38,6 +38,7 @@ from tests.chaos.judge import judge
 from tests.chaos.play import Play, Stage
 from tests.chaos.program import RINGS
 from tests.chaos.rounds import BACKENDS, FAULTS, Round
+from tests.commands import run
 from tools import namespaces
 
 
@@ -64,7 +65,7 @@ def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play
 def verdict(folder: Path) -> str:
     """What the flight recorder makes of the ranks' rings."""
     command = [sys.executable, "-m", "unicomm", "trace", "analyze", str(folder)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    said = run(command, within=120)
     return said.stdout[:1500].strip()
 
 

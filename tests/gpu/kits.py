@@ -7,9 +7,9 @@ torch does to a tensor happens there at once, not on a stream.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 import unicomm
+from tests.threads import results
 from unicomm import Communicator
 from unicomm.testing import run_ranks
 
@@ -78,28 +79,17 @@ class Gpu(Kit):
         """`program` on that many GPUs, one rank each, as threads."""
         if torch.cuda.device_count() < n:
             pytest.skip(f"{torch.cuda.device_count()} GPUs are fewer than {n}")
-        store, results, errors = HashStore(), {}, {}
+        store = HashStore()
 
-        def run(rank: int) -> None:
-            try:
-                torch.cuda.set_device(rank)
-                device = torch.device("cuda", rank)
-                with unicomm.new_comm(
-                    self.backend, device, rank=rank, size=n, store=store, name="several", timeout=60
-                ) as comm:
-                    results[rank] = program(comm)
-            except BaseException as error:
-                errors[rank] = error
+        def run(rank: int) -> Any:
+            torch.cuda.set_device(rank)
+            device = torch.device("cuda", rank)
+            with unicomm.new_comm(
+                self.backend, device, rank=rank, size=n, store=store, name="several", timeout=60
+            ) as comm:
+                return program(comm)
 
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive()
-        if errors:
-            raise errors[min(errors)]
-        return [results[rank] for rank in range(n)]
+        return results([partial(run, rank) for rank in range(n)], within=100)
 
     def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         """The same with what symmetric memory needs besides."""

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import ROOT
+from tests.commands import run
 from tests.mocks.rocshmem.install import unit, write_headers
 from unicomm.backends.vendor import shmem_libraries as vendors
 from unicomm.extensions import build_rocshmem as rocshmem_build
@@ -183,14 +184,7 @@ def test_the_real_hipcc_compiles_the_unit(version, target, tmp_path):
     ]
     environment = os.environ | {"HIP_PLATFORM": "amd"}
     try:  # 4 seconds of a core
-        done = subprocess.run(
-            [*command, "-o", str(made)],
-            capture_output=True,
-            text=True,
-            timeout=250,
-            env=environment,
-            check=False,
-        )
+        done = run([*command, "-o", str(made)], within=250, env=environment)
     except subprocess.TimeoutExpired:
         pytest.skip("hipcc took more than 250 s on this machine")
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.processes.rank_processes import agent_environments, clean_environment, new_store
+from tests.commands import clean_environment
+from tests.processes.rank_processes import agent_environments, new_store
 
 pytestmark = pytest.mark.processes
 

@@ -2,13 +2,13 @@
 
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.commands import run
 from tests.mocks.device import backend as device_double
 from tests.mocks.device.backend import NoCompiler
 from unicomm import _core
@@ -80,7 +80,7 @@ def test_one_runtime_for_a_process(tmp_path):
     one, other = str(double()), str(tmp_path / "libother.so")
     shutil.copy(one, other)
     command = [sys.executable, "-c", SECOND, one, other]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    said = run(command, check=True).stdout.splitlines()
     assert said[:2] == ["good", "good"]
     assert said[2] == f"{other} would be this process's second runtime for device memory, after {one}"
     assert said[3].startswith("libno-such-runtime.so:")

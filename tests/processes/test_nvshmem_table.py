@@ -1,11 +1,11 @@
 """The table over NVSHMEM, with processes over its double."""
 
 import shutil
-import subprocess
 import sys
 
 import pytest
 
+from tests.commands import run
 from tests.mocks.nvshmem import build as build_nvshmem
 from unicomm import _core
 
@@ -96,6 +96,6 @@ def test_a_second_nvshmem_is_refused(tmp_path):
         "    print(first.name, again.name, error)\n"
     )
     command = [sys.executable, "-c", program, str(library()), str(other)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run(command)
     text = f"NVSHMEM NVSHMEM {other} would be this process's second NVSHMEM, after {library()}"
     assert done.stdout.strip() == text, done.stderr

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from functools import partial
 
 import pytest
 
+from tests.threads import results
 from unicomm.backends.bootstrap import mpi_library, pmi, pmix
 from unicomm.backends.bootstrap import store as bootstrap
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
@@ -73,17 +75,12 @@ class Pmi2Double:
 def test_pmi2_tells_all_ranks(monkeypatch):
     monkeypatch.setattr(pmi, "used_up", lambda: False)  # the ranks are threads of one process
     double = Pmi2Double(3)
-    told = [""] * 3
 
-    def rank(n: int) -> None:
+    def rank(n: int) -> str:
         value = "10.0.0.1:5" if n == 0 else None
-        told[n] = pmi.by_pmi2(str(double.theirs[n].fileno()), "10.0", n, "where", value, LIMIT)
+        return pmi.by_pmi2(str(double.theirs[n].fileno()), "10.0", n, "where", value, LIMIT)
 
-    threads = [threading.Thread(target=rank, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    told = results([partial(rank, n) for n in range(3)], within=LIMIT)
     double.close()
     assert told == ["10.0.0.1:5"] * 3
     assert double.heard[0] == ["fullinit", "kvs-put", "kvs-fence", "kvs-get", "finalize"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from tests.commands import clean_environment
 from tools.namespaces import Namespaces
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 100.0  # seconds that a job may take
 PORT = 29500  # of a network that nobody else is in
-_FOREIGN = ("UNICOMM_", "TORCH", "GLOO_", "OMPI_", "PMI", "SLURM_", "MASTER_", "LOCAL_", "RANK", "WORLD_SIZE")
 
 
 class Job:
@@ -41,10 +40,9 @@ class Job:
 
     def start(self, host: int, *arguments: object, **more: object) -> None:
         """Starts a Python on a host, with more environment."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         rings = self._folder / f"rings{len(self.processes)}"
         rings.mkdir(mode=0o700)
-        kept |= {"UNICOMM_TRACE_DIR": str(rings), "OMP_NUM_THREADS": "1"}
+        kept = clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)}
         self.processes.append(
             subprocess.Popen(
                 [*self.hosts.enter(host), sys.executable, *map(str, arguments)],

@@ -11,6 +11,7 @@ import pytest
 
 from tests import ROOT
 from tests.backends.hosts.namespace_job import PORT, WITHIN, Job
+from tests.commands import run
 from tools import namespaces
 from unicomm.flight_recorder.table.load import load
 
@@ -90,7 +91,7 @@ def test_a_killed_rank_is_named_on_all_hosts(job, tmp_path, eventually):
     def look(viewer):
         top = [sys.executable, "-m", "unicomm", "trace", "top", "--connect=localhost", "--json"]
         command = [*two.hosts.enter(viewer), *top]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)
+        done = run(command, within=WITHIN)
         jobs = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []
         return jobs and {r["rank"]: r["waits_for"] for r in jobs[0]["ranks"]} == {
             0: [2],

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from tests.commands import clean_environment, run
 from tools.mpi_libraries import Library, find
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 300  # seconds that a job may take: a hang, not a slow machine
 NAMES = ("MPICH", "Open MPI")
-
-_FOREIGN = ("UNICOMM_", "TORCHCOMM", "TORCHELASTIC_", "OMPI_", "PMI", "PALS_", "SLURM_", "MPI", "MASTER_")
-_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OPAL_PREFIX")
 
 
 def library(name: str) -> Library:
@@ -33,11 +31,8 @@ def library(name: str) -> Library:
     pytest.skip(next((line for line in missing if line.startswith(name)), missing[-1]))
 
 
-def clean_environment() -> dict[str, str]:
-    """This process's environment without anything about jobs."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
-    kept["UNICOMM_TRACE_DIR"] = os.environ["UNICOMM_TRACE_DIR"]
-    return kept | {"OMP_NUM_THREADS": "1"}
+def _environment() -> dict[str, str]:
+    return clean_environment() | {"UNICOMM_TRACE_DIR": os.environ["UNICOMM_TRACE_DIR"]}
 
 
 @dataclass
@@ -77,29 +72,13 @@ def mpiexec(
         str(PROGRAMS / script),
         *arguments,
     ]
-    done = subprocess.run(
-        command,
-        env=clean_environment() | chosen.environment | dict(env or {}),
-        capture_output=True,
-        text=True,
-        timeout=WITHIN,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    done = run(command, within=WITHIN, env=_environment() | chosen.environment | dict(env or {}))
     return _read(done)
 
 
 def alone(code: str, env: Mapping[str, str]) -> Ended:
     """Runs a piece of Python in one process that no mpiexec started."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=clean_environment() | dict(env),
-        capture_output=True,
-        text=True,
-        timeout=WITHIN,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    done = run([sys.executable, "-c", code], within=WITHIN, env=_environment() | dict(env))
     return _read(done)
 
 

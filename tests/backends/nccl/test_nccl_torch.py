@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from tests.commands import run, torchrun
 from tests.mocks.nccl.backend import HostStreams, make
 from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator, UnsupportedError
@@ -37,13 +36,9 @@ def mock_nccl() -> str:
 @pytest.mark.timeout(240)
 def test_consumers_give_stock_gloos_numbers(nccl_double):
     nccl_double()  # built before the ranks need it
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        + [str(HERE / "programs" / "mock_consumers.py")],
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
+    done = run(
+        [*torchrun(2), HERE / "programs" / "mock_consumers.py"],
+        within=220,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.commands import run
 from unicomm.comms.operations.symmetric_table import Capability
 
 HEADERS = Path(__file__).with_name("nvshmem_headers.cpp")
@@ -37,9 +38,7 @@ def told(nvshmem: Path, code: str) -> list[object]:
     """What a process of its own says that has opened the library."""
     path = nvshmem / "lib" / "libnvshmem_host.so.3"
     text = f"import json\nfrom unicomm import _core\ntable = _core.symm_nvshmem({str(path)!r})\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run([sys.executable, "-c", text])
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(said, list)
@@ -88,11 +87,5 @@ def test_its_headers_say_what_is_declared_here(nvshmem: Path) -> None:
             [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=True
         )
         command += ["-DWITH_CUDA", *re.findall(r'INCLUDES="(-I[^"]+)"', plan.stderr)]
-    done = subprocess.run(
-        [*command, str(HEADERS)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run([*command, str(HEADERS)])
     assert done.returncode == 0, done.stderr

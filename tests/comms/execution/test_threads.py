@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from tests.comms import inside
 from tests.comms.calls import check_sum
+from tests.threads import results
 from unicomm import Communicator, ReduceOp
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
-
-
-def together(jobs: list[Callable[[], None]]) -> None:
-    """Runs all jobs at the same time, each in a thread; raises the first error."""
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(jobs), timeout=60)
-
-    def run(job: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            job()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
@@ -59,7 +35,7 @@ def test_numbers_follow_the_order(backend, way):
                 assert out[me] == own
                 met[work.seq] = out.tolist()
 
-        together([lambda t=t: job(t) for t in range(threads)])
+        results([lambda t=t: job(t) for t in range(threads)])
         assert sorted(met) == list(range(1, threads * each + 1))
         assert check_sum(comm).seq == threads * each + 1
         return met
@@ -82,7 +58,7 @@ def test_communicators_in_parallel():
                 assert bool((x == 3 * i).all())
             child.finalize()
 
-        together([lambda c=c: job(c) for c in children])
+        results([lambda c=c: job(c) for c in children])
 
     run_ranks(program, 3, timeout=60)
 
@@ -96,7 +72,7 @@ def test_hooks_come_and_go_in_all_threads():
                 with comm.register_pre_hook(lambda *_: None), comm.register_post_hook(lambda *_: None):
                     pass
 
-        together([job] * 4)
+        results([job] * 4)
         assert not inside.engine(comm).hooks.active
         assert inside.fast_path(comm).barrier(False, None, None).seq == 1
         called: list[int] = []
@@ -112,7 +88,7 @@ def test_finalize_in_one_thread_only():
     """Threads that lose the race get the error for a finalized communicator, or nothing."""
 
     def program(comm: Communicator) -> None:
-        together([comm.finalize] * 4)
+        results([comm.finalize] * 4)
         assert "finalized" in repr(comm)
 
     for _ in range(10):

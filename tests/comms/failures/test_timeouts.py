@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from tests.commands import run
 from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import CommTimeoutError, Communicator, PeerLostError, ReduceOp
 from unicomm.testing import run_ranks
@@ -297,9 +297,7 @@ def rank(r):
 threads = [threading.Thread(target=rank, args=(r,)) for r in (0, 1)]
 [t.start() for t in threads]
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run([sys.executable, "-c", program])
     assert done.returncode == -6, done.stderr
     assert "rank 1 had not arrived after 0.05 s" in done.stderr
     assert "came back" not in done.stdout

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 import unicomm
 import unicomm.profiler
+from tests.threads import outcomes
 from unicomm import Communicator, ReduceOp
 
 SUM = ReduceOp.SUM
@@ -34,23 +35,8 @@ class Cast:
 
     def play(self, who: Sequence[int], act: Callable[[Communicator, int], Any]) -> dict[int, Any]:
         """`act(comm, number)` of each, side by side; what each returns or raises."""
-        results: dict[int, Any] = {}
-        together = threading.Barrier(len(who), timeout=LONG)
-
-        def run(i: int) -> None:
-            together.wait()
-            try:
-                results[i] = act(self.comms[i], i)
-            except Exception as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in who]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(3 * LONG)
-            assert not thread.is_alive()
-        return results
+        calls = [partial(act, self.comms[i], i) for i in who]
+        return dict(zip(who, outcomes(calls, within=3 * LONG), strict=True))
 
     def become(self, order: Sequence[int], unordered: bool = False, **options: Any) -> None:
         """All of `order` reconfigure to that, and check what they are then."""

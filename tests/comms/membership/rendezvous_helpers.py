@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,30 +11,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, TCPStore
 
+from tests.threads import outcomes
 from unicomm.comms.errors import CommError
 from unicomm.comms.membership.rendezvous import Rendezvous, meet
 
 LONG = 60.0  # seconds; nothing here may come near it
 KINDS = ("hash", "file", "tcp", "prefix")
-
-
-def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Runs each call in a thread of its own; returns what each returned or raised."""
-    results: list[Any] = [None] * len(calls)
-
-    def run(i: int) -> None:
-        try:
-            results[i] = calls[i]()
-        except BaseException as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    assert not any(thread.is_alive() for thread in threads), "a member hangs"
-    return results
 
 
 def meet_all(store: Any, size: int, *, ranks: Sequence[int] | None = None, **options: Any) -> list[Any]:
@@ -46,7 +27,7 @@ def meet_all(store: Any, size: int, *, ranks: Sequence[int] | None = None, **opt
         chosen.update({key: v(rank) if callable(v) else v for key, v in options.items()})
         return meet(store, chosen.pop("name"), rank, size, **chosen)
 
-    return together([partial(call, r) for r in (range(size) if ranks is None else ranks)])
+    return outcomes([partial(call, r) for r in (range(size) if ranks is None else ranks)])
 
 
 def close_all(members: Sequence[Rendezvous]) -> None:
@@ -97,4 +78,4 @@ def quick(seconds: float) -> Iterator[None]:
 
 def exchange_all(members: Sequence[Rendezvous], values: Sequence[bytes], tag: str = "x") -> list[Any]:
     """These members exchange their value; `values` has one for each rank."""
-    return together([partial(m.exchange, tag, values[m.rank]) for m in members])
+    return outcomes([partial(m.exchange, tag, values[m.rank]) for m in members])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 import unicomm
 from tests.comms.calls import check_sum
+from tests.threads import results
 from unicomm import (
     BackendError,
     CommTimeoutError,
@@ -272,12 +273,7 @@ def test_many_at_once():
             check_sum(comm)
 
     def rank(r: int) -> None:
-        running = [threading.Thread(target=work, args=(r, t)) for t in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join(60)
-            assert not thread.is_alive()
+        results([partial(work, r, t) for t in range(threads)])
 
     on_ranks(rank, 2)
 

@@ -12,7 +12,8 @@ import torch
 import unicomm
 from benchmarks import counting_store as counting
 from benchmarks import creation_scale as creation
-from tests.comms.membership.rendezvous_helpers import LONG, together
+from tests.comms.membership.rendezvous_helpers import LONG
+from tests.threads import outcomes
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.membership.rendezvous_parts import CHUNK
 
@@ -30,7 +31,7 @@ def counted(request: pytest.FixtureRequest) -> tuple[int, Any]:
             values = met.exchange("place", json.dumps({"host": rank // 8}).encode())
             assert [json.loads(value)["host"] for value in values] == [r // 8 for r in range(size)]
 
-    results = together([partial(one, rank) for rank in range(size)])
+    results = outcomes([partial(one, rank) for rank in range(size)])
     assert results == [None] * size
     return size, store
 
@@ -76,7 +77,7 @@ def test_communicators_ask_as_little(backend: str, exchanges: int) -> None:
             comm.barrier(False)
             comm.finalize()
 
-        assert together([partial(one, rank) for rank in range(size)]) == [None] * size
+        assert outcomes([partial(one, rank) for rank in range(size)]) == [None] * size
         requests = sorted(c.requests for c in store.counts)
         # All but those who are the last in one of the steps.
         constant = creation.REQUESTS + 5 * (exchanges - 1)

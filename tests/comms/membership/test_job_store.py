@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from tests.ports import free_port
+from tests.threads import results
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import job_store
@@ -48,19 +49,10 @@ def test_single_process_needs_no_store() -> None:
 
 def test_tcp_store_of_the_process(master: Any) -> None:
     # Rank 0 is to host it, beside the one that the process hosts at that address already.
-    results: list[Any] = [None] * 8
-
-    def run(i: int) -> None:
-        results[i] = open_store(place(0, 2), 10.0, address(master.port))
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(results))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(isinstance(store, PrefixStore) for store in results)
-    assert all(store.underlying_store is results[0].underlying_store for store in results)
-    results[0].set("key", "value")
+    stores = results([partial(open_store, place(0, 2), 10.0, address(master.port))] * 8)
+    assert all(isinstance(store, PrefixStore) for store in stores)
+    assert all(store.underlying_store is stores[0].underlying_store for store in stores)
+    stores[0].set("key", "value")
     assert master.get("unicomm/key") == b"value"
 
 

@@ -18,8 +18,8 @@ from tests.comms.membership.rendezvous_helpers import (
     meet_all,
     quick,
     same_error,
-    together,
 )
+from tests.threads import outcomes
 from unicomm.comms.errors import InvalidArgumentError, NotReadyError, PeerLostError
 from unicomm.comms.membership.rendezvous import MAX_VALUE, meet
 
@@ -39,7 +39,7 @@ def test_full_cycle(store: Any) -> None:
         assert exchange_all(members, values) == [values] * 3
     sent = [None, b"from one", b"ignored"]
     assert (
-        together([lambda m=m: m.broadcast("b", sent[m.rank], root=1) for m in members]) == [b"from one"] * 3
+        outcomes([lambda m=m: m.broadcast("b", sent[m.rank], root=1) for m in members]) == [b"from one"] * 3
     )  # type: ignore[misc]
     assert 0 < members[0].remaining() <= LONG
     close_all(members)
@@ -109,7 +109,7 @@ def test_subgroups_in_any_order(store: Any) -> None:
                 uids[group] = member.uid
         return uids
 
-    results = together([lambda r=r: run(r) for r in orders])  # type: ignore[misc]
+    results = outcomes([lambda r=r: run(r) for r in orders])  # type: ignore[misc]
     for group in {g for order in orders.values() for g in order}:
         assert len({results[r][group] for r in group}) == 1
     assert len({uid for result in results for uid in result.values()}) == 5
@@ -127,7 +127,7 @@ def test_threads_of_one_process_may_meet_in_opposite_orders() -> None:
         return [meet(other, name, 1, 2, timeout=LONG, hello={}).uid for name in ("b", "a")]
 
     with quick(10):
-        a, b, pair = together([lambda: one("a"), lambda: one("b"), both])
+        a, b, pair = outcomes([lambda: one("a"), lambda: one("b"), both])
     assert pair == [b, a]
 
 

@@ -25,8 +25,8 @@ from tests.comms.membership.rendezvous_helpers import (
     meet_all,
     quick,
     same_error,
-    together,
 )
+from tests.threads import outcomes
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -85,7 +85,7 @@ def test_late_comer_in_the_middle_of_the_failure_joins_the_retry() -> None:
         failed.set()
         return caught.value, meet(store, "c", rank, 3, timeout=LONG, hello={})
 
-    first, second, third = together(
+    first, second, third = outcomes(
         [
             lambda: retry(0),
             lambda: retry(1),
@@ -110,7 +110,7 @@ def test_late_comer_without_time_left_gets_the_error() -> None:
             failed.set()
 
     late = Watched(store, delay)
-    results = together([first, lambda: meet(late, "c", 1, 2, timeout=0.05, hello={})])  # type: ignore[arg-type]
+    results = outcomes([first, lambda: meet(late, "c", 1, 2, timeout=0.05, hello={})])  # type: ignore[arg-type]
     same_error(results, CommTimeoutError, [1])
 
 
@@ -131,7 +131,7 @@ def test_member_that_died_while_completing_is_named() -> None:
         if operation == "check":
             waiting.set()
 
-    first, second = together(
+    first, second = outcomes(
         [lambda: meet(Watched(store, see), "c", 0, 2, timeout=0.2, hello={}), last]  # type: ignore[arg-type]
     )
     assert isinstance(second, BackendError)
@@ -177,7 +177,7 @@ def test_mismatch_of_the_size_is_found_before_the_timeout() -> None:
         return call(1, 2)
 
     with quick(10):
-        results = together([lambda: call(0, 3), misled, lambda: call(2, 3)])
+        results = outcomes([lambda: call(0, 3), misled, lambda: call(2, 3)])
     error = same_error(results, MismatchError, [1])
     assert "size is 2 on rank 1 and 3 on rank 0" in error.message
 
@@ -190,7 +190,7 @@ def test_size_that_leaves_a_member_out_is_an_error_there() -> None:
         return meet(store, "c", rank, 2, timeout=LONG, hello={})
 
     with quick(10):
-        first, second, third = together(
+        first, second, third = outcomes(
             [lambda: pair(0), lambda: pair(1), lambda: meet(store, "c", 2, 3, timeout=LONG, hello={})]
         )
     assert first.uid == second.uid
@@ -202,7 +202,7 @@ def test_mismatch_explains_a_missing_member() -> None:
     store = HashStore()
     # Rank 1 believes in a world of two: nobody is going to be the third.
     calls = [(0, 3), (1, 2)]
-    results = together(
+    results = outcomes(
         [lambda r=r, n=n: meet(store, "c", r, n, timeout=0.2, hello={}) for r, n in calls]  # type: ignore[misc]
     )
     same_error(results, MismatchError, [1])
@@ -222,7 +222,7 @@ def test_late_comer_hears_once_why_the_others_failed(store: Any) -> None:
     with quick(10):
         (late,) = meet_all(store, 3, ranks=[2])
     same_error([late], MismatchError, [1])
-    others = together([lambda: meet(store, "c", 0, 3, timeout=LONG, hello={})])
+    others = outcomes([lambda: meet(store, "c", 0, 3, timeout=LONG, hello={})])
     same_error(others, MismatchError, [1])
     clean = meet_all(store, 3)
     assert len({m.uid for m in clean}) == 1
@@ -258,7 +258,7 @@ def test_members_at_different_calls() -> None:
         lambda: members[1].exchange("b", b""),
         lambda: members[2].exchange("a", b""),
     ]
-    error = same_error(together(calls), MismatchError, [1])
+    error = same_error(outcomes(calls), MismatchError, [1])
     assert "tag is 'b' on rank 1 and 'a' on ranks 0, 2" in error.message
 
 
@@ -270,7 +270,7 @@ def test_abort_reaches_the_others_at_once(store: Any) -> None:
             raise OSError("no shared memory\nand a long tail")
 
     with quick(10):
-        left, *others = together(
+        left, *others = outcomes(
             [leave, lambda: members[0].exchange("x", b""), lambda: members[2].exchange("x", b"")]
         )
     assert isinstance(left, OSError)
@@ -357,7 +357,7 @@ def test_all_or_none_in_any_order_of_events() -> None:
                     assert member.exchange("x", b"%d" % rank) == [b"0", b"1", b"2"]
                     successes[rank].add(f"exchange in {member.uid}")
 
-    assert together([partial(live, rank) for rank in range(size)]) == [None] * size
+    assert outcomes([partial(live, rank) for rank in range(size)]) == [None] * size
     assert successes[0] == successes[1] == successes[2]
     # Who was not there when the others disagreed for the last time hears of it now, and they wait in vain.
     first = meet_all(store, size, timeout=10.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import unicomm
+from tests.commands import run, torchrun
 from tests.comms.calls import COLLECTIVES, call
 from unicomm import BackendError, CommTimeoutError, InvalidArgumentError, UnsupportedError
 from unicomm.testing import run_ranks
@@ -121,14 +121,7 @@ def test_between_processes(tmp_path):
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = run([*torchrun(3), program], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -189,9 +182,7 @@ assert x.sum() == 5000
 
 @pytest.mark.processes
 def test_a_forked_child_has_memory_of_its_own():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run([sys.executable, "-c", FORKED])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,12 +1,12 @@
 """The corpus and the analyzer's marks on it."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.commands import run
 from unicomm.flight_recorder import corpus
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Finding, Report, Verdict
@@ -67,12 +67,10 @@ def test_marks():
 
 def test_the_command():
     command = [sys.executable, "-m", "unicomm", "trace", "selftest", "--largest", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stdout
     assert "never-joined" in done.stdout
-    data = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=100, check=False).stdout
-    )
+    data = json.loads(run([*command, "--json"]).stdout)
     assert data["precision"] >= 0.95
     assert data["recall"] >= 0.95
     assert data["kinds"] >= 30

@@ -3,13 +3,13 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import unicomm
+from tests.commands import run
 from tests.flight_recorder.rings import RECV, SEND, write_ring
 from tests.old_torch import not_with_old_torch
 from unicomm.flight_recorder.formats import torch_dump as formats
@@ -83,7 +83,7 @@ def test_torchs_own_analyzer_reads_our_dumps(tmp_path):
             pickle.dumps(formats.to_dict(read_ring(rings / f"{rank}.ucring")))
         )
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(dumps), "-p", "rank_"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     said = (done.stdout + done.stderr).lower()
@@ -183,14 +183,7 @@ def test_raw_and_json(tmp_path):
 
 
 def command(*args, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "unicomm", *args],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | env | {"COLUMNS": "200"},
-    )
+    return run([sys.executable, "-m", "unicomm", *args], env=os.environ | env | {"COLUMNS": "200"})
 
 
 def test_command(tmp_path):

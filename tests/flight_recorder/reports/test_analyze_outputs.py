@@ -1,13 +1,13 @@
 """What comes out: text, JSON and its schema, Markdown, reports without names, exit codes."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 from rich.console import Console
 
 from tests import ROOT
+from tests.commands import run
 from unicomm.flight_recorder import corpus
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
@@ -104,13 +104,7 @@ def folder(tmp_path):
 
 
 def command(*args):
-    done = subprocess.run(
-        [sys.executable, "-m", "unicomm", "trace", "analyze", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run([sys.executable, "-m", "unicomm", "trace", "analyze", *map(str, args)])
     assert "Traceback" not in done.stderr
     return done
 

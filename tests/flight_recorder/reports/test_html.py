@@ -3,13 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 
+from tests.commands import run
 from tests.flight_recorder.rings import ALL_REDUCE, META, RECV, SEND
 from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
@@ -257,11 +257,9 @@ def test_a_browser_draws_it(tmp_path, ranks):
     table = missing_rank(ranks, guilty=2)
     path = html.write(analyze(table, stuck_after=0), table, tmp_path / "report.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    done = subprocess.run(
+    done = run(
         [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=90,
+        within=90,
         check=True,
     )
     legend = re.search(r'<span id="legend">(.*?)</div>', done.stdout, re.DOTALL).group(1)

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import unicomm
+from tests.commands import run
 from tests.flight_recorder.rings import ALL_REDUCE, BROADCAST, META, RECV, SEND
 from tests.old_torch import not_with_old_torch
 from unicomm import _core, flight_recorder
@@ -52,9 +52,7 @@ def test_formats(recorded, tmp_path):
 
 def test_before_the_first_communicator(tmp_path):
     code = f"from unicomm import flight_recorder; flight_recorder.dump({str(tmp_path / 'a')!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run([sys.executable, "-c", code])
     assert "create a communicator before" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -161,9 +159,7 @@ except ValueError as error:
 assert signal.getsignal(signal.SIGUSR2) is print
 """
     env = os.environ | {"UNICOMM_TRACE_DUMP": "/nowhere", "UNICOMM_TRACE_DUMP_SIGNAL": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=env
-    )
+    done = run([sys.executable, "-c", code], env=env, check=True)
     assert "has a handler of the program's own; name another one" in done.stdout
 
 
@@ -190,7 +186,7 @@ def write_group(folder, world, pairs):
 
 def torchs_analyzer(folder):
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "-p", "rank_"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run(command)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return (done.stdout + done.stderr).lower()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.threads import results
 
 SUCCESS, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE = range(6)
 REMOTE_ERROR, IN_PROGRESS, TIMEOUT = range(6, 9)
@@ -194,24 +196,6 @@ class Double:
         self.call("double_stream_synchronize", ctypes.c_void_p(stream))
 
 
-def in_threads(n: int, body: Callable[[int], Any], within: float = 60.0) -> list[Any]:
+def in_threads(n: int, body: Callable[[int], Any]) -> list[Any]:
     """`body(rank)` in a thread for each rank; the results, or the first rank's exception."""
-    results: list[Any] = [None] * n
-    errors: list[BaseException | None] = [None] * n
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = body(rank)
-        except BaseException as error:
-            errors[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(within)
-    for error in errors:
-        if error is not None:
-            raise error
-    assert not any(t.is_alive() for t in threads), "ranks hang"
-    return results
+    return results([partial(body, rank) for rank in range(n)])

@@ -7,11 +7,11 @@ import ctypes
 import os
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
+from tests.commands import run
 from unicomm.comms.memory.device_kernels import FIELDS, FOLDER, KERNELS, OPTIONS, source
 
 SOURCE = FOLDER / "kernels.cu"
@@ -77,12 +77,5 @@ def test_hipcc(arch, tmp_path):
 
 
 def compile_with(command):
-    done = subprocess.run(
-        [*command, str(SOURCE)],
-        env=dict(os.environ) | {"HIP_PLATFORM": "amd"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run([*command, str(SOURCE)], within=110, env=dict(os.environ) | {"HIP_PLATFORM": "amd"})
     assert done.returncode == 0, done.stderr
