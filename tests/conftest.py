@@ -69,18 +69,18 @@ def eventually() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def nccl_double() -> Callable[..., Path]:
-    """`nccl_double(22105, rccl=False)`: a library that plays this version of NCCL (the latest without one).
+def mock_nccl_library() -> Callable[..., Path]:
+    """`mock_nccl_library(22105, rccl=False)`: a mock of this version of NCCL, of the latest without one.
 
     See tests/mocks/nccl/library.cpp. The first call on a machine compiles, for about 4 s of one core: a test
     that may be first needs a long timeout. Skips without a C++ compiler.
     """
-    from tests.mocks.nccl import build as build_double
+    from tests.mocks.nccl import build
 
-    def path(version: int = build_double.LATEST, rccl: bool = False) -> Path:
+    def path(version: int = build.LATEST, rccl: bool = False) -> Path:
         try:
-            return build_double.library(version, rccl)
-        except build_double.NoCompiler as error:
+            return build.library(version, rccl)
+        except build.NoCompiler as error:
             pytest.skip(str(error))
 
     return path

@@ -72,12 +72,12 @@ def test_tensors_of_other_devices_are_passed_on():
 
     called = []
 
-    class Double:
+    class Mock:
         def __getattr__(self, name):
             return lambda *arguments: called.append((name, arguments)) or "work"
 
     with new_comm("fake", torch.device("cpu"), rank=0, size=2) as comm:
-        world = MixedProcessGroup(comm, others={"meta": Double()})
+        world = MixedProcessGroup(comm, others={"meta": Mock()})
         x = torch.empty(4, device="meta")
         calls = {
             "allreduce": ([x], dist.AllreduceOptions()),
@@ -106,14 +106,14 @@ def test_a_batch_is_one_for_torchs_backend(monkeypatch, told):
 
     called = []
 
-    class Double:
+    class Mock:
         supports_coalescing = True
 
         def __getattr__(self, name):
             return lambda *arguments: called.append(name) or name
 
     with new_comm("fake", torch.device("cpu"), rank=0, size=2) as comm:
-        world = MixedProcessGroup(comm, others={"meta": Double()})
+        world = MixedProcessGroup(comm, others={"meta": Mock()})
         x = torch.empty(4, device="meta")
         calls = (lambda *_, **__: world.send([x], 1, 0)), (lambda *_, **__: world.recv([x], 1, 0))
         batch = [SimpleNamespace(op=f, tensor=x, group=world, tag=0, group_peer=1) for f in calls]

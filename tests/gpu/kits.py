@@ -1,6 +1,6 @@
-"""What the tests of this folder run on: a GPU with the vendor's library, or the double that stands for it.
+"""What the tests of this folder run on: a GPU with the vendor's library, or the mock that stands for it.
 
-The bodies are the same. With the double they prove that the tests are right, and nothing about a GPU: what
+The bodies are the same. With the mock they prove that the tests are right, and nothing about a GPU: what
 torch does to a tensor happens there at once, not on a stream.
 """
 
@@ -97,10 +97,10 @@ class Gpu(Kit):
         return self.ranks(n, program)
 
 
-class Double(Kit):
+class Mock(Kit):
     """tests/mocks/nccl, as the newest NCCL that it plays."""
 
-    name = "double"
+    name = "mock"
     backend = "nccl-new"
     device = torch.device("cpu")
 
@@ -121,7 +121,7 @@ class Double(Kit):
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         places = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(source.data_ptr())
         stream = ctypes.c_void_p(self._streams.current())
-        assert self._streams._c.double_stream_memcpy(stream, *places, ctypes.c_size_t(to.nbytes)) == 0
+        assert self._streams._c.mock_stream_memcpy(stream, *places, ctypes.c_size_t(to.nbytes)) == 0
 
     def synchronize(self) -> None:
         self._streams.synchronize()
@@ -141,9 +141,9 @@ class Double(Kit):
     def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         if n > 1:
             pytest.skip("tests/symm/device has it")
-        from tests.mocks.device import backend as device_double
+        from tests.mocks.device import backend as device_mock
 
-        return run_ranks(program, n, backend=device_double.make("symm-gpu-kit").name)
+        return run_ranks(program, n, backend=device_mock.make("symm-gpu-kit").name)
 
 
-KITS = {"gpu": Gpu, "double": Double}
+KITS = {"gpu": Gpu, "mock": Mock}

@@ -1,4 +1,4 @@
-"""The table over NVSHMEM, with processes over its double."""
+"""The table over NVSHMEM, with processes over its mock."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ def library(version=_NEW):
 @pytest.mark.parametrize(("n", "version"), [(2, _OLD), (4, _NEW)])
 def test_what_the_table_does(start, n, version, tmp_path):
     log = tmp_path / "calls"
-    job = start("nvshmem_table.py", n, library(version), "all", settings={"NVSHMEM_DOUBLE_LOG": str(log)})
+    job = start("nvshmem_table.py", n, library(version), "all", settings={"NVSHMEM_MOCK_LOG": str(log)})
     job.next("over")
     assert job.end() == [0] * n
     calls = [line.split() for line in log.read_text().splitlines()]
@@ -35,16 +35,16 @@ def test_what_the_table_does(start, n, version, tmp_path):
 
 
 @pytest.mark.processes
-def test_for_a_communicator_of_nccl(start, nccl_double):
-    nccl_double()
-    job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_DOUBLE_HOST_STREAM": "1"})
+def test_for_a_communicator_of_nccl(start, mock_nccl_library):
+    mock_nccl_library()
+    job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_MOCK_HOST_STREAM": "1"})
     assert [said["library"] for said in job.next("over", 60.0)] == ["NVSHMEM"] * 2
     assert job.end() == [0, 0]
 
 
 @pytest.mark.processes
 def test_several_pes_on_one_gpu(start):
-    job = start("nvshmem_table.py", 2, library(), "limited", settings={"NVSHMEM_DOUBLE_LIMITED": "1"})
+    job = start("nvshmem_table.py", 2, library(), "limited", settings={"NVSHMEM_MOCK_LIMITED": "1"})
     job.next("over")
     assert job.end() == [0, 0]
 
@@ -62,8 +62,8 @@ def test_who_waits_in_the_library_gives_up(start):
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ({"NVSHMEM_DOUBLE_REFUSES": "7"}, "nvshmemx_hostlib_init_attr failed with 7"),
-        ({"NVSHMEM_DOUBLE_NO_DEVICE": "1"}, "found no GPU"),
+        ({"NVSHMEM_MOCK_REFUSES": "7"}, "nvshmemx_hostlib_init_attr failed with 7"),
+        ({"NVSHMEM_MOCK_NO_DEVICE": "1"}, "found no GPU"),
     ],
 )
 def test_init_that_fails(start, setting, text):

@@ -26,7 +26,7 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(pmi, "_used_up", set())
 
 
-class Pmi2Double:
+class MockPmi2:
     """Stands in for Slurm's PMI-2 server, for ranks that are threads: it has what the exchange needs."""
 
     def __init__(self, size: int) -> None:
@@ -74,17 +74,17 @@ class Pmi2Double:
 
 def test_pmi2_tells_all_ranks(monkeypatch):
     monkeypatch.setattr(pmi, "used_up", lambda: False)  # the ranks are threads of one process
-    double = Pmi2Double(3)
+    mock = MockPmi2(3)
 
     def rank(n: int) -> str:
         value = "10.0.0.1:5" if n == 0 else None
-        return pmi.by_pmi2(str(double.theirs[n].fileno()), "10.0", n, "where", value, LIMIT)
+        return pmi.by_pmi2(str(mock.theirs[n].fileno()), "10.0", n, "where", value, LIMIT)
 
     told = results([partial(rank, n) for n in range(3)], within=LIMIT)
-    double.close()
+    mock.close()
     assert told == ["10.0.0.1:5"] * 3
-    assert double.heard[0] == ["fullinit", "kvs-put", "kvs-fence", "kvs-get", "finalize"]
-    assert double.heard[1] == ["fullinit", "kvs-fence", "kvs-get", "finalize"]
+    assert mock.heard[0] == ["fullinit", "kvs-put", "kvs-fence", "kvs-get", "finalize"]
+    assert mock.heard[1] == ["fullinit", "kvs-fence", "kvs-get", "finalize"]
 
 
 def slurm(descriptor: object, **more: str) -> tuple[Environment, dict[str, str]]:

@@ -171,7 +171,7 @@ def test_strangers_do_not_come_in():
 
 
 class ForgottenWork:
-    """A double of a work that Gloo has lost sight of: it is never over."""
+    """A mock of a work that Gloo has lost sight of: it is never over."""
 
     def __init__(self) -> None:
         self.never = threading.Event()
@@ -185,7 +185,7 @@ class ForgottenWork:
 
 
 class ForgetfulGroup:
-    """A double of Gloo's group that forgets what it is given."""
+    """A mock of Gloo's group that forgets what it is given."""
 
     def __init__(self, group: Any) -> None:
         self._group = group

@@ -134,7 +134,7 @@ def test_a_split_beside_what_does_not_end(mock_nccl, raised):
 
 def test_one_thread_at_a_time_asks_how_far_a_call_is(mock_nccl, monkeypatch):
     """With blocking=0 the question finishes the call, and the watchdog asks it too."""
-    monkeypatch.setenv("NCCL_DOUBLE_SLOW_ENQUEUE", "1")
+    monkeypatch.setenv("NCCL_MOCK_SLOW_ENQUEUE", "1")
     asked = threading.Event()
 
     class Watched:

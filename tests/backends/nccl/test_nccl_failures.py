@@ -1,4 +1,4 @@
-"""Who is to blame, and what the library has said: errors of operations on streams, over the double."""
+"""Who is to blame, and what the library has said: errors of operations on streams, over the mock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unicomm
-from tests.mocks.nccl.backend import DoubleBackend, make
+from tests.mocks.nccl.backend import MockBackend, make
 from tests.mocks.nccl.kinds import streams_of
 from unicomm import Communicator
 from unicomm.backends.nccl import known_causes as causes
@@ -22,7 +22,7 @@ from unicomm.flight_recorder.recording import writer
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
-_made: list[type[DoubleBackend]] = []
+_made: list[type[MockBackend]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -187,15 +187,15 @@ def test_the_librarys_log_and_the_known_cause_are_in_the_error(mock_nccl, raised
             return
         if comm.get_rank() == 0:
             work = comm.all_reduce(torch.ones(4), SUM, True)
-            c_of(comm).double_warn(b"NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0")
-            assert c_of(comm).double_inject_error(handle(comm), 2) == 0
+            c_of(comm).mock_warn(b"NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0")
+            assert c_of(comm).mock_inject_error(handle(comm), 2) == 0
             error = raised(work.wait_blocking)
             assert type(error) is BackendError
             lines = error.message.splitlines()
             assert lines[0] == (
                 "NCCL operation failed with unhandled system error: an injected error (NCCL mock_nccl)"
             )
-            log = "  NCCL's log: double.cc:1 "
+            log = "  NCCL's log: mock.cc:1 "
             assert lines[1:] == [
                 f"{log}NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0",
                 f"{log}an injected error (NCCL mock_nccl)",
@@ -215,16 +215,16 @@ def test_the_librarys_log_and_the_known_cause_are_in_the_error(mock_nccl, raised
 
 def test_a_timeout_has_what_the_library_said_before(mock_nccl, raised):
     def absent(comm: Communicator, over: threading.Event) -> None:
-        c_of(comm).double_warn(b"Call to connect to 10.0.0.2<5> failed : Connection refused")
+        c_of(comm).mock_warn(b"Call to connect to 10.0.0.2<5> failed : Connection refused")
 
     error = pair(mock_nccl, late_reduce, absent, raised)
     words = "Call to connect to 10.0.0.2<5> failed : Connection refused"
-    assert f"\n  NCCL's log: double.cc:1 {words}" in str(error)
+    assert f"\n  NCCL's log: mock.cc:1 {words}" in str(error)
     assert "firewalls" in error.hint
 
 
 def test_a_failed_creation_has_the_log(mock_nccl, raised, monkeypatch):
-    monkeypatch.setenv("NCCL_DOUBLE_INIT_ERROR", "2")
+    monkeypatch.setenv("NCCL_MOCK_INIT_ERROR", "2")
     error = raised(unicomm.new_comm, mock_nccl, "cpu", rank=0, size=1)
     assert "a planned error at initialisation" in error.message
     assert not any("NCCL_DEBUG" in name for name in os.environ)
@@ -317,11 +317,11 @@ def test_the_catalogue_has_no_entry_that_an_earlier_one_hides():
 
 def test_a_lost_peer_of_which_nothing_is_known_stays_one(mock_nccl, raised):
     def absent(comm: Communicator, over: threading.Event) -> None:
-        assert c_of(comm).double_inject_error(handle(comm), 0) == 0
+        assert c_of(comm).mock_inject_error(handle(comm), 0) == 0
 
     def waits(comm: Communicator) -> None:
         work = comm.all_reduce(torch.ones(4), SUM, True)
-        assert c_of(comm).double_inject_error(handle(comm), 6) == 0
+        assert c_of(comm).mock_inject_error(handle(comm), 6) == 0
         work.wait_blocking()
 
     error = pair(mock_nccl, waits, absent, raised)

@@ -215,7 +215,7 @@ def test_a_graph_of_an_ended_communicator_is_not_launched(mock_nccl, raised):
 
 @pytest.mark.parametrize("backend", ["nccl-new", "nccl-old", "rccl-old"])
 def test_calls_that_happen_once_are_refused_in_a_capture(backend, fresh_recorder):
-    """As over the SHMEM libraries' doubles: tests/processes/programs/shmem.py."""
+    """As over the SHMEM libraries' mocks: tests/processes/programs/shmem.py."""
     of_kind(backend)
     together = Together(2)
 

@@ -1,4 +1,4 @@
-"""Memory of the library, registration and windows, over the double."""
+"""Memory of the library, registration and windows, over the mock."""
 
 from __future__ import annotations
 

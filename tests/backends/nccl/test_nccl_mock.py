@@ -1,4 +1,4 @@
-"""The NCCL and RCCL backends over a double of their library: no GPU is needed, and none is proved to work."""
+"""The NCCL and RCCL backends over a mock of their library: no GPU is needed, and none is proved to work."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_late_errors_of_the_library_are_raised(new, raised):
         comm.barrier(False)
         if comm.get_rank() == 0:
             work = comm.all_reduce(torch.ones(4), SUM, True)
-            assert c.double_inject_error(ctypes.c_void_p(comm.unsafe_backend._handle.comm), 2) == 0
+            assert c.mock_inject_error(ctypes.c_void_p(comm.unsafe_backend._handle.comm), 2) == 0
             error = raised(work.wait_blocking)
             assert type(error) is BackendError
             assert "unhandled system error" in error.message
@@ -186,21 +186,21 @@ def test_options_reach_the_library(new):
     import ctypes
 
     c = ctypes.CDLL(of("nccl-new").path)
-    c.double_last_config.restype = ctypes.c_longlong
-    c.double_last_config_text.restype = ctypes.c_char_p
+    c.mock_last_config.restype = ctypes.c_longlong
+    c.mock_last_config_text.restype = ctypes.c_char_p
 
     def program(comm: Communicator) -> None:
         handle = ctypes.c_void_p(comm.unsafe_backend._handle.comm)
-        seen = {n: c.double_last_config(handle, n.encode()) for n in ("maxCTAs", "minCTAs", "trafficClass")}
+        seen = {n: c.mock_last_config(handle, n.encode()) for n in ("maxCTAs", "minCTAs", "trafficClass")}
         assert seen == {"maxCTAs": 4, "minCTAs": -(1 << 31), "trafficClass": 7}
-        assert c.double_last_config_text(handle, b"commName") == b"ranks"
+        assert c.mock_last_config_text(handle, b"commName") == b"ranks"
 
     run_ranks(program, 2, backend=new, hints={"max_ctas": "4", "traffic_class": "7"})
 
 
 def test_large_worlds_meet_at_several_roots(backend, monkeypatch, tmp_path):
     log = tmp_path / "calls"
-    monkeypatch.setenv("NCCL_DOUBLE_LOG", str(log))
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
 
     def program(comm: Communicator) -> float:
         x = torch.ones(1)

@@ -1,4 +1,4 @@
-"""Ranks as processes over the double of NCCL."""
+"""Ranks as processes over the mock of NCCL."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n),
-        "NCCL_DOUBLE_PEER_ERRORS": peer_errors,
+        "NCCL_MOCK_PEER_ERRORS": peer_errors,
         "UNICOMM_TRACE_DIR": str(tmp_path),
-        "NCCL_DOUBLE_LOG": str(tmp_path / "calls"),
+        "NCCL_MOCK_LOG": str(tmp_path / "calls"),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, str(HERE / "programs" / job), fault]
@@ -53,15 +53,15 @@ def run(
 
 
 @pytest.mark.processes
-def test_a_job(tmp_path, nccl_double):
-    nccl_double()  # built before the ranks need it
+def test_a_job(tmp_path, mock_nccl_library):
+    mock_nccl_library()  # built before the ranks need it
     for code, out, complaints in run(tmp_path, "none"):
         assert (code, out) == (0, "done\n"), complaints
 
 
 @pytest.mark.processes
-def test_a_killed_rank_is_an_error_on_the_others(tmp_path, nccl_double):
-    nccl_double()
+def test_a_killed_rank_is_an_error_on_the_others(tmp_path, mock_nccl_library):
+    mock_nccl_library()
     ranks = run(tmp_path, "kill")
     assert ranks[1][0] == -9
     for code, out, complaints in (ranks[0], ranks[2]):
@@ -72,9 +72,9 @@ def test_a_killed_rank_is_an_error_on_the_others(tmp_path, nccl_double):
 
 @pytest.mark.processes
 def test_a_killed_rank_of_which_the_library_says_nothing_is_found_long_before_the_deadline(
-    tmp_path, nccl_double
+    tmp_path, mock_nccl_library
 ):
-    nccl_double()
+    mock_nccl_library()
     ranks = run(tmp_path, "kill silently", 2, "0")
     assert ranks[1][0] == -9
     code, out, complaints = ranks[0]
@@ -84,8 +84,8 @@ def test_a_killed_rank_of_which_the_library_says_nothing_is_found_long_before_th
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_a_killed_rank_is_left_out_and_replaced(tmp_path, nccl_double):
-    nccl_double()
+def test_a_killed_rank_is_left_out_and_replaced(tmp_path, mock_nccl_library):
+    mock_nccl_library()
     ranks = run(tmp_path, "", 4, job="elastic_job.py")
     assert ranks[1][0] == -9
     for rank in (0, 2, 3):

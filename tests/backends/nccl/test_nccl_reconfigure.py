@@ -1,4 +1,4 @@
-"""reconfigure over the double of NCCL: by shrinking and growing where the library can, else anew."""
+"""reconfigure over the mock of NCCL: by shrinking and growing where the library can, else anew."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class NcclCast(Cast):
 @pytest.fixture
 def cast(tmp_path, monkeypatch) -> Iterator[Callable[..., NcclCast]]:
     log = tmp_path / "calls"
-    monkeypatch.setenv("NCCL_DOUBLE_LOG", str(log))
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
     played: list[NcclCast] = []
 
     def make(*args: Any, **kwargs: Any) -> NcclCast:

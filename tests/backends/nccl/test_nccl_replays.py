@@ -1,4 +1,4 @@
-"""Replays of graphs in the profiler: their events and rows, and what is made of them, over the double."""
+"""Replays of graphs in the profiler: their events and rows, and what is made of them, over the mock."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TIMEOUT, PEER_LOST, MISMATCH, ABORTED, INTERNAL, UNSUPPORTED = 1, 2, 3, 4, 5, 7 
 
 @pytest.fixture(autouse=True)
 def _peer_errors(monkeypatch):
-    monkeypatch.setenv("NCCL_DOUBLE_PEER_ERRORS", "1")  # a rank that fails fails all
+    monkeypatch.setenv("NCCL_MOCK_PEER_ERRORS", "1")  # a rank that fails fails all
 
 
 class Heap:
@@ -199,7 +199,7 @@ def test_signals_are_counted(name):
 
 def test_ranks_out_of_reach_get_signals_and_what_comes_with_them(monkeypatch):
     of("nccl-new")
-    monkeypatch.setenv("NCCL_DOUBLE_LSA", "2")
+    monkeypatch.setenv("NCCL_MOCK_LSA", "2")
 
     def program(comm: Communicator) -> None:
         heap = Heap(comm)
@@ -280,7 +280,7 @@ def test_a_rank_that_does_not_come_to_an_allocation():
             comm.abort()
             return None, 0
         fault = heap.fault("allocate", 8, 64, 0.3)
-        left = streams_of(comm)._c.double_last_error()
+        left = streams_of(comm)._c.mock_last_error()
         over.set()
         comm.abort()
         return fault, left
@@ -312,8 +312,8 @@ def test_it_ends_with_the_communicator():
 
 
 @pytest.mark.processes
-def test_processes_share_it_and_miss_who_dies(tmp_path, nccl_double):
-    nccl_double()
+def test_processes_share_it_and_miss_who_dies(tmp_path, mock_nccl_library):
+    mock_nccl_library()
     ranks = run(tmp_path, "kill", job="symmetric_job.py")
     assert ranks[1][0] == -9
     for code, out, complaints in (ranks[0], ranks[2]):

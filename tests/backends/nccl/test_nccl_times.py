@@ -1,4 +1,4 @@
-"""When operations ran on their device: in the recorder and in torch.profiler, over the double."""
+"""When operations ran on their device: in the recorder and in torch.profiler, over the mock."""
 
 from __future__ import annotations
 

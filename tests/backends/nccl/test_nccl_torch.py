@@ -34,8 +34,8 @@ def mock_nccl() -> str:
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_consumers_give_stock_gloos_numbers(nccl_double):
-    nccl_double()  # built before the ranks need it
+def test_consumers_give_stock_gloos_numbers(mock_nccl_library):
+    mock_nccl_library()  # built before the ranks need it
     done = run(
         [*torchrun(2), HERE / "programs" / "mock_consumers.py"],
         within=220,

@@ -1,6 +1,6 @@
 """The conformance suite on the SHMEM backend over this host's memory: ranks are threads, tensors the CPU's.
 
-tests/processes/test_shmem.py has ranks as processes, and the double of NVSHMEM.
+tests/processes/test_shmem.py has ranks as processes, and the mock of NVSHMEM.
 """
 
 import pytest

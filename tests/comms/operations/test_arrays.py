@@ -1,4 +1,4 @@
-"""Arrays of other libraries where tensors are asked for: numpy's, and, in place of cupy's, a double that has
+"""Arrays of other libraries where tensors are asked for: numpy's, and, in place of cupy's, a mock that has
 nothing but DLPack, on the CPU."""
 
 import gc
@@ -17,7 +17,7 @@ from unicomm.testing import run_ranks
 SUM = ReduceOp.SUM
 
 
-class DLPackDouble:
+class MockDLPack:
     """An array as another library would have it: its memory comes out by DLPack only."""
 
     def __init__(self, memory):
@@ -30,26 +30,26 @@ class DLPackDouble:
         return self.memory.__dlpack__(**kwargs)
 
 
-class OldDouble(DLPackDouble):
+class OldMock(MockDLPack):
     """The protocol before DLPack 1.0: no version, no flags."""
 
     def __dlpack__(self, stream=None):
         return self.memory.__dlpack__()
 
 
-class CopyingDouble(DLPackDouble):
+class MockCopying(MockDLPack):
     """One that exports a copy, and says so."""
 
     def __dlpack__(self, **kwargs):
         return self.memory.__dlpack__(**{**kwargs, "copy": True})
 
 
-class RefusingDouble(DLPackDouble):
+class MockRefusing(MockDLPack):
     def __dlpack__(self, **kwargs):
         raise BufferError("needs its gradient")
 
 
-KINDS = {"numpy": lambda memory: memory, "dlpack": DLPackDouble, "old dlpack": OldDouble}
+KINDS = {"numpy": lambda memory: memory, "dlpack": MockDLPack, "old dlpack": OldMock}
 
 
 def maker(kind, made):
@@ -94,14 +94,14 @@ def test_messages_batches_and_persistent_gathers():
         mine, came = np.full(3, me + 1.0), np.zeros(3)
         if me == 0:
             comm.send(mine, other, False)
-            comm.recv(DLPackDouble(came), other, False)
+            comm.recv(MockDLPack(came), other, False)
         else:
             comm.recv(came, other, False)
-            comm.send(OldDouble(mine), other, False)
+            comm.send(OldMock(mine), other, False)
         assert came.tolist() == [other + 1.0] * 3
         again = np.zeros(3)
         batch = comm.batch_op_create()
-        batch.send(DLPackDouble(mine), other).recv(again, other)
+        batch.send(MockDLPack(mine), other).recv(again, other)
         batch.issue(False)
         assert again.tolist() == came.tolist()
         whole = np.zeros(6)
@@ -125,15 +125,15 @@ def test_what_is_read_only_is_read_and_not_written(raised):
         comm.all_gather_single(out, frozen(), False)
         assert out.tolist() == [0, 1, 0, 1]
         out[:] = 0
-        comm.all_gather_single(out, DLPackDouble(frozen()), False)
+        comm.all_gather_single(out, MockDLPack(frozen()), False)
         assert out.tolist() == [0, 1, 0, 1]
         kept = frozen(), frozen(), np.arange(2.0)
         errors = [
             raised(comm.all_reduce, kept[0], SUM, False),
-            raised(comm.all_reduce, DLPackDouble(kept[1]), SUM, True),
-            raised(comm.broadcast, CopyingDouble(kept[2]), 0, False),
+            raised(comm.all_reduce, MockDLPack(kept[1]), SUM, True),
+            raised(comm.broadcast, MockCopying(kept[2]), 0, False),
             raised(comm.recv, frozen(), 1 - comm.get_rank(), False),
-            raised(comm.all_reduce, RefusingDouble(kept[2]), SUM, False),
+            raised(comm.all_reduce, MockRefusing(kept[2]), SUM, False),
         ]
         comm.barrier(False)
         assert [k.tolist() for k in kept] == [[0, 1]] * 3
@@ -186,7 +186,7 @@ def test_windows_and_symmetric_memory():
         array[:] = me
         window = comm.new_window(array)
         window.put(np.full(2, 5.0 + me), other, 1, False)
-        window.put(DLPackDouble(np.full(1, 9.0)), other, 5, False)
+        window.put(MockDLPack(np.full(1, 9.0)), other, 5, False)
         window.barrier()
         assert array.tolist() == [me, 5 + other, 5 + other, me, me, 9]
         mine = np.zeros(6)
@@ -199,7 +199,7 @@ def test_windows_and_symmetric_memory():
         pad = symm.empty(1, dtype=torch.int64, comm=comm).zero_()
         comm.barrier(False)
         if me == 0:
-            symm.put_signal(DLPackDouble(array), pad.numpy(), 3, 1, comm)
+            symm.put_signal(MockDLPack(array), pad.numpy(), 3, 1, comm)
         else:
             symm.wait_signal(pad.numpy(), 3, 0, comm)
             assert array[0] == 0

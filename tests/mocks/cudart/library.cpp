@@ -1,8 +1,8 @@
-// A double of the CUDA runtime over host memory, for tests of csrc/symm/tables/cuda_ipc.cpp where there is no GPU.
-// It is no emulator: it has the functions that are called there, with their signatures, and is strict about
-// what the real one leaves undefined.
+// A mock of the CUDA runtime over host memory, for tests of csrc/symm/tables/cuda_ipc.cpp where there is no
+// GPU. It is no emulator: it has the functions that are called there, with their signatures, and is strict
+// about what the real one leaves undefined.
 //
-// With `double_use_streams` its streams are those of the other double, tests/mocks/nccl, where kernels run
+// With `mock_use_streams` its streams are those of the other mock, tests/mocks/nccl, where kernels run
 // too. The default one is then the host's: what is put there is done when the call returns.
 //
 // As in the real one each thread has a current device and keeps its last error until it asks for it, and who
@@ -90,21 +90,21 @@ void drop(std::map<void*, Piece>::iterator found) {
 
 extern "C" {
 
-void double_use_streams(decltype(stream_copy) copy, decltype(stream_synchronize) synchronize) {
+void mock_use_streams(decltype(stream_copy) copy, decltype(stream_synchronize) synchronize) {
     stream_copy = copy, stream_synchronize = synchronize;
 }
 
 // A graph is captured from now on, in some thread; what ends it is seen by asking.
-void double_capture(bool on) { capturing = on; }
-bool double_captures() { return capturing; }
+void mock_capture(bool on) { capturing = on; }
+bool mock_captures() { return capturing; }
 // Bytes that are allocated or open, and so many allocations from now on fail.
-size_t double_bytes() {
+size_t mock_bytes() {
     std::lock_guard lock(mutex);
     size_t sum = 0;
     for (auto& [at, piece] : pieces) sum += piece.bytes;
     return sum;
 }
-void double_fail(int count) { failing = count; }
+void mock_fail(int count) { failing = count; }
 
 int cudaGetLastError() {
     int found = last_error;
@@ -131,7 +131,7 @@ static int malloc_here(void** out, size_t bytes) {
         return kOutOfMemory;
     }
     std::lock_guard lock(mutex);
-    int fd = memfd_create("cudart-double", MFD_CLOEXEC);
+    int fd = memfd_create("cudart-mock", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, off_t(bytes + kPage)) != 0) return kOutOfMemory;
     char* whole = map(fd, bytes);
     if (whole == nullptr) return kOutOfMemory;

@@ -1,4 +1,4 @@
-"""Symmetric memory of devices over doubles: the CUDA runtime's (tests/mocks/cudart), the streams and the
+"""Symmetric memory of devices over mocks: the CUDA runtime's (tests/mocks/cudart), the streams and the
 communicator of NCCL's (tests/mocks/nccl), and the kernels of unicomm/symm/kernels by the host's compiler.
 
 All are in host memory, which torch has as CPU tensors. `make` gives a backend of them.
@@ -48,7 +48,7 @@ def compiled(name: str, sources: Sequence[Path], *flags: str) -> Path:
     key = hashlib.sha256(shlex.join(command).encode())
     for source in sources:
         key.update(source.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"unicomm-device-double-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"unicomm-device-mock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"lib{name}-{key.hexdigest()[:16]}.so"
     with (folder / "lock").open("w") as lock:
@@ -62,7 +62,7 @@ def compiled(name: str, sources: Sequence[Path], *flags: str) -> Path:
 
 @cache
 def runtime() -> Path:
-    """The double of the CUDA runtime."""
+    """The mock of the CUDA runtime."""
     return compiled("cudart", [MOCKS / "cudart" / "library.cpp"])
 
 
@@ -74,13 +74,13 @@ def kernels() -> Path:
 
 
 class HostLauncher(Launcher):
-    """Runs kernels in the streams of the double at that path; on the default stream before it returns."""
+    """Runs kernels in the streams of the mock at that path; on the default stream before it returns."""
 
     def __init__(self, streams_path: str) -> None:
         self._streams = ctypes.CDLL(streams_path)
         self._library = ctypes.CDLL(str(kernels()))
-        self._library.double_launch.restype = ctypes.c_void_p
-        assert self._library.double_args() == len(FIELDS)
+        self._library.mock_launch.restype = ctypes.c_void_p
+        assert self._library.mock_args() == len(FIELDS)
         self.launched: list[str] = []
 
     def launch(self, kernel: str, blocks: int, threads: int, args: NDArray[np.int64], stream: int) -> None:
@@ -89,29 +89,29 @@ class HostLauncher(Launcher):
         assert args.shape == (len(FIELDS),)
         self.launched.append(kernel)
         function = ctypes.cast(self._library[kernel], ctypes.c_void_p)
-        launch = self._library.double_launch(
+        launch = self._library.mock_launch(
             function, ctypes.c_uint(blocks), ctypes.c_uint(_THREADS), ctypes.c_void_p(args.ctypes.data)
         )
-        handle, run = ctypes.c_void_p(stream), ctypes.cast(self._library.double_run, ctypes.c_void_p)
-        assert self._streams.double_stream_host_function(handle, run, ctypes.c_void_p(launch)) == 0
+        handle, run = ctypes.c_void_p(stream), ctypes.cast(self._library.mock_run, ctypes.c_void_p)
+        assert self._streams.mock_stream_host_function(handle, run, ctypes.c_void_p(launch)) == 0
         if not stream:
-            assert self._streams.double_stream_synchronize(handle) == 0
+            assert self._streams.mock_stream_synchronize(handle) == 0
 
     def host_words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
 
 
 def make(name: str) -> type[Any]:
-    """A backend of the doubles, registered under that name. Skips without a compiler."""
+    """A backend of the mocks, registered under that name. Skips without a compiler."""
     from tests.mocks.nccl.host_device import make_host_device
     from unicomm import register_backend
 
     base = make_host_device(f"{name}-device")
     streams = ctypes.CDLL(base.path)
-    use = ctypes.CDLL(str(runtime())).double_use_streams
-    use(streams.double_stream_memcpy, streams.double_stream_synchronize)
+    use = ctypes.CDLL(str(runtime())).mock_use_streams
+    use(streams.mock_stream_memcpy, streams.mock_stream_synchronize)
 
-    class DeviceDouble(base):  # type: ignore[misc, valid-type]
+    class MockDevice(base):  # type: ignore[misc, valid-type]
         @classmethod
         def runtime_path(cls) -> str:
             return str(runtime())
@@ -119,6 +119,6 @@ def make(name: str) -> type[Any]:
         def kernels(self, device: torch.device) -> HostLauncher:
             return HostLauncher(self.path)
 
-    DeviceDouble.name = name
-    register_backend(name, DeviceDouble)
-    return DeviceDouble
+    MockDevice.name = name
+    register_backend(name, MockDevice)
+    return MockDevice

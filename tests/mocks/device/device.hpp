@@ -1,4 +1,4 @@
-// What unicomm/symm/kernels needs of a device, by a host compiler: a double for tests where there is no GPU.
+// What unicomm/symm/kernels needs of a device, by a host compiler: a mock for tests where there is no GPU.
 //
 // The blocks of a kernel run one after the other, which is legal as only kernels of one block wait. The
 // threads of a block are fibers of one thread, which take turns where they synchronise or pause.

@@ -14,17 +14,17 @@ struct Launch {
 
 extern "C" {
 
-// Something for `double_run`, as often as wanted: a graph may be replayed. It is never given back.
-__attribute__((visibility("default"))) void* double_launch(void (*kernel)(Args), unsigned blocks,
+// Something for `mock_run`, as often as wanted: a graph may be replayed. It is never given back.
+__attribute__((visibility("default"))) void* mock_launch(void (*kernel)(Args), unsigned blocks,
                                                            unsigned threads, const Int* args) {
     auto* launch = new Launch{kernel, blocks, threads, {}};
     std::memcpy(&launch->args, args, sizeof launch->args);
     return launch;
 }
 
-__attribute__((visibility("default"))) unsigned double_args() { return sizeof(Args) / sizeof(Int); }
+__attribute__((visibility("default"))) unsigned mock_args() { return sizeof(Args) / sizeof(Int); }
 
-__attribute__((visibility("default"))) void double_run(void* given) {
+__attribute__((visibility("default"))) void mock_run(void* given) {
     const auto& launch = *static_cast<Launch*>(given);
     gridDim.x = launch.blocks, blockDim.x = launch.threads;
     for (unsigned i = 0; i < launch.blocks; ++i) {

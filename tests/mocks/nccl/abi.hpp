@@ -1,4 +1,4 @@
-// The C ABI that NCCL and RCCL share, declared anew for the double.
+// The C ABI that NCCL and RCCL share, declared anew for the mock.
 #pragma once
 #include <climits>
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-namespace nccl_double {
+namespace mock_nccl {
 
 enum Result : int {
     kSuccess = 0,
@@ -80,7 +80,7 @@ struct Config {
 static_assert(sizeof(Config) == 120 && offsetof(Config, netName) == 32 && offsetof(Config, commName) == 48 &&
               offsetof(Config, maxP2pPeers) == 88 && offsetof(Config, nvlsHostMode) == 112);
 
-// The head of what a call of 2.32 brings for one collective; nothing in it changes what the double does.
+// The head of what a call of 2.32 brings for one collective; nothing in it changes what the mock does.
 struct CollConfig {
     size_t size;
     unsigned magic;
@@ -105,4 +105,4 @@ using CommHandle = void*;
 using WindowHandle = void*;
 using StreamHandle = void*;
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -1,4 +1,4 @@
-"""The double through ctypes, and ranks as threads: what its own tests, and others without torch, use."""
+"""The mock through ctypes, and ranks as threads: what its own tests, and others without torch, use."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ _SIGNATURES = {
     "ncclWaitSignal": [_I, _P, *_ON],
     "ncclCommSuspend": [_P, _I],
     "ncclCommMemStats": [_P, _I, _P],
-    "double_inject_error": [_P, _I],
-    "double_event_create": [_P, _I],
-    "double_stream_sleep": [_P, ctypes.c_double],
-    "double_stream_memset": [_P, _P, _I, _Z],
-    "double_stream_memcpy": [_P, _P, _P, _Z],
-    "double_event_elapsed_ms": [_P, _P, _P],
-    "double_set_device": [_I],
+    "mock_inject_error": [_P, _I],
+    "mock_event_create": [_P, _I],
+    "mock_stream_sleep": [_P, ctypes.c_double],
+    "mock_stream_memset": [_P, _P, _I, _Z],
+    "mock_stream_memcpy": [_P, _P, _P, _Z],
+    "mock_event_elapsed_ms": [_P, _P, _P],
+    "mock_set_device": [_I],
 }
 _WITH_CONFIG = [
     "AllReduce",
@@ -128,7 +128,7 @@ class Failed(AssertionError):
         self.code = code
 
 
-class Double:
+class Mock:
     """One library; `call` raises Failed, `code` returns what the function returned."""
 
     def __init__(self, path: Path) -> None:
@@ -137,12 +137,12 @@ class Double:
             maxlen=1000
         )  # arrays: streams use them when their caller has long gone on
         self.lib = ctypes.CDLL(str(path))
-        self.lib.double_last_config.restype = ctypes.c_longlong
+        self.lib.mock_last_config.restype = ctypes.c_longlong
         for name in (
             "ncclGetErrorString",
             "ncclGetLastError",
-            "double_description",
-            "double_last_config_text",
+            "mock_description",
+            "mock_last_config_text",
         ):
             getattr(self.lib, name).restype = ctypes.c_char_p
         for name, types in _SIGNATURES.items():
@@ -184,16 +184,16 @@ class Double:
         return comm.value
 
     def stream(self) -> int:
-        return self.out("double_stream_create")
+        return self.out("mock_stream_create")
 
     def event(self, timing: bool = False) -> int:
-        return self.out("double_event_create", int(timing), first=True)
+        return self.out("mock_event_create", int(timing), first=True)
 
     def state(self, comm: int) -> int:
         return self.out("ncclCommGetAsyncError", comm, kind=ctypes.c_int)
 
     def synchronize(self, stream: int | None = None) -> None:
-        self.call("double_stream_synchronize", ctypes.c_void_p(stream))
+        self.call("mock_stream_synchronize", ctypes.c_void_p(stream))
 
 
 def in_threads(n: int, body: Callable[[int], Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""unicomm's NCCL and RCCL backends over the double of tests/mocks/nccl: host memory and host threads.
+"""unicomm's NCCL and RCCL backends over the mock of tests/mocks/nccl: host memory and host threads.
 
 What torch does to a tensor happens at once here, not on a stream. So the parts of composed operations that
 torch does (copies, folds) wait for the streams, before and after; operations of the library do not.
@@ -34,13 +34,13 @@ _NOT_READY = 600
 
 
 class HostStreams(Streams):
-    """The double's streams and events. The default stream is each thread's own."""
+    """The mock's streams and events. The default stream is each thread's own."""
 
     frees_in_order = False
 
     def __init__(self, path: str) -> None:
         self._c = ctypes.CDLL(path)
-        self._c.double_event_elapsed_ms.argtypes = [
+        self._c.mock_event_elapsed_ms.argtypes = [
             ctypes.POINTER(ctypes.c_float),
             ctypes.c_void_p,
             ctypes.c_void_p,
@@ -57,7 +57,7 @@ class HostStreams(Streams):
 
     def new(self) -> int:
         made = ctypes.c_void_p()
-        self._done(self._c.double_stream_create(ctypes.byref(made)))
+        self._done(self._c.mock_stream_create(ctypes.byref(made)))
         assert made.value is not None
         return made.value
 
@@ -74,36 +74,34 @@ class HostStreams(Streams):
 
     def record(self, stream: int | None) -> ctypes.c_void_p:
         event = ctypes.c_void_p()
-        self._done(self._c.double_event_create(ctypes.byref(event), 1))
-        self._done(self._c.double_event_record(event, ctypes.c_void_p(stream)))
+        self._done(self._c.mock_event_create(ctypes.byref(event), 1))
+        self._done(self._c.mock_event_record(event, ctypes.c_void_p(stream)))
         return event
 
     def wait(self, stream: int | None, event: ctypes.c_void_p) -> None:
-        self._done(self._c.double_stream_wait_event(ctypes.c_void_p(stream), event))
+        self._done(self._c.mock_stream_wait_event(ctypes.c_void_p(stream), event))
 
     def is_over(self, event: ctypes.c_void_p) -> bool:
         # On a GPU a thread of ours that asks without a device takes memory of another one.
         ours = threading.current_thread().name.startswith("unicomm-watchdog")
         assert not ours or getattr(_current, "adopted", False)
-        result = self._c.double_event_query(event)
+        result = self._c.mock_event_query(event)
         if result in (0, _NOT_READY):
             return bool(result == 0)
         raise RuntimeError(f"the device's error {result}")
 
     def elapsed(self, first: ctypes.c_void_p, second: ctypes.c_void_p) -> float:
         ms = ctypes.c_float()
-        self._done(self._c.double_event_elapsed_ms(ctypes.byref(ms), first, second))
+        self._done(self._c.mock_event_elapsed_ms(ctypes.byref(ms), first, second))
         return ms.value / 1e3
 
     def is_capturing(self) -> bool:
         capturing = ctypes.c_int()
-        self._done(
-            self._c.double_stream_is_capturing(ctypes.c_void_p(self.current()), ctypes.byref(capturing))
-        )
+        self._done(self._c.mock_stream_is_capturing(ctypes.c_void_p(self.current()), ctypes.byref(capturing)))
         return bool(capturing.value)
 
     def synchronize(self) -> None:
-        self._done(self._c.double_stream_synchronize(ctypes.c_void_p(self.current())))
+        self._done(self._c.mock_stream_synchronize(ctypes.c_void_p(self.current())))
 
     def call(self, function: Callable[[], object]) -> None:
         """Has the current stream call it."""
@@ -113,15 +111,15 @@ class HostStreams(Streams):
 
         kept = _CALLBACK(run)
         _called.append(kept)  # for as long as a stream may call it
-        self._done(self._c.double_stream_host_function(ctypes.c_void_p(self.current()), kept, None))
+        self._done(self._c.mock_stream_host_function(ctypes.c_void_p(self.current()), kept, None))
 
     def sleep(self, ms: float) -> None:
         """Keeps the current stream busy."""
-        self._done(self._c.double_stream_sleep(ctypes.c_void_p(self.current()), ctypes.c_double(ms)))
+        self._done(self._c.mock_stream_sleep(ctypes.c_void_p(self.current()), ctypes.c_double(ms)))
 
 
 class HostMemory(TensorMemory):
-    """The double's memory, by the two functions that torch.cuda's pool would call."""
+    """The mock's memory, by the two functions that torch.cuda's pool would call."""
 
     pool = None
 
@@ -171,12 +169,12 @@ class AtOnce:
     _composing = False
 
 
-class DoubleBackend(AtOnce, NcclBackend):
+class MockBackend(AtOnce, NcclBackend):
     """A base: `make` gives a class of it for a library."""
 
     path: str
     opened: Library
-    copies = "double_memcpy_async"
+    copies = "mock_memcpy_async"
 
     @classmethod
     def library(cls) -> Library:
@@ -195,7 +193,7 @@ class DoubleBackend(AtOnce, NcclBackend):
         device = ctypes.CDLL(cls.path)
         copy, query, last_error = (
             ctypes.cast(device[name], ctypes.c_void_p).value or 0
-            for name in (cls.copies, "double_stream_query", "double_last_error")
+            for name in (cls.copies, "mock_stream_query", "mock_last_error")
         )
         return copy, query, last_error
 
@@ -204,16 +202,16 @@ class DoubleBackend(AtOnce, NcclBackend):
         return cls.vendor.fp8_since is not None and library.version >= cls.vendor.fp8_since
 
 
-def make(name: str, version: int = LATEST, rccl: bool = False) -> type[DoubleBackend]:
-    """A backend over a double of that version, registered under `name`; skips without a compiler."""
+def make(name: str, version: int = LATEST, rccl: bool = False) -> type[MockBackend]:
+    """A backend over a mock of that version, registered under `name`; skips without a compiler."""
     try:
         path = str(build(version, rccl))
     except NoCompiler as error:
         pytest.skip(str(error))
     vendor = RCCL if rccl else NCCL
     made = type(
-        "Double",
-        (DoubleBackend,),
+        "Mock",
+        (MockBackend,),
         {
             "name": name,
             "vendor": vendor,

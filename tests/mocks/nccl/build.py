@@ -1,4 +1,4 @@
-"""Builds the double of NCCL and RCCL once for all test processes, with the C++ compiler at hand.
+"""Builds the mock of NCCL and RCCL once for all test processes, with the C++ compiler at hand.
 
 `library()` is its path; `library(22105)` plays an older NCCL, whose newer symbols are really absent, and
 `library(22105, rccl=True)` an RCCL. All are linked from the same objects.
@@ -68,19 +68,19 @@ def absent(version: int, rccl: bool) -> list[str]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the double does not compile:\n{shlex.join(command)}\n{done.stderr}")
+        raise RuntimeError(f"the mock does not compile:\n{shlex.join(command)}\n{done.stderr}")
 
 
 def _link(folder: Path, command: list[str], version: int, rccl: bool) -> Path:
-    name = f"lib{'rccl' if rccl else 'nccl'}_double.so"
+    name = f"lib{'rccl' if rccl else 'nccl'}_mock.so"
     path = folder / str(version) / name
     if path.exists():
         return path
     path.parent.mkdir(exist_ok=True)
     script, part = path.with_suffix(".map"), path.with_suffix(".part")
     names = "".join(f"{name}; " for name in absent(version, rccl))
-    script.write_text(f"{{ global: nccl*; double_*; local: {names}*; }};\n")
-    played = [f"-DDOUBLE_VERSION={version}", f"-DDOUBLE_RCCL={int(rccl)}", str(HERE / "version.cpp")]
+    script.write_text(f"{{ global: nccl*; mock_*; local: {names}*; }};\n")
+    played = [f"-DMOCK_VERSION={version}", f"-DMOCK_RCCL={int(rccl)}", str(HERE / "version.cpp")]
     objects = [str(o) for o in sorted(folder.glob("*.o"))]
     link = ["-shared", f"-Wl,--version-script={script},-soname,{name},-z,nodelete", "-o", str(part), "-lrt"]
     _run([*command, *played, *objects, *link])
@@ -96,7 +96,7 @@ def library(version: int = LATEST, rccl: bool = False, sanitize: str = "") -> Pa
     key = hashlib.sha256(" ".join(command).encode())
     for path in sorted([*HERE.glob("*.[ch]pp"), Path(__file__)]):
         key.update(path.read_bytes())
-    root = Path(tempfile.gettempdir()) / f"unicomm-nccl-double-{os.getuid()}"
+    root = Path(tempfile.gettempdir()) / f"unicomm-nccl-mock-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
         raise RuntimeError(f"{root} belongs to somebody else; set TMPDIR to a folder of your own")

@@ -13,7 +13,7 @@
 #include <thread>
 #include <unordered_map>
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 // Never destroyed: threads may still run while the process ends.
@@ -78,7 +78,7 @@ class DebugLog {
         tm local;
         strftime(time_text, sizeof time_text, "%F %T", localtime_r(&now, &local));
         gethostname(host, sizeof host - 1);
-        fprintf(file_, "\n[%s] %s:%d:%ld [0] double.cc:1 NCCL WARN %s\n", time_text, host, getpid(),
+        fprintf(file_, "\n[%s] %s:%d:%ld [0] mock.cc:1 NCCL WARN %s\n", time_text, host, getpid(),
                 syscall(SYS_gettid), text.c_str());
     }
 
@@ -141,7 +141,7 @@ void Comm::stop(std::atomic<bool>& flag) {
 }
 
 void Comm::look_at_peers() {
-    const char* on = environment("NCCL_DOUBLE_PEER_ERRORS");
+    const char* on = environment("NCCL_MOCK_PEER_ERRORS");
     if (!on || *on != '1' || stopped()) return;
     {
         std::lock_guard lock(mutex);
@@ -158,7 +158,7 @@ void Comm::look_at_peers() {
         std::string text = "rank " + std::to_string(peer) + (ended ? "'s process has ended" : " has aborted");
         if (state.compare_exchange_strong(expected, kRemoteError) ||
             state.compare_exchange_strong(joining, kRemoteError))
-            set_last_error(shared_from_this(), text + " (NCCL double)");
+            set_last_error(shared_from_this(), text + " (NCCL mock)");
     }
 }
 
@@ -248,13 +248,13 @@ bool Call::find_ready(CommHandle handle) {
 }
 
 Result Call::fail(Result code, const std::string& text) {
-    set_last_error(comm, text + " (NCCL double)");
+    set_last_error(comm, text + " (NCCL mock)");
     extra += ",\"error\":" + quoted(text);
     return done(code);
 }
 
 Result Call::done(Result code) {
-    if (!environment("NCCL_DOUBLE_LOG")) return code;
+    if (!environment("NCCL_MOCK_LOG")) return code;
     std::string line = std::string("\"function\":\"") + function + "\"";
     if (comm) {
         line += ",\"comm\":" + quoted(comm->id);
@@ -277,13 +277,13 @@ Result Call::done(Result code) {
 }
 
 void write_log(const std::string& members) {
-    const char* path = environment("NCCL_DOUBLE_LOG");
+    const char* path = environment("NCCL_MOCK_LOG");
     if (!path) return;
     std::string line = "{\"pid\":" + std::to_string(getpid()) + "," + members + "}\n";
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return;
     // One write a line: lines of several processes do not mix.
-    if (write(fd, line.data(), line.size()) < 0) perror("NCCL_DOUBLE_LOG");
+    if (write(fd, line.data(), line.size()) < 0) perror("NCCL_MOCK_LOG");
     close(fd);
 }
 
@@ -308,4 +308,4 @@ std::string last_error(const CommPtr& comm) {
     return own_last_error.empty() ? handles().last_error : own_last_error;
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -15,7 +15,7 @@
 #include "segment.hpp"
 #include "version.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 
 // What a communicator was given, as it arrived and after the fields that it must not see are reset.
 struct Settings {
@@ -77,7 +77,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
     // One more graph; one less when it is dropped.
     std::shared_ptr<void> hold_for_graph();
     void stop(std::atomic<bool>& flag);
-    // With NCCL_DOUBLE_PEER_ERRORS=1: a dead or aborted peer makes the state a remote error.
+    // With NCCL_MOCK_PEER_ERRORS=1: a dead or aborted peer makes the state a remote error.
     void look_at_peers();
     // Gathers `bytes` of every rank, in rank order. False when aborted.
     bool exchange(const void* mine, size_t bytes, void* all);
@@ -118,4 +118,4 @@ std::string last_error(const CommPtr& comm);
 
 int group_depth();
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

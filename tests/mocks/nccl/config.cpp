@@ -4,7 +4,7 @@
 
 #include "comm.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 struct Field {
@@ -109,13 +109,13 @@ bool read_settings(const Config* given, const Settings& inherited, Settings* set
     return true;
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
 // A number of the last config; INT_MIN where it was not set, LLONG_MIN for a name that is none.
-EXPORT long long double_last_config(CommHandle handle, const char* name) {
-    Call call("double_last_config");
+EXPORT long long mock_last_config(CommHandle handle, const char* name) {
+    Call call("mock_last_config");
     if (!call.find(handle)) return LLONG_MIN;
     Config& c = call.comm->settings.fields;
     if (!strcmp(name, "size")) return static_cast<long long>(c.size);
@@ -127,8 +127,8 @@ EXPORT long long double_last_config(CommHandle handle, const char* name) {
 }
 
 // netName or commName; NULL where it was not set.
-EXPORT const char* double_last_config_text(CommHandle handle, const char* name) {
-    Call call("double_last_config_text");
+EXPORT const char* mock_last_config_text(CommHandle handle, const char* name) {
+    Call call("mock_last_config_text");
     if (!call.find(handle)) return nullptr;
     const Settings& s = call.comm->settings;
     if (!strcmp(name, "netName") && s.has_net_name) return s.net_name.c_str();

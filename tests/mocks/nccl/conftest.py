@@ -1,4 +1,4 @@
-"""The double, loaded through ctypes, and ranks of it."""
+"""The mock, loaded through ctypes, and ranks of it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.mocks.nccl.api import Double, in_threads
+from tests.mocks.nccl.api import Mock, in_threads
 
 
 @pytest.fixture(scope="session")
-def played(nccl_double) -> Callable[..., Double]:
-    """`played(22105, rccl=False)`: the double of that version."""
-    return lambda *version, **kind: Double(nccl_double(*version, **kind))
+def played(mock_nccl_library) -> Callable[..., Mock]:
+    """`played(22105, rccl=False)`: the mock of that version."""
+    return lambda *version, **kind: Mock(mock_nccl_library(*version, **kind))
 
 
 @pytest.fixture(scope="session")
-def double(played) -> Double:
+def mock(played) -> Mock:
     return played()
 
 
 @pytest.fixture
-def group(double):
+def group(mock):
     """`group(n, body)`: `body(rank, comm, stream)` in n ranks of a new communicator; their results."""
 
     def start(n, body, config=None, destroy=True):
-        uid = double.unique_id()
+        uid = mock.unique_id()
 
         def run(rank):
-            comm, stream = double.init(n, uid, rank, config), double.stream()
+            comm, stream = mock.init(n, uid, rank, config), mock.stream()
             result = body(rank, comm, stream)
             if destroy:
-                double.synchronize(stream)
-                double.call("ncclCommDestroy", comm)
-            double.call("double_stream_destroy", stream)
+                mock.synchronize(stream)
+                mock.call("ncclCommDestroy", comm)
+            mock.call("mock_stream_destroy", stream)
             return result
 
         return in_threads(n, run)

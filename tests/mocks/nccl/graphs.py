@@ -1,4 +1,4 @@
-"""Graphs over the double's streams, followed as torch's are."""
+"""Graphs over the mock's streams, followed as torch's are."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class HostGraph:
         return ctypes.c_void_p(self._streams.current())
 
     def capture_begin(self) -> None:
-        self._streams._done(self._c.double_stream_begin_capture(self._stream()))
+        self._streams._done(self._c.mock_stream_begin_capture(self._stream()))
 
     def capture_end(self) -> None:
         graph = ctypes.c_void_p()
-        result = self._c.double_stream_end_capture(self._stream(), ctypes.byref(graph))
+        result = self._c.mock_stream_end_capture(self._stream(), ctypes.byref(graph))
         if result:
             raise RuntimeError(f"the capture failed with {result}")
         self._graph = graph
 
     def replay(self) -> None:
-        self._streams._done(self._c.double_graph_launch(self._graph, self._stream()))
+        self._streams._done(self._c.mock_graph_launch(self._graph, self._stream()))
 
     def reset(self) -> None:
         graph, self._graph = self._graph, None
         if graph is not None:
-            self._streams._done(self._c.double_graph_destroy(graph))
+            self._streams._done(self._c.mock_graph_destroy(graph))
 
     def __del__(self) -> None:
         self.reset()

@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 struct Pending {
@@ -215,7 +215,7 @@ Result submit(Call& call, std::unique_ptr<Operation> operation) {
     if (!stream) return failed(call.fail(kUnhandledCudaError, "no live stream"));
     CommPtr comm = operation->comm;
     if (stream->capture() && !operation->again())
-        return failed(call.fail(kInvalidUsage, "the double cannot capture that"));
+        return failed(call.fail(kInvalidUsage, "the mock cannot capture that"));
     Pending p{std::move(operation), std::move(stream)};
     if (group.depth > 0) {
         group.pending.push_back(std::move(p));
@@ -224,7 +224,7 @@ Result submit(Call& call, std::unique_ptr<Operation> operation) {
     std::vector<Pending> one;
     one.push_back(std::move(p));
     launch(std::move(one));
-    if (comm->settings.blocking() || !environment("NCCL_DOUBLE_SLOW_ENQUEUE")) return call.done();
+    if (comm->settings.blocking() || !environment("NCCL_MOCK_SLOW_ENQUEUE")) return call.done();
     comm->busy_polls = 2;
     return call.done(kInProgress);
 }
@@ -238,9 +238,9 @@ Result perform(Call& call, const CommPtr& comm, bool blocking, std::function<Res
     return call.done(start(task));
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
 EXPORT Result ncclGroupStart() {
     Call call("ncclGroupStart");
@@ -262,7 +262,7 @@ EXPORT Result ncclGroupEnd() {
     if (result != kSuccess && result != kInProgress) return call.done(result);
     for (Pending& p : ended.pending) {
         Comm& comm = *p.operation->comm;
-        if (comm.settings.blocking() || !environment("NCCL_DOUBLE_SLOW_ENQUEUE")) continue;
+        if (comm.settings.blocking() || !environment("NCCL_MOCK_SLOW_ENQUEUE")) continue;
         comm.busy_polls = 2;
         result = kInProgress;
     }

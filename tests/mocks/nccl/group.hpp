@@ -8,7 +8,7 @@
 #include "comm.hpp"
 #include "streams.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 
 // An operation of one rank, which goes on step by step beside those of the same group.
 struct Operation {
@@ -36,4 +36,4 @@ Result perform(Call& call, const CommPtr& comm, bool blocking, std::function<Res
 // The error of a call inside of a group is that of the group.
 Result failed(Result code);
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

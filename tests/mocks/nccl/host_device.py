@@ -1,4 +1,4 @@
-"""The double as a device whose current stream is the host: torch's CPU tensors can then be what it works on.
+"""The mock as a device whose current stream is the host: torch's CPU tensors can then be what it works on.
 
 What `wait` leaves to the device with a GPU, it does here before it returns; all else is as with streams:
 asynchronous operations are on a stream of their own, and the watchdog sees them end.
@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from tests.mocks.nccl.backend import DoubleBackend, HostStreams, make
+from tests.mocks.nccl.backend import HostStreams, MockBackend, make
 from unicomm import ReduceOp, register_backend
 
 
 class HostIsStream(HostStreams):
     def wait(self, stream: int | None, event: ctypes.c_void_p) -> None:
         if stream is None:
-            self._done(self._c.double_event_synchronize(event))
+            self._done(self._c.mock_event_synchronize(event))
         else:
             super().wait(stream, event)
 
 
-class HostDevice(DoubleBackend):
-    copies = "double_memcpy_at_once"
+class HostDevice(MockBackend):
+    copies = "mock_memcpy_at_once"
 
     @classmethod
     def device_streams(cls, device: torch.device) -> HostStreams:
@@ -59,7 +59,7 @@ class HostDevice(DoubleBackend):
 
 def make_host_device(name: str) -> type[HostDevice]:
     """That backend, registered under `name`."""
-    double = make(f"{name}-base")
-    made = type("HostDevice", (HostDevice,), dict(vars(double)) | {"name": name})
+    mock = make(f"{name}-base")
+    made = type("HostDevice", (HostDevice,), dict(vars(mock)) | {"name": name})
     register_backend(name, made)
     return made

@@ -1,8 +1,8 @@
-"""The libraries that the double plays, and a backend for each, made once a process."""
+"""The libraries that the mock plays, and a backend for each, made once a process."""
 
 from __future__ import annotations
 
-from tests.mocks.nccl.backend import AtOnce, DoubleBackend, HostStreams, make
+from tests.mocks.nccl.backend import AtOnce, HostStreams, MockBackend, make
 from unicomm import Communicator
 
 KINDS = {
@@ -12,10 +12,10 @@ KINDS = {
     "nccl-old": (21805, False),
     "rccl-old": (22105, True),
 }
-_made: dict[str, type[DoubleBackend]] = {}
+_made: dict[str, type[MockBackend]] = {}
 
 
-def of(name: str) -> type[DoubleBackend]:
+def of(name: str) -> type[MockBackend]:
     """The backend `name`, registered. Skips without a compiler."""
     if name not in _made:
         version, rccl = KINDS[name]

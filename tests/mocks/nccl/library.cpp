@@ -1,11 +1,11 @@
-// A test double of NCCL and RCCL: their C ABI over host memory, between the processes and threads of one
+// A test mock of NCCL and RCCL: their C ABI over host memory, between the processes and threads of one
 // host.
 //
 // What it is: a library that a program opens as it would open libnccl.so.2, in tests on machines without a
 // GPU. It has the functions, values and structures of the ABI (abi.hpp), NCCL's order of operations, groups,
 // split, shrink, grow, windows, asynchronous errors and abort, and streams and events (streams.hpp) in place
 // of the CUDA runtime: a "device pointer" is host memory. Older versions, and RCCL, are played:
-// build_double.py leaves out the names that they have not; NCCL_DOUBLE_VERSION is only what the library says,
+// build.py leaves out the names that they have not; NCCL_MOCK_VERSION is only what the library says,
 // and how it reads a config.
 //
 // What it is not: fast, NCCL's code or its algorithms, a proof of anything about hardware. It knows no
@@ -14,37 +14,37 @@
 //
 // Of NCCL's variables it knows NCCL_DEBUG (WARN or INFO) and NCCL_DEBUG_FILE: errors are warnings there.
 //
-// For tests: NCCL_DOUBLE_LOG=PATH gets a JSON line for each call, and for each message whose signature is not
-// what its receiver expected; NCCL_DOUBLE_PEER_ERRORS=1 makes dead and aborted peers remote errors;
-// NCCL_DOUBLE_LSA=N lets N neighbours address each other's windows, and nobody else;
-// NCCL_DOUBLE_INIT_ERROR=CODE[@RANK] fails initialisation; NCCL_DOUBLE_SLOW_ENQUEUE=1 lets calls of
+// For tests: NCCL_MOCK_LOG=PATH gets a JSON line for each call, and for each message whose signature is not
+// what its receiver expected; NCCL_MOCK_PEER_ERRORS=1 makes dead and aborted peers remote errors;
+// NCCL_MOCK_LSA=N lets N neighbours address each other's windows, and nobody else;
+// NCCL_MOCK_INIT_ERROR=CODE[@RANK] fails initialisation; NCCL_MOCK_SLOW_ENQUEUE=1 lets calls of
 // non-blocking communicators say "in progress" first.
 #include "abi.hpp"
 #include "comm.hpp"
 #include "group.hpp"
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
-EXPORT int nccl_double_is_a_double() { return 1; }
+EXPORT int mock_nccl_is_a_mock() { return 1; }
 
-EXPORT const char* double_description() {
+EXPORT const char* mock_description() {
     thread_local std::string text;
-    text = std::string("test double of ") + (is_rccl() ? "RCCL" : "NCCL") +
+    text = std::string("test mock of ") + (is_rccl() ? "RCCL" : "NCCL") +
            " over host memory, playing version " + std::to_string(version());
     return text.c_str();
 }
 
 // Makes an asynchronous error, as a broken network would.
-EXPORT Result double_inject_error(CommHandle handle, int result) {
-    Call call("double_inject_error");
+EXPORT Result mock_inject_error(CommHandle handle, int result) {
+    Call call("mock_inject_error");
     if (!call.find(handle)) return call.error;
-    set_last_error(call.comm, "an injected error (NCCL double)");
+    set_last_error(call.comm, "an injected error (NCCL mock)");
     call.comm->state = result;
     return call.done();
 }
 
 // What a real library would say in its log on the way to an error.
-EXPORT void double_warn(const char* text) { warn(text); }
+EXPORT void mock_warn(const char* text) { warn(text); }
 
 EXPORT Result ncclGetVersion(int* result) {
     Call call("ncclGetVersion");
@@ -55,17 +55,17 @@ EXPORT Result ncclGetVersion(int* result) {
 
 EXPORT const char* ncclGetErrorString(int result) {
     static const char* const kTexts[] = {
-        "no error (NCCL double)",
-        "unhandled cuda error (NCCL double)",
-        "unhandled system error (NCCL double)",
-        "internal error (NCCL double)",
-        "invalid argument (NCCL double)",
-        "invalid usage (NCCL double)",
-        "remote process exited or there was a network error (NCCL double)",
-        "operation in progress (NCCL double)",
-        "timeout (NCCL double)",
+        "no error (NCCL mock)",
+        "unhandled cuda error (NCCL mock)",
+        "unhandled system error (NCCL mock)",
+        "internal error (NCCL mock)",
+        "invalid argument (NCCL mock)",
+        "invalid usage (NCCL mock)",
+        "remote process exited or there was a network error (NCCL mock)",
+        "operation in progress (NCCL mock)",
+        "timeout (NCCL mock)",
     };
-    return result >= 0 && result <= kTimeout ? kTexts[result] : "unknown result code (NCCL double)";
+    return result >= 0 && result <= kTimeout ? kTexts[result] : "unknown result code (NCCL mock)";
 }
 
 // The communicator's last error, else the thread's, else the process's.

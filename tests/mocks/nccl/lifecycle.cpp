@@ -13,11 +13,11 @@
 
 #include "group.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
-constexpr char kPrefix[] = "nccl-double-";
-constexpr char kIdMark[] = "NCCL double";
+constexpr char kPrefix[] = "nccl-mock-";
+constexpr char kIdMark[] = "NCCL mock";
 
 std::string hex(uint64_t value) {
     char text[17];
@@ -64,9 +64,9 @@ bool read_unique_id(const UniqueId& id, std::string* name) {
     return true;
 }
 
-// NCCL_DOUBLE_INIT_ERROR=CODE or CODE@RANK.
+// NCCL_MOCK_INIT_ERROR=CODE or CODE@RANK.
 Result planned_error(int rank) {
-    const char* plan = environment("NCCL_DOUBLE_INIT_ERROR");
+    const char* plan = environment("NCCL_MOCK_INIT_ERROR");
     if (!plan) return kSuccess;
     const char* at = strchr(plan, '@');
     return !at || atoi(at + 1) == rank ? static_cast<Result>(atoi(plan)) : kSuccess;
@@ -77,12 +77,12 @@ Result planned_error(int rank) {
 Result join(const CommPtr& comm, const CommPtr& parent = nullptr, bool split = false) {
     std::string error;
     if (Result planned = planned_error(comm->rank)) {
-        set_last_error(comm, "a planned error at initialisation (NCCL double)");
+        set_last_error(comm, "a planned error at initialisation (NCCL mock)");
         return planned;
     }
     auto segment = Segment::open("/" + std::string(kPrefix) + comm->id, &error);
     if (!segment || !segment->attach(comm->nranks, comm->rank, &error)) {
-        set_last_error(comm, error + " (NCCL double)");
+        set_last_error(comm, error + " (NCCL mock)");
         return segment ? kInvalidUsage : kSystemError;
     }
     {
@@ -179,9 +179,9 @@ Result derive(Call& call, CommHandle* handle, const Config* config, bool split,
 }
 
 }  // namespace
-}  // namespace nccl_double
+}  // namespace mock_nccl
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
 EXPORT Result ncclGetUniqueId(UniqueId* id) {
     Call call("ncclGetUniqueId");

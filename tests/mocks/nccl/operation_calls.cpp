@@ -1,7 +1,7 @@
 // The functions of the ABI for operations; those of 2.32 with a configuration beside the plain ones.
 #include "operations.hpp"
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
 #define PLACE CommHandle comm, StreamHandle stream
 

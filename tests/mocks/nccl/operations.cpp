@@ -6,7 +6,7 @@
 
 #include "group.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 constexpr size_t kBlock = 256 * 1024;  // bytes of a reduction that are on their way at once
@@ -309,4 +309,4 @@ Result all_to_all_v(Call call, const void* send, const size_t* counts, const siz
     });
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -2,7 +2,7 @@
 #pragma once
 #include "comm.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 
 // The call with what all operations have.
 Call begin(const char* name, const void* send, void* recv, size_t count, int dtype, StreamHandle stream);
@@ -24,4 +24,4 @@ bool usable(Call& call, CommHandle comm);
 bool known_type(Call& call, int dtype);
 bool known_rank(Call& call, int rank, const char* what);
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

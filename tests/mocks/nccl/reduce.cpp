@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 uint32_t bits_of(float value) {
@@ -182,4 +182,4 @@ void reduce(void* out, const void* const* inputs, int n, size_t count, int dtype
     kernels[dtype](out, inputs, n, count, reduction);
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

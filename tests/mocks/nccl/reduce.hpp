@@ -4,7 +4,7 @@
 
 #include "abi.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 
 // A built-in operation, or (pre_multiply) a sum of values times a scalar of the data's type.
 struct Reduction {
@@ -19,4 +19,4 @@ size_t size_of(int dtype);
 // rounded once; integers wrap, their average is truncated.
 void reduce(void* out, const void* const* inputs, int n, size_t count, int dtype, const Reduction& reduction);
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -13,7 +13,7 @@
 #include "group.hpp"
 #include "operations.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 enum Queue : int { kOneSided = 10, kSignalWait = 11 };
@@ -80,9 +80,9 @@ std::map<WindowHandle, std::shared_ptr<Reached>>& reached() {
     return *r;
 }
 
-// How many neighbours can address each other's memory: NCCL_DOUBLE_LSA, by default all.
+// How many neighbours can address each other's memory: NCCL_MOCK_LSA, by default all.
 bool same_domain(int a, int b) {
-    const char* size = environment("NCCL_DOUBLE_LSA");
+    const char* size = environment("NCCL_MOCK_LSA");
     return !size || a / atoi(size) == b / atoi(size);
 }
 
@@ -140,9 +140,9 @@ const bool told = [] {
 
 }  // namespace
 
-}  // namespace nccl_double
+}  // namespace mock_nccl
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
 EXPORT Result ncclRedOpCreatePreMulSum(int* op, void* scalar, int dtype, int residence, CommHandle handle) {
     Call call("ncclRedOpCreatePreMulSum");
@@ -178,7 +178,7 @@ EXPORT Result ncclMemAlloc(void** memory, size_t size) {
     call.count = static_cast<long long>(size);
     if (!memory || !size) return call.fail(kInvalidArgument, memory ? "a size of 0" : "the place is NULL");
     *memory = nullptr;
-    int fd = memfd_create("nccl-double", MFD_CLOEXEC);
+    int fd = memfd_create("nccl-mock", MFD_CLOEXEC);
     bool good = fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0;
     void* place = good ? mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (place == MAP_FAILED) {

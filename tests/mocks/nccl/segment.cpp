@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 constexpr int kSlots = 4;
@@ -193,4 +193,4 @@ bool Transfer::take_mismatch(Signature* theirs) {
     return true;
 }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -8,7 +8,7 @@
 
 #include "abi.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 
 constexpr int kMaxRanks = 16;
 constexpr int kSignals = 8;  // indices of one-sided signals
@@ -82,4 +82,4 @@ class Transfer {
     Signature theirs_;
 };
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

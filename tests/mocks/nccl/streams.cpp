@@ -10,7 +10,7 @@
 
 #include "abi.hpp"
 
-namespace nccl_double {
+namespace mock_nccl {
 namespace {
 
 // As the CUDA runtime numbers them.
@@ -197,17 +197,17 @@ int current_device() { return device; }
 
 bool (*is_library_memory)(const void* address) = nullptr;
 
-}  // namespace nccl_double
+}  // namespace mock_nccl
 
-using namespace nccl_double;
+using namespace mock_nccl;
 
-EXPORT int double_set_device(int number) {
+EXPORT int mock_set_device(int number) {
     if (number < 0) return kInvalidValue;
     device = number;
     return kOk;
 }
 
-EXPORT int double_stream_create(void** stream) {
+EXPORT int mock_stream_create(void** stream) {
     if (!stream) return kInvalidValue;
     std::lock_guard lock(tables().mutex);
     *stream = new_handle();
@@ -216,7 +216,7 @@ EXPORT int double_stream_create(void** stream) {
 }
 
 // Returns at once; what is enqueued still runs.
-EXPORT int double_stream_destroy(void* handle) {
+EXPORT int mock_stream_destroy(void* handle) {
     auto stream = find_stream(handle);
     if (!handle || !stream) return kInvalidHandle;
     stream->release();
@@ -225,7 +225,7 @@ EXPORT int double_stream_destroy(void* handle) {
     return kOk;
 }
 
-EXPORT int double_stream_synchronize(void* handle) {
+EXPORT int mock_stream_synchronize(void* handle) {
     auto stream = find_stream(handle);
     if (!stream) return kInvalidHandle;
     if (ends_captures()) return kCaptureUnsupported;
@@ -233,7 +233,7 @@ EXPORT int double_stream_synchronize(void* handle) {
     return kOk;
 }
 
-EXPORT int double_stream_query(void* handle) {
+EXPORT int mock_stream_query(void* handle) {
     auto stream = find_stream(handle);
     if (!stream) return kInvalidHandle;
     int result = stream->idle() ? kOk : kNotReady;
@@ -241,13 +241,13 @@ EXPORT int double_stream_query(void* handle) {
     return result;
 }
 
-EXPORT int double_last_error() {
+EXPORT int mock_last_error() {
     int found = device_error;
     device_error = kOk;
     return found;
 }
 
-EXPORT int double_stream_wait_event(void* handle, void* event) {
+EXPORT int mock_stream_wait_event(void* handle, void* event) {
     bool known;
     auto mark = mark_of(event, &known);
     if (!known) return kInvalidHandle;
@@ -277,26 +277,26 @@ EXPORT int double_stream_wait_event(void* handle, void* event) {
     return enqueue(handle, [mark] { mark->wait(); });
 }
 
-EXPORT int double_stream_sleep(void* handle, double ms) {
+EXPORT int mock_stream_sleep(void* handle, double ms) {
     if (!(ms >= 0)) return kInvalidValue;
     return enqueue(handle,
                    [ms] { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); });
 }
 
-EXPORT int double_stream_memset(void* handle, void* data, int value, size_t bytes) {
+EXPORT int mock_stream_memset(void* handle, void* data, int value, size_t bytes) {
     if (!data && bytes) return kInvalidValue;
     return enqueue(handle, [=] { memset(data, value, bytes); });
 }
 
-EXPORT int double_stream_memcpy(void* handle, void* to, const void* from, size_t bytes) {
+EXPORT int mock_stream_memcpy(void* handle, void* to, const void* from, size_t bytes) {
     if ((!to || !from) && bytes) return kInvalidValue;
     return enqueue(handle, [=] { memmove(to, from, bytes); });
 }
 
 // With the arguments of cudaMemcpyAsync; 4 is "by the addresses". As there, a copy from a device's memory
 // into that of the host, unless it is pinned, is done when the call returns.
-EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
-    int result = kind == 4 ? double_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
+EXPORT int mock_memcpy_async(void* to, const void* from, size_t bytes, int kind, void* handle) {
+    int result = kind == 4 ? mock_stream_memcpy(handle, to, from, bytes) : kInvalidValue;
     if (result == kOk && is_library_memory && is_library_memory(from) && !is_library_memory(to)) {
         if (auto stream = find_stream(handle); !stream->capture()) stream->synchronize();
     }
@@ -305,17 +305,17 @@ EXPORT int double_memcpy_async(void* to, const void* from, size_t bytes, int kin
 }
 
 // The same where the default stream is the host: what it copies is there when it returns.
-EXPORT int double_memcpy_at_once(void* to, const void* from, size_t bytes, int kind, void* handle) {
-    int result = double_memcpy_async(to, from, bytes, kind, handle);
-    return result == kOk && handle == nullptr ? double_stream_synchronize(handle) : result;
+EXPORT int mock_memcpy_at_once(void* to, const void* from, size_t bytes, int kind, void* handle) {
+    int result = mock_memcpy_async(to, from, bytes, kind, handle);
+    return result == kOk && handle == nullptr ? mock_stream_synchronize(handle) : result;
 }
 
-EXPORT int double_stream_host_function(void* handle, void (*function)(void*), void* argument) {
+EXPORT int mock_stream_host_function(void* handle, void (*function)(void*), void* argument) {
     if (!function) return kInvalidValue;
     return enqueue(handle, [=] { function(argument); });
 }
 
-EXPORT int double_event_create(void** event, int timing) {
+EXPORT int mock_event_create(void** event, int timing) {
     if (!event) return kInvalidValue;
     std::lock_guard lock(tables().mutex);
     *event = new_handle();
@@ -323,12 +323,12 @@ EXPORT int double_event_create(void** event, int timing) {
     return kOk;
 }
 
-EXPORT int double_event_destroy(void* event) {
+EXPORT int mock_event_destroy(void* event) {
     std::lock_guard lock(tables().mutex);
     return tables().events.erase(event) ? kOk : kInvalidHandle;
 }
 
-EXPORT int double_event_record(void* event, void* stream) {
+EXPORT int mock_event_record(void* event, void* stream) {
     auto mark = std::make_shared<Mark>();
     auto target = find_stream(stream);
     if (!target) return kInvalidHandle;
@@ -349,7 +349,7 @@ EXPORT int double_event_record(void* event, void* stream) {
     return kOk;
 }
 
-EXPORT int double_event_query(void* event) {
+EXPORT int mock_event_query(void* event) {
     bool known;
     auto mark = mark_of(event, &known);
     if (!known) return kInvalidHandle;
@@ -361,7 +361,7 @@ EXPORT int double_event_query(void* event) {
     return !mark || mark->reached() ? kOk : kNotReady;
 }
 
-EXPORT int double_event_synchronize(void* event) {
+EXPORT int mock_event_synchronize(void* event) {
     bool known;
     auto mark = mark_of(event, &known);
     if (!known) return kInvalidHandle;
@@ -369,7 +369,7 @@ EXPORT int double_event_synchronize(void* event) {
     return kOk;
 }
 
-EXPORT int double_event_elapsed_ms(float* ms, void* start, void* end) {
+EXPORT int mock_event_elapsed_ms(float* ms, void* start, void* end) {
     if (!ms) return kInvalidValue;
     std::shared_ptr<Mark> marks[2];
     for (int i = 0; i < 2; ++i) {
@@ -385,7 +385,7 @@ EXPORT int double_event_elapsed_ms(float* ms, void* start, void* end) {
     return kOk;
 }
 
-EXPORT int double_stream_begin_capture(void* handle) {
+EXPORT int mock_stream_begin_capture(void* handle) {
     auto stream = find_stream(handle);
     if (!handle || !stream) return kInvalidHandle;  // the default stream cannot be captured
     if (stream->capture()) return kCaptureUnsupported;
@@ -398,7 +398,7 @@ EXPORT int double_stream_begin_capture(void* handle) {
     return kOk;
 }
 
-EXPORT int double_stream_is_capturing(void* handle, int* capturing) {
+EXPORT int mock_stream_is_capturing(void* handle, int* capturing) {
     auto stream = find_stream(handle);
     if (!stream) return kInvalidHandle;
     *capturing = stream->capture() != nullptr;
@@ -406,7 +406,7 @@ EXPORT int double_stream_is_capturing(void* handle, int* capturing) {
 }
 
 // The capture is over in any case; without an error there is a graph.
-EXPORT int double_stream_end_capture(void* handle, void** graph) {
+EXPORT int mock_stream_end_capture(void* handle, void** graph) {
     auto stream = find_stream(handle);
     auto capture = stream ? stream->capture() : nullptr;
     if (!capture || capture->origin != stream.get() || !graph) return kInvalidValue;
@@ -425,7 +425,7 @@ EXPORT int double_stream_end_capture(void* handle, void** graph) {
     return kOk;
 }
 
-EXPORT int double_graph_launch(void* graph, void* handle) {
+EXPORT int mock_graph_launch(void* graph, void* handle) {
     auto stream = find_stream(handle);
     std::shared_ptr<Capture> found;
     {
@@ -439,7 +439,7 @@ EXPORT int double_graph_launch(void* graph, void* handle) {
     return kOk;
 }
 
-EXPORT int double_graph_destroy(void* graph) {
+EXPORT int mock_graph_destroy(void* graph) {
     std::shared_ptr<Capture> ended;  // what it holds goes when nothing is locked
     std::lock_guard lock(tables().mutex);
     auto found = tables().graphs.find(graph);

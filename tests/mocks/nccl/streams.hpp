@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-namespace nccl_double {
+namespace mock_nccl {
 
 // Starts a detached thread that no signal of the program reaches.
 void start_thread(std::function<void()> body);
@@ -74,4 +74,4 @@ int current_device();
 // Whether an address is in memory of a library's, which stands for a device's; null without such a library.
 extern bool (*is_library_memory)(const void* address);
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -1,4 +1,4 @@
-"""The double is like NCCL: data, groups, streams, life cycles. (Its ranks are threads here.)"""
+"""The mock is like NCCL: data, groups, streams, life cycles. (Its ranks are threads here.)"""
 
 import ctypes
 import threading
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.mocks.nccl import api
-from tests.mocks.nccl import build as build_double
+from tests.mocks.nccl import api, build
 from tests.mocks.nccl.api import Failed, in_threads
 
 TYPES = {
@@ -21,21 +20,21 @@ TYPES = {
 pytestmark = pytest.mark.timeout(600)
 
 
-def gate(double, stream):
+def gate(mock, stream):
     """Stops a stream until the returned event is set."""
     opened = threading.Event()
     wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(60) and None)
     opened.function = wait  # lives as long as the stream needs it
-    function = double.lib.double_stream_host_function
+    function = mock.lib.mock_stream_host_function
     assert function(ctypes.c_void_p(stream), wait, None) == 0
     return opened
 
 
-def test_it_says_what_it_is(double):
-    assert double.lib.nccl_double_is_a_double() == 1
-    assert b"test double of NCCL" in double.lib.double_description()
-    assert all(b"NCCL double" in double.lib.ncclGetErrorString(code) for code in (*range(9), -1, 77))
-    assert double.out("ncclGetVersion", kind=ctypes.c_int) == build_double.LATEST
+def test_it_says_what_it_is(mock):
+    assert mock.lib.mock_nccl_is_a_mock() == 1
+    assert b"test mock of NCCL" in mock.lib.mock_description()
+    assert all(b"NCCL mock" in mock.lib.ncclGetErrorString(code) for code in (*range(9), -1, 77))
+    assert mock.out("ncclGetVersion", kind=ctypes.c_int) == build.LATEST
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_newer_functions_are_absent(played, version, rccl):
     library = played(version, rccl)
     assert library.out("ncclGetVersion", kind=ctypes.c_int) == version
     assert hasattr(library.lib, "ncclCommSplit")
-    for name in build_double.absent(version, rccl):
+    for name in build.absent(version, rccl):
         assert not hasattr(library.lib, name), name
     newer = {"ncclCommShrink": 22700, "ncclAlltoAll": 22800, "ncclPutSignal": 22902, "ncclCommSuspend": 22907}
     assert {n: hasattr(library.lib, n) for n in newer} == {n: version >= since for n, since in newer.items()}
@@ -53,20 +52,20 @@ def test_newer_functions_are_absent(played, version, rccl):
     assert hasattr(library.lib, "ncclGather") == (rccl or version >= 22800)
 
 
-def test_the_version_can_be_said(double, monkeypatch):
-    monkeypatch.setenv("NCCL_DOUBLE_VERSION", "22809")
-    assert double.out("ncclGetVersion", kind=ctypes.c_int) == 22809
+def test_the_version_can_be_said(mock, monkeypatch):
+    monkeypatch.setenv("NCCL_MOCK_VERSION", "22809")
+    assert mock.out("ncclGetVersion", kind=ctypes.c_int) == 22809
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_reductions(double, group, dtype):
+def test_reductions(mock, group, dtype):
     def body(rank, comm, stream):
         source = torch.tensor([1, 2, 3, 2, 1, 0, 4]).add(rank).to(dtype)
         results = []
         for op in (api.SUM, api.PROD, api.MAX, api.MIN, api.AVG):
             out = torch.zeros(7, dtype=torch.uint8).repeat(source.element_size()).view(dtype)
-            double.call("ncclAllReduce", source.data_ptr(), out.data_ptr(), 7, TYPES[dtype], op, comm, stream)
-            double.synchronize(stream)
+            mock.call("ncclAllReduce", source.data_ptr(), out.data_ptr(), 7, TYPES[dtype], op, comm, stream)
+            mock.synchronize(stream)
             results.append(out.double().tolist())
         return results
 
@@ -78,7 +77,7 @@ def test_reductions(double, group, dtype):
         assert results == expected
 
 
-def test_small_floats_are_rounded_as_torch_rounds(double, group):
+def test_small_floats_are_rounded_as_torch_rounds(mock, group):
     """Through fp32 and back: each 8-bit and 16-bit value that is a number, in the sum of two neighbours."""
 
     def body(rank, comm, stream):
@@ -98,8 +97,8 @@ def test_small_floats_are_rounded_as_torch_rounds(double, group):
             expected = (mine.float() + other.float()).to(dtype)
             out = torch.empty_like(mine)
             args = (mine.data_ptr(), out.data_ptr(), mine.numel(), TYPES[dtype], api.SUM, comm, stream)
-            double.call("ncclAllReduce", *args)
-            double.synchronize(stream)
+            mock.call("ncclAllReduce", *args)
+            mock.synchronize(stream)
             # Where a sum is no finite number of this type, CUDA saturates 8-bit floats and torch does not.
             plain = expected.float().isfinite() & (mine.float() + other.float()).isfinite()
             different += mine.float()[plain & (out.float() != expected.float())].tolist()
@@ -110,7 +109,7 @@ def test_small_floats_are_rounded_as_torch_rounds(double, group):
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("count", [1, 1000, 70001])
-def test_collectives(double, group, n, count):
+def test_collectives(mock, group, n, count):
     def values(rank):  # n blocks, all different
         return (np.arange(n * count, dtype=np.int32) * 7 + 1000003 * rank).astype(np.int32)
 
@@ -120,8 +119,8 @@ def test_collectives(double, group, n, count):
 
         def run(name, send, out, *rest):
             buffers = [b for b in (send, out) if b is not None]
-            double.call(name, *buffers, count, 2, *rest, comm, stream)
-            double.synchronize(stream)
+            mock.call(name, *buffers, count, 2, *rest, comm, stream)
+            mock.synchronize(stream)
             return out
 
         empty, large = np.zeros(count, np.int32), np.zeros(n * count, np.int32)
@@ -157,154 +156,154 @@ def test_collectives(double, group, n, count):
     group(n, body)
 
 
-def test_groups_let_sends_and_receives_go_on_together(double, group):
+def test_groups_let_sends_and_receives_go_on_together(mock, group):
     size = 100_000  # more than a pipe holds
 
     def body(rank, comm, stream):
         sent = [np.full(size, 10 * rank + to, np.int64) for to in range(4)]
         got = [np.zeros(size, np.int64) for _ in range(4)]
-        double.call("ncclGroupStart")
-        double.call("ncclGroupStart")
+        mock.call("ncclGroupStart")
+        mock.call("ncclGroupStart")
         for peer in range(4):  # itself as well
-            double.call("ncclSend", sent[peer], size, 4, peer, comm, stream)
-            double.call("ncclRecv", got[peer], size, 4, peer, comm, stream)
-        double.call("ncclGroupEnd")
-        assert double.code("double_stream_query", stream) == 0, "started before the outermost end"
-        double.call("ncclGroupEnd")
-        double.synchronize(stream)
+            mock.call("ncclSend", sent[peer], size, 4, peer, comm, stream)
+            mock.call("ncclRecv", got[peer], size, 4, peer, comm, stream)
+        mock.call("ncclGroupEnd")
+        assert mock.code("mock_stream_query", stream) == 0, "started before the outermost end"
+        mock.call("ncclGroupEnd")
+        mock.synchronize(stream)
         return [int(g.min()) for g in got] + [int(g.max()) for g in got]
 
     assert group(4, body) == [[10 * peer + rank for peer in range(4)] * 2 for rank in range(4)]
 
 
-def test_a_group_holds_several_communicators_of_one_thread(double):
+def test_a_group_holds_several_communicators_of_one_thread(mock):
     """Both ranks in one thread, one stream: initialisation, split and operations are only done together."""
-    uid, n = double.unique_id(), 2
+    uid, n = mock.unique_id(), 2
     comms, children = [ctypes.c_void_p() for _ in range(n)], [ctypes.c_void_p() for _ in range(n)]
-    double.call("ncclGroupStart")
+    mock.call("ncclGroupStart")
     for rank in range(n):
-        double.call("ncclCommInitRank", ctypes.byref(comms[rank]), n, uid, rank)
-    double.call("ncclGroupEnd")
-    double.call("ncclGroupStart")
+        mock.call("ncclCommInitRank", ctypes.byref(comms[rank]), n, uid, rank)
+    mock.call("ncclGroupEnd")
+    mock.call("ncclGroupStart")
     for rank in range(n):
-        double.call("ncclCommSplit", comms[rank].value, 0, 0, ctypes.byref(children[rank]), None)
-    double.call("ncclGroupEnd")
+        mock.call("ncclCommSplit", comms[rank].value, 0, 0, ctypes.byref(children[rank]), None)
+    mock.call("ncclGroupEnd")
     data = [np.full(5, rank + 1, np.float32) for rank in range(n)]
-    double.call("ncclGroupStart")
+    mock.call("ncclGroupStart")
     for kind in (comms, children):
         for rank in range(n):
-            double.call("ncclAllReduce", data[rank], data[rank], 5, 7, api.SUM, kind[rank].value, None)
-    double.call("ncclGroupEnd")
-    double.synchronize()
+            mock.call("ncclAllReduce", data[rank], data[rank], 5, 7, api.SUM, kind[rank].value, None)
+    mock.call("ncclGroupEnd")
+    mock.synchronize()
     for rank in range(n):
         assert data[rank].tolist() in ([6.0] * 5, [4.0] * 5, [5.0] * 5)
-        double.call("ncclCommDestroy", children[rank].value)
-        double.call("ncclCommDestroy", comms[rank].value)
+        mock.call("ncclCommDestroy", children[rank].value)
+        mock.call("ncclCommDestroy", comms[rank].value)
 
 
-def test_an_error_in_a_group_starts_nothing(double, group):
+def test_an_error_in_a_group_starts_nothing(mock, group):
     def body(rank, comm, stream):
         data = np.ones(3, np.float32)
-        double.call("ncclGroupStart")
-        double.call("ncclSend", data, 3, 7, 1 - rank, comm, stream)
-        assert double.code("ncclRecv", data, 3, 7, 5, comm, stream) == api.INVALID_ARGUMENT
-        assert double.code("ncclGroupEnd") == api.INVALID_ARGUMENT
-        assert double.code("double_stream_query", stream) == 0
+        mock.call("ncclGroupStart")
+        mock.call("ncclSend", data, 3, 7, 1 - rank, comm, stream)
+        assert mock.code("ncclRecv", data, 3, 7, 5, comm, stream) == api.INVALID_ARGUMENT
+        assert mock.code("ncclGroupEnd") == api.INVALID_ARGUMENT
+        assert mock.code("mock_stream_query", stream) == 0
 
     group(2, body)
-    assert double.code("ncclGroupEnd") == api.INVALID_USAGE
-    double.call("ncclGroupStart")
-    double.call("ncclGroupSimulateEnd", None)
+    assert mock.code("ncclGroupEnd") == api.INVALID_USAGE
+    mock.call("ncclGroupStart")
+    mock.call("ncclGroupSimulateEnd", None)
 
 
-def test_a_send_waits_for_its_receive(double, group):
+def test_a_send_waits_for_its_receive(mock, group):
     sent, looked = threading.Event(), threading.Event()
 
     def body(rank, comm, stream):
         data = np.full(3, rank, np.uint8)
         if rank == 0:
-            double.call("ncclSend", data, 3, 1, 1, comm, stream)
+            mock.call("ncclSend", data, 3, 1, 1, comm, stream)
             sent.set()
-            assert double.code("double_stream_query", stream) == api.NOT_READY
+            assert mock.code("mock_stream_query", stream) == api.NOT_READY
             looked.set()
         else:
             assert sent.wait(60)
             assert looked.wait(60)
-            double.call("ncclRecv", data, 3, 1, 0, comm, stream)
-        double.synchronize(stream)
+            mock.call("ncclRecv", data, 3, 1, 0, comm, stream)
+        mock.synchronize(stream)
         return data.tolist()
 
     assert group(2, body) == [[0] * 3, [0] * 3]
 
 
-def test_operations_of_a_communicator_keep_their_order_over_streams(double, group):
+def test_operations_of_a_communicator_keep_their_order_over_streams(mock, group):
     def body(rank, comm, stream):
-        other, data = double.stream(), np.full(4, float(rank))
-        opened = gate(double, stream)
-        double.call("ncclAllReduce", data, data, 4, 8, api.SUM, comm, stream)
-        double.call("ncclAllReduce", data, data, 4, 8, api.SUM, comm, other)
-        assert double.code("double_stream_query", other) == api.NOT_READY
+        other, data = mock.stream(), np.full(4, float(rank))
+        opened = gate(mock, stream)
+        mock.call("ncclAllReduce", data, data, 4, 8, api.SUM, comm, stream)
+        mock.call("ncclAllReduce", data, data, 4, 8, api.SUM, comm, other)
+        assert mock.code("mock_stream_query", other) == api.NOT_READY
         opened.set()
-        double.synchronize(other)
-        double.call("double_stream_destroy", other)
+        mock.synchronize(other)
+        mock.call("mock_stream_destroy", other)
         return data.tolist()
 
     assert group(2, body) == [[2.0] * 4] * 2
 
 
-def test_streams_and_events(double):
-    a, b = double.stream(), double.stream()
-    start, end, plain = double.event(True), double.event(True), double.event()
+def test_streams_and_events(mock):
+    a, b = mock.stream(), mock.stream()
+    start, end, plain = mock.event(True), mock.event(True), mock.event()
     data, copy = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
-    double.call("double_event_synchronize", plain)  # never recorded: complete
-    opened = gate(double, a)
-    double.call("double_event_record", start, a)
-    double.call("double_stream_memset", a, data, 7, 8)
-    double.call("double_stream_sleep", a, 2.0)
-    double.call("double_event_record", end, a)
-    double.call("double_stream_wait_event", b, end)
-    double.call("double_stream_memcpy", b, copy, data, 8)
-    assert double.code("double_event_query", end) == api.NOT_READY
-    assert double.code("double_stream_query", b) == api.NOT_READY
+    mock.call("mock_event_synchronize", plain)  # never recorded: complete
+    opened = gate(mock, a)
+    mock.call("mock_event_record", start, a)
+    mock.call("mock_stream_memset", a, data, 7, 8)
+    mock.call("mock_stream_sleep", a, 2.0)
+    mock.call("mock_event_record", end, a)
+    mock.call("mock_stream_wait_event", b, end)
+    mock.call("mock_stream_memcpy", b, copy, data, 8)
+    assert mock.code("mock_event_query", end) == api.NOT_READY
+    assert mock.code("mock_stream_query", b) == api.NOT_READY
     opened.set()
-    double.synchronize(b)
+    mock.synchronize(b)
     assert copy.tolist() == [7] * 8
-    double.call("double_event_query", end)
+    mock.call("mock_event_query", end)
     elapsed = ctypes.c_float()
-    double.call("double_event_elapsed_ms", ctypes.byref(elapsed), start, end)
+    mock.call("mock_event_elapsed_ms", ctypes.byref(elapsed), start, end)
     assert elapsed.value >= 2.0
-    double.call("double_event_record", plain, a)
-    assert double.code("double_event_elapsed_ms", ctypes.byref(elapsed), start, plain) == api.INVALID_HANDLE
-    double.call("double_stream_destroy", a)
-    assert double.code("double_stream_synchronize", a) == api.INVALID_HANDLE
+    mock.call("mock_event_record", plain, a)
+    assert mock.code("mock_event_elapsed_ms", ctypes.byref(elapsed), start, plain) == api.INVALID_HANDLE
+    mock.call("mock_stream_destroy", a)
+    assert mock.code("mock_stream_synchronize", a) == api.INVALID_HANDLE
     for event in (start, end, plain):
-        double.call("double_event_destroy", event)
-    assert double.code("double_event_query", end) == api.INVALID_HANDLE
-    double.call("double_stream_destroy", b)
+        mock.call("mock_event_destroy", event)
+    assert mock.code("mock_event_query", end) == api.INVALID_HANDLE
+    mock.call("mock_stream_destroy", b)
 
 
-def test_split(double, group):
+def test_split(mock, group):
     def body(rank, comm, stream):
         children = []
         for color in (rank % 2, -1 if rank == 3 else 0):
             child = ctypes.c_void_p(1)
-            double.call("ncclCommSplit", comm, color, -rank, ctypes.byref(child), None)
+            mock.call("ncclCommSplit", comm, color, -rank, ctypes.byref(child), None)
             children.append(child.value)
         seen = []
         for child in filter(None, children):
             data = np.array([rank], np.int32)
-            double.call("ncclBroadcast", data, data, 1, 2, 0, child, stream)
-            double.synchronize(stream)
-            seen.append((double.out("ncclCommCount", child, kind=ctypes.c_int), int(data[0])))
-            double.call("ncclCommFinalize", child)
-            double.call("ncclCommDestroy", child)
+            mock.call("ncclBroadcast", data, data, 1, 2, 0, child, stream)
+            mock.synchronize(stream)
+            seen.append((mock.out("ncclCommCount", child, kind=ctypes.c_int), int(data[0])))
+            mock.call("ncclCommFinalize", child)
+            mock.call("ncclCommDestroy", child)
         return seen
 
     # Of each color the largest rank is the first, because of its key.
     assert group(4, body) == [[(2, 2), (3, 2)], [(2, 3), (3, 2)], [(2, 2), (3, 2)], [(2, 3)]]
 
 
-def test_own_reductions(double, group):
+def test_own_reductions(mock, group):
     def body(rank, comm, stream):
         scalar, data, out = (
             np.array([0.5], np.float32),
@@ -313,16 +312,16 @@ def test_own_reductions(double, group):
         )
         results = []
         for residence in (1, 0):
-            op = double.out(
+            op = mock.out(
                 "ncclRedOpCreatePreMulSum", scalar, 7, residence, comm, kind=ctypes.c_int, first=True
             )
             scalar[0] = 2.0  # read at creation from the host, at the operation from the device
-            double.call("ncclAllReduce", data, out, 3, 7, op, comm, stream)
-            double.synchronize(stream)
+            mock.call("ncclAllReduce", data, out, 3, 7, op, comm, stream)
+            mock.synchronize(stream)
             results.append(out.tolist())
-            assert double.code("ncclAllReduce", data, out, 3, 8, op, comm, stream) == api.INVALID_ARGUMENT
-            double.call("ncclRedOpDestroy", op, comm)
-            assert double.code("ncclAllReduce", data, out, 3, 7, op, comm, stream) == api.INVALID_ARGUMENT
+            assert mock.code("ncclAllReduce", data, out, 3, 8, op, comm, stream) == api.INVALID_ARGUMENT
+            mock.call("ncclRedOpDestroy", op, comm)
+            assert mock.code("ncclAllReduce", data, out, 3, 7, op, comm, stream) == api.INVALID_ARGUMENT
             scalar[0] = 4.0 if residence else 0.5
         return results
 
@@ -331,35 +330,35 @@ def test_own_reductions(double, group):
 
 @pytest.mark.parametrize(("version", "name"), [(22105, "ncclAllToAllv"), (22800, "ncclAlltoAllv")])
 def test_all_to_all_of_rccl(played, version, name):
-    double = played(version, rccl=True)
-    uid = double.unique_id()
+    mock = played(version, rccl=True)
+    uid = mock.unique_id()
 
     def body(rank):
-        comm, out = double.init(2, uid, rank), np.zeros(4, np.int32)
+        comm, out = mock.init(2, uid, rank), np.zeros(4, np.int32)
         data = np.arange(4, dtype=np.int32) + 10 * rank
-        double.call("ncclAllToAll", data, out, 2, 2, comm, None)
-        double.synchronize()
+        mock.call("ncclAllToAll", data, out, 2, 2, comm, None)
+        mock.synchronize()
         plain = out.tolist()
         counts = np.array([[1, 2], [2, 1]], np.uintp)  # [from][to]
         sends, receives = counts[rank], counts[:, rank].copy()
         send_starts, receive_starts = (np.cumsum(c) - c for c in (sends, receives))
         on = (2, comm, None)
-        double.call(name, data, sends, send_starts, out, receives, receive_starts, *on)
-        double.synchronize()
-        double.call("ncclCommDestroy", comm)
+        mock.call(name, data, sends, send_starts, out, receives, receive_starts, *on)
+        mock.synchronize()
+        mock.call("ncclCommDestroy", comm)
         return plain, out[:3].tolist()
 
     assert in_threads(2, body) == [([0, 1, 10, 11], [0, 10, 11]), ([2, 3, 12, 13], [1, 2, 12])]
 
 
-def test_nonsense_is_refused(double, group):
-    uid = double.unique_id()
+def test_nonsense_is_refused(mock, group):
+    uid = mock.unique_id()
     for n, rank in ((0, 0), (2, 2), (2, -1), (99, 0)):
         with pytest.raises(Failed) as error:
-            double.init(n, uid, rank)
+            mock.init(n, uid, rank)
         assert error.value.code in (api.INVALID_ARGUMENT, api.INVALID_USAGE)
     with pytest.raises(Failed, match="ncclGetUniqueId"):
-        double.init(1, api.UniqueId(), 0)
+        mock.init(1, api.UniqueId(), 0)
 
     def body(rank, comm, stream):
         a, none = np.zeros(8, np.float32), None
@@ -373,29 +372,29 @@ def test_nonsense_is_refused(double, group):
             ("ncclAllReduce", a, a, 8, 7, 0, none, stream),
         ]  # fmt: skip
         for name, *arguments in wrong:
-            assert double.code(name, *arguments) == api.INVALID_ARGUMENT, (name, arguments)
-        assert "communicator is NULL" in double.last_error()
-        assert double.code("ncclAllReduce", a, a, 8, 7, 0, comm, 12345) == api.CUDA_ERROR
-        assert double.code("ncclAlltoAll", a, a, 4, 7, *on) == api.INVALID_USAGE
-        double.call("ncclAllReduce", none, none, 0, 7, 0, *on)
+            assert mock.code(name, *arguments) == api.INVALID_ARGUMENT, (name, arguments)
+        assert "communicator is NULL" in mock.last_error()
+        assert mock.code("ncclAllReduce", a, a, 8, 7, 0, comm, 12345) == api.CUDA_ERROR
+        assert mock.code("ncclAlltoAll", a, a, 4, 7, *on) == api.INVALID_USAGE
+        mock.call("ncclAllReduce", none, none, 0, 7, 0, *on)
         if rank == 1:  # only the root has a result
-            double.call("ncclReduce", a, none, 8, 7, 0, 0, *on)
+            mock.call("ncclReduce", a, none, 8, 7, 0, 0, *on)
         else:
-            double.call("ncclReduce", a, a, 8, 7, 0, 0, *on)
-        double.synchronize(stream)
+            mock.call("ncclReduce", a, a, 8, 7, 0, 0, *on)
+        mock.synchronize(stream)
         return comm
 
     for comm in group(2, body):
         data = np.zeros(1, np.float32)
-        assert double.code("ncclAllReduce", data, data, 1, 7, 0, comm, None) == api.INVALID_ARGUMENT
-        assert "destroyed" in double.last_error()
+        assert mock.code("ncclAllReduce", data, data, 1, 7, 0, comm, None) == api.INVALID_ARGUMENT
+        assert "destroyed" in mock.last_error()
 
 
-def test_fp8_is_newer_than_2_23(double, group, monkeypatch):
+def test_fp8_is_newer_than_2_23(mock, group, monkeypatch):
     def body(rank, comm, stream):
         data = np.zeros(1, np.uint8)
-        return double.code("ncclAllReduce", data, data, 1, api.FLOAT8_E4M3, 0, comm, stream)
+        return mock.code("ncclAllReduce", data, data, 1, api.FLOAT8_E4M3, 0, comm, stream)
 
     assert group(1, body) == [api.SUCCESS]
-    monkeypatch.setenv("NCCL_DOUBLE_VERSION", "22304")
+    monkeypatch.setenv("NCCL_MOCK_VERSION", "22304")
     assert group(1, body) == [api.INVALID_ARGUMENT]

@@ -1,4 +1,4 @@
-"""The double is like NCCL: configs, states, errors, abort, windows, and what becomes of a communicator."""
+"""The mock is like NCCL: configs, states, errors, abort, windows, and what becomes of a communicator."""
 
 import ctypes
 import json
@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.mocks.nccl import api
-from tests.mocks.nccl import build as build_double
+from tests.mocks.nccl import api, build
 from tests.mocks.nccl.api import Config, Failed, in_threads
 
 # The compiler may have to run first, on a busy machine.
@@ -24,29 +23,27 @@ ONE = np.ones(1)
 
 
 def segments():
-    return {name for name in os.listdir("/dev/shm") if name.startswith(f"nccl-double-{os.getpid()}-")}
+    return {name for name in os.listdir("/dev/shm") if name.startswith(f"nccl-mock-{os.getpid()}-")}
 
 
-def read(double, comm, name):
-    return double.lib.double_last_config(ctypes.c_void_p(comm), name.encode())
+def read(mock, comm, name):
+    return mock.lib.mock_last_config(ctypes.c_void_p(comm), name.encode())
 
 
-def reduce(double, comm, stream, data=None):
+def reduce(mock, comm, stream, data=None):
     data = np.ones(4) if data is None else data
-    double.call("ncclAllReduce", data, data, data.size, 8, api.SUM, comm, stream)
+    mock.call("ncclAllReduce", data, data, data.size, 8, api.SUM, comm, stream)
     return data
 
 
-def test_configs_are_read_as_their_version_says(double, group, monkeypatch):
+def test_configs_are_read_as_their_version_says(mock, group, monkeypatch):
     names = ("minCTAs", "splitShare", "trafficClass", "nvlsCTAs", "numRmaCtx", "maxP2pPeers", "hostCftMode")
     values = dict(zip(names, range(1, 8), strict=True)) | {"hostCftMode": 3}
     given = Config(**values, netName=b"Socket", commName=b"mine")
 
     def body(rank, comm, stream):
-        texts = [
-            double.lib.double_last_config_text(ctypes.c_void_p(comm), t) for t in (b"netName", b"commName")
-        ]
-        return [read(double, comm, name) for name in names], texts
+        texts = [mock.lib.mock_last_config_text(ctypes.c_void_p(comm), t) for t in (b"netName", b"commName")]
+        return [read(mock, comm, name) for name in names], texts
 
     unset = api.UNDEFINED
     with pytest.raises(Failed, match="splitShare cannot be 2"):
@@ -58,7 +55,7 @@ def test_configs_are_read_as_their_version_says(double, group, monkeypatch):
     given.version, given.size = 23203, 48  # nor what is behind the caller's structure
     assert group(1, body, given) == [([1, 1, 3, unset, unset, unset, unset], [b"Socket", None])]
     given.size = 120
-    monkeypatch.setenv("NCCL_DOUBLE_VERSION", "22105")  # nor what the library does not know
+    monkeypatch.setenv("NCCL_MOCK_VERSION", "22105")  # nor what the library does not know
     assert group(1, body, given) == [([1, 1, unset, unset, unset, unset, unset], [b"Socket", None])]
     assert group(1, body, None) == [([unset] * 7, [None, None])]
 
@@ -74,87 +71,87 @@ def test_configs_are_read_as_their_version_says(double, group, monkeypatch):
     ],
     ids=lambda c: c if isinstance(c, str) else "",
 )
-def test_nonsense_in_a_config_is_refused(double, config, text):
+def test_nonsense_in_a_config_is_refused(mock, config, text):
     with pytest.raises(Failed, match=text) as error:
-        double.init(1, double.unique_id(), 0, config)
+        mock.init(1, mock.unique_id(), 0, config)
     assert error.value.code == api.INVALID_ARGUMENT
 
 
-def test_a_child_inherits_its_parents_config(double, group):
+def test_a_child_inherits_its_parents_config(mock, group):
     def body(rank, comm, stream):
         children = []
         for config in (None, ctypes.byref(Config(maxCTAs=9))):
             child = ctypes.c_void_p()
-            double.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), config)
-            children.append(read(double, child.value, "maxCTAs"))
-            double.call("ncclCommDestroy", child.value)
+            mock.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), config)
+            children.append(read(mock, child.value, "maxCTAs"))
+            mock.call("ncclCommDestroy", child.value)
         return children
 
     assert group(2, body, Config(maxCTAs=5)) == [[5, 9]] * 2
 
 
-def test_not_blocking(double, monkeypatch, eventually):
-    monkeypatch.setenv("NCCL_DOUBLE_SLOW_ENQUEUE", "1")
-    uid, config = double.unique_id(), Config(blocking=0)
+def test_not_blocking(mock, monkeypatch, eventually):
+    monkeypatch.setenv("NCCL_MOCK_SLOW_ENQUEUE", "1")
+    uid, config = mock.unique_id(), Config(blocking=0)
     comm, child = [ctypes.c_void_p(), ctypes.c_void_p()], [ctypes.c_void_p(), ctypes.c_void_p()]
 
     def start(name, place, rank, *arguments):
-        assert double.code(name, *arguments, *place, ctypes.byref(config)) == api.IN_PROGRESS
+        assert mock.code(name, *arguments, *place, ctypes.byref(config)) == api.IN_PROGRESS
 
     def ready(*ranks):
-        eventually(lambda: all(double.state(comm[r].value) == api.SUCCESS for r in ranks))
+        eventually(lambda: all(mock.state(comm[r].value) == api.SUCCESS for r in ranks))
 
     start("ncclCommInitRankConfig", (), 0, ctypes.byref(comm[0]), 2, uid, 0)
-    assert double.state(comm[0].value) == api.IN_PROGRESS  # the other rank is not there
+    assert mock.state(comm[0].value) == api.IN_PROGRESS  # the other rank is not there
     data = np.ones(2)
-    assert double.code("ncclAllReduce", data, data, 2, 8, 0, comm[0].value, None) == api.INVALID_ARGUMENT
+    assert mock.code("ncclAllReduce", data, data, 2, 8, 0, comm[0].value, None) == api.INVALID_ARGUMENT
     start("ncclCommInitRankConfig", (), 1, ctypes.byref(comm[1]), 2, uid, 1)
     ready(0, 1)
     for r in range(2):
         assert (
-            double.code("ncclCommSplit", comm[r].value, 0, 0, ctypes.byref(child[r]), None) == api.IN_PROGRESS
+            mock.code("ncclCommSplit", comm[r].value, 0, 0, ctypes.byref(child[r]), None) == api.IN_PROGRESS
         )
     ready(0, 1)  # then the children are there
-    streams = [double.stream(), double.stream()]
+    streams = [mock.stream(), mock.stream()]
     for r in range(2):
         arguments = (np.ones(2), np.zeros(2), 2, 8, 0, child[r].value, streams[r])
-        assert double.code("ncclAllReduce", *arguments) == api.IN_PROGRESS
-        assert double.code("ncclAllReduce", *arguments) == api.INVALID_ARGUMENT
-        assert double.state(child[r].value) == api.IN_PROGRESS
-        assert double.state(child[r].value) == api.SUCCESS
+        assert mock.code("ncclAllReduce", *arguments) == api.IN_PROGRESS
+        assert mock.code("ncclAllReduce", *arguments) == api.INVALID_ARGUMENT
+        assert mock.state(child[r].value) == api.IN_PROGRESS
+        assert mock.state(child[r].value) == api.SUCCESS
     for r in range(2):
-        double.synchronize(streams[r])
-        assert double.code("ncclCommFinalize", comm[r].value) == api.IN_PROGRESS
+        mock.synchronize(streams[r])
+        assert mock.code("ncclCommFinalize", comm[r].value) == api.IN_PROGRESS
     ready(0, 1)
     for handle in (*comm, *child):
-        double.call("ncclCommDestroy", handle.value)
+        mock.call("ncclCommDestroy", handle.value)
 
 
-def test_abort_of_an_initialisation(double, eventually):
+def test_abort_of_an_initialisation(mock, eventually):
     comm, config = ctypes.c_void_p(), ctypes.byref(Config(blocking=0))
-    code = double.code("ncclCommInitRankConfig", ctypes.byref(comm), 2, double.unique_id(), 0, config)
+    code = mock.code("ncclCommInitRankConfig", ctypes.byref(comm), 2, mock.unique_id(), 0, config)
     assert code == api.IN_PROGRESS
     eventually(segments)
-    double.call("ncclCommAbort", comm.value)
+    mock.call("ncclCommAbort", comm.value)
     eventually(lambda: not segments())
 
 
-def test_planned_errors_of_initialisation(double, monkeypatch):
-    monkeypatch.setenv("NCCL_DOUBLE_INIT_ERROR", "2@0")
+def test_planned_errors_of_initialisation(mock, monkeypatch):
+    monkeypatch.setenv("NCCL_MOCK_INIT_ERROR", "2@0")
     comm = ctypes.c_void_p()
-    assert double.code("ncclCommInitRank", ctypes.byref(comm), 1, double.unique_id(), 0) == api.SYSTEM_ERROR
+    assert mock.code("ncclCommInitRank", ctypes.byref(comm), 1, mock.unique_id(), 0) == api.SYSTEM_ERROR
     assert comm.value is None
-    assert "planned" in double.last_error()
-    monkeypatch.setenv("NCCL_DOUBLE_INIT_ERROR", "2@1")
-    double.call("ncclCommAbort", double.init(1, double.unique_id(), 0))
+    assert "planned" in mock.last_error()
+    monkeypatch.setenv("NCCL_MOCK_INIT_ERROR", "2@1")
+    mock.call("ncclCommAbort", mock.init(1, mock.unique_id(), 0))
 
 
-def test_ranks_must_agree(double, eventually):
-    uid, first = double.unique_id(), ctypes.c_void_p()
+def test_ranks_must_agree(mock, eventually):
+    uid, first = mock.unique_id(), ctypes.c_void_p()
     config = ctypes.byref(Config(blocking=0))
-    double.code("ncclCommInitRankConfig", ctypes.byref(first), 2, uid, 0, config)
-    name = bytes(uid)[len(b"NCCL double") + 1 :].split(b"\0")[0].decode()
-    segment = Path(f"/dev/shm/nccl-double-{name}")
+    mock.code("ncclCommInitRankConfig", ctypes.byref(first), 2, uid, 0, config)
+    name = bytes(uid)[len(b"NCCL mock") + 1 :].split(b"\0")[0].decode()
+    segment = Path(f"/dev/shm/nccl-mock-{name}")
 
     def beginning():  # the number of ranks, and how many of them are there
         with segment.open("rb") as file:
@@ -163,207 +160,207 @@ def test_ranks_must_agree(double, eventually):
     eventually(lambda: segment.exists() and segment.stat().st_size and beginning() == (2, 1))
     for n, rank, text in ((3, 1, "another rank says 2"), (2, 0, "joined this unique id already")):
         with pytest.raises(Failed, match=text) as error:
-            double.init(n, uid, rank)
+            mock.init(n, uid, rank)
         assert error.value.code == api.INVALID_USAGE
-    double.call("ncclCommAbort", first.value)
+    mock.call("ncclCommAbort", first.value)
 
 
-def test_abort_ends_what_hangs_and_leaves_nothing(double, group, eventually):
+def test_abort_ends_what_hangs_and_leaves_nothing(mock, group, eventually):
     def threads():  # and descriptors
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
     def mapped():  # what tests of other ranks that died or hung left in this process is not of this one
         maps = Path("/proc/self/maps").read_text().splitlines()
-        return {line.split()[5] for line in maps if "/dev/shm/nccl-double-" in line}
+        return {line.split()[5] for line in maps if "/dev/shm/nccl-mock-" in line}
 
     before, mapped_before = threads(), mapped()
 
     def body(rank, comm, stream):
         if rank == 1:
             return comm
-        reduce(double, comm, stream)
-        reduce(double, comm, stream)  # behind it
-        waiting = threading.Thread(target=double.synchronize, args=(stream,), daemon=True)
+        reduce(mock, comm, stream)
+        reduce(mock, comm, stream)  # behind it
+        waiting = threading.Thread(target=mock.synchronize, args=(stream,), daemon=True)
         waiting.start()
-        assert double.code("double_stream_query", stream) == api.NOT_READY
-        double.call("ncclCommAbort", comm)
+        assert mock.code("mock_stream_query", stream) == api.NOT_READY
+        mock.call("ncclCommAbort", comm)
         waiting.join(60)
         assert not waiting.is_alive()
-        assert double.code("ncclCommCount", comm, ctypes.byref(ctypes.c_int())) == api.INVALID_ARGUMENT
+        assert mock.code("ncclCommCount", comm, ctypes.byref(ctypes.c_int())) == api.INVALID_ARGUMENT
         return None
 
     left = group(2, body, destroy=False)[1]
-    double.call("ncclCommAbort", left)
+    mock.call("ncclCommAbort", left)
     eventually(lambda: all(now <= then for now, then in zip(threads(), before, strict=True)))
     assert not segments()
     eventually(lambda: mapped() <= mapped_before)
 
 
-def test_abort_of_one_communicator_leaves_the_others_of_its_group(double, group):
+def test_abort_of_one_communicator_leaves_the_others_of_its_group(mock, group):
     def body(rank, comm, stream):
         child = ctypes.c_void_p()
-        double.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
+        mock.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
         data = [np.ones(3), np.ones(3)]
-        double.call("ncclGroupStart")
+        mock.call("ncclGroupStart")
         if rank == 0:
-            reduce(double, child.value, stream, data[0])
-        reduce(double, comm, stream, data[1])
-        double.call("ncclGroupEnd")
-        double.call("ncclCommAbort", child.value)
-        double.synchronize(stream)
+            reduce(mock, child.value, stream, data[0])
+        reduce(mock, comm, stream, data[1])
+        mock.call("ncclGroupEnd")
+        mock.call("ncclCommAbort", child.value)
+        mock.synchronize(stream)
         return data[1].tolist()
 
     assert group(2, body) == [[2.0] * 3] * 2
 
 
-def test_injected_and_remote_errors(double, group, eventually, monkeypatch):
+def test_injected_and_remote_errors(mock, group, eventually, monkeypatch):
     def body(rank, comm, stream):
         if rank == 1:
-            double.call("double_inject_error", comm, api.SYSTEM_ERROR)
-            assert double.state(comm) == api.SYSTEM_ERROR
-            assert double.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.SYSTEM_ERROR
-            assert double.last_error(comm) == "the communicator has an asynchronous error (NCCL double)"
-            double.call("ncclCommAbort", comm)
+            mock.call("mock_inject_error", comm, api.SYSTEM_ERROR)
+            assert mock.state(comm) == api.SYSTEM_ERROR
+            assert mock.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.SYSTEM_ERROR
+            assert mock.last_error(comm) == "the communicator has an asynchronous error (NCCL mock)"
+            mock.call("ncclCommAbort", comm)
             return
-        eventually(lambda: double.state(comm) == api.REMOTE_ERROR)
-        assert "rank 1 has aborted" in double.last_error(comm)
-        double.call("ncclCommAbort", comm)
+        eventually(lambda: mock.state(comm) == api.REMOTE_ERROR)
+        assert "rank 1 has aborted" in mock.last_error(comm)
+        mock.call("ncclCommAbort", comm)
         return
 
-    monkeypatch.setenv("NCCL_DOUBLE_PEER_ERRORS", "1")
+    monkeypatch.setenv("NCCL_MOCK_PEER_ERRORS", "1")
     group(2, body, destroy=False)
 
 
-def test_finalized(double, group):
+def test_finalized(mock, group):
     def body(rank, comm, stream):
-        data = reduce(double, comm, stream)
-        double.call("ncclCommFinalize", comm)  # what was issued is done
+        data = reduce(mock, comm, stream)
+        mock.call("ncclCommFinalize", comm)  # what was issued is done
         assert data.tolist() == [2.0] * 4
-        assert double.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
-        assert double.code("ncclCommFinalize", comm) == api.INVALID_ARGUMENT
+        assert mock.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
+        assert mock.code("ncclCommFinalize", comm) == api.INVALID_ARGUMENT
 
     group(2, body)
 
 
-def test_revoke_then_split(double, group):
+def test_revoke_then_split(mock, group):
     def body(rank, comm, stream):
         if rank == 0:
-            reduce(double, comm, stream)  # hangs
-        assert double.code("ncclCommRevoke", comm, 1) == api.INVALID_ARGUMENT
-        double.call("ncclCommRevoke", comm, 0)
-        double.synchronize(stream)
-        assert double.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
-        assert double.code("ncclCommFinalize", comm) == api.INVALID_USAGE
+            reduce(mock, comm, stream)  # hangs
+        assert mock.code("ncclCommRevoke", comm, 1) == api.INVALID_ARGUMENT
+        mock.call("ncclCommRevoke", comm, 0)
+        mock.synchronize(stream)
+        assert mock.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
+        assert mock.code("ncclCommFinalize", comm) == api.INVALID_USAGE
         child = ctypes.c_void_p()
-        double.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
-        data = reduce(double, child.value, stream)
-        double.synchronize(stream)
-        double.call("ncclCommDestroy", child.value)
+        mock.call("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
+        data = reduce(mock, child.value, stream)
+        mock.synchronize(stream)
+        mock.call("ncclCommDestroy", child.value)
         return data.tolist()
 
     assert group(2, body) == [[2.0] * 4] * 2
 
 
-def test_shrink_and_grow(double):
-    uid, grown = double.unique_id(), api.UniqueId()
+def test_shrink_and_grow(mock):
+    uid, grown = mock.unique_id(), api.UniqueId()
     have_id = threading.Event()
 
     def body(rank):
-        stream, small, large = double.stream(), ctypes.c_void_p(), ctypes.c_void_p()
+        stream, small, large = mock.stream(), ctypes.c_void_p(), ctypes.c_void_p()
         if rank == 3:  # comes in later
             assert have_id.wait(60)
-            double.call("ncclCommGrow", None, 3, ctypes.byref(grown), 2, ctypes.byref(large), None)
+            mock.call("ncclCommGrow", None, 3, ctypes.byref(grown), 2, ctypes.byref(large), None)
         else:
-            comm = double.init(3, uid, rank)
+            comm = mock.init(3, uid, rank)
             if rank == 1:
-                double.call("ncclCommAbort", comm)
+                mock.call("ncclCommAbort", comm)
                 return None
-            reduce(double, comm, stream)  # hangs
+            reduce(mock, comm, stream)  # hangs
             excluded = (ctypes.c_int * 1)(1)
-            double.call("ncclCommShrink", comm, excluded, 1, ctypes.byref(small), None, 1)
-            double.call("ncclCommDestroy", comm)
+            mock.call("ncclCommShrink", comm, excluded, 1, ctypes.byref(small), None, 1)
+            mock.call("ncclCommDestroy", comm)
             given = None
             if rank == 0:
                 ask = ("ncclCommGetUniqueId", small.value, ctypes.byref(grown))
-                double.call(*ask)
-                assert double.code(*ask) == api.INVALID_USAGE
+                mock.call(*ask)
+                assert mock.code(*ask) == api.INVALID_USAGE
                 have_id.set()
                 given = ctypes.byref(grown)
-            double.call("ncclCommGrow", small.value, 3, given, -1, ctypes.byref(large), None)
-            double.call("ncclCommDestroy", small.value)
+            mock.call("ncclCommGrow", small.value, 3, given, -1, ctypes.byref(large), None)
+            mock.call("ncclCommDestroy", small.value)
         mine, data = np.array([rank]), np.zeros(3, np.int64)
-        double.call("ncclAllGather", mine, data, 1, 4, large.value, stream)
-        double.synchronize(stream)
-        double.call("ncclCommDestroy", large.value)
+        mock.call("ncclAllGather", mine, data, 1, 4, large.value, stream)
+        mock.synchronize(stream)
+        mock.call("ncclCommDestroy", large.value)
         return data.tolist()
 
     assert in_threads(4, body) == [[0, 2, 3], None, [0, 2, 3], [0, 2, 3]]
 
 
-def test_scalable_initialisation(double):
-    ids = (api.UniqueId * 2)(double.unique_id(), double.unique_id())
+def test_scalable_initialisation(mock):
+    ids = (api.UniqueId * 2)(mock.unique_id(), mock.unique_id())
 
     def body(rank):
-        comm = double.out("ncclCommInitRankScalable", 3, rank, 2, ids, None, first=True)
-        data = reduce(double, comm, None)
-        double.synchronize()
-        double.call("ncclCommDestroy", comm)
+        comm = mock.out("ncclCommInitRankScalable", 3, rank, 2, ids, None, first=True)
+        data = reduce(mock, comm, None)
+        mock.synchronize()
+        mock.call("ncclCommDestroy", comm)
         return data.tolist()
 
     assert in_threads(3, body) == [[3.0] * 4] * 3
-    assert double.code("ncclCommInitRankScalable", None, 1, 0, 2, ids, None) == api.INVALID_ARGUMENT
+    assert mock.code("ncclCommInitRankScalable", None, 1, 0, 2, ids, None) == api.INVALID_ARGUMENT
 
 
-def test_suspend_and_statistics(double, group):
+def test_suspend_and_statistics(mock, group):
     def body(rank, comm, stream):
         def statistic(which):
-            return double.out("ncclCommMemStats", comm, which, kind=ctypes.c_uint64)
+            return mock.out("ncclCommMemStats", comm, which, kind=ctypes.c_uint64)
 
-        double.call("ncclCommSuspend", comm, 1)
+        mock.call("ncclCommSuspend", comm, 1)
         assert statistic(1) == 1
-        assert double.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
-        double.call("ncclCommResume", comm)
-        assert double.code("ncclCommResume", comm) == api.INVALID_USAGE
+        assert mock.code("ncclAllReduce", ONE, ONE, 1, 8, 0, comm, stream) == api.INVALID_USAGE
+        mock.call("ncclCommResume", comm)
+        assert mock.code("ncclCommResume", comm) == api.INVALID_USAGE
         assert statistic(0) + statistic(2) == statistic(3) > 0
-        double.call("double_set_device", 3)
-        return reduce(double, comm, stream).size, double.out("ncclCommCuDevice", comm, kind=ctypes.c_int)
+        mock.call("mock_set_device", 3)
+        return reduce(mock, comm, stream).size, mock.out("ncclCommCuDevice", comm, kind=ctypes.c_int)
 
     assert group(1, body) == [(4, 0)]
 
 
-def test_registration_and_windows(double, group):
+def test_registration_and_windows(mock, group):
     def body(rank, comm, stream):
-        memory = double.out("ncclMemAlloc", 8192, first=True)
-        handle = double.out("ncclCommRegister", comm, memory, 8192)
-        double.call("ncclCommDeregister", comm, handle)
-        assert double.code("ncclCommDeregister", comm, handle) == api.INVALID_ARGUMENT
+        memory = mock.out("ncclMemAlloc", 8192, first=True)
+        handle = mock.out("ncclCommRegister", comm, memory, 8192)
+        mock.call("ncclCommDeregister", comm, handle)
+        assert mock.code("ncclCommDeregister", comm, handle) == api.INVALID_ARGUMENT
         window = ctypes.c_void_p()
-        wrong = double.code("ncclCommWindowRegister", comm, memory + 8, 64, ctypes.byref(window), 0)
+        wrong = mock.code("ncclCommWindowRegister", comm, memory + 8, 64, ctypes.byref(window), 0)
         assert wrong == api.INVALID_ARGUMENT
-        double.call("ncclCommWindowRegister", comm, memory, 8192, ctypes.byref(window), 0)
-        assert double.out("ncclWinGetUserPtr", comm, window.value) == memory
+        mock.call("ncclCommWindowRegister", comm, memory, 8192, ctypes.byref(window), 0)
+        assert mock.out("ncclWinGetUserPtr", comm, window.value) == memory
         data, peer = np.full(4, rank + 1, np.int64), 1 - rank
         put = ("ncclPutSignal", data, 4, 4, peer, window.value)
-        assert double.code(*put, 8192 - 31, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
-        assert double.code(*put, 0, 1, 0, 0, comm, stream) == api.INVALID_ARGUMENT
-        double.call(*put, 8192 - 32, 0, 0, 0, comm, stream)
-        double.call("ncclSignal", peer, 0, 0, 0, comm, stream)
+        assert mock.code(*put, 8192 - 31, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
+        assert mock.code(*put, 0, 1, 0, 0, comm, stream) == api.INVALID_ARGUMENT
+        mock.call(*put, 8192 - 32, 0, 0, 0, comm, stream)
+        mock.call("ncclSignal", peer, 0, 0, 0, comm, stream)
         wait = api.WaitSignalDesc(2, peer, 0, 0)
-        double.call("ncclWaitSignal", 1, ctypes.byref(wait), comm, stream)
-        double.synchronize(stream)
+        mock.call("ncclWaitSignal", 1, ctypes.byref(wait), comm, stream)
+        mock.synchronize(stream)
         got = list((ctypes.c_int64 * 4).from_address(memory + 8192 - 32))
-        double.call("ncclCommWindowDeregister", comm, window.value)
-        assert double.code(*put, 0, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
-        reduce(double, comm, stream)
-        double.synchronize(stream)  # both are done with the memory
-        double.call("ncclMemFree", memory)
-        assert double.code("ncclMemFree", memory) == api.INVALID_USAGE
+        mock.call("ncclCommWindowDeregister", comm, window.value)
+        assert mock.code(*put, 0, 0, 0, 0, comm, stream) == api.INVALID_ARGUMENT
+        reduce(mock, comm, stream)
+        mock.synchronize(stream)  # both are done with the memory
+        mock.call("ncclMemFree", memory)
+        assert mock.code("ncclMemFree", memory) == api.INVALID_USAGE
         return got
 
     assert group(2, body) == [[2] * 4, [1] * 4]
 
 
-def test_collectives_take_a_config(double, group):
+def test_collectives_take_a_config(mock, group):
     calls = {  # what is between the count with its type and the communicator
         "AllReduce": [api.SUM],
         "Reduce": [api.SUM, 0],
@@ -380,11 +377,11 @@ def test_collectives_take_a_config(double, group):
         for name, rest in calls.items():
             data, out, config = np.arange(4.0) + rank, np.zeros(4), api.CollConfig(96, 0xCAFEBEEF, 23203)
             call = (f"nccl{name}Config", data, out, 2, 8, *rest, comm, stream, ctypes.byref(config))
-            double.call(*call)
-            double.synchronize(stream)
+            mock.call(*call)
+            mock.synchronize(stream)
             results.append(out.tolist())
             config.magic = 0
-            assert double.code(*call) == api.INVALID_ARGUMENT
+            assert mock.code(*call) == api.INVALID_ARGUMENT
         return results
 
     total, zero, root = [1.0, 3.0, 0.0, 0.0], [0.0] * 4, [0.0, 1.0, 0.0, 0.0]
@@ -394,7 +391,7 @@ def test_collectives_take_a_config(double, group):
     assert group(2, body) == [first_rank, second_rank]
 
 
-def test_abort_of_the_parent_ends_a_split(double, group):
+def test_abort_of_the_parent_ends_a_split(mock, group):
     begun = threading.Event()
 
     def body(rank, comm, stream):
@@ -404,36 +401,36 @@ def test_abort_of_the_parent_ends_a_split(double, group):
         child = ctypes.c_void_p()
 
         def split():
-            return double.code("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
+            return mock.code("ncclCommSplit", comm, 0, 0, ctypes.byref(child), None)
 
         codes = []
         thread = threading.Thread(target=lambda: codes.append(split()), daemon=True)
         thread.start()
         begun.set()
-        double.call("ncclCommAbort", comm)
+        mock.call("ncclCommAbort", comm)
         thread.join(60)
         # The split was ended, or came after the abort.
         assert codes[0] in (api.INTERNAL_ERROR, api.INVALID_ARGUMENT)
         assert child.value is None
         return None
 
-    double.call("ncclCommAbort", group(2, body, destroy=False)[1])
+    mock.call("ncclCommAbort", group(2, body, destroy=False)[1])
 
 
-def test_the_log_has_arguments_and_mismatches(double, group, monkeypatch, tmp_path):
+def test_the_log_has_arguments_and_mismatches(mock, group, monkeypatch, tmp_path):
     log = tmp_path / "log"
-    monkeypatch.setenv("NCCL_DOUBLE_LOG", str(log))
+    monkeypatch.setenv("NCCL_MOCK_LOG", str(log))
     done = threading.Barrier(2)
 
     def body(rank, comm, stream):
         data = np.zeros(8, np.float32)
-        double.call("ncclGroupStart")
-        double.call("ncclReduce", data, data, 5, 7, api.MAX, 1, comm, stream)
-        double.call("ncclGroupEnd")
+        mock.call("ncclGroupStart")
+        mock.call("ncclReduce", data, data, 5, 7, api.MAX, 1, comm, stream)
+        mock.call("ncclGroupEnd")
         # Counts that differ: no error, and nothing outside of the receiver's four.
-        double.call("ncclBroadcast", data + 1, data, 4 if rank else 8, 7, 0, comm, stream)
+        mock.call("ncclBroadcast", data + 1, data, 4 if rank else 8, 7, 0, comm, stream)
         done.wait(60)
-        double.synchronize(stream)
+        mock.synchronize(stream)
         return stream, data.tolist()
 
     results = group(2, body)
@@ -464,7 +461,7 @@ def test_the_log_has_arguments_and_mismatches(double, group, monkeypatch, tmp_pa
 
 def start_processes(what, n, uid, environment=None):
     program = [sys.executable, str(Path(__file__).with_name("process_rank.py"))]
-    library = str(build_double.library())
+    library = str(build.library())
     processes = []
     for rank in range(n):
         p = subprocess.Popen(
@@ -480,8 +477,8 @@ def start_processes(what, n, uid, environment=None):
     return processes
 
 
-def test_processes(double):
-    processes = start_processes("data", 3, double.unique_id())
+def test_processes(mock):
+    processes = start_processes("data", 3, mock.unique_id())
     for rank, p in enumerate(processes):
         out, _ = p.communicate(timeout=300)
         assert json.loads(out.splitlines()[-1]) == [True, (rank - 1) % 3 + 1, (rank - 1) % 3 + 100]
@@ -489,12 +486,12 @@ def test_processes(double):
 
 
 @pytest.mark.parametrize("how", ["killed, to be waited for", "killed"])
-def test_a_dead_process_is_a_remote_error(double, how):
-    processes = start_processes("lonely", 2, double.unique_id(), {"NCCL_DOUBLE_PEER_ERRORS": "1"})
+def test_a_dead_process_is_a_remote_error(mock, how):
+    processes = start_processes("lonely", 2, mock.unique_id(), {"NCCL_MOCK_PEER_ERRORS": "1"})
     assert [p.stdout.readline() for p in processes] == ["ready\n"] * 2
     processes[1].send_signal(signal.SIGKILL)
     if how == "killed":  # else it stays a zombie meanwhile
         processes[1].wait()
     out, _ = processes[0].communicate(timeout=300)
-    assert json.loads(out) == [api.REMOTE_ERROR, "rank 1's process has ended (NCCL double)"]
+    assert json.loads(out) == [api.REMOTE_ERROR, "rank 1's process has ended (NCCL mock)"]
     processes[1].communicate()

@@ -1,15 +1,15 @@
-// Which library is played: the one part of the double that is compiled for each.
+// Which library is played: the one part of the mock that is compiled for each.
 #include "version.hpp"
 
 #include <cstdlib>
 
-namespace nccl_double {
+namespace mock_nccl {
 
 int version() {
-    const char* played = environment("NCCL_DOUBLE_VERSION");
-    return played ? atoi(played) : DOUBLE_VERSION;
+    const char* played = environment("NCCL_MOCK_VERSION");
+    return played ? atoi(played) : MOCK_VERSION;
 }
 
-bool is_rccl() { return DOUBLE_RCCL; }
+bool is_rccl() { return MOCK_RCCL; }
 
-}  // namespace nccl_double
+}  // namespace mock_nccl

@@ -1,4 +1,4 @@
-// NVSHMEM's interface as this double has it: declared anew from the documents, so that a mistake in the
+// NVSHMEM's interface as this mock has it: declared anew from the documents, so that a mistake in the
 // package's own declarations shows.
 #pragma once
 #include <cstddef>

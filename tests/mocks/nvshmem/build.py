@@ -1,4 +1,4 @@
-"""Builds the double of NVSHMEM once for all test processes: `library()` is its path."""
+"""Builds the mock of NVSHMEM once for all test processes: `library()` is its path."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def library(version: int = LATEST) -> Path:
     Raises `NoCompiler`, or `RuntimeError` with the compiler's output.
     """
     sources = [HERE / "library.cpp", HERE / "world.cpp", STREAMS / "streams.cpp"]
-    command = [*compiler(), *_NEW, f"-DDOUBLE_VERSION={version}"]
+    command = [*compiler(), *_NEW, f"-DMOCK_VERSION={version}"]
     key = hashlib.sha256(" ".join(command).encode())
     for path in [*sources, HERE / "abi.hpp", HERE / "world.hpp", STREAMS / "streams.hpp", Path(__file__)]:
         key.update(path.read_bytes())
-    root = Path(tempfile.gettempdir()) / f"unicomm-nvshmem-double-{os.getuid()}"
+    root = Path(tempfile.gettempdir()) / f"unicomm-nvshmem-mock-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
         raise RuntimeError(f"{root} belongs to somebody else; set TMPDIR to a folder of your own")
     folder = root / key.hexdigest()[:20]
     folder.mkdir(exist_ok=True)
-    path, part = folder / "libnvshmem_host_double.so", folder / "part"
+    path, part = folder / "libnvshmem_host_mock.so", folder / "part"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes compiles
         if not path.exists():
-            # With its own name and symbols: the double of NCCL may be in the same process.
+            # With its own name and symbols: the mock of NCCL may be in the same process.
             link = ["-shared", f"-Wl,-soname,{path.name},-z,nodelete,-Bsymbolic", "-o", str(part), "-lrt"]
             done = subprocess.run(
                 [*command, *map(str, sources), *link], capture_output=True, text=True, check=False
             )
             if done.returncode:
-                raise RuntimeError(f"the double does not compile:\n{shlex.join(command)}\n{done.stderr}")
+                raise RuntimeError(f"the mock does not compile:\n{shlex.join(command)}\n{done.stderr}")
             part.rename(path)
     return path
 

@@ -1,12 +1,12 @@
-// A double of NVSHMEM: the same C functions over host memory that real processes share, for tests on machines
+// A mock of NVSHMEM: the same C functions over host memory that real processes share, for tests on machines
 // without a GPU. No part of it is NVIDIA's. Streams are those of tests/mocks/nccl.
 //
-//     NVSHMEM_DOUBLE_LIMITED=1     as several PEs on one GPU without MPS
-//     NVSHMEM_DOUBLE_NO_P2P=1      no PE can address another's memory; sources of puts must be symmetric
-//     NVSHMEM_DOUBLE_NO_DEVICE=1   as where there is no GPU: init succeeds, and nothing but connects (3.4.5)
-//     NVSHMEM_DOUBLE_REFUSES=N     init returns N
-//     NVSHMEM_DOUBLE_HOST_STREAM=1 the default stream is the host's: what is put there is done when a call
-//     returns NVSHMEM_DOUBLE_LOG=FILE      each call of the host's life as a line: PE, function, argument
+//     NVSHMEM_MOCK_LIMITED=1     as several PEs on one GPU without MPS
+//     NVSHMEM_MOCK_NO_P2P=1      no PE can address another's memory; sources of puts must be symmetric
+//     NVSHMEM_MOCK_NO_DEVICE=1   as where there is no GPU: init succeeds, and nothing but connects (3.4.5)
+//     NVSHMEM_MOCK_REFUSES=N     init returns N
+//     NVSHMEM_MOCK_HOST_STREAM=1 the default stream is the host's: what is put there is done when a call
+//     returns NVSHMEM_MOCK_LOG=FILE      each call of the host's life as a line: PE, function, argument
 //
 // As the library does, it ends the process where a call is wrong or not allowed.
 #include <unistd.h>
@@ -32,12 +32,12 @@
 
 namespace {
 
-using namespace nvshmem_double;
+using namespace mock_nvshmem;
 
-#ifndef DOUBLE_VERSION
-#define DOUBLE_VERSION 30800
+#ifndef MOCK_VERSION
+#define MOCK_VERSION 30800
 #endif
-constexpr int kVersion = DOUBLE_VERSION;
+constexpr int kVersion = MOCK_VERSION;
 
 bool asked_for(const char* name) {
     const char* value = getenv(name);
@@ -57,13 +57,13 @@ State& state() {
 }
 
 [[noreturn]] void die(const std::string& what) {
-    fprintf(stderr, "NVSHMEM double: %s, exiting...\n", what.c_str());
+    fprintf(stderr, "NVSHMEM mock: %s, exiting...\n", what.c_str());
     fflush(stderr);
     _exit(255);
 }
 
 void log(const char* function, long argument) {
-    const char* path = getenv("NVSHMEM_DOUBLE_LOG");
+    const char* path = getenv("NVSHMEM_MOCK_LOG");
     if (path == nullptr) return;
     FILE* file = fopen(path, "a");
     if (file == nullptr) return;
@@ -95,10 +95,10 @@ void check_local(World& w, const void* address, size_t bytes, int pe, const char
 }
 
 void on_stream(cudaStream_t handle, std::function<void()> task) {
-    auto stream = nccl_double::find_stream(handle);
+    auto stream = mock_nccl::find_stream(handle);
     if (!stream) die("no such stream");
     stream->enqueue(std::move(task));
-    static const bool of_the_host = asked_for("NVSHMEM_DOUBLE_HOST_STREAM");
+    static const bool of_the_host = asked_for("NVSHMEM_MOCK_HOST_STREAM");
     if (of_the_host && handle == nullptr) stream->synchronize();
 }
 
@@ -207,12 +207,12 @@ EXPORT int nvshmemx_hostlib_init_attr(unsigned flags, nvshmemx_init_attr_v2* att
                 args.id->version == (1 << 16) + int(sizeof *args.id) && args.nranks > 0 &&
                 args.nranks <= kMaxPes && args.myrank >= 0 && args.myrank < args.nranks;
     if (!good || state().status >= STATUS_IS_INITIALIZED) return 1;
-    if (const char* refuses = getenv("NVSHMEM_DOUBLE_REFUSES")) return atoi(refuses);
-    if (asked_for("NVSHMEM_DOUBLE_NO_DEVICE")) {
+    if (const char* refuses = getenv("NVSHMEM_MOCK_REFUSES")) return atoi(refuses);
+    if (asked_for("NVSHMEM_MOCK_NO_DEVICE")) {
         state().status = STATUS_IS_BOOTSTRAPPED;
         return 0;
     }
-    std::string name = "/unicomm-nvshmem-double-";
+    std::string name = "/unicomm-nvshmem-mock-";
     for (int i = 0; i < 16; ++i) {
         char digits[3];
         snprintf(digits, sizeof digits, "%02x", (unsigned char)args.id->internal[i]);
@@ -221,11 +221,11 @@ EXPORT int nvshmemx_hostlib_init_attr(unsigned flags, nvshmemx_init_attr_v2* att
     try {
         state().world = new World(name, args.myrank, args.nranks, heap_bytes());
     } catch (const std::exception& failure) {
-        fprintf(stderr, "NVSHMEM double: %s\n", failure.what());
+        fprintf(stderr, "NVSHMEM mock: %s\n", failure.what());
         return 7;
     }
-    state().no_p2p = asked_for("NVSHMEM_DOUBLE_NO_P2P");
-    state().status = asked_for("NVSHMEM_DOUBLE_LIMITED") ? STATUS_LIMITED_MPG : STATUS_IS_INITIALIZED;
+    state().no_p2p = asked_for("NVSHMEM_MOCK_NO_P2P");
+    state().status = asked_for("NVSHMEM_MOCK_LIMITED") ? STATUS_LIMITED_MPG : STATUS_IS_INITIALIZED;
     log("init", args.nranks);
     return 0;
 }
@@ -344,7 +344,7 @@ EXPORT void nvshmemx_barrier_all_on_stream(cudaStream_t stream) {
         w.meet(NVSHMEM_TEAM_WORLD);
     };
     on_stream(stream, meet);
-    if (state().status == STATUS_LIMITED_MPG) nccl_double::find_stream(stream)->synchronize();  // by the host
+    if (state().status == STATUS_LIMITED_MPG) mock_nccl::find_stream(stream)->synchronize();  // by the host
 }
 
 EXPORT int nvshmemx_barrier_on_stream(nvshmem_team_t team, cudaStream_t stream) {

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace nvshmem_double {
+namespace mock_nvshmem {
 namespace {
 
 constexpr uint64_t kPage = 4096;
@@ -112,4 +112,4 @@ void World::destroy(int number) {
     if (teams_.erase(number) == 1) shared_->team_members[number].fetch_sub(1);
 }
 
-}  // namespace nvshmem_double
+}  // namespace mock_nvshmem

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-namespace nvshmem_double {
+namespace mock_nvshmem {
 
 constexpr int kMaxPes = 64, kMaxTeams = 32;
 
@@ -66,4 +66,4 @@ class World {
     std::map<uint64_t, uint64_t> used_;  // offset -> bytes
 };
 
-}  // namespace nvshmem_double
+}  // namespace mock_nvshmem

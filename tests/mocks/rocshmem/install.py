@@ -1,4 +1,4 @@
-"""Installs the double of rocSHMEM, and of hipcc, and builds unicomm's unit with them as a user does.
+"""Installs the mock of rocSHMEM, and of hipcc, and builds unicomm's unit with them as a user does.
 
 `installed(version)` is a folder with `bin/hipcc`, `include` and `lib`; `unit(version)` the shared object that
 `unicomm build rocshmem` makes of it. Each once for these sources, for all test processes.
@@ -21,12 +21,12 @@ from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
 
 HERE = Path(__file__).parent
-STREAMS = HERE.parent / "nccl"  # what a double of a device's runtime has
+STREAMS = HERE.parent / "nccl"  # what a mock of a device's runtime has
 VERSIONS = {20001: "2.0.1", 30000: "3.0.0", 30300: "3.3.0", 30500: "3.5.0"}
 
 # The options that only AMD's compiler knows are left out, and what it is for is checked.
 HIPCC = """#!/bin/sh
-test "$1" = --version && echo "HIP version: 6.4, a double" && exit
+test "$1" = --version && echo "HIP version: 6.4, a mock" && exit
 test "$HIP_PLATFORM" = amd || { echo "without HIP_PLATFORM=amd it would be nvcc" >&2; exit 1; }
 case " $* " in *" -fgpu-rdc "*) ;; *) echo "not relocatable" >&2; exit 1;; esac
 for word; do
@@ -54,7 +54,7 @@ def _cache() -> Path:
     for path in (*sources, Path(__file__), Path(rocshmem_build.__file__)):
         key.update(path.read_bytes())
     key.update(rocshmem_build.unit_path().name.encode())
-    folder = Path(tempfile.gettempdir()) / f"unicomm-rocshmem-double-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"unicomm-rocshmem-mock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / key.hexdigest()[:16]
 
@@ -67,7 +67,7 @@ def write_headers(folder: Path, version: int) -> None:
     if version >= 30100:  # as AMD's says it since then
         header = header.replace(include, f"#if defined(HAVE_EXTERNAL_MPI)\n{include}#endif\n")
     (folder / "include" / "rocshmem" / "rocshmem.hpp").write_text(header)
-    text = f"#pragma once\n#define ROCSHMEM_DOUBLE_VERSION {version}\n"
+    text = f"#pragma once\n#define ROCSHMEM_MOCK_VERSION {version}\n"
     if version >= 30000:
         text += f'#define ROCSHMEM_VERSION "{VERSIONS[version]}"\n'
     if version >= 30300:
@@ -89,7 +89,7 @@ def installed(version: int) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         write_headers(part, version)
         shutil.copytree(HERE / "runtime" / "hip", part / "include" / "hip")
-        shutil.copy(STREAMS / "streams.hpp", part / "include" / "hip" / "double_streams.hpp")
+        shutil.copy(STREAMS / "streams.hpp", part / "include" / "hip" / "mock_streams.hpp")
         (part / "bin").mkdir()
         hipcc = part / "bin" / "hipcc"
         hipcc.write_text(HIPCC.replace("COMPILER", shutil.which("g++") or ""))
@@ -98,7 +98,7 @@ def installed(version: int) -> Path:
         lib.mkdir()
         compile_ = ["g++", "-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", f"-I{part / 'include'}"]
         runtime = ["-pthread", "-shared", f"-I{STREAMS}", str(STREAMS / "streams.cpp")]
-        named = "-Wl,-soname,libamdhip64.so,-z,nodelete,-Bsymbolic"  # beside other doubles with such streams
+        named = "-Wl,-soname,libamdhip64.so,-z,nodelete,-Bsymbolic"  # beside other mocks with such streams
         made = part / "library.o"
         for command in (
             [*compile_, "-c", str(HERE / "library.cpp"), "-o", str(made)],

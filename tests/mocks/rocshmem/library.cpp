@@ -1,4 +1,4 @@
-// What the double does: heaps of several processes in one shared memory of the host. Stricter than a real
+// What the mock does: heaps of several processes in one shared memory of the host. Stricter than a real
 // library: what was put is delivered by quiet, fence or a barrier and not before, PEs must make the same
 // collective calls, functions of work-groups are called by whole ones, and who waits in vain for two minutes
 // ends the process.
@@ -17,8 +17,8 @@
 
 namespace {
 
-using hip_double::block;
-using hip_double::misused;
+using mock_hip::block;
+using mock_hip::misused;
 
 constexpr int kMostPes = 16, kMostTeams = 41;
 
@@ -109,7 +109,7 @@ void agree(TeamOf& team, std::vector<uint64_t> arguments) {
 // Of the device.
 
 void needs_group() {
-    if (ROCSHMEM_DOUBLE_VERSION < 30100 && !block.entered) misused("rocshmem_wg_init was not called");
+    if (ROCSHMEM_MOCK_VERSION < 30100 && !block.entered) misused("rocshmem_wg_init was not called");
 }
 
 // True for one thread of a work-group: the last that comes.
@@ -170,16 +170,16 @@ TeamOf& team_of(uint64_t* team) {
 
 namespace rocshmem {
 
-#if ROCSHMEM_DOUBLE_VERSION < 30300
+#if ROCSHMEM_MOCK_VERSION < 30300
 rocshmem_team_t ROCSHMEM_TEAM_WORLD = handle(&everybody);
 #else
 rocshmem_team_t host::ROCSHMEM_TEAM_WORLD = handle(&everybody);
 #endif
 
-#if ROCSHMEM_DOUBLE_VERSION < 30100
+#if ROCSHMEM_MOCK_VERSION < 30100
 void rocshmem_init(MPI_Comm) {  // mpirun is played by torchrun's variables
     auto number = [](const char* name) { return std::atoi(std::getenv(name)); };
-    start(number("RANK"), number("WORLD_SIZE"), std::getenv("ROCSHMEM_DOUBLE_JOB"));
+    start(number("RANK"), number("WORLD_SIZE"), std::getenv("ROCSHMEM_MOCK_JOB"));
 }
 #else
 void rocshmem_init() { misused("plays no MPI"); }
@@ -188,11 +188,11 @@ void rocshmem_finalize() { rocshmem_barrier_all(); }  // as MPI's, it is over wh
 int rocshmem_my_pe() { return me; }
 int rocshmem_n_pes() { return world; }
 
-#if ROCSHMEM_DOUBLE_VERSION >= 30000
+#if ROCSHMEM_MOCK_VERSION >= 30000
 int rocshmem_get_uniqueid(rocshmem_uniqueid_t* uid) {
     static int count = 0;
     uid->fill(0);
-    std::string name = "/rocshmem-double-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+    std::string name = "/rocshmem-mock-" + std::to_string(getpid()) + "-" + std::to_string(++count);
     std::copy(name.begin(), name.end(), uid->begin());
     return 0;
 }
@@ -225,7 +225,7 @@ void* take(size_t size, size_t alignment) {
 }  // namespace
 
 void* rocshmem_malloc(size_t size) { return take(size, 16); }
-#if ROCSHMEM_DOUBLE_VERSION >= 30400
+#if ROCSHMEM_MOCK_VERSION >= 30400
 void* rocshmem_align(size_t alignment, size_t size) { return take(size, alignment); }
 #endif
 void rocshmem_free(void* ptr) {
@@ -256,9 +256,9 @@ int rocshmem_team_split_strided(rocshmem_team_t parent, int first, int stride, i
     return 0;
 }
 
-#if ROCSHMEM_DOUBLE_VERSION >= 30100
+#if ROCSHMEM_MOCK_VERSION >= 30100
 void* rocshmem_ptr(const void* dest, int pe) { return there(dest, 0, pe); }
-#elif ROCSHMEM_DOUBLE_VERSION >= 30000
+#elif ROCSHMEM_MOCK_VERSION >= 30000
 void* rocshmem_ptr(void* dest, int pe) { return there(dest, 0, pe); }
 #endif
 
@@ -322,7 +322,7 @@ uint64_t rocshmem_uint64_atomic_compare_swap(uint64_t* dest, uint64_t cond, uint
     word(dest, pe).compare_exchange_strong(cond, value);
     return cond;
 }
-#if ROCSHMEM_DOUBLE_VERSION >= 30000
+#if ROCSHMEM_MOCK_VERSION >= 30000
 void rocshmem_barrier_all_wg() {
     if (whole_group()) barrier(everybody);
 }
@@ -337,30 +337,30 @@ void rocshmem_ctx_wg_team_sync(rocshmem_ctx_t, rocshmem_team_t team) {
     if (whole_group()) meet_on_device(team_of(team));  // and delivers nothing
 }
 #endif
-#if ROCSHMEM_DOUBLE_VERSION >= 30300
+#if ROCSHMEM_MOCK_VERSION >= 30300
 void rocshmem_barrier_wg(rocshmem_team_t team) { rocshmem_ctx_barrier_wg({}, team); }
 
-void rocshmem_quiet_on_stream(hipStream_t stream) { hip_double::add(stream, deliver); }
+void rocshmem_quiet_on_stream(hipStream_t stream) { mock_hip::add(stream, deliver); }
 void rocshmem_barrier_all_on_stream(hipStream_t stream) {
-    hip_double::add(stream, [] { barrier(everybody); });
+    mock_hip::add(stream, [] { barrier(everybody); });
 }
 void rocshmem_putmem_on_stream(void* dest, const void* source, size_t bytes, int pe, hipStream_t stream) {
-    hip_double::add(stream, [=] { put(dest, source, bytes, pe, true); });
+    mock_hip::add(stream, [=] { put(dest, source, bytes, pe, true); });
 }
 void rocshmem_getmem_on_stream(void* dest, const void* source, size_t bytes, int pe, hipStream_t stream) {
-    hip_double::add(stream, [=] { std::memcpy(dest, there(source, bytes, pe), bytes); });
+    mock_hip::add(stream, [=] { std::memcpy(dest, there(source, bytes, pe), bytes); });
 }
 void rocshmem_putmem_signal_on_stream(void* dest, const void* source, size_t bytes, uint64_t* sig_addr,
                                       uint64_t signal, int sig_op, int pe, hipStream_t stream) {
-    hip_double::add(stream, [=] { put_signal(dest, source, bytes, sig_addr, signal, sig_op, pe); });
+    mock_hip::add(stream, [=] { put_signal(dest, source, bytes, sig_addr, signal, sig_op, pe); });
 }
 void rocshmem_signal_wait_until_on_stream(uint64_t* sig_addr, int cmp, uint64_t value, hipStream_t stream) {
-    hip_double::add(stream, [=] { wait_for(sig_addr, cmp, value); });
+    mock_hip::add(stream, [=] { wait_for(sig_addr, cmp, value); });
 }
 #endif
-#if ROCSHMEM_DOUBLE_VERSION >= 30500
+#if ROCSHMEM_MOCK_VERSION >= 30500
 void rocshmem_barrier_on_stream(rocshmem_team_t team, hipStream_t stream) {
-    hip_double::add(stream, [=] { barrier(team_of(team)); });
+    mock_hip::add(stream, [=] { barrier(team_of(team)); });
 }
 #endif
 

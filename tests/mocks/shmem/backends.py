@@ -1,6 +1,6 @@
-"""The SHMEM backends over doubles of their libraries: host memory, and streams of host threads.
+"""The SHMEM backends over mocks of their libraries: host memory, and streams of host threads.
 
-A process is one rank of it. Where the double is told so (NVSHMEM_DOUBLE_HOST_STREAM, HIP_DOUBLE_HOST_STREAM)
+A process is one rank of it. Where the mock is told so (NVSHMEM_MOCK_HOST_STREAM, HIP_MOCK_HOST_STREAM)
 the host is the current stream, so that torch's operations on the tensors are in order with all else.
 """
 
@@ -22,8 +22,8 @@ from unicomm.backends.shmem.backend import NvshmemBackend, RocshmemBackend, Shme
 from unicomm.extensions.build_rocshmem import unit_path
 
 
-class Double(AtOnce, ShmemBackend):
-    """`path` is a library that has the double's streams."""
+class Mock(AtOnce, ShmemBackend):
+    """`path` is a library that has the mock's streams."""
 
     capabilities = replace(ShmemBackend.capabilities, device_types=frozenset({"cpu"}))
     host_stream: ClassVar[str]
@@ -43,33 +43,33 @@ class Double(AtOnce, ShmemBackend):
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         pointers = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(source.data_ptr())
         stream = ctypes.c_void_p(self._stream())
-        result = self._streams._c.double_stream_memcpy(stream, *pointers, ctypes.c_size_t(source.nbytes))
+        result = self._streams._c.mock_stream_memcpy(stream, *pointers, ctypes.c_size_t(source.nbytes))
         assert result == 0
 
 
-class NvshmemDouble(Double, NvshmemBackend):
-    name = "nvshmem-double"
-    host_stream = "NVSHMEM_DOUBLE_HOST_STREAM"
+class MockNvshmem(Mock, NvshmemBackend):
+    name = "nvshmem-mock"
+    host_stream = "NVSHMEM_MOCK_HOST_STREAM"
 
     @classmethod
     def path(cls) -> str:
-        return os.environ.get("NVSHMEM_DOUBLE") or str(build_nvshmem.library())
+        return os.environ.get("NVSHMEM_MOCK") or str(build_nvshmem.library())
 
     @classmethod
     def table(cls, path: str = "") -> Any:
         return _core.symm_nvshmem(cls.path())
 
 
-class RocshmemDouble(Double, RocshmemBackend):
+class MockRocshmem(Mock, RocshmemBackend):
     """The unit is found as by a user: where `unicomm build rocshmem` put it, which XDG_CACHE_HOME says."""
 
-    name = "rocshmem-double"
-    host_stream = "HIP_DOUBLE_HOST_STREAM"
+    name = "rocshmem-mock"
+    host_stream = "HIP_MOCK_HOST_STREAM"
 
     @classmethod
     def path(cls) -> str:
-        return str(unit_path())  # which depends on the runtime's double
+        return str(unit_path())  # which depends on the runtime's mock
 
 
-register_backend(NvshmemDouble.name, NvshmemDouble)
-register_backend(RocshmemDouble.name, RocshmemDouble)
+register_backend(MockNvshmem.name, MockNvshmem)
+register_backend(MockRocshmem.name, MockRocshmem)

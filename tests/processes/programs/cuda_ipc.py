@@ -1,4 +1,4 @@
-"""The table over CUDA devices, called directly: cuda_ipc.py LIBRARY (the runtime, or its double) HOW
+"""The table over CUDA devices, called directly: cuda_ipc.py LIBRARY (the runtime, or its mock) HOW
 
 all   allocations, copies, teams; what is left
 wait  rank 0 waits for rank 1 at a barrier, to which that never comes

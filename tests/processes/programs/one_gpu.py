@@ -1,4 +1,4 @@
-"""Ranks that share one GPU, or the doubles for it, have symmetric memory: one_gpu.py gpu|double"""
+"""Ranks that share one GPU, or the mocks for it, have symmetric memory: one_gpu.py gpu|mock"""
 
 import sys
 from dataclasses import replace
@@ -14,10 +14,10 @@ if sys.argv[1] == "gpu":
     device, backend = torch.device("cuda", 0), Staged
     torch.cuda.set_device(device)
 else:
-    from tests.mocks.device import backend as device_double
+    from tests.mocks.device import backend as device_mock
     from unicomm.backends.vendor.device_runtime import CUDA, ipc_table
 
-    base = device_double.make("symm-device")
+    base = device_mock.make("symm-device")
     device = torch.device("cpu")
 
     class backend(Staged):  # noqa: N801
@@ -28,10 +28,10 @@ else:
             return base.device_streams(device)
 
         def kernels(self, device):
-            return device_double.HostLauncher(base.path)
+            return device_mock.HostLauncher(base.path)
 
         def symmetric_table(self, one_host=True):
-            return ipc_table(CUDA, str(device_double.runtime()))
+            return ipc_table(CUDA, str(device_mock.runtime()))
 
 
 unicomm.register_backend(backend.name, backend)

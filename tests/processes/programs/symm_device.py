@@ -1,4 +1,4 @@
-"""Ranks with symmetric memory on devices, over the doubles: symm_device.py HOW
+"""Ranks with symmetric memory on devices, over the mocks: symm_device.py HOW
 
 all    every operation
 kill   all are at an operation on a stream of its own to which rank 1 never comes: it is killed
@@ -10,14 +10,14 @@ import sys
 import torch
 
 import unicomm
-from tests.mocks.device import backend as device_double
+from tests.mocks.device import backend as device_mock
 from tests.mocks.nccl.kinds import streams_of
 from tests.processes.programs.common import hear, reporting, say
 from tests.symm.device import device_bodies
 from unicomm import symm
 
 HOW = sys.argv[1]
-backend = device_double.make("symm-device")
+backend = device_mock.make("symm-device")
 
 
 with unicomm.new_comm("symm-device", torch.device("cpu"), name="main", timeout=60) as comm:

@@ -1,4 +1,4 @@
-"""What ranks with symmetric memory on a device do: on the doubles as threads and processes, and on GPUs."""
+"""What ranks with symmetric memory on a device do: on the mocks as threads and processes, and on GPUs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How kernels are launched by cupy: over a double of it that has its rules, and what cupy itself says of our
+"""How kernels are launched by cupy: over a mock of it that has its rules, and what cupy itself says of our
 arguments where it is installed, which needs no GPU."""
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Cupy:
 
 @pytest.fixture(params=[True, False], ids=["since 14", "before 14"])
 def cupy(request, monkeypatch):
-    double = Cupy(request.param)
-    monkeypatch.setitem(sys.modules, "cupy", double)
-    return double
+    mock = Cupy(request.param)
+    monkeypatch.setitem(sys.modules, "cupy", mock)
+    return mock
 
 
 def numbers():

@@ -21,12 +21,12 @@ def cuda():
         library = ctypes.CDLL(str(runtime()))
     except NoCompiler as error:
         pytest.skip(str(error))
-    library.double_bytes.restype = ctypes.c_size_t
-    library.double_captures.restype = ctypes.c_bool
+    library.mock_bytes.restype = ctypes.c_size_t
+    library.mock_captures.restype = ctypes.c_bool
     library.cudaGetLastError()
     yield library
-    library.double_capture(ctypes.c_bool(False))
-    library.double_fail(0)
+    library.mock_capture(ctypes.c_bool(False))
+    library.mock_fail(0)
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def in_thread(body):
 
 def test_an_error_is_not_left_for_others(cuda, table):
     """torch asks for the last error after each kernel, and would raise what is none of its own."""
-    cuda.double_fail(1)
+    cuda.mock_fail(1)
     fault, domain = begin(table)
     assert "cudaMalloc" in fault[3]
     assert domain is None
     assert cuda.cudaGetLastError() == 0
-    before = cuda.double_bytes()
+    before = cuda.mock_bytes()
     fault, domain = begin(table)
     assert fault is None
-    assert cuda.double_bytes() > before
+    assert cuda.mock_bytes() > before
 
 
 def test_peers_that_torch_has_enabled(cuda, table):
@@ -97,7 +97,7 @@ def test_peers_that_torch_has_enabled(cuda, table):
 
 def test_memory_goes_from_whatever_thread(cuda, table):
     gc.collect()
-    before = cuda.double_bytes()
+    before = cuda.mock_bytes()
 
     def make():
         assert cuda.cudaSetDevice(1) == 0
@@ -105,7 +105,7 @@ def test_memory_goes_from_whatever_thread(cuda, table):
 
     fault, domain = in_thread(make)
     assert fault is None
-    assert cuda.double_bytes() > before
+    assert cuda.mock_bytes() > before
     held = [domain]
     del domain
 
@@ -116,13 +116,13 @@ def test_memory_goes_from_whatever_thread(cuda, table):
         return device.value, cuda.cudaGetLastError()
 
     assert in_thread(drop) == (0, 0)  # the thread's own device again
-    assert cuda.double_bytes() == before
+    assert cuda.mock_bytes() == before
 
 
 def test_tensors_on_the_devices_memory_hold_it(cuda, table):
     """As torch takes whatever device's, by DLPack."""
     gc.collect()
-    before = cuda.double_bytes()
+    before = cuda.mock_bytes()
     fault, domain = begin(table)
     assert fault is None
     fault, address = domain.allocate(64, 64, T)
@@ -134,31 +134,31 @@ def test_tensors_on_the_devices_memory_hold_it(cuda, table):
     del domain, whole
     gc.collect()
     assert part.tolist() == [2.0] * 29
-    assert cuda.double_bytes() > before
+    assert cuda.mock_bytes() > before
     del part
-    assert cuda.double_bytes() == before
+    assert cuda.mock_bytes() == before
 
 
 def test_heaps_have_no_neighbours(cuda, table):
     """A handle opens all of the 2 MiB that the runtime cuts smaller pieces from."""
     gc.collect()
-    before = cuda.double_bytes()
+    before = cuda.mock_bytes()
     fault, domain = begin(table)
     assert fault is None
-    assert cuda.double_bytes() - before == 2 << 20
+    assert cuda.mock_bytes() - before == 2 << 20
     del domain
-    assert cuda.double_bytes() == before
+    assert cuda.mock_bytes() == before
 
 
 def test_no_capture_ends(cuda, table):
     gc.collect()
-    before = cuda.double_bytes()
-    cuda.double_capture(ctypes.c_bool(True))
+    before = cuda.mock_bytes()
+    cuda.mock_capture(ctypes.c_bool(True))
     fault, domain = begin(table)
     assert fault is None
     del domain
-    assert cuda.double_bytes() == before
-    assert cuda.double_captures()
+    assert cuda.mock_bytes() == before
+    assert cuda.mock_captures()
     mode = ctypes.c_int(1)
     assert cuda.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
     assert mode.value == 0  # the thread's mode was its own again

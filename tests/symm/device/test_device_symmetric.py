@@ -1,4 +1,4 @@
-"""Symmetric memory on devices, over the doubles: ranks as threads."""
+"""Symmetric memory on devices, over the mocks: ranks as threads."""
 
 import sys
 import threading
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unicomm
-from tests.mocks.device import backend as device_double
+from tests.mocks.device import backend as device_mock
 from tests.mocks.nccl.kinds import streams_of
 from tests.symm.device import device_bodies
 from unicomm import symm
@@ -194,7 +194,7 @@ def test_a_rank_without_a_compiler(mock_device, monkeypatch):
     """It says what to install, and the others that it cannot."""
 
     def kernels(self, device):
-        return CupyLauncher(device) if self._rank == 1 else device_double.HostLauncher(self.path)
+        return CupyLauncher(device) if self._rank == 1 else device_mock.HostLauncher(self.path)
 
     monkeypatch.setattr(mock_device, "kernels", kernels)
     monkeypatch.setitem(sys.modules, "cupy", None)

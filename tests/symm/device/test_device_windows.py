@@ -1,8 +1,8 @@
-"""Symmetric memory of devices on windows of NCCL's, over the doubles: ranks as threads."""
+"""Symmetric memory of devices on windows of NCCL's, over the mocks: ranks as threads."""
 
 import pytest
 
-from tests.mocks.device import backend as device_double
+from tests.mocks.device import backend as device_mock
 from tests.symm.device import device_bodies
 from unicomm.backends.nccl.window_table import WindowTable
 from unicomm.testing import run_ranks
@@ -13,8 +13,8 @@ WINDOWS = {"symmetric": "windows"}
 @pytest.fixture(scope="session")
 def backend():
     try:
-        return device_double.make("symm-windows").name
-    except device_double.NoCompiler as error:
+        return device_mock.make("symm-windows").name
+    except device_mock.NoCompiler as error:
         pytest.skip(str(error))
 
 

@@ -1,4 +1,4 @@
-"""One rank of a job over the double in which rank 1 is killed, and rank 3 then takes its place."""
+"""One rank of a job over the mock in which rank 1 is killed, and rank 3 then takes its place."""
 
 import os
 import signal
@@ -19,11 +19,11 @@ def summed(comm: unicomm.Communicator, value: float) -> float:
 
 
 def main() -> None:
-    make("nccl-elastic-double")
+    make("nccl-elastic-mock")
     me = int(os.environ["RANK"])
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     comm = unicomm.new_comm(
-        "nccl-elastic-double", torch.device("cpu"), name="elastic", timeout=120, enable_reconfigure=True
+        "nccl-elastic-mock", torch.device("cpu"), name="elastic", timeout=120, enable_reconfigure=True
     )
     store.set(f"handle-{me}", comm.get_init_handle())
 

@@ -1,4 +1,4 @@
-"""One rank of a job over the double: conformance of some operations, a split, and the death of rank 1."""
+"""One rank of a job over the mock: conformance of some operations, a split, and the death of rank 1."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ KILLED = 1
 
 
 def main(fault: str) -> None:
-    make("nccl-process-double")
-    comm = unicomm.new_comm("nccl-process-double", torch.device("cpu"), name="job", timeout=60)
+    make("nccl-process-mock")
+    comm = unicomm.new_comm("nccl-process-mock", torch.device("cpu"), name="job", timeout=60)
     for operation in ("all_reduce", "all_to_all_v_single", "reduce_scatter", "batch"):
         assert conformance.check(comm, operation, lambda case: case.count in (0, 17)) > 3
     half = comm.split([r for r in range(comm.get_size()) if r % 2 == comm.get_rank() % 2], "half")

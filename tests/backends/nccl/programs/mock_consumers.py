@@ -1,4 +1,4 @@
-"""What builds upon torch.distributed, over the double by the switch and over stock Gloo: the same numbers?
+"""What builds upon torch.distributed, over the mock by the switch and over stock Gloo: the same numbers?
 
 Prints what stood behind the first, and which consumers gave the same. One line of JSON a rank.
 """

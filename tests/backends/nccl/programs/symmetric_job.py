@@ -1,4 +1,4 @@
-"""One rank of a job with symmetric memory on a window of the double's, and the death of rank 1."""
+"""One rank of a job with symmetric memory on a window of the mock's, and the death of rank 1."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ KILLED = 1
 
 
 def main() -> None:
-    make("nccl-symmetric-double")
-    comm = unicomm.new_comm("nccl-symmetric-double", torch.device("cpu"), name="job", timeout=60)
+    make("nccl-symmetric-mock")
+    comm = unicomm.new_comm("nccl-symmetric-mock", torch.device("cpu"), name="job", timeout=60)
     heap = Heap(comm)
     me, n = heap.rank, heap.size
     x, word = heap.words(n), heap.words(1)
