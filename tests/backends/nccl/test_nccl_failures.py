@@ -193,12 +193,12 @@ def test_the_librarys_log_and_the_known_cause_are_in_the_error(mock_nccl, raised
             assert type(error) is BackendError
             lines = error.message.splitlines()
             assert lines[0] == (
-                "NCCL operation failed with unhandled system error: an injected error (NCCL mock_nccl)"
+                "NCCL operation failed with unhandled system error: an injected error (NCCL mock)"
             )
             log = "  NCCL's log: mock.cc:1 "
             assert lines[1:] == [
                 f"{log}NET/IB : Got completion from peer 10.0.0.2<4> with status=12 opcode=0",
-                f"{log}an injected error (NCCL mock_nccl)",
+                f"{log}an injected error (NCCL mock)",
             ]
             assert "NCCL_IB_GID_INDEX" in error.hint
             told.set()

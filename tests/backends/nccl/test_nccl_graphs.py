@@ -1,4 +1,4 @@
-"""Graphs over the mock_nccl: operations that are captured, and the records of their replays."""
+"""Graphs over the mock NCCL: operations that are captured, and the records of their replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symmetric memory on a window of NCCL's, over the mock_nccl: the table's functions, called directly."""
+"""Symmetric memory on a window of NCCL's, over the mock NCCL: the table's functions, called directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.distributed over the mock_nccl: the consumers' call paths, futures and batches on streams."""
+"""torch.distributed over the mock NCCL: the consumers' call paths, futures and batches on streams."""
 
 from __future__ import annotations
 
