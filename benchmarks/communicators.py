@@ -1,7 +1,7 @@
 """What a communicator costs: to create, to split, in memory; beside a new group of Gloo.
 
-    python benchmarks/communicators.py               # 2, 4 and 8 processes, 64 threads
-    python benchmarks/communicators.py --json FILE   # the figures also there
+    python -m benchmarks.communicators               # 2, 4 and 8 processes, 64 threads
+    python -m benchmarks.communicators --json FILE   # the figures also there
 
 Each figure is the median over the repetitions of the slowest rank's time, all kinds made in turn. Memory is
 what a rank has more after its first operations (address space is larger: pages exist once they are used).

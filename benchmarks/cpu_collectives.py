@@ -1,9 +1,9 @@
 """CPU collectives of one host: unicomm beside Gloo and, where their wheels are installed, three MPIs.
 
-    python benchmarks/cpu_collectives.py                       # 2 ranks, some sizes: some minutes
-    python benchmarks/cpu_collectives.py --full --plots build  # 2, 4 and 8 ranks, all sizes and types
-    python benchmarks/cpu_collectives.py --foreign-load        # also while each core has a busy process
-    python -m unicomm.testing.mpi_libraries                    # installs the MPI wheels under build/mpi
+    python -m benchmarks.cpu_collectives                       # 2 ranks, some sizes: some minutes
+    python -m benchmarks.cpu_collectives --full --plots build  # 2, 4 and 8 ranks, all sizes and types
+    python -m benchmarks.cpu_collectives --foreign-load        # also while each core has a busy process
+    python -m tools.mpi_libraries                    # installs the MPI wheels under build/mpi
 
 All contenders live side by side in processes of their own, asleep but for the one whose turn it is, and are
 measured in turn, repetition by repetition, so that whatever else the machine does hits all of them. Results
@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unicomm.testing.mpi_libraries import find
+from tools.mpi_libraries import find
 
 HERE = Path(__file__).parent
 OPERATIONS = (

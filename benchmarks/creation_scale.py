@@ -1,6 +1,6 @@
 """What the creation of a communicator asks of the store, from 2 ranks to 100 000.
 
-    python benchmarks/creation_scale.py [--threads 4096] [--json result.json] [--plot picture.png]
+    python -m benchmarks.creation_scale [--threads 4096] [--json result.json] [--plot picture.png]
 
 Three parts:
 
@@ -274,8 +274,7 @@ def measure_costs(round_trip: float) -> Costs:
 
 def count_threads(size: int) -> dict[str, Any]:
     """The real rendezvous with `size` ranks as threads; what they asked of the store."""
-    from counting_store import CountingStore
-
+    from benchmarks.counting_store import CountingStore
     from unicomm.comms.membership.rendezvous import meet
 
     store = CountingStore(size)

@@ -1,6 +1,6 @@
 """What comparing signatures costs on gloo: each operation on two communicators in turn, with and without.
 
-    python benchmarks/gloo_check.py [RANKS ...]          default: 2 4
+    python -m benchmarks.gloo_check [RANKS ...]          default: 2 4
 
 Prints microseconds per call with and without it, and their ratio: of each the fastest of the rounds, for what
 else the machine does only ever makes a round slower.

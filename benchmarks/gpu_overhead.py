@@ -1,9 +1,9 @@
 """What a call costs the host: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
 Without a GPU: what this package does in a call, for all_reduce part by part, and for each common operation.
 
-    python benchmarks/gpu_overhead.py                # on a GPU; without one: unicomm's own part alone
-    python benchmarks/gpu_overhead.py --own          # that part also where there is a GPU
-    python benchmarks/gpu_overhead.py --json FILE    # the figures also there
+    python -m benchmarks.gpu_overhead                # on a GPU; without one: unicomm's own part alone
+    python -m benchmarks.gpu_overhead --own          # that part also where there is a GPU
+    python -m benchmarks.gpu_overhead --json FILE    # the figures also there
 
 A call is timed from the program's side: it returns when its work is on a stream. Rounds of all kinds take
 turns, the device is waited for between them, and results are checked. Figures are medians over the rounds;

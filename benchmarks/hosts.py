@@ -1,9 +1,9 @@
 """Collectives of several hosts: unicomm's `auto` beside flat Gloo, ours and torch's.
 
-    python benchmarks/hosts.py                       # 2 hosts of 2 ranks: two minutes
-    python benchmarks/hosts.py --hosts 3 --ranks 2
+    python -m benchmarks.hosts                       # 2 hosts of 2 ranks: two minutes
+    python -m benchmarks.hosts --hosts 3 --ranks 2
 
-Hosts are network namespaces of this machine (unicomm/testing/namespaces.py), so they share its cores, and
+Hosts are network namespaces of this machine (tools/namespaces.py), so they share its cores, and
 what is between them has the latency and the speed of the kernel, not of a network. Measured as in
 cpu_collectives.py: in turn, results checked, the slowest rank's time, medians and ratios of one run.
 """
@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cpu_collectives import SIZES, Group, console, measure, row_of
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unicomm.testing.namespaces import Namespaces, why_not
+from benchmarks.cpu_collectives import SIZES, Group, console, measure, row_of
+from tools.namespaces import Namespaces, why_not
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
 PORT = 29500  # of a network that nobody else is in

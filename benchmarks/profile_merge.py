@@ -1,6 +1,6 @@
 """Time and memory of merging the traces of many ranks.
 
-    python benchmarks/profile_merge.py --ranks 64 --events 20000
+    python -m benchmarks.profile_merge --ranks 64 --events 20000
 
 Writes traces of the form that torch's profiler writes, from a model of a data-parallel job (steps of
 computation, collectives on two groups, clocks that differ), and merges them in a process of its own.

@@ -1,6 +1,6 @@
 """What the flight recorder costs: one record, made from Python, in nanoseconds.
 
-    python benchmarks/record_cost.py
+    python -m benchmarks.record_cost
 
 A record is begun and finished. "call" is an empty call into the native core; two of them, which a record made
 there (as the operations of the shared-memory backend make it) does not need, are taken off. The frame is the

@@ -1,8 +1,8 @@
 """Symmetric memory beside Gloo and, where their wheels are installed, MPIs: exchanges of rows, puts, gets.
 
-    python benchmarks/symm.py                     # 2 and 4 ranks: some minutes
-    python benchmarks/symm.py --ranks 2 --json build/symm.json
-    python -m unicomm.testing.mpi_libraries       # installs the MPI wheels under build/mpi
+    python -m benchmarks.symm                     # 2 and 4 ranks: some minutes
+    python -m benchmarks.symm --ranks 2 --json build/symm.json
+    python -m tools.mpi_libraries       # installs the MPI wheels under build/mpi
 
 Measured as in cpu_collectives.py: all contenders side by side, in turn, repetition by repetition, results
 checked, the slowest rank's time, medians and ratios of one run. symm_rank.py says what each contender does;
@@ -19,9 +19,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cpu_collectives import console, groups, measure
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from benchmarks.cpu_collectives import console, groups, measure
 
 OPERATIONS = ("all_to_all_v", "dispatch", "combine", "put", "get", "signal", "copy")
 SIZES = {"4 KiB": 1 << 12, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "8 MiB": 1 << 23, "32 MiB": 1 << 25}

@@ -1,6 +1,6 @@
 """torch.distributed on unicomm beside stock Gloo: the cost of a call, small all-reduces, and a step of DDP.
 
-    python benchmarks/torch_distributed.py [--ranks 2] [--json result.json]
+    python -m benchmarks.torch_distributed [--ranks 2] [--json result.json]
 
 Both groups are there in the same processes and are measured in turn, so that whatever else the machine does
 hits both. Figures are medians over the repetitions of the slowest rank's time; ratios are taken repetition

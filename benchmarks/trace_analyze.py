@@ -1,6 +1,6 @@
 """`unicomm trace analyze` beside torch's own analyzer, on the same files; and how its time grows.
 
-    python benchmarks/trace_analyze.py [--full] [--json result.json]
+    python -m benchmarks.trace_analyze [--full] [--json result.json]
 
 Each run is a process of its own; seconds are wall clock from start to end, memory is its peak resident set.
 The files (benchmarks/trace_dumps.py writes them) have been read once before, so that both find them in
@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trace_dumps import Job, generate
+from benchmarks.trace_dumps import Job, generate
 
 ENTRIES = 2000
 

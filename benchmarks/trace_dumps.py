@@ -1,6 +1,6 @@
 """Generates dumps of jobs of any size: torch's pickles, and our own rings.
 
-    python benchmarks/trace_dumps.py FOLDER --ranks 2048 --entries 2000 --format pickle
+    python -m benchmarks.trace_dumps FOLDER --ranks 2048 --entries 2000 --format pickle
 
 All ranks do the same all-reduces of one group, a few microseconds apart. With `--guilty RANK` that rank stops
 before the last `--behind` of them, and the others wait for it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -70,19 +69,38 @@ def eventually() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def nccl_double() -> Callable[..., Path]:
-    """`nccl_double(22105, rccl=False)`: a library that plays this version of NCCL (the latest without one).
+def mock_nccl_library() -> Callable[..., Path]:
+    """`mock_nccl_library(22105, rccl=False)`: a mock of this version of NCCL, of the latest without one.
 
-    See tests/nccl_double/double.cpp. The first call on a machine compiles, for about 4 s of one core: a test
+    See tests/mocks/nccl/library.cpp. The first call on a machine compiles, for about 4 s of one core: a test
     that may be first needs a long timeout. Skips without a C++ compiler.
     """
-    sys.path.append(str(Path(__file__).parent / "nccl_double"))
-    import build_double
+    from tests.mocks.nccl import build
 
-    def path(version: int = build_double.LATEST, rccl: bool = False) -> Path:
+    def path(version: int = build.LATEST, rccl: bool = False) -> Path:
         try:
-            return build_double.library(version, rccl)
-        except build_double.NoCompiler as error:
+            return build.library(version, rccl)
+        except build.NoCompiler as error:
             pytest.skip(str(error))
 
     return path
+
+
+@pytest.fixture
+def mock_nccl(fresh_recorder: None) -> str:
+    """The name of the backend over the newest mock NCCL; its ranks have a ring of the test's own."""
+    from tests.mocks.nccl.kinds import of
+
+    of("nccl-new")
+    return "nccl-new"
+
+
+@pytest.fixture(scope="session")
+def mock_device() -> Any:
+    """A backend with symmetric memory on a mock device; skips without a C++ compiler."""
+    from tests.mocks.device import backend
+
+    try:
+        return backend.make("symm-device")
+    except backend.NoCompiler as error:
+        pytest.skip(str(error))

@@ -1,12 +1,12 @@
 """Every Python example in the README and the docs runs."""
 
 import re
-from pathlib import Path
 
 import pytest
-from old_torch import OLD_TORCH
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+from tests.old_torch import OLD_TORCH
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{i}")

@@ -1,10 +1,12 @@
 """`auto` chooses by where the ranks are, for each communicator anew."""
 
 import threading
+from functools import partial
 
 import torch
 
 import unicomm
+from tests.threads import results
 from unicomm.backends import auto
 from unicomm.testing import conformance, run_ranks
 
@@ -22,7 +24,9 @@ def test_several_hosts_share_what_memory_they_can(monkeypatch):
     here = threading.local()
     monkeypatch.setattr(auto, "host_identity", lambda: f"name boot-{here.host} ns")
 
-    def rank_program(rank, store, results):
+    store = torch.distributed.HashStore()
+
+    def rank_program(rank):
         here.host = rank // 2
         with unicomm.new_comm("auto", "cpu", store=store, rank=rank, size=3, timeout=20) as comm:
             x = torch.ones(3)
@@ -30,23 +34,17 @@ def test_several_hosts_share_what_memory_they_can(monkeypatch):
             together = comm.split([0, 1], "host") if rank < 2 else None
             apart = comm.split([2, 0], "apart") if rank != 1 else None
             kinds = [c.get_backend() if c else None for c in (comm, together, apart)]
-            results[rank] = (kinds, x.tolist())
             for child in (together, apart):
                 if child is not None:
                     child.barrier(False)
                     child.finalize()
+            return kinds, x.tolist()
 
-    store, results = torch.distributed.HashStore(), {}
-    threads = [threading.Thread(target=rank_program, args=(r, store, results), daemon=True) for r in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == {
-        0: (["hosts", "shm", "gloo"], [3.0] * 3),
-        1: (["hosts", "shm", None], [3.0] * 3),
-        2: (["hosts", None, "gloo"], [3.0] * 3),
-    }
+    assert results([partial(rank_program, rank) for rank in range(3)]) == [
+        (["hosts", "shm", "gloo"], [3.0] * 3),
+        (["hosts", "shm", None], [3.0] * 3),
+        (["hosts", None, "gloo"], [3.0] * 3),
+    ]
 
 
 def test_hints_of_both_are_taken():

@@ -29,17 +29,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import report
-from judge import judge
-from play import HERE, Play, Stage
-from program import RINGS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rounds import BACKENDS, FAULTS, Round
 
-from unicomm.testing import namespaces
-
-ROOT = HERE.parent.parent
+from tests import ROOT
+from tests.chaos import report
+from tests.chaos.judge import judge
+from tests.chaos.play import Play, Stage
+from tests.chaos.program import RINGS
+from tests.chaos.rounds import BACKENDS, FAULTS, Round
+from tests.commands import run
+from tools import namespaces
 
 
 def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play, list[str]]:
@@ -65,7 +65,7 @@ def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play
 def verdict(folder: Path) -> str:
     """What the flight recorder makes of the ranks' rings."""
     command = [sys.executable, "-m", "unicomm", "trace", "analyze", str(folder)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    said = run(command, within=120)
     return said.stdout[:1500].strip()
 
 

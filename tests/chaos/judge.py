@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from play import Play, Seen
-from program import RINGS
-from rounds import FAULTS, STEPS
+from tests.chaos.play import Play, Seen
+from tests.chaos.program import RINGS
+from tests.chaos.rounds import FAULTS, STEPS
 
 _KILLED = ("kill", "kill two")
 _OWN = ("no descriptors", "no memory")  # faults that the victim itself gets an error from

@@ -14,10 +14,10 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
-import program
 import torch.distributed as dist
 
 import unicomm.backends.auto  # noqa: F401  # and all that it chooses from
+from tests.chaos import program
 
 _PR_SET_PDEATHSIG = 1  # ends with its parent
 

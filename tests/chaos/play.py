@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from program import CREATION, RINGS
-from rounds import FAULTS, LONGEST_DELAY, Round
 
-from unicomm.testing.namespaces import Namespaces
+from tests.chaos.program import CREATION, RINGS
+from tests.chaos.rounds import FAULTS, LONGEST_DELAY, Round
+from tests.commands import clean_environment
+from tools.namespaces import Namespaces
 
 HERE = Path(__file__).parent
 LIMIT = 120.0  # seconds for a round, twice the longest timeout in it
 _PAUSE = 0.3  # seconds
 _START = 120.0  # seconds for a nursery, on a machine that is busy
-_FOREIGN = ("UNICOMM_", "TORCH", "GLOO_", "MASTER_", "LOCAL_", "RANK", "WORLD_SIZE")
 
 
 @dataclass
@@ -52,12 +52,11 @@ class Nursery:
     """The process that forks a host's ranks."""
 
     def __init__(self, listener: Listener, command: Sequence[str], host: str, log: Path) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         arguments = [sys.executable, str(HERE / "nursery.py"), str(listener.address), host]
         with log.open("w") as file:
             self._process = subprocess.Popen(
                 [*command, *arguments],
-                env=kept | {"OMP_NUM_THREADS": "1"},
+                env=clean_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

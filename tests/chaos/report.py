@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from play import Play
-from rounds import FAULTS, LONGEST_DELAY, SHORT, STEPS
 
 import unicomm
+from tests.chaos.play import Play
+from tests.chaos.rounds import FAULTS, LONGEST_DELAY, SHORT, STEPS
 
 Record = dict[str, Any]
 

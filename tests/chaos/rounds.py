@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from program import CREATION, Spec
+from tests.chaos.program import CREATION, Spec
 
 STEPS = 17  # two splits among them
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass

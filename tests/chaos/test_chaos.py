@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import report
-from conductor import play_round
-from judge import judge
-from play import Play, Seen, Stage
-from rounds import BACKENDS, FAULTS, Round
 
-from unicomm.testing import namespaces
+from tests.chaos import report
+from tests.chaos.conductor import play_round
+from tests.chaos.judge import judge
+from tests.chaos.play import Play, Seen, Stage
+from tests.chaos.rounds import BACKENDS, FAULTS, Round
+from tools import namespaces
 
 ROUNDS = {
     "shm": ("full", "kill two", "leave", "no memory", "stop"),

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calls import COLLECTIVES, call, check_sum
 
 import unicomm
+from tests import recorded
+from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import (
     CommError,
     CommTimeoutError,
@@ -25,7 +26,6 @@ from unicomm import (
     objcol,
 )
 from unicomm.comms.errors import PeerLostError
-from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -59,7 +59,7 @@ def test_after_finalize(backend, raised):
         comm.finalize()
         comm.finalize()
         over.wait()
-        total = comm._member.recorder.total()
+        total = recorded.total()
         ways = every_way_to_communicate(comm)
         for way in (*ways.values(), batch.issue):
             for async_op in (False, True):
@@ -74,7 +74,7 @@ def test_after_finalize(backend, raised):
         comm.abort()
         assert not comm.is_aborted()
         over.wait()
-        assert comm._member.recorder.total() == total
+        assert recorded.total() == total
         assert before == (comm.get_rank(), comm.get_size(), comm.get_ranks(), comm.get_uid(), comm.memory())
         assert repr(comm) == f"<Communicator 'ranks' {backend} rank {comm.get_rank()}/2 on cpu, finalized>"
 
@@ -343,7 +343,7 @@ def test_records_name_the_user_not_torch():
 
         through_torch()
         group.allreduce([torch.ones(2)], options)
-        ring = read_ring(comm._member.recorder.snapshot())
+        ring = recorded.ring()
         last = [ring.frame(record).function for record in ring.records[-2:]]
         assert last[0].endswith("through_torch")
         assert last[1].endswith("test_records_name_the_user_not_torch")

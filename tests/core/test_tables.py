@@ -1,11 +1,11 @@
 """Numbers that C++ and Python both write down are the same."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import ROOT
 from unicomm import _core
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.dtypes import DTYPES, OTHER
@@ -13,7 +13,7 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.flight_recorder.ring import reader as ring
 
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 
 
 def enum(path, name):

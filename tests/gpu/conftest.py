@@ -1,4 +1,4 @@
-"""The kit: each test runs on a GPU, where there is one, and over the double."""
+"""The kit: each test runs on a GPU, where there is one, and over the mock."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kits import KITS
 
+from tests.gpu.kits import KITS
 from unicomm import Communicator
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "double"])
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "mock"])
 def kit(request: pytest.FixtureRequest) -> Any:
     return KITS[request.param]()
 

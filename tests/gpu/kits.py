@@ -1,17 +1,15 @@
-"""What the tests of this folder run on: a GPU with the vendor's library, or the double that stands for it.
+"""What the tests of this folder run on: a GPU with the vendor's library, or the mock that stands for it.
 
-The bodies are the same. With the double they prove that the tests are right, and nothing about a GPU: what
+The bodies are the same. With the mock they prove that the tests are right, and nothing about a GPU: what
 torch does to a tensor happens there at once, not on a stream.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 import unicomm
+from tests.threads import results
 from unicomm import Communicator
 from unicomm.testing import run_ranks
 
@@ -80,28 +79,17 @@ class Gpu(Kit):
         """`program` on that many GPUs, one rank each, as threads."""
         if torch.cuda.device_count() < n:
             pytest.skip(f"{torch.cuda.device_count()} GPUs are fewer than {n}")
-        store, results, errors = HashStore(), {}, {}
+        store = HashStore()
 
-        def run(rank: int) -> None:
-            try:
-                torch.cuda.set_device(rank)
-                device = torch.device("cuda", rank)
-                with unicomm.new_comm(
-                    self.backend, device, rank=rank, size=n, store=store, name="several", timeout=60
-                ) as comm:
-                    results[rank] = program(comm)
-            except BaseException as error:
-                errors[rank] = error
+        def run(rank: int) -> Any:
+            torch.cuda.set_device(rank)
+            device = torch.device("cuda", rank)
+            with unicomm.new_comm(
+                self.backend, device, rank=rank, size=n, store=store, name="several", timeout=60
+            ) as comm:
+                return program(comm)
 
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive()
-        if errors:
-            raise errors[min(errors)]
-        return [results[rank] for rank in range(n)]
+        return results([partial(run, rank) for rank in range(n)], within=100)
 
     def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         """The same with what symmetric memory needs besides."""
@@ -109,18 +97,15 @@ class Gpu(Kit):
         return self.ranks(n, program)
 
 
-class Double(Kit):
-    """tests/nccl_double, as the newest NCCL that it plays."""
+class Mock(Kit):
+    """tests/mocks/nccl, as the newest NCCL that it plays."""
 
-    name = "double"
+    name = "mock"
     backend = "nccl-new"
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        folder = str(Path(__file__).parent.parent / "nccl")
-        if folder not in sys.path:
-            sys.path.append(folder)
-        import kinds
+        from tests.mocks.nccl import kinds
 
         self._streams = kinds.of(self.backend).device_streams(self.device)
 
@@ -136,13 +121,13 @@ class Double(Kit):
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         places = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(source.data_ptr())
         stream = ctypes.c_void_p(self._streams.current())
-        assert self._streams._c.double_stream_memcpy(stream, *places, ctypes.c_size_t(to.nbytes)) == 0
+        assert self._streams._c.mock_stream_memcpy(stream, *places, ctypes.c_size_t(to.nbytes)) == 0
 
     def synchronize(self) -> None:
         self._streams.synchronize()
 
     def graph(self) -> Any:
-        from double_graphs import HostGraph
+        from tests.mocks.nccl.graphs import HostGraph
 
         return HostGraph(self._streams)
 
@@ -155,10 +140,10 @@ class Double(Kit):
 
     def symmetric(self, n: int, program: Callable[[Communicator], Any]) -> list[Any]:
         if n > 1:
-            pytest.skip("tests/device_double has it")
-        import device_double
+            pytest.skip("tests/symm/device has it")
+        from tests.mocks.device import backend as device_mock
 
-        return run_ranks(program, n, backend=device_double.make("symm-gpu-kit").name)
+        return run_ranks(program, n, backend=device_mock.make("symm-gpu-kit").name)
 
 
-KITS = {"gpu": Gpu, "double": Double}
+KITS = {"gpu": Gpu, "mock": Mock}

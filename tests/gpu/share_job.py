@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import torch
 from torch._C._distributed_c10d import FileStore
@@ -57,8 +56,7 @@ def main(store: str, rank: int) -> None:
     ) as comm:
         program(comm)
         if importlib.util.find_spec("cupy"):
-            sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-            import device_bodies
+            from tests.symm.device import device_bodies
 
             device_bodies.all_of_it(comm)  # by memory of processes that share the GPU
 

@@ -1,14 +1,9 @@
 """Symmetric memory on GPUs, by the kernels that cupy compiles: against numpy, on one GPU and on several."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.symm.device import device_bodies
 from unicomm import symm
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_bodies
 
 
 def one_rank(comm):

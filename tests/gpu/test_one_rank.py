@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import unicomm
+from tests import recorded
 from unicomm import ReduceOp
 from unicomm.backends.nccl.library import version_text
 from unicomm.comms.errors import (
@@ -17,14 +18,14 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.work import WorkStatus
-from unicomm.testing import conformance
+from unicomm.testing import conformance, drain
 
 DOUBLE, TRIPLE = ReduceOp.PREMUL_SUM(2.0), ReduceOp.PREMUL_SUM(3.0)
 
 
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)
 def test_operations_and_element_types(kit, comm, operation):
-    few = kit.name == "double"  # tests/nccl has the rest
+    few = kit.name == "mock"  # tests/backends/nccl has the rest
     assert conformance.check(comm, operation, lambda case: not few or case.count in (0, 17)) > 10
 
 
@@ -79,14 +80,12 @@ def test_tensors_of_asynchronous_operations_are_kept(kit, comm):
 
 
 def test_records_have_the_devices_times(kit, fresh_recorder):
-    from unicomm.flight_recorder.recording import writer
-    from unicomm.flight_recorder.ring.reader import read_ring
 
     with kit.new() as comm:
         kit.occupy(50)
         comm.all_reduce(torch.ones(4, device=kit.device), DOUBLE, True).wait_blocking()
-        assert comm._engine.executor.drain(20)
-        (record,) = read_ring(writer.recorder_path()).records
+        drain(comm)
+        (record,) = recorded.ring().records
     created, started, completed = (int(record[f"{name}_ns"]) for name in ("created", "started", "completed"))
     assert created < started <= completed
 
@@ -148,7 +147,7 @@ def test_memory_of_the_library(kit, comm):
 
 
 def test_torchs_pool(kit, comm):
-    if kit.name == "double":
+    if kit.name == "mock":
         pytest.skip("the pool is torch.cuda's")
     memory = comm.mem_allocator
     with torch.cuda.use_mem_pool(memory.pool):
@@ -252,7 +251,7 @@ def test_wrong_arguments_leave_it_usable(kit, comm, raised):
 
 
 def test_a_device_that_is_not_there(kit, raised):
-    if kit.name == "double":
+    if kit.name == "mock":
         pytest.skip("any device would do")
     error = raised(unicomm.new_comm, kit.backend, torch.device("cuda", 99), rank=0, size=1)
     assert isinstance(error, (CommError, RuntimeError))
@@ -313,8 +312,8 @@ def test_the_library_is_the_one_that_it_says(kit, comm):
 
 
 def test_an_operation_that_takes_too_long(kit, raised):
-    if kit.name == "double":
-        pytest.skip("tests/nccl has it")
+    if kit.name == "mock":
+        pytest.skip("tests/backends/nccl has it")
     x = torch.ones(100, device=kit.device)
     comm = kit.new()
     comm.all_reduce(x, DOUBLE, False).wait_blocking()

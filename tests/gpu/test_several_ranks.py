@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from share_job import program
+
+from tests.gpu.share_job import program
 
 HERE = Path(__file__).parent
 SINCE = 23000  # NCCL, with NCCL_MULTI_RANK_GPU_ENABLE=1

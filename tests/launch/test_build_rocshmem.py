@@ -4,21 +4,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests import ROOT
+from tests.commands import run
+from tests.mocks.rocshmem.install import unit, write_headers
 from unicomm.backends.vendor import shmem_libraries as vendors
 from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
 from unicomm.launch.doctor import gpus as gpu_checks
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-from rocshmem_install import unit, write_headers
-
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 COMMAND = ["build", "rocshmem"]
 
 
@@ -135,7 +133,7 @@ def test_doctor_says_what_is_built(bare, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "copy"))
     assert rocshmem_build.built_unit().targets == ["gfx90a", "gfx1030"]
     found = gpu_checks.rocshmem_unit()
-    assert found.detail.startswith("rocSHMEM 3.5.0, HIP version: 6.4, a double, for gfx90a, gfx1030: ")
+    assert found.detail.startswith("rocSHMEM 3.5.0, HIP version: 6.4, a mock, for gfx90a, gfx1030: ")
     assert found.ok
     # The backend looks there, and opens it.
     monkeypatch.setattr(vendors, "_opened", {})
@@ -164,9 +162,9 @@ def real_hipcc():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("version", "target"), [(20001, "gfx90a"), (30500, "gfx1030")])
 def test_the_real_hipcc_compiles_the_unit(version, target, tmp_path):
-    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the double's headers.
+    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the mock's headers.
 
-    Unlike the double's compiler it tells the host's functions from the device's. What the object lacks says
+    Unlike the mock's compiler it tells the host's functions from the device's. What the object lacks says
     which of the library's functions were found.
     """
     hipcc = real_hipcc()
@@ -186,14 +184,7 @@ def test_the_real_hipcc_compiles_the_unit(version, target, tmp_path):
     ]
     environment = os.environ | {"HIP_PLATFORM": "amd"}
     try:  # 4 seconds of a core
-        done = subprocess.run(
-            [*command, "-o", str(made)],
-            capture_output=True,
-            text=True,
-            timeout=250,
-            env=environment,
-            check=False,
-        )
+        done = run([*command, "-o", str(made)], within=250, env=environment)
     except subprocess.TimeoutExpired:
         pytest.skip("hipcc took more than 250 s on this machine")
     assert done.returncode == 0, done.stderr

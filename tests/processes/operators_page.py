@@ -1,13 +1,13 @@
 """The table in docs/torch-symmetric-memory.md, made of the kernels there are: operators_page.py --write"""
 
 import argparse
-from pathlib import Path
 
+from tests import ROOT
 from unicomm.extensions.build_torch_extension import build
 from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY
 from unicomm.symm.torch_operators import known_operators, load_unit
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "torch-symmetric-memory.md"
+PAGE = ROOT / "docs" / "torch-symmetric-memory.md"
 BEGIN, END = "<!-- operations: made by `make docs` -->\n", "<!-- end of operations -->\n"
 
 

@@ -27,35 +27,16 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from tests.commands import clean_environment
+
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN = 30.0  # seconds that anything may take where a test says nothing else: a hang, not a slow machine
 
 Event = dict[str, Any]
 
-# What could tell a rank about another job than its own.
-_FOREIGN = (
-    "UNICOMM_",
-    "TORCHCOMM",
-    "TORCHELASTIC_",
-    "OMPI_",
-    "PMI",
-    "PALS_",
-    "SLURM_",
-    "MPI_",
-    "MASTER_",
-    "LOCAL_",
-)
-_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-
 
 class Overdue(AssertionError):
     """A deadline of a test passed."""
-
-
-def clean_environment() -> dict[str, str]:
-    """This process's environment without anything about jobs, and with one thread a rank."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
-    return kept | {"OMP_NUM_THREADS": "1"}
 
 
 class ForkServer:

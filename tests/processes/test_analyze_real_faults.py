@@ -2,12 +2,12 @@
 
 import json
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
+from tests.commands import run
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.table.load import load
 
@@ -97,7 +97,7 @@ def test_a_rank_is_lost_and_the_command_names_it(start, rings, number, verdict):
         "--stuck-after",
         "0",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run(command)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["verdict"] == verdict
     if number == "SIGSTOP":

@@ -1,7 +1,9 @@
 """Ranks that do not come, or do not agree: all that came get the same error, in time."""
 
 import pytest
-from rank_processes import agent_environments, clean_environment, new_store
+
+from tests.commands import clean_environment
+from tests.processes.rank_processes import agent_environments, new_store
 
 pytestmark = pytest.mark.processes
 

@@ -1,19 +1,17 @@
-"""Symmetric memory of CUDA devices: on a GPU where there is one, and over a double of the CUDA runtime."""
+"""Symmetric memory of CUDA devices: on a GPU where there is one, and over a mock of the CUDA runtime."""
 
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.commands import run
+from tests.mocks.device import backend as device_mock
+from tests.mocks.device.backend import NoCompiler
 from unicomm import _core
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
-from device_double import NoCompiler
 
 pytestmark = pytest.mark.processes
 LOST = 2
@@ -28,14 +26,14 @@ def on_the_gpu():
     return found[0] if found else pytest.skip("torch has the CUDA runtime built in")
 
 
-def double():
+def mock():
     try:
-        return device_double.runtime()
+        return device_mock.runtime()
     except NoCompiler as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=[pytest.param(on_the_gpu, marks=pytest.mark.gpu, id="gpu"), double])
+@pytest.fixture(params=[pytest.param(on_the_gpu, marks=pytest.mark.gpu, id="gpu"), mock])
 def cudart(request):
     return request.param()
 
@@ -45,7 +43,7 @@ def test_processes_share_device_memory(cudart, start, n):
     job = start("cuda_ipc.py", n, cudart, "all")
     for said in job.next("over"):
         # A driver keeps threads and descriptors of its own.
-        assert "double" not in str(cudart) or said["after"] == said["before"]
+        assert "mock" not in str(cudart) or said["after"] == said["before"]
     assert job.end() == [0] * n
 
 
@@ -79,10 +77,10 @@ for path in (one, one, other, "libno-such-runtime.so"):
 
 def test_one_runtime_for_a_process(tmp_path):
     """A table of another library, asked for by name, is never the first one's without a word."""
-    one, other = str(double()), str(tmp_path / "libother.so")
+    one, other = str(mock()), str(tmp_path / "libother.so")
     shutil.copy(one, other)
     command = [sys.executable, "-c", SECOND, one, other]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    said = run(command, check=True).stdout.splitlines()
     assert said[:2] == ["good", "good"]
     assert said[2] == f"{other} would be this process's second runtime for device memory, after {one}"
     assert said[3].startswith("libno-such-runtime.so:")

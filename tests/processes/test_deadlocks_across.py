@@ -4,7 +4,8 @@ import importlib.util
 import re
 
 import pytest
-from rank_processes import PROGRAMS
+
+from tests.processes.rank_processes import PROGRAMS
 
 specification = importlib.util.spec_from_file_location("circles", PROGRAMS / "circles.py")
 circles = importlib.util.module_from_spec(specification)

@@ -3,16 +3,15 @@
 import json
 import re
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from rank_processes import clean_environment
+
+from tests import ROOT
+from tests.commands import clean_environment, run
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 60.0  # of what must not come to it
 
 
@@ -138,13 +137,10 @@ def test_example(tmp_path, rings):
     """Training goes on while the first rank is killed and a new process comes."""
     result = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "examples/elastic.py"), "--ranks", "2", "--kills", "1"]
-    done = subprocess.run(
+    done = run(
         [*command, "--limit", "250", "--result", str(result)],
+        within=270,
         env=clean_environment() | {"UNICOMM_TRACE_DIR": str(rings)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=270,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "success" in done.stdout

@@ -1,7 +1,8 @@
 """fork() in a rank: neither its communicator nor its ring suffers."""
 
 import pytest
-from ports import free_port
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -1,12 +1,12 @@
 """One of four ranks is killed: the others know within two seconds who it was, and nothing is left behind."""
 
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
-from rank_processes import clean_environment
+
+from tests.commands import clean_environment, run
 
 pytestmark = pytest.mark.processes
 
@@ -75,12 +75,9 @@ def test_in_the_middle_of_a_transfer(start, rings):
     # What the dead rank was doing can be read from its ring.
     source = job.script.read_text().splitlines()
     line = next(i for i, text in enumerate(source, 1) if "the line that the recorder has to show" in text)
-    shown = subprocess.run(
+    shown = run(
         [sys.executable, "-m", "unicomm", "trace", "show", str(rings)],
-        capture_output=True,
-        text=True,
         env=clean_environment() | {"COLUMNS": "250"},
-        timeout=60,
         check=True,
     ).stdout
     rows = [row for row in shown.splitlines() if f"faults.py:{line}" in row]

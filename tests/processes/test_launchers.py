@@ -4,16 +4,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from ports import free_port
-from rank_processes import PROGRAMS, clean_environment
+
+from tests import ROOT
+from tests.commands import clean_environment, torchrun
+from tests.ports import free_port
+from tests.processes.rank_processes import PROGRAMS
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 WITHIN = 80.0  # seconds: interpreters start from scratch, and each imports torch
 
 # What each launcher tells its ranks, as far as it is read, where all of them are on one host.
@@ -72,17 +72,6 @@ def run(command, rings, **settings):
     return out
 
 
-def torchrun(ranks, *program):
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        *program,
-    ]
-
-
 def check_conformance(events, size, backends):
     assert sorted((said["backend"], said["rank"]) for said in events) == sorted(
         (backend, rank) for backend in backends for rank in range(size)
@@ -96,7 +85,7 @@ def check_conformance(events, size, backends):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_torchrun(rings, ranks):
-    out = run(torchrun(ranks, str(PROGRAMS / "conform.py"), "shm", "gloo"), rings)
+    out = run([*torchrun(ranks), str(PROGRAMS / "conform.py"), "shm", "gloo"], rings)
     check_conformance([json.loads(line) for line in out.splitlines()], ranks, ["shm", "gloo"])
     assert not list(rings.glob("*.ucring"))
 
@@ -121,7 +110,7 @@ def test_launchers_with_an_address(start, launcher):
 
 
 def test_training_under_torchrun(rings, tmp_path):
-    check_training(tmp_path, lambda *args: run(torchrun(2, *args), rings), "shm")
+    check_training(tmp_path, lambda *args: run([*torchrun(2), *args], rings), "shm")
 
 
 def test_training_over_gloo(start, tmp_path):

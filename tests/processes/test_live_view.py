@@ -9,7 +9,8 @@ import sys
 import time
 
 import pytest
-from rank_processes import clean_environment
+
+from tests.commands import clean_environment, run
 
 pytestmark = pytest.mark.processes
 
@@ -20,12 +21,9 @@ SOON = 5.0  # seconds from the fault to its name on the screen
 
 def top(rings, *options):
     """The output of `unicomm trace top`."""
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-m", "unicomm", "trace", "top", str(rings), *options],
-        capture_output=True,
-        text=True,
         env=clean_environment() | {"COLUMNS": "250"},
-        timeout=60,
         check=True,
     )
     return done.stdout

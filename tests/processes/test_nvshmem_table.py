@@ -1,16 +1,13 @@
-"""The table over NVSHMEM, with processes over its double."""
+"""The table over NVSHMEM, with processes over its mock."""
 
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.commands import run
+from tests.mocks.nvshmem import build as build_nvshmem
 from unicomm import _core
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
-import build_nvshmem
 
 TIMEOUT = 1
 _OLD, _NEW = 30405, 30800
@@ -27,7 +24,7 @@ def library(version=_NEW):
 @pytest.mark.parametrize(("n", "version"), [(2, _OLD), (4, _NEW)])
 def test_what_the_table_does(start, n, version, tmp_path):
     log = tmp_path / "calls"
-    job = start("nvshmem_table.py", n, library(version), "all", settings={"NVSHMEM_DOUBLE_LOG": str(log)})
+    job = start("nvshmem_table.py", n, library(version), "all", settings={"NVSHMEM_MOCK_LOG": str(log)})
     job.next("over")
     assert job.end() == [0] * n
     calls = [line.split() for line in log.read_text().splitlines()]
@@ -38,16 +35,16 @@ def test_what_the_table_does(start, n, version, tmp_path):
 
 
 @pytest.mark.processes
-def test_for_a_communicator_of_nccl(start, nccl_double):
-    nccl_double()
-    job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_DOUBLE_HOST_STREAM": "1"})
+def test_for_a_communicator_of_nccl(start, mock_nccl_library):
+    mock_nccl_library()
+    job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_MOCK_HOST_STREAM": "1"})
     assert [said["library"] for said in job.next("over", 60.0)] == ["NVSHMEM"] * 2
     assert job.end() == [0, 0]
 
 
 @pytest.mark.processes
 def test_several_pes_on_one_gpu(start):
-    job = start("nvshmem_table.py", 2, library(), "limited", settings={"NVSHMEM_DOUBLE_LIMITED": "1"})
+    job = start("nvshmem_table.py", 2, library(), "limited", settings={"NVSHMEM_MOCK_LIMITED": "1"})
     job.next("over")
     assert job.end() == [0, 0]
 
@@ -65,8 +62,8 @@ def test_who_waits_in_the_library_gives_up(start):
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ({"NVSHMEM_DOUBLE_REFUSES": "7"}, "nvshmemx_hostlib_init_attr failed with 7"),
-        ({"NVSHMEM_DOUBLE_NO_DEVICE": "1"}, "found no GPU"),
+        ({"NVSHMEM_MOCK_REFUSES": "7"}, "nvshmemx_hostlib_init_attr failed with 7"),
+        ({"NVSHMEM_MOCK_NO_DEVICE": "1"}, "found no GPU"),
     ],
 )
 def test_init_that_fails(start, setting, text):
@@ -99,6 +96,6 @@ def test_a_second_nvshmem_is_refused(tmp_path):
         "    print(first.name, again.name, error)\n"
     )
     command = [sys.executable, "-c", program, str(library()), str(other)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run(command)
     text = f"NVSHMEM NVSHMEM {other} would be this process's second NVSHMEM, after {library()}"
     assert done.stdout.strip() == text, done.stderr

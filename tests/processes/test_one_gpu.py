@@ -1,26 +1,22 @@
 """Every operation of symmetric memory on devices, by processes that share one GPU, beside numpy.
 
-With the doubles in place of the GPU it shows that the test is right, and nothing about a GPU.
+With the mocks in place of the GPU it shows that the test is right, and nothing about a GPU.
 """
-
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
+from tests.mocks.device import backend as device_mock
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "double"])
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "mock"])
 def where(request):
-    if request.param == "double":
+    if request.param == "mock":
         try:
-            device_double.runtime(), device_double.kernels()
-        except device_double.NoCompiler as error:
+            device_mock.runtime(), device_mock.kernels()
+        except device_mock.NoCompiler as error:
             pytest.skip(str(error))
     elif not torch.cuda.is_available():
         pytest.skip("no GPU that torch can use here")

@@ -1,26 +1,22 @@
-"""rocSHMEM's unit, built as a user builds it over a double of the library: it moves data between processes.
+"""rocSHMEM's unit, built as a user builds it over a mock of the library: it moves data between processes.
 
-The double (tests/rocshmem_double) is ours: this proves the unit, and nothing about AMD's library or GPUs.
+The mock (tests/mocks/rocshmem) is ours: this proves the unit, and nothing about AMD's library or GPUs.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.mocks.rocshmem.install import unit
 from unicomm.symm import Capability
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-from rocshmem_install import unit
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 ALL = ~Capability.POINTER
 
 
 def settings(name, wave=64):
-    """What mpirun would tell, and the double's waves."""
-    return {"ROCSHMEM_DOUBLE_JOB": f"/rocshmem-double-{os.getpid()}-{name}", "HIP_DOUBLE_WAVE": str(wave)}
+    """What mpirun would tell, and the mock's waves."""
+    return {"ROCSHMEM_MOCK_JOB": f"/rocshmem-mock-{os.getpid()}-{name}", "HIP_MOCK_WAVE": str(wave)}
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rank_processes import PROGRAMS, clean_environment
 
+from tests import commands
+from tests.commands import clean_environment
+from tests.processes.rank_processes import PROGRAMS
 from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING
@@ -206,9 +207,7 @@ def test_the_live_view_and_a_launcher_that_is_told_to_stop(launch, rings, tmp_pa
 
     def look():
         top = [sys.executable, "-m", "unicomm", "trace", "top", f"--connect=localhost:{hub.port}", "--json"]
-        done = subprocess.run(
-            top, capture_output=True, text=True, timeout=WITHIN, check=False, env=clean_environment()
-        )
+        done = commands.run(top, within=WITHIN, env=clean_environment())
         jobs = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []
         if not jobs or {r["rank"]: r["waits_for"] for r in jobs[0]["ranks"]} != {0: [1], 1: []}:
             return False

@@ -1,25 +1,21 @@
-"""The SHMEM backends with ranks as processes: over this host's memory, and over the doubles of two libraries.
+"""The SHMEM backends with ranks as processes: over this host's memory, and over the mocks of two libraries.
 
-For rocSHMEM `unicomm build rocshmem` makes the unit of csrc/rocshmem over a double of ours: this says nothing
+For rocSHMEM `unicomm build rocshmem` makes the unit of csrc/rocshmem over a mock of ours: this says nothing
 about AMD's library or GPUs.
 """
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
-import build_nvshmem
-from rocshmem_install import unit
+from tests.mocks.nvshmem import build as build_nvshmem
+from tests.mocks.rocshmem.install import unit
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-HOST = "host_shmem", "host-shmem"
-NVIDIA = "shmem_doubles", "nvshmem-double"
-AMD = "shmem_doubles", "rocshmem-double"
+HOST = "tests.mocks.shmem.host_shmem", "host-shmem"
+NVIDIA = "tests.mocks.shmem.backends", "nvshmem-mock"
+AMD = "tests.mocks.shmem.backends", "rocshmem-mock"
 BOTH = pytest.mark.parametrize("table", [HOST, NVIDIA], ids=["host", "nvshmem"])
 DEVICES = pytest.mark.parametrize("table", [NVIDIA, AMD], ids=["nvshmem", "rocshmem"])
 ALL = pytest.mark.parametrize("table", [HOST, NVIDIA, AMD], ids=["host", "nvshmem", "rocshmem"])
@@ -30,12 +26,12 @@ def job(start):
     def start_job(table, n, how, version=30300, **settings):
         if table is NVIDIA:
             try:
-                settings["NVSHMEM_DOUBLE"] = str(build_nvshmem.library())
+                settings["NVSHMEM_MOCK"] = str(build_nvshmem.library())
             except build_nvshmem.NoCompiler as error:
                 pytest.skip(str(error))
         if table is AMD:
             settings["XDG_CACHE_HOME"] = str(unit(version).parents[2])
-            settings["ROCSHMEM_DOUBLE_JOB"] = f"/rocshmem-double-{os.getpid()}-{version}-{how}"  # by mpirun
+            settings["ROCSHMEM_MOCK_JOB"] = f"/rocshmem-mock-{os.getpid()}-{version}-{how}"  # by mpirun
         return start("shmem.py", n, *table, how, settings=settings)
 
     return start_job
@@ -46,10 +42,10 @@ def job(start):
     [
         (HOST, 3, "conform", {}),
         (NVIDIA, 3, "conform", {}),
-        (NVIDIA, 3, "conform", {"NVSHMEM_DOUBLE_NO_P2P": "1"}),
+        (NVIDIA, 3, "conform", {"NVSHMEM_MOCK_NO_P2P": "1"}),
         (AMD, 3, "briefly", {}),
         # Without pointers, and with kernels for all that is put on a stream.
-        (AMD, 2, "briefly", {"version": 20001, "HIP_DOUBLE_WAVE": "32"}),
+        (AMD, 2, "briefly", {"version": 20001, "HIP_MOCK_WAVE": "32"}),
     ],
     ids=["host", "nvshmem", "nvshmem-staging", "rocshmem", "rocshmem-staging"],
 )
@@ -69,13 +65,13 @@ def test_splits(job, table):
 
 @DEVICES
 def test_symmetric_memory_over_the_same_library(job, table):
-    ranks = job(table, 2, "symmetric", NVSHMEM_DOUBLE_HOST_STREAM="1", HIP_DOUBLE_HOST_STREAM="1")
+    ranks = job(table, 2, "symmetric", NVSHMEM_MOCK_HOST_STREAM="1", HIP_MOCK_HOST_STREAM="1")
     ranks.next("over", 100.0)
     assert ranks.end() == [0, 0]
 
 
 def test_several_ranks_on_one_gpu_are_refused(job):
-    ranks = job(NVIDIA, 2, "conform", NVSHMEM_DOUBLE_LIMITED="1")
+    ranks = job(NVIDIA, 2, "conform", NVSHMEM_MOCK_LIMITED="1")
     assert ranks.end() == [1, 1]
     for rank in (0, 1):
         assert "UnsupportedError" in ranks[rank].complaints
@@ -121,7 +117,7 @@ def test_an_abort_is_an_error_on_the_others(job, table):
 
 @DEVICES
 def test_an_abort_ends_a_wait_in_an_allocation(job, table):
-    ranks = job(table, 2, "abandoned", NVSHMEM_DOUBLE_HOST_STREAM="1", HIP_DOUBLE_HOST_STREAM="1")
+    ranks = job(table, 2, "abandoned", NVSHMEM_MOCK_HOST_STREAM="1", HIP_MOCK_HOST_STREAM="1")
     ranks.next("ready")
     ranks[0].tell()
     ranks[0].next("begins")

@@ -1,25 +1,22 @@
-"""Symmetric memory on devices with ranks as processes, over the doubles: memory is opened by its handle."""
+"""Symmetric memory on devices with ranks as processes, over the mocks: memory is opened by its handle."""
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "device_double"))
-import device_double
+from tests.mocks.device import backend as device_mock
 
 pytestmark = pytest.mark.processes
-SETTINGS = {"NCCL_DOUBLE_PEER_ERRORS": "0"}  # a real NCCL does not notice who dies
+SETTINGS = {"NCCL_MOCK_PEER_ERRORS": "0"}  # a real NCCL does not notice who dies
 
 
 @pytest.fixture(scope="session", autouse=True)
 def built():
     """Before the ranks need it. Once a worker of tests, to whom a module may come twice; so are others."""
     try:
-        device_double.make("symm-device-built")
-        device_double.kernels()
-    except device_double.NoCompiler as error:
+        device_mock.make("symm-device-built")
+        device_mock.kernels()
+    except device_mock.NoCompiler as error:
         pytest.skip(str(error))
 
 

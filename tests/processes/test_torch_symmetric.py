@@ -3,10 +3,10 @@
 import shutil
 import signal
 
-import operators_page
 import pytest
 import torch
 
+from tests.processes import operators_page
 from unicomm import NotReadyError, symm
 from unicomm.extensions.build_torch_extension import build
 from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY, extension_path

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
-from old_torch import OLD_TORCH
 from typer.testing import CliRunner
 
+from tests.old_torch import OLD_TORCH
 from unicomm import ReduceOp, new_comm
 from unicomm.extensions import build_torch_extension as bridge
 from unicomm.extensions import torch_extensions

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 import torch
-from traces import decode, generator, load, operations, processes
 from typer.testing import CliRunner
 
 import unicomm.profiler
+from benchmarks import profile_merge as generator
+from tests.profiler.traces import decode, load, operations, processes
 from unicomm import ReduceOp, new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, chrome, merge, read_events, report

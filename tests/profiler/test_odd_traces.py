@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from traces import decode, generator, load, operations
 from typer.testing import CliRunner
 
+from benchmarks import profile_merge as generator
+from tests.profiler.traces import decode, load, operations
 from unicomm import new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report

@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 from torch._C._distributed_c10d import HashStore
-from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
 
+from benchmarks import profile_merge as generator
+from tests.commands import run, torchrun
+from tests.profiler.traces import decode, load, named, operations
 from unicomm import ReduceOp
 from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app
@@ -32,25 +32,10 @@ LATE, SECONDS = 2, 0.2
 def trained(tmp_path_factory):
     """Traces of 4 ranks of DDP under the switch."""
     folder = tmp_path_factory.mktemp("ddp")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=4",
-        str(PROGRAM),
-    ]
     env = {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "UNICOMM_TRACE_KEEP": "always"}
     env["UNICOMM_TRACE_DIR"] = str(folder / "rings")
     (folder / "rings").mkdir(mode=0o700)
-    done = subprocess.run(
-        [*command, str(folder), str(LATE), str(SECONDS)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=os.environ | env,
-    )
+    done = run([*torchrun(4), PROGRAM, folder, LATE, SECONDS], within=200, env=os.environ | env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     told = [json.loads((folder / f"told{r}").read_text()) for r in range(4)]
     return folder, [folder / f"rank{r}.json" for r in range(4)], told

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from traces import generator
 
+from benchmarks import profile_merge as generator
 from unicomm.profiler import merge
 
 NAMED = "PERFETTO_TRACE_PROCESSOR"

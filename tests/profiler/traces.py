@@ -1,15 +1,9 @@
-"""Ready-made traces of many ranks, from the benchmark's generator."""
+"""Reads merged traces as the tests need them, and checks what every viewer relies on."""
 
 import gzip
-import importlib.util
+import importlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-
-_PATH = Path(__file__).parents[2] / "benchmarks" / "profile_merge.py"
-_SPEC = importlib.util.spec_from_file_location("profile_merge_benchmark", _PATH)
-generator = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(generator)
 
 
 def load(path):

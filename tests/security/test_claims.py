@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from ports import free_port
 from torch._C._distributed_c10d import HashStore
 
+from tests.ports import free_port
 from unicomm import AbortedError, BackendError, Communicator, MismatchError, PeerLostError, _core, objcol
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.testing import run_ranks

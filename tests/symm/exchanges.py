@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from reference import combine, dispatch
 
+from tests.symm.reference import combine, dispatch
 from unicomm import symm
 
 FILL = -7.0

@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from exchanges import FILL, plans, shared
 
+from tests.symm.exchanges import FILL, plans, shared
 from unicomm import ReduceOp, symm
 
 WIDTH = 3

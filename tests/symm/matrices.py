@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from exchanges import FILL, host, shared
 
+from tests.symm.exchanges import FILL, host, shared
 from unicomm import symm
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from exchanges import check_collectives, check_experts, shared
 
 import unicomm
+from tests.symm.exchanges import check_collectives, check_experts, shared
 from unicomm import symm
 from unicomm.testing import run_ranks
 

@@ -3,17 +3,17 @@
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from exchanges import plans
 
+from tests import ROOT
+from tests.symm.exchanges import plans
 from unicomm import InvalidArgumentError, NotReadyError, symm
 from unicomm.testing import run_ranks
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "moe.py"
+EXAMPLE = ROOT / "examples" / "moe.py"
 WIDTH = 3
 
 

@@ -3,15 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from exchanges import shared
 
+from tests.commands import run
+from tests.symm.exchanges import shared
 from unicomm import symm
 from unicomm.testing import run_ranks
 
@@ -32,9 +32,7 @@ def by_openshmem(n, seed):
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     command = [launcher, "-np", str(n), sys.executable, str(PROGRAM), str(seed), str(COUNT)]
-    job = subprocess.run(
-        command, env=os.environ | settings, capture_output=True, text=True, timeout=WITHIN, check=False
-    )
+    job = run(command, within=WITHIN, env=os.environ | settings)
     lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
     if "liboshmem.so.40: cannot open" in job.stderr:
         pytest.skip("no OpenSHMEM: this oshrun comes without liboshmem.so.40")

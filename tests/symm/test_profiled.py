@@ -3,8 +3,8 @@
 import weakref
 
 import torch
-from exchanges import shared
 
+from tests.symm.exchanges import shared
 from unicomm import symm
 from unicomm.comms.execution.profiling import events as profiling
 from unicomm.profiler import events

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
-from exchanges import shared
 
+from tests.symm.exchanges import shared
 from unicomm import CommTimeoutError, symm
 from unicomm.testing import run_ranks
 

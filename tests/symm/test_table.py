@@ -1,15 +1,16 @@
 """The table of functions over shared memory, called directly: what no operation above it uses."""
 
 import re
-import threading
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 
+from tests import ROOT
+from tests.threads import results
 from unicomm import _core, symm
 
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 KINTERNAL, KMISMATCH = 5, 3
 T = 20.0
 
@@ -20,25 +21,13 @@ def run_pes(n, program, heap=1 << 20):
     fault, uid = table.unique_id(n, heap)
     assert fault is None
     assert len(uid) == 128
-    results, errors = [None] * n, []
 
     def main(pe):
-        try:
-            fault, domain = table.init(uid, pe, n, "pes", T)
-            assert fault is None
-            results[pe] = program(domain, pe)
-        except BaseException as error:
-            errors.append(error)
+        fault, domain = table.init(uid, pe, n, "pes", T)
+        assert fault is None
+        return program(domain, pe)
 
-    threads = [threading.Thread(target=main, args=(pe,), daemon=True) for pe in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for error in errors:
-        raise error
-    assert not any(thread.is_alive() for thread in threads)
-    return results
+    return results([partial(main, pe) for pe in range(n)])
 
 
 def allocate(domain, words):

@@ -2,13 +2,13 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from unicomm import _core, symm
 
-CSRC = Path(__file__).parent.parent.parent / "csrc"
+CSRC = ROOT / "csrc"
 
 # Memory of one process that plays its only PE.
 ALONE = """

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from exchanges import shared
-from matrices import check_tiles
 
 import unicomm
+from tests.symm.exchanges import shared
+from tests.symm.matrices import check_tiles
 from unicomm import symm
 from unicomm.testing import run_ranks
 

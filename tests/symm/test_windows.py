@@ -4,15 +4,15 @@ import threading
 
 import pytest
 import torch
-from exchanges import shared
 
 import unicomm
+from tests import recorded
+from tests.symm.exchanges import shared
 from unicomm import symm
 from unicomm.comms.memory.window import WindowAccess
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.recording import writer
-from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.flight_recorder.table.load import load
 from unicomm.testing import run_ranks
 
@@ -160,7 +160,7 @@ def test_a_library_that_lacks_something():
     """Refused before any side effect; what can be done without it still works."""
 
     def program(comm):
-        backend = comm._engine.backend
+        backend = comm.unsafe_backend
         whole = type(backend).symmetric_table(backend)
         some = symm.Capability.HEAP | symm.Capability.PUT_GET
         backend.symmetric_table = lambda *_: whole.limited(int(some))
@@ -294,7 +294,7 @@ def test_records():
 
     run_ranks(program, 2)
     assert names[-4:] == [("put", 1), ("symm_barrier", -1), ("one_shot_all_reduce", -1), ("barrier", -1)]
-    ring = read_ring(writer._recorder.path)
+    ring = recorded.ring()
     puts = [record for record in ring.records if int(record["op"]) == OPERATIONS["put"].code]
     assert [(int(p["state"]), int(p["peer"]), int(p["seq"])) for p in puts] == [(3, 1, 0)] * 2
     # Their numbers are not those of collectives: the analyzer sees a job in order.

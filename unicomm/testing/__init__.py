@@ -1,9 +1,10 @@
 """For tests of programs that communicate, and of backends.
 
-ranks.py        run_ranks: ranks as threads of this process, over shared memory, in milliseconds
+ranks.py        run_ranks: ranks as threads of this process, over shared memory, in milliseconds;
+                drain: waits until all operations of a communicator are over and recorded
 conformance.py  the conformance suite: what every backend has to do, as data
 """
 
-from .ranks import run_ranks
+from .ranks import drain, run_ranks
 
-__all__ = ["run_ranks"]
+__all__ = ["drain", "run_ranks"]

@@ -26,6 +26,8 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS as TABLE
 from unicomm.comms.operations.table import Kind
 
+from .ranks import drain
+
 Tensor = torch.Tensor
 
 #: Names of the operations that `check` knows: all that move data.
@@ -221,8 +223,10 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _compare(comm: Communicator, case: Case, label: str, got: Tensor, expected: Tensor) -> None:
-    if not comm._engine.executor.drain(comm.get_options().timeout):
-        raise ConformanceError(f"{case}: not over in time")
+    try:
+        drain(comm, comm.get_options().timeout)
+    except TimeoutError as error:
+        raise ConformanceError(f"{case}: {error}") from None
     a, b = _bits(got), _bits(expected)
     if torch.equal(a, b):
         return

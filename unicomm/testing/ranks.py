@@ -83,6 +83,16 @@ def run_ranks(
     return [results[r] for r in range(n)]
 
 
+def drain(comm: Communicator, timeout: float = 30.0) -> None:
+    """Waits until every operation issued on `comm` is over and recorded.
+
+    On a device an operation completes before the recorder has its end. Raises `TimeoutError` when the
+    operations are not over within `timeout` seconds.
+    """
+    if not comm._engine.executor.drain(timeout):
+        raise TimeoutError(f"operations of {comm!r} are not over after {timeout:g} s")
+
+
 def _is_consequence(error: BaseException) -> bool:
     from unicomm.comms.errors import AbortedError, PeerLostError
 

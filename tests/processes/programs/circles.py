@@ -166,7 +166,7 @@ def an_idle_executor(comm: Communicator, pairs: Pairs, me: int) -> None:
 
 def an_event(comm: Communicator, pairs: Pairs, me: int) -> None:
     """A thread waits for an event without a limit; rank 2 sets it, if it is a thread here, else a timer."""
-    event = events.setdefault(comm._member.uid, threading.Event())
+    event = events.setdefault(comm.get_uid(), threading.Event())
 
     def help_out(act: Callable[[], None]) -> None:
         threading.Thread(target=lambda: (event.wait(), act())).start()
@@ -316,9 +316,8 @@ def main() -> None:
     global ranks_are_threads
     import sys
 
-    from common import describe, reporting, say
-
     import unicomm
+    from tests.processes.programs.common import describe, reporting, say
 
     if sys.argv[1] == "threads":
         for name in sys.argv[2:]:

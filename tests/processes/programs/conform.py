@@ -3,9 +3,9 @@
 import sys
 
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 from unicomm.testing import conformance
 
 SIZES = (0, 1, 17, 67)

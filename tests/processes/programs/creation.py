@@ -11,9 +11,9 @@ import sys
 import time
 
 import torch
-from common import describe, hear, holdings, say, settled
 
 import unicomm
+from tests.processes.programs.common import describe, hear, holdings, say, settled
 from unicomm.comms.membership.rendezvous import Rendezvous
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""The table over CUDA devices, called directly: cuda_ipc.py LIBRARY (the runtime, or its double) HOW
+"""The table over CUDA devices, called directly: cuda_ipc.py LIBRARY (the runtime, or its mock) HOW
 
 all   allocations, copies, teams; what is left
 wait  rank 0 waits for rank 1 at a barrier, to which that never comes
@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import torch
-from common import hear, holdings, say, settled
 
 import unicomm
+from tests.processes.programs.common import hear, holdings, say, settled
 from unicomm import _core, symm
 
 LIBRARY, HOW = sys.argv[1:]

@@ -5,9 +5,9 @@ import sys
 import time
 
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 
 
 def usage() -> tuple[int, int]:

@@ -9,9 +9,9 @@ import os
 import sys
 
 import torch
-from common import hear, holdings, reporting, say
 
 import unicomm
+from tests.processes.programs.common import hear, holdings, reporting, say
 from unicomm.testing import run_ranks
 
 

@@ -14,9 +14,9 @@ import os
 import sys
 
 import torch
-from common import hear, reporting, say
 
 import unicomm
+from tests.processes.programs.common import hear, reporting, say
 
 SCENARIO = sys.argv[1]
 TIMEOUT = 60.0

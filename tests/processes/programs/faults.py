@@ -10,9 +10,9 @@ import sys
 import threading
 
 import torch
-from common import describe, hear, holdings, reporting, say, settled
 
 import unicomm
+from tests.processes.programs.common import describe, hear, holdings, reporting, say, settled
 
 MOMENT, VICTIM, SIGNAL = sys.argv[1], int(sys.argv[2]), signal.Signals[sys.argv[3]]
 LARGE = 64 << 20  # elements: 256 MiB

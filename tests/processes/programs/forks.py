@@ -9,9 +9,9 @@ import os
 import sys
 
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 from unicomm.flight_recorder.recording import writer
 
 HOW, BACKEND = sys.argv[1:]

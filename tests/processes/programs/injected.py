@@ -3,9 +3,9 @@
 import sys
 
 import torch
-from common import hear, reporting, say
 
 import unicomm
+from tests.processes.programs.common import hear, reporting, say
 
 FAULT, VICTIM = sys.argv[1], int(sys.argv[2])
 TIMEOUT = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0

@@ -1,9 +1,9 @@
 """More elements than 31 bits can count: an all-reduce and a broadcast of 2**31 + 5 bytes."""
 
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 
 COUNT = 2**31 + 5
 

@@ -1,4 +1,4 @@
-"""The table over NVSHMEM's double, called directly: nvshmem_table.py LIBRARY HOW
+"""The table over NVSHMEM's mock, called directly: nvshmem_table.py LIBRARY HOW
 
 all      allocations, copies, signals, teams; a second world; the end, and another world after it
 limited  several PEs on one GPU: what is refused, and what goes
@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import torch
-from common import say
 
 import unicomm
+from tests.processes.programs.common import say
 from unicomm import _core
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 
@@ -46,20 +46,20 @@ def allocate(domain, nbytes, align=64):
 
 
 class HostStream:
-    """A stream of the double's, on which the calls of one rank are."""
+    """A stream of the mock's, on which the calls of one rank are."""
 
     def __init__(self):
         import ctypes
 
         self._c = ctypes.CDLL(LIBRARY)
         made = ctypes.c_void_p()
-        assert self._c.double_stream_create(ctypes.byref(made)) == 0
+        assert self._c.mock_stream_create(ctypes.byref(made)) == 0
         self.handle = made.value
 
     def synchronize(self):
         import ctypes
 
-        assert self._c.double_stream_synchronize(ctypes.c_void_p(self.handle)) == 0
+        assert self._c.mock_stream_synchronize(ctypes.c_void_p(self.handle)) == 0
 
 
 def check(domain, stream):

@@ -1,28 +1,23 @@
-"""Ranks that share one GPU, or the doubles for it, have symmetric memory: one_gpu.py gpu|double"""
+"""Ranks that share one GPU, or the mocks for it, have symmetric memory: one_gpu.py gpu|mock"""
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from common import say
 
 import unicomm
-
-TESTS = Path(__file__).parents[2]
-sys.path[:0] = [str(TESTS / "device_double"), str(TESTS / "gpu")]
-import device_bodies  # noqa: E402
-from staged import Staged  # noqa: E402
+from tests.gpu.staged import Staged
+from tests.processes.programs.common import say
+from tests.symm.device import device_bodies
 
 if sys.argv[1] == "gpu":
     device, backend = torch.device("cuda", 0), Staged
     torch.cuda.set_device(device)
 else:
-    import device_double
-
+    from tests.mocks.device import backend as device_mock
     from unicomm.backends.vendor.device_runtime import CUDA, ipc_table
 
-    base = device_double.make("symm-device")
+    base = device_mock.make("symm-device")
     device = torch.device("cpu")
 
     class backend(Staged):  # noqa: N801
@@ -33,10 +28,10 @@ else:
             return base.device_streams(device)
 
         def kernels(self, device):
-            return device_double.HostLauncher(base.path)
+            return device_mock.HostLauncher(base.path)
 
         def symmetric_table(self, one_host=True):
-            return ipc_table(CUDA, str(device_double.runtime()))
+            return ipc_table(CUDA, str(device_mock.runtime()))
 
 
 unicomm.register_backend(backend.name, backend)

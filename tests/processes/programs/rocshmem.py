@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import torch
-from common import hear, say
 
 import unicomm
+from tests.processes.programs.common import hear, say
 from unicomm import _core, symm
 
 LIBRARY, HOW = sys.argv[1:]

@@ -1,6 +1,6 @@
 """Ranks over a SHMEM library's table: shmem.py MODULE BACKEND HOW
 
-MODULE, of tests/shmem, registers BACKEND. HOW:
+MODULE, of tests/mocks/shmem, registers BACKEND. HOW:
 conform   every operation, at sizes that take several chunks
 briefly   the same at fewer sizes
 symmetric symmetric memory over the same library, and teams of it
@@ -14,15 +14,14 @@ abandoned rank 1 aborts while rank 0 waits for it in an allocation
 import importlib
 import sys
 import time
-from pathlib import Path
 
 import torch
-from common import describe, hear, reporting, say
 
 import unicomm
+from tests.mocks.nccl.kinds import streams_of
+from tests.processes.programs.common import describe, hear, reporting, say
 from unicomm.testing import conformance
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "shmem"))
 MODULE, BACKEND, HOW = sys.argv[1:]
 importlib.import_module(MODULE)
 TIMEOUT = 1.0 if HOW == "absent" else 60.0
@@ -46,16 +45,16 @@ def wait(work):
     """Says what comes of it, and after an abort whether the stream waits no more."""
     with reporting():
         work.wait_blocking()
-    if HOW == "aborted" and (queue := comm._engine.executor) is not None:
-        end = time.monotonic() + 20
-        while not queue.streams.is_over(work._after) and time.monotonic() < end:
+    if HOW == "aborted" and hasattr(work, "_after"):  # on a stream
+        streams, end = streams_of(comm), time.monotonic() + 20
+        while not streams.is_over(work._after) and time.monotonic() < end:
             time.sleep(0.02)
-        say("released" if queue.streams.is_over(work._after) else "still waits")
+        say("released" if streams.is_over(work._after) else "still waits")
 
 
 def captured(comm):
     """Operations of symmetric memory are captured; those that count are refused, and leave nothing there."""
-    streams, sum_ = comm._engine.executor.streams, unicomm.ReduceOp.SUM
+    streams, sum_ = streams_of(comm), unicomm.ReduceOp.SUM
     graph, y = HostGraph(streams), torch.ones(4)
     x, total = (device_bodies.shared(comm, torch.zeros(4)) for _ in range(2))
     refused = (
@@ -65,7 +64,7 @@ def captured(comm):
         lambda: comm.send(y, (me + 1) % n, True),
         lambda: comm.recv(y, (me + 1) % n, False),
     )
-    seq = comm._engine.fast.seq
+    seq = comm.barrier(False).seq
 
     def capture(body):
         graph = HostGraph(streams)
@@ -83,7 +82,7 @@ def captured(comm):
                 raise RuntimeError("a replay would repeat the counts")
             assert f"operations of backend '{BACKEND}' cannot be captured in a graph" in text, text
         symm.one_shot_all_reduce(x, comm, out=total)
-    assert comm._engine.fast.seq == seq
+    assert comm.barrier(False).seq == seq + 1
     with streams.use(streams.new()):
         for step in range(3):
             x.fill_(step + me)
@@ -93,7 +92,7 @@ def captured(comm):
             assert total[0] == n * step + n * (n - 1) / 2
             comm.barrier(False)
     graph.reset()
-    check_life(comm, capture)
+    check_life(comm, capture, symmetric=True)
 
 
 if HOW in ("conform", "briefly"):
@@ -101,10 +100,8 @@ if HOW in ("conform", "briefly"):
     done = [conformance.check(comm, op, lambda case: case.count in few) for op in conformance.OPERATIONS]
     say("conforms", fewest=min(done))
 elif HOW == "symmetric":
-    sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
-    import device_bodies
-    from double_graphs import HostGraph, check_life
-
+    from tests.mocks.nccl.graphs import HostGraph, check_life
+    from tests.symm.device import device_bodies
     from unicomm import symm
 
     symm.init(comm)

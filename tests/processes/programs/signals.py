@@ -8,9 +8,9 @@ import signal
 import sys
 
 import torch
-from common import hear, reporting, say
 
 import unicomm
+from tests.processes.programs.common import hear, reporting, say
 from unicomm import symm
 
 FOR_EVER = 300.0

@@ -1,4 +1,4 @@
-"""Ranks with symmetric memory on devices, over the doubles: symm_device.py HOW
+"""Ranks with symmetric memory on devices, over the mocks: symm_device.py HOW
 
 all    every operation
 kill   all are at an operation on a stream of its own to which rank 1 never comes: it is killed
@@ -6,20 +6,18 @@ late   rank 1 does not come either, and lives
 """
 
 import sys
-from pathlib import Path
 
 import torch
-from common import hear, reporting, say
 
 import unicomm
+from tests.mocks.device import backend as device_mock
+from tests.mocks.nccl.kinds import streams_of
+from tests.processes.programs.common import hear, reporting, say
+from tests.symm.device import device_bodies
 from unicomm import symm
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "device_double"))
-import device_bodies
-import device_double
-
 HOW = sys.argv[1]
-backend = device_double.make("symm-device")
+backend = device_mock.make("symm-device")
 
 
 with unicomm.new_comm("symm-device", torch.device("cpu"), name="main", timeout=60) as comm:
@@ -31,7 +29,7 @@ with unicomm.new_comm("symm-device", torch.device("cpu"), name="main", timeout=6
         x = device_bodies.shared(comm, torch.ones(4))
         say("ready")
         hear()
-        streams = comm._engine.executor.streams
+        streams = streams_of(comm)
         with reporting(), streams.use(streams.new()):
             device_bodies.settled(
                 comm, lambda: symm.one_shot_all_reduce(x, comm, timeout=60 if HOW == "kill" else 1)

@@ -9,18 +9,15 @@ wait      rank 0 waits for a signal of rank 1, which never sends one
 import gc
 import os
 import sys
-from pathlib import Path
 
 import torch
-from common import hear, holdings, reporting, say, settled
 
 import unicomm
+from tests.processes.programs.common import hear, holdings, reporting, say, settled
+from tests.symm.exchanges import check_collectives, check_experts
+from tests.symm.gloo_exchanges import check_against_gloo
+from tests.symm.matrices import check_tiles
 from unicomm import symm
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "symm"))
-from exchanges import check_collectives, check_experts
-from gloo_exchanges import check_against_gloo
-from matrices import check_tiles
 
 HOW = sys.argv[1]
 

@@ -7,20 +7,17 @@ products  products with a gather or a scatter, in float32, bfloat16 and float8, 
 import functools
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from common import leave, say
 
+from tests.old_torch import OLD_TORCH
+from tests.processes.programs.common import leave, say
 from unicomm import UnsupportedError, symm
 from unicomm.symm.torch_operators import load_unit
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from old_torch import OLD_TORCH
 
 HOW, BACKEND = sys.argv[1:]
 dist.init_process_group(BACKEND)

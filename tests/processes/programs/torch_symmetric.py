@@ -15,15 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from common import hear, leave, reporting, say
 
+from tests.old_torch import OLD_TORCH
+from tests.processes.programs.common import hear, leave, reporting, say
+from tests.symm.exchanges import FILL, plans
+from tests.symm.reference import combine, dispatch
 from unicomm import symm
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "symm"))
-from exchanges import FILL, plans
-from old_torch import OLD_TORCH
-from reference import combine, dispatch
 
 HOW, BACKEND = sys.argv[1:]
 dist.init_process_group(BACKEND)

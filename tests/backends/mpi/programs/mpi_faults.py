@@ -1,0 +1,106 @@
+"""What goes wrong, on 4 ranks: each error, and that the job goes on."""
+
+import threading
+
+import torch
+
+import unicomm
+from tests.backends.mpi.programs.mpi_common import comm as control
+from tests.backends.mpi.programs.mpi_common import describe, me, raised, say, size
+
+SUM = unicomm.ReduceOp.SUM
+
+
+def new_comm(name: str) -> unicomm.Communicator:
+    return control.split(list(range(size)), name)
+
+
+def names_who_did_not_come() -> None:
+    with new_comm("late") as comm:
+        x = torch.full((5,), 1.0)
+        if me != 2:
+            error = raised(lambda: comm.all_reduce(x, SUM, False, timeout=3))
+            assert isinstance(error, unicomm.CommTimeoutError), error
+            assert error.culprits == (2,), error
+        control.barrier(False)
+        error = raised(lambda: comm.all_reduce(x, SUM, False))
+        assert isinstance(error, unicomm.CommTimeoutError), error
+        assert error.culprits == (2,), error
+        assert x.tolist() == [1.0] * 5
+        say("timeout", me, **describe(error))
+
+
+def names_whose_message_did_not_come() -> None:
+    with new_comm("message") as comm:
+        if me == 0:
+            error = raised(lambda: comm.recv(torch.zeros(5), 1, False, timeout=1))
+            assert isinstance(error, unicomm.CommTimeoutError), error
+            assert error.culprits == (1,), error
+        control.barrier(False)
+
+
+def aborts_at_once() -> None:
+    """Rank 0 waits for a message and another thread of it aborts; the others hear of it."""
+    with new_comm("abort") as comm:
+        if me == 0:
+            waiting = comm.recv(torch.zeros(5), 1, True)
+            comm.abort()
+            error = raised(waiting.wait)
+            assert comm.is_aborted()
+        else:
+            error = raised(lambda: comm.barrier(False))
+            assert error.culprits == (0,), error
+        assert isinstance(error, unicomm.AbortedError), error
+        control.barrier(False)
+
+
+def tells_wrong_sizes_of_messages() -> None:
+    for sent, expected in ((8, 4), (4, 8)):
+        with new_comm(f"size {sent}") as comm:
+            if me == 0:
+                comm.send(torch.ones(sent), 1, False)
+                control.barrier(False)
+            elif me == 1:
+                x = torch.zeros(expected)
+                error = raised(lambda x=x, comm=comm: comm.recv(x, 0, False))
+                assert isinstance(error, unicomm.BackendError), error
+                control.barrier(False)
+            else:
+                control.barrier(False)
+
+
+def goes_on_with_a_new_one() -> None:
+    for _ in range(3):
+        with new_comm("again") as comm:
+            x = torch.ones(70_000)
+            comm.all_reduce(x, SUM, False)
+            assert bool((x == size).all())
+
+
+def leaves_a_timeout_in_another_thread_alone() -> None:
+    """Two communicators of one process: one breaks, the other goes on meanwhile."""
+    with new_comm("breaks") as breaks, new_comm("goes on") as goes_on:
+        errors: list[unicomm.CommError] = []
+        if me == 0:
+            thread = threading.Thread(
+                target=lambda: errors.append(
+                    raised(lambda: breaks.recv(torch.zeros(1), 1, False, timeout=0.5))
+                )
+            )
+            thread.start()
+        for _ in range(50):
+            goes_on.barrier(False)
+        if me == 0:
+            thread.join()
+            assert isinstance(errors[0], unicomm.CommTimeoutError)
+        goes_on.barrier(False)
+
+
+CASES = [
+    names_who_did_not_come,
+    names_whose_message_did_not_come,
+    aborts_at_once,
+    tells_wrong_sizes_of_messages,
+    goes_on_with_a_new_one,
+    leaves_a_timeout_in_another_thread_alone,
+]

@@ -1,0 +1,167 @@
+"""The switch: the names it sets for each torch version, and when it does nothing."""
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from tests.commands import run
+from unicomm.c10d import choice, compat, switch
+
+
+def python(code, **env):
+    done = run([sys.executable, "-c", code], env=os.environ | env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_off_it_imports_nothing():
+    python(
+        "import torch, sys\n"
+        "assert 'unicomm.c10d.switch' in sys.modules, 'torch did not call the entry point'\n"
+        "assert not [m for m in sys.modules if m.startswith('unicomm.comms')]",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="0",
+    )
+
+
+def test_off_means_off():
+    python(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "assert type(dist.group.WORLD) is dist.ProcessGroup",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="0",
+    )
+
+
+def test_on_means_on_without_a_launcher():
+    """Rank and size are those of init_process_group, whatever the environment says."""
+    python(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "assert type(dist.group.WORLD).__name__ == 'UnicommProcessGroup'\n"
+        "assert dist.get_backend() == 'gloo' and dist.get_world_size() == 1",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+        RANK="1",
+        WORLD_SIZE="2",
+    )
+
+
+def test_on_it_is_installed():
+    python(
+        "import torch\n"
+        "import torch.distributed.distributed_c10d as c\n"
+        "assert c._TORCHCOMM_AVAILABLE and c._BackendWrapper.__name__ == 'UnicommProcessGroup'",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+    )
+
+
+def test_it_never_breaks_the_import_of_torch():
+    done = python(
+        "import unicomm.c10d.switch as s\n"
+        "def broken(): raise AttributeError('oops')\n"
+        "s.install = broken\n"
+        "s.autoload()\n"
+        "import torch",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert "has no effect: AttributeError: oops" in done.stderr
+
+
+def test_an_unknown_torch_is_refused_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert "2.99.0 is not known to this unicomm, which knows 2.11, 2.12, 2.13, 2.14, 2.15" in switch.install()
+    assert c10d._TORCHCOMM_AVAILABLE is False
+
+
+def test_the_official_package_wins(monkeypatch):
+    monkeypatch.setattr(c10d, "_TORCHCOMM_AVAILABLE", True)
+    assert "official torchcomms is installed" in switch.install()
+
+
+@pytest.mark.parametrize("version", compat.SWITCH_NAMES)
+def test_every_known_version_gets_its_names(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", f"{version[0]}.{version[1]}.0")
+    monkeypatch.setattr(c10d, "_TORCHCOMM_AVAILABLE", False)
+    for name in compat.SWITCH_NAMES[version]:
+        monkeypatch.setattr(c10d, name, None, raising=False)
+    assert switch.install() == ""
+    assert all(getattr(c10d, name) is not None for name in compat.SWITCH_NAMES[version])
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "device", "chosen"),
+    [
+        ("", "gloo", "cpu", "auto"),
+        ("", "nccl", "cuda", "nccl"),
+        ("auto", "gloo", "cpu", "auto"),
+        ("shm", "gloo", "cpu", "shm"),
+        ("gloo", "mpi", "cpu", "gloo"),
+        ("shm", "nccl", "cuda", "nccl"),
+        ("nccl", "gloo", "cpu", "nccl"),
+        ("fake", "nccl", "cuda", "fake"),
+        ("cpu:shm,cuda:fake", "nccl", "cuda", "fake"),
+        ("cpu:shm,cuda:fake", "gloo", "cpu", "shm"),
+        ("cuda:fake", "gloo", "cpu", "auto"),
+        ("", "gloo", "cuda", "nccl"),
+        ("", "xccl", "xpu", "xccl"),
+    ],
+)
+def test_choice(monkeypatch, variable, name, device, chosen):
+    monkeypatch.setenv(choice.CHOICE, variable)
+    assert choice.chosen_backend(name, device) == chosen
+
+
+def test_on_amd_gpus_nccl_is_rccl(monkeypatch):
+    monkeypatch.delenv(choice.CHOICE, raising=False)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert choice.chosen_backend("nccl", "cuda") == "rccl"
+
+
+class Gpus:
+    def __init__(self, current, count):
+        self.current_device, self.device_count = (lambda: current), (lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("given", "current", "count", "local", "number"),
+    [
+        (torch.device("cuda", 5), 2, 8, "3", 5),  # device_id= of init_process_group
+        (torch.device("cuda"), 2, 8, "3", 2),  # torch.cuda.set_device
+        (None, 0, 8, "3", 3),  # chosen later, or never
+        (None, 0, 1, "3", 0),  # CUDA_VISIBLE_DEVICES leaves each rank one
+        (None, 0, 8, "", 0),
+        (torch.device("cpu"), 0, 2, "1", 1),
+    ],
+)
+def test_a_rank_has_a_gpu_of_its_own(given, current, count, local, number):
+    environ = {"LOCAL_RANK": local} if local else {}
+    assert choice.device_of("cuda", given, environ, Gpus(current, count)) == torch.device("cuda", number)
+
+
+def test_a_group_has_a_communicator_for_each_device_that_is_named():
+    """The backend fake stands for a GPU that does not exist."""
+    python(
+        "import torch, torch.distributed as dist\n"
+        "from unicomm.c10d import choice\n"
+        "choice.is_present = lambda kind: kind in ('cpu', 'cuda')\n"
+        "choice.device_of = lambda kind, given, environ, module: torch.device(kind, 1)\n"
+        "torch.get_device_module = lambda kind: None\n"
+        "def devices_of(backend):\n"
+        "    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)\n"
+        "    group = dist.group.WORLD\n"
+        "    comms = {d.type: group.get_comm(d) for d in group._device_types}\n"
+        "    found = {kind: (str(c.get_device()), c.get_backend()) for kind, c in comms.items()}\n"
+        "    if 'cpu' in found:\n"  # torch asks for the accelerator's, which is the CPU here
+        "        assert dist.new_group([0])._device_types == group._device_types\n"
+        "    dist.destroy_process_group()\n"
+        "    return found\n"
+        "both = {'cpu': ('cpu', 'shm'), 'cuda': ('cuda:1', 'fake')}\n"
+        "assert devices_of('cpu:gloo,cuda:nccl') == both\n"
+        "assert devices_of('gloo') == {'cpu': ('cpu', 'shm')}\n"
+        "assert devices_of('nccl') == {'cuda': ('cuda:1', 'fake')}\n",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+        UNICOMM_BACKEND="cuda:fake",
+    )

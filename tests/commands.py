@@ -1,0 +1,55 @@
+"""Commands that tests run as other processes, bounded in time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+# Variables by which a launcher, or the user, tells a process about a job.
+_JOB_PREFIXES = (
+    *(
+        "UNICOMM_",
+        "TORCH_",
+        "TORCHCOMM",
+        "TORCHELASTIC_",
+        "GLOO_",
+        "OMPI_",
+        "OPAL_",
+        "PMI",
+        "PALS_",
+        "SLURM_",
+    ),
+    *("MPI", "MASTER_", "LOCAL_"),
+)
+_JOB_NAMES = ("RANK", "WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+
+
+def run(
+    command: Sequence[object],
+    within: float = 100.0,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end and returns what it printed; kills it after `within` seconds."""
+    return subprocess.run(
+        [str(word) for word in command],
+        env=env,
+        timeout=within,
+        check=check,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The beginning of a command that starts `ranks` processes of a program on this host."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without anything about jobs, and with one thread a rank."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_JOB_PREFIXES) and k not in _JOB_NAMES}
+    return kept | {"OMP_NUM_THREADS": "1"}

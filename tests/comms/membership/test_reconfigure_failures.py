@@ -1,0 +1,158 @@
+"""reconfigure: attempts that fail."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.comms.membership.casts import LONG
+from unicomm import (
+    AbortedError,
+    CommTimeoutError,
+    Communicator,
+    MismatchError,
+    NotReadyError,
+    PeerLostError,
+    ReduceOp,
+)
+
+SUM = ReduceOp.SUM
+REAL = ["shm", "gloo"]
+
+
+@pytest.mark.parametrize("there", [[0, 2], [2], [1, 2]], ids=str)
+def test_who_did_not_come_is_named(there, cast, raised):
+    ranks = cast("shm", 4)
+    ranks.become([0, 1, 2])
+    handles = ranks.handles
+    errors = ranks.play(there, lambda comm, _: raised(comm.reconfigure, 7, handles, 1.5))
+    for i, error in errors.items():
+        assert type(error) is CommTimeoutError
+        assert error.culprits == tuple(r for r in range(4) if r not in there), error
+        assert (error.op, error.comm, error.rank) == ("reconfigure", "cast", i)
+        after = raised(ranks.comms[i].barrier, False)
+        assert type(after) is CommTimeoutError
+        assert "the last reconfiguration failed" in after.message
+        assert raised(ranks.comms[i].reconfigure, 7, handles).message.startswith("uuid=7 was used")
+    ranks.become([3, 2, 1, 0])
+
+
+def test_attempts_do_not_mix(cast, raised):
+    """Two ranks wait in one attempt for a third, which goes on in another with one of its own."""
+    ranks = cast("gloo", 4)
+
+    def act(comm: Communicator, i: int) -> Any:
+        if i < 2:
+            return raised(comm.reconfigure, 1, ranks.handles[:3], 2.0)
+        comm.reconfigure(2, ranks.handles[2:])
+        ranks.check(comm, i, [2, 3])
+        return None
+
+    found = ranks.play([0, 1, 2, 3], act)
+    assert found[2] is found[3] is None, found
+    for error in (found[0], found[1]):
+        assert type(error) is CommTimeoutError
+        assert error.culprits == (2,)
+
+
+def test_the_lists_differ(cast, raised):
+    ranks = cast("shm", 3)
+    lists = {0: ranks.handles, 1: ranks.handles, 2: [ranks.handles[i] for i in (0, 2, 1)]}
+    errors = ranks.play([0, 1, 2], lambda comm, i: raised(comm.reconfigure, 1, lists[i]))
+    assert {type(error) for error in errors.values()} == {MismatchError}
+    assert "different init_handles" in errors[0].message
+    ranks.become([0, 1, 2])
+
+
+def test_the_hints_differ(cast, raised):
+    ranks = cast("shm", 2)
+    errors = ranks.play(
+        [0, 1],
+        lambda comm, i: raised(comm.reconfigure, 1, ranks.handles, None, {"slot_bytes": f"{8 << i}K"}),
+    )
+    assert {type(error) for error in errors.values()} == {MismatchError}
+    ranks.become([0, 1])
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("backend", REAL)
+def test_a_rank_gives_up_meanwhile(backend, victim, cast, raised):
+    """The others are told who, and succeed in the next attempt."""
+    ranks = cast(backend, 4)
+    ranks.become([0, 1, 2])
+    handles = ranks.handles  # of whom number 3 does not come
+    entered = threading.Barrier(4)
+
+    def act(comm: Communicator, i: int) -> Any:
+        if i == 3:
+            entered.wait(LONG)
+            while ranks.comms[victim]._dynamic.attempt is None:
+                pass
+            ranks.comms[victim].abort()
+            return None
+        entered.wait(LONG)
+        return raised(comm.reconfigure, 7, handles, LONG)
+
+    errors = ranks.play([0, 1, 2, 3], act)
+    assert type(errors[victim]) is AbortedError
+    for i in {0, 1, 2} - {victim}:
+        assert type(errors[i]) in (AbortedError, PeerLostError), errors[i]
+        assert errors[i].culprits == (victim,)
+    ranks.become([1, 0, 2, 3])
+
+
+def test_who_is_gone_is_known_at_once(cast, raised):
+    ranks = cast("shm", 3)
+    for gone, left in ((1, [0, 2]), (0, [2])):
+        ranks.comms[gone].finalize()
+        errors = ranks.play(left, lambda comm, _, g=gone: raised(comm.reconfigure, 10 + g, ranks.handles))
+        for error in errors.values():
+            assert type(error) is PeerLostError
+            assert gone in error.dead
+    ranks.become([2])
+
+
+def test_one_call_at_a_time(cast, raised):
+    ranks = cast("shm", 2)
+    comm = ranks.comms[0]
+    inside: list[Any] = []
+
+    def again(name: Any, *_: Any) -> None:
+        if name.value == "reconfigure":
+            inside.append(raised(comm.reconfigure, 8, ranks.handles))
+
+    with comm.register_pre_hook(again):
+        ranks.become([0, 1])
+    assert {type(error) for error in inside} == {NotReadyError}
+    assert "another thread" in inside[0].message
+
+
+def test_finalize_ends_an_attempt(cast, raised):
+    ranks = cast("shm", 2)
+
+    def act(comm: Communicator, i: int) -> Any:
+        if i == 0:
+            return raised(comm.reconfigure, 1, ranks.handles)
+        while ranks.comms[0]._dynamic.attempt is None:
+            pass
+        return ranks.comms[0].finalize()
+
+    assert type(ranks.play([0, 1], act)[0]) is AbortedError
+
+
+def test_a_hook_that_refuses(cast):
+    """Nothing has happened by then."""
+    ranks = cast("shm", 2)
+    ranks.become([0, 1])
+
+    def refuse(name: Any, *_: Any) -> None:
+        if name.value == "reconfigure":
+            raise ValueError("not now")
+
+    handle = ranks.comms[0].register_pre_hook(refuse)
+    with pytest.raises(ValueError, match="not now"):
+        ranks.comms[0].reconfigure(7, ranks.handles)
+    handle.remove()
+    ranks.play([0, 1], lambda comm, _: comm.barrier(False))

@@ -1,0 +1,372 @@
+"""Members that are missing, late, wrong or dying: nobody hangs, and the error names the culprits."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from tests.comms.membership.rendezvous_helpers import (
+    KINDS,
+    LONG,
+    Watched,
+    close_all,
+    exchange_all,
+    make_store,
+    meet_all,
+    quick,
+    same_error,
+)
+from tests.threads import outcomes
+from unicomm.comms.errors import (
+    AbortedError,
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    MismatchError,
+    PeerLostError,
+)
+from unicomm.comms.membership.rendezvous import Rendezvous, meet
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return make_store(request.param, tmp_path)
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_missing_member(store: Any, absent: int) -> None:
+    there = [r for r in range(4) if r != absent]
+    began = time.monotonic()
+    results = meet_all(store, 4, ranks=there, timeout=0.3)
+    took = time.monotonic() - began
+    error = same_error(results, CommTimeoutError, [absent])
+    assert 0.3 <= took < 5.3  # its deadline, and what a busy machine may add
+    assert f"rank {absent} did not arrive within 0.3 s" in error.message
+    assert ("ranks 1-3 did" if absent == 0 else "ranks 0-1, 3 did") in error.message
+    assert "timeout=" in error.hint
+    assert (error.comm, [e.rank for e in results]) == ("c", there)
+    # Trying again meets again, with the one that had not come.
+    members = meet_all(store, 4)
+    assert len({m.uid for m in members}) == 1
+    close_all(members)
+
+
+def test_late_comer_is_never_alone_in_a_success() -> None:
+    store = HashStore()
+    same_error(meet_all(store, 3, ranks=[0, 1], timeout=0.05), CommTimeoutError, [2])
+    (late,) = meet_all(store, 3, ranks=[2], timeout=0.05)
+    same_error([late], CommTimeoutError, [0, 1])
+    assert "after an earlier attempt: rank 2 did not arrive within 0.05 s; ranks 0-1 did" in late.hint
+    same_error(meet_all(store, 3, ranks=[1, 2], timeout=0.05), CommTimeoutError, [0])
+    assert len({m.uid for m in meet_all(store, 3)}) == 1
+
+
+def test_late_comer_in_the_middle_of_the_failure_joins_the_retry() -> None:
+    # Member 2 finds the attempt open, and posts only when it has failed for want of member 2.
+    store, failed = HashStore(), threading.Event()
+
+    def delay(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "compare_set" and arguments[0].endswith("/0/0/2"):
+            assert failed.wait(LONG)
+
+    def retry(rank: int) -> tuple[Exception, Rendezvous]:
+        with pytest.raises(CommTimeoutError) as caught:
+            meet(store, "c", rank, 3, timeout=0.05, hello={})
+        failed.set()
+        return caught.value, meet(store, "c", rank, 3, timeout=LONG, hello={})
+
+    first, second, third = outcomes(
+        [
+            lambda: retry(0),
+            lambda: retry(1),
+            lambda: meet(Watched(store, delay), "c", 2, 3, timeout=LONG, hello={}),  # type: ignore[arg-type]
+        ]
+    )
+    assert first[0].culprits == second[0].culprits == (2,)
+    assert first[1].uid == second[1].uid == third.uid
+
+
+def test_late_comer_without_time_left_gets_the_error() -> None:
+    store, failed = HashStore(), threading.Event()
+
+    def delay(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "compare_set" and arguments[0].endswith("/0/0/1"):
+            assert failed.wait(LONG)
+
+    def first() -> None:
+        try:
+            meet(store, "c", 0, 2, timeout=0.1, hello={})
+        finally:
+            failed.set()
+
+    late = Watched(store, delay)
+    results = outcomes([first, lambda: meet(late, "c", 1, 2, timeout=0.05, hello={})])  # type: ignore[arg-type]
+    same_error(results, CommTimeoutError, [1])
+
+
+def test_member_that_died_while_completing_is_named() -> None:
+    store = HashStore()
+
+    def die(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "multi_get":
+            raise RuntimeError("connection lost")
+
+    waiting = threading.Event()
+
+    def last() -> Any:
+        assert waiting.wait(LONG)
+        return meet(Watched(store, die), "c", 1, 2, timeout=LONG, hello={})  # type: ignore[arg-type]
+
+    def see(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "check":
+            waiting.set()
+
+    first, second = outcomes(
+        [lambda: meet(Watched(store, see), "c", 0, 2, timeout=0.2, hello={}), last]  # type: ignore[arg-type]
+    )
+    assert isinstance(second, BackendError)
+    assert "connection lost" in second.message
+    assert second.hint
+    same_error([first], CommTimeoutError, [1])
+    assert "stopped before it could answer" in first.message
+
+
+@pytest.mark.parametrize(
+    ("values", "culprits", "words"),
+    [
+        (["shm", "gloo", "shm"], [1], ["backend is 'gloo' on rank 1 and 'shm' on ranks 0, 2"]),
+        (["gloo", "shm", "shm"], [0], ["'gloo' on rank 0"]),
+        (["shm", "shm", "gloo", "gloo"], [2, 3], ["'gloo' on ranks 2-3 and 'shm' on ranks 0-1"]),
+        (["a", "b", "c"], [1, 2], ["'a' on rank 0", "'b' on rank 1", "'c' on rank 2"]),
+    ],
+)
+def test_mismatch(store: Any, values: list[str], culprits: list[int], words: list[str]) -> None:
+    results = meet_all(store, len(values), hello=lambda r: {"backend": values[r], "same": 1})
+    error = same_error(results, MismatchError, culprits)
+    assert all(word in error.message for word in words)
+    assert "same" not in error.message
+    close_all(meet_all(store, len(values), hello={"backend": "shm"}))
+
+
+def test_mismatch_of_several_keys_names_each() -> None:
+    hellos = [{"a": 1, "b": {"x": "1"}}, {"a": 2, "b": {"x": "1"}}, {"a": 1, "b": {"x": "2"}, "c": None}]
+    error = same_error(meet_all(HashStore(), 3, hello=lambda r: hellos[r]), MismatchError, [1, 2])
+    assert "a is 2 on rank 1 and 1 on ranks 0, 2" in error.message
+    assert "b is {'x': '2'} on rank 2" in error.message
+    assert "c is None on rank 2 and not given on ranks 0-1" in error.message
+
+
+def test_mismatch_of_the_size_is_found_before_the_timeout() -> None:
+    store = HashStore()
+
+    def call(rank: int, size: int) -> Any:
+        return meet(store, "c", rank, size, timeout=LONG, hello={})
+
+    def misled() -> Any:
+        store.wait(["unicomm/c/world/0/0/0", "unicomm/c/world/0/0/2"])
+        return call(1, 2)
+
+    with quick(10):
+        results = outcomes([lambda: call(0, 3), misled, lambda: call(2, 3)])
+    error = same_error(results, MismatchError, [1])
+    assert "size is 2 on rank 1 and 3 on rank 0" in error.message
+
+
+def test_size_that_leaves_a_member_out_is_an_error_there() -> None:
+    store = HashStore()
+
+    def pair(rank: int) -> Any:
+        store.wait(["unicomm/c/world/0/0/2"])
+        return meet(store, "c", rank, 2, timeout=LONG, hello={})
+
+    with quick(10):
+        first, second, third = outcomes(
+            [lambda: pair(0), lambda: pair(1), lambda: meet(store, "c", 2, 3, timeout=LONG, hello={})]
+        )
+    assert first.uid == second.uid
+    same_error([third], MismatchError, [2])
+    assert "size is 3 on rank 2 only" in third.message
+
+
+def test_mismatch_explains_a_missing_member() -> None:
+    store = HashStore()
+    # Rank 1 believes in a world of two: nobody is going to be the third.
+    calls = [(0, 3), (1, 2)]
+    results = outcomes(
+        [lambda r=r, n=n: meet(store, "c", r, n, timeout=0.2, hello={}) for r, n in calls]  # type: ignore[misc]
+    )
+    same_error(results, MismatchError, [1])
+
+
+def test_two_processes_with_one_rank(store: Any) -> None:
+    # Rank 1 was given out twice and rank 2 not at all: no success, and no waiting for the timeout.
+    with quick(10):
+        results = meet_all(store, 3, ranks=[0, 1, 1])
+    error = same_error(results, MismatchError, [1])
+    assert error.message == "two processes call themselves rank 1"
+
+
+def test_late_comer_hears_once_why_the_others_failed(store: Any) -> None:
+    # All but a timeout would meet a late comer, too: it must not wait for those who have long given up.
+    same_error(meet_all(store, 3, ranks=[1, 1]), MismatchError, [1])
+    with quick(10):
+        (late,) = meet_all(store, 3, ranks=[2])
+    same_error([late], MismatchError, [1])
+    others = outcomes([lambda: meet(store, "c", 0, 3, timeout=LONG, hello={})])
+    same_error(others, MismatchError, [1])
+    clean = meet_all(store, 3)
+    assert len({m.uid for m in clean}) == 1
+    close_all(clean)
+
+
+def test_errors_name_global_ranks() -> None:
+    (error,) = meet_all(HashStore(), 3, ranks=[1], timeout=0.02, labels=(7, 4, 5))
+    same_error([error], CommTimeoutError, [7, 5])
+    assert error.rank == 1
+    assert "global ranks 5, 7 did not arrive within 0.02 s; global rank 4 did" in error.message
+
+
+def test_member_missing_in_a_later_step(store: Any) -> None:
+    members = meet_all(store, 3, timeout=0.4)
+    with quick(2):
+        results = exchange_all(members[:2], [b"", b""], "addresses")
+    error = same_error(results, CommTimeoutError, [2])
+    assert "rank 2 did not reach exchange 'addresses'" in error.message
+    with pytest.raises(CommTimeoutError) as again:
+        members[0].exchange("more", b"")
+    assert again.value is results[0]
+    with pytest.raises(CommTimeoutError):
+        members[2].exchange("addresses", b"")
+    close_all(members)
+    close_all(meet_all(store, 3))
+
+
+def test_members_at_different_calls() -> None:
+    members = meet_all(HashStore(), 3)
+    calls: list[Callable[[], Any]] = [
+        lambda: members[0].exchange("a", b""),
+        lambda: members[1].exchange("b", b""),
+        lambda: members[2].exchange("a", b""),
+    ]
+    error = same_error(outcomes(calls), MismatchError, [1])
+    assert "tag is 'b' on rank 1 and 'a' on ranks 0, 2" in error.message
+
+
+def test_abort_reaches_the_others_at_once(store: Any) -> None:
+    members = meet_all(store, 3)
+
+    def leave() -> None:
+        with members[1]:
+            raise OSError("no shared memory\nand a long tail")
+
+    with quick(10):
+        left, *others = outcomes(
+            [leave, lambda: members[0].exchange("x", b""), lambda: members[2].exchange("x", b"")]
+        )
+    assert isinstance(left, OSError)
+    error = same_error(others, PeerLostError, [1])
+    assert error.message == "rank 1 left: OSError: no shared memory"
+    close_all(members)
+
+
+def test_abort_is_final_for_the_one_that_left() -> None:
+    (alone,) = meet_all(None, 1)
+    alone.abort("no reason")
+    with pytest.raises(AbortedError, match="no reason"):
+        alone.exchange("x", b"")
+
+
+def test_ctrl_c_ends_the_wait_and_the_others_learn_it(store: Any) -> None:
+    members = meet_all(store, 3)
+    key = "unicomm/c/world/0/1/0"
+    main = threading.main_thread()
+
+    def interrupt() -> None:
+        while not store.check([key]):
+            time.sleep(0.001)
+        assert main.ident is not None
+        signal.pthread_kill(main.ident, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt, daemon=True)
+    with quick(10):
+        helper.start()
+        with pytest.raises(KeyboardInterrupt):
+            members[0].exchange("x", b"")
+        results = exchange_all(members[1:], [b""] * 3)
+    same_error(results, PeerLostError, [0])
+    helper.join(LONG)
+    close_all(members)
+
+
+def test_store_that_is_gone() -> None:
+    def fail(operation: str, arguments: tuple[Any, ...]) -> None:
+        raise RuntimeError("Broken pipe\nframe #0")
+
+    (error,) = meet_all(Watched(HashStore(), fail), 2, ranks=[0])
+    assert isinstance(error, BackendError)
+    assert error.message == "the store failed: Broken pipe"
+    assert "MASTER_ADDR" in error.hint
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+def test_store_that_dies_during_the_wait() -> None:
+    def fail(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "check":
+            raise RuntimeError("recv failed")
+
+    (error,) = meet_all(Watched(HashStore(), fail), 2, ranks=[0])
+    assert isinstance(error, BackendError)
+    members = meet_all(HashStore(), 2)
+    members[0]._client._store = Watched(HashStore(), fail)
+    members[0].close()  # the store may be gone by then, and nobody minds
+
+
+def test_all_or_none_in_any_order_of_events() -> None:
+    # Deadlines of a few milliseconds, delays between any two store operations, members that leave: whatever
+    # happens, a meeting and an exchange succeed on all members or on none, and peace follows.
+    size, rounds = 3, 40
+    store = HashStore()
+    successes: list[set[str]] = [set() for _ in range(size)]
+
+    def live(rank: int) -> None:
+        choice = random.Random(rank)
+
+        def delay(operation: str, arguments: tuple[Any, ...]) -> None:
+            if choice.random() < 0.1:
+                time.sleep(choice.random() * 0.002)
+
+        for _ in range(rounds):
+            with contextlib.suppress(CommError):
+                limit = 0.001 + choice.random() * 0.02
+                hello = {"backend": "shm" if choice.random() < 0.95 else "gloo"}
+                member = meet(Watched(store, delay), "c", rank, size, timeout=limit, hello=hello)  # type: ignore[arg-type]
+                with member:
+                    successes[rank].add(member.uid)
+                    if choice.random() < 0.1:
+                        member.abort("enough")
+                    assert member.exchange("x", b"%d" % rank) == [b"0", b"1", b"2"]
+                    successes[rank].add(f"exchange in {member.uid}")
+
+    assert outcomes([partial(live, rank) for rank in range(size)]) == [None] * size
+    assert successes[0] == successes[1] == successes[2]
+    # Who was not there when the others disagreed for the last time hears of it now, and they wait in vain.
+    first = meet_all(store, size, timeout=10.0)
+    if not all(isinstance(m, Rendezvous) for m in first):
+        assert any(isinstance(m, MismatchError) for m in first), first
+        assert all(isinstance(m, (MismatchError, CommTimeoutError)) for m in first), first
+    close_all([m for m in first if isinstance(m, Rendezvous)])
+    members = meet_all(store, size)
+    assert all(isinstance(m, Rendezvous) for m in members), members
+    assert len({m.uid for m in members}) == 1
+    close_all(members)
+    assert store.num_keys() == 1

