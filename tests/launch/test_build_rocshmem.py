@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from unicomm.backends.vendor import shmem as vendors
 from unicomm.extensions import rocshmem as rocshmem_build
 from unicomm.launch.cli import app
-from unicomm.launch.doctor import gpus as gpu_checks
+from unicomm.launch.doctor import gpu_backends as gpu_checks
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rocshmem_double"))
 from rocshmem_install import unit, write_headers

@@ -11,7 +11,7 @@ import pytest
 
 from unicomm import symm
 from unicomm.launch.doctor import backends as backend_checks
-from unicomm.launch.doctor import command as doctor
+from unicomm.launch.doctor import report as doctor
 from unicomm.launch.doctor import verified
 
 

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from unicomm import _core
 from unicomm.flight_recorder.ring.reader import read_folder
 from unicomm.launch.cli import app
+from unicomm.launch.hub import protocol as hub_wire
 from unicomm.launch.hub import view as hub_view
-from unicomm.launch.hub import wire as hub_wire
-from unicomm.launch.hub.process import HubProcess
-from unicomm.launch.hub.wire import (
+from unicomm.launch.hub.hub_process import HubProcess
+from unicomm.launch.hub.protocol import (
     Announce,
     Asker,
     Files,
@@ -36,7 +36,7 @@ from unicomm.launch.hub.wire import (
     Read,
     zmq_address,
 )
-from unicomm.launch.run import folder as run_folder
+from unicomm.launch.run import job_folder as run_folder
 
 TOKEN = "a token that nobody else has"
 WITHIN = 60.0  # a hang, not a slow machine

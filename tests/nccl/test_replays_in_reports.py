@@ -17,7 +17,7 @@ from unicomm.flight_recorder.ring import writer
 from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
-from unicomm.profiler.operations import from_recorder
+from unicomm.profiler.operation_columns import from_recorder
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM

@@ -14,8 +14,8 @@ from rank_processes import PROGRAMS, clean_environment
 from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
 from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.table.columns import ENDED, KILLED, RUNNING
-from unicomm.launch.run import command as run
-from unicomm.launch.run import folder as run_folder
+from unicomm.launch.run import job_folder as run_folder
+from unicomm.launch.run import launcher as run
 
 pytestmark = pytest.mark.processes
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from unicomm import InvalidArgumentError, ReduceOp, new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate
-from unicomm.profiler.graphs import GraphAnnotations
+from unicomm.profiler.annotations import GraphAnnotations
 
 
 class Capture:

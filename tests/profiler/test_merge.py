@@ -16,7 +16,7 @@ from unicomm import ReduceOp, new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
-from unicomm.profiler.operations import join, load_traces
+from unicomm.profiler.operation_columns import join, load_traces
 
 CPU = torch.device("cpu")
 

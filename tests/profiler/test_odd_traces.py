@@ -14,7 +14,7 @@ from unicomm import new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
-from unicomm.profiler.operations import load_traces
+from unicomm.profiler.operation_columns import load_traces
 from unicomm.profiler.trace_table import KEY
 
 

@@ -8,8 +8,8 @@ import typer
 
 from .commands import build as build_cli
 from .commands import profile as profile_cli
+from .commands import run as run_cli
 from .commands import trace as trace_cli
-from .run import cli as run_cli
 
 app = typer.Typer(
     help="unicomm: one communicator for PyTorch, and a flight recorder that is always on.",
@@ -35,7 +35,7 @@ def doctor(
 
     Exit code 0 when the core and at least one backend work, else 1.
     """
-    from unicomm.launch.doctor.command import run
+    from unicomm.launch.doctor.report import run
 
     raise typer.Exit(run(json))
 

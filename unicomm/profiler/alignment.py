@@ -16,7 +16,7 @@ from unicomm.flight_recorder.ring.ranks import format_ranks
 from unicomm.flight_recorder.table.clocks import SYNCHRONIZING, grouped_median
 from unicomm.flight_recorder.table.columns import Kind
 
-from .operations import Column, Operations, TraceFile, dense
+from .operation_columns import Column, Operations, TraceFile, dense
 
 
 @dataclass

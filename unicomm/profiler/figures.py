@@ -18,7 +18,16 @@ from unicomm.flight_recorder.table.columns import Kind
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
-from .operations import Column, Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
+from .operation_columns import (
+    Column,
+    Joined,
+    Operations,
+    TraceFile,
+    dense,
+    from_recorder,
+    join,
+    load_traces,
+)
 from .trace_table import REPLAY
 
 _MOST_DELAYS = 10

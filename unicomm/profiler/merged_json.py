@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
+from unicomm.flight_recorder.formats.byte_columns import Part, alike, integers, records, thousandths
+
 from .chrome import Event, TraceEvent, Writer
-from .operations import Column, TraceFile
-from .stencil import Part, alike, integers, records, thousandths
-from .timeline import Labels, RankRows, Slices
+from .merged_slices import Labels, RankRows, Slices
+from .operation_columns import Column, TraceFile
 
 _FLOW_SPAN = 1 << 32  # a rank's own flows get numbers apart from the other ranks'
 

@@ -18,9 +18,9 @@ from msgspec import UNSET
 
 from .alignment import align, remarks
 from .chrome import TYPED, Progress, Reader, TraceError, TraceEvent
-from .operations import Joined, Operations, TraceFile, join, load_traces
+from .merged_slices import RankRows, Slices, flows, slices, tracks
+from .operation_columns import Joined, Operations, TraceFile, join, load_traces
 from .records import PREFIX
-from .timeline import RankRows, Slices, flows, slices, tracks
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Make(Protocol):
 
 def _sink(kind: str) -> _Make:
     if kind.endswith(".pftrace"):
-        from .pftrace import PerfettoSink
+        from .merged_perfetto import PerfettoSink
 
         return PerfettoSink
     from .merged_json import JsonSink

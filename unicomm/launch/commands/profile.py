@@ -31,7 +31,7 @@ def merge(
 
     Open the result in ui.perfetto.dev. Exit code 2 when a trace cannot be used.
     """
-    from .profile_run import merge as run
+    from .profile_actions import merge as run
 
     raise typer.Exit(run(traces, output))
 
@@ -55,7 +55,7 @@ def report(
 
     Exit code 2 when nothing could be read.
     """
-    from .profile_run import report as run
+    from .profile_actions import report as run
 
     raise typer.Exit(run(inputs or [], json, html))
 
@@ -70,6 +70,6 @@ def annotate(
 
     Exit code 2 when an input cannot be used.
     """
-    from .profile_run import annotate as run
+    from .profile_actions import annotate as run
 
     raise typer.Exit(run(trace, annotations, output))

@@ -109,7 +109,7 @@ def analyze(
 
     Exit code 0: all good; 1: a finding; 2: nothing that could be read.
     """
-    from .trace_report import Outputs, run
+    from .trace_actions import Outputs, run
 
     outputs = Outputs(json, markdown, html, perfetto, share)
     raise typer.Exit(run(paths or [], stuck_after, outputs))
@@ -124,6 +124,6 @@ def selftest(
 
     Exit code 0 when both are at least 0.95 over the whole corpus, else 1.
     """
-    from .trace_report import selftest as run_selftest
+    from .trace_actions import selftest as run_selftest
 
     raise typer.Exit(run_selftest(largest, json))

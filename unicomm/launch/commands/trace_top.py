@@ -89,8 +89,8 @@ def _connected(
     try:
         if folder is not None:
             raise ValueError("a folder or --connect, not both")
+        from unicomm.launch.hub.protocol import HubError
         from unicomm.launch.hub.view import RemoteView
-        from unicomm.launch.hub.wire import HubError
     except (ValueError, ImportError) as error:
         cure = ": pip install 'unicomm[hub]'" if isinstance(error, ImportError) else ""
         errors.print(f"{error}{cure}", style="red", markup=False, soft_wrap=True)

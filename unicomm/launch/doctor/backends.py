@@ -43,7 +43,7 @@ class BackendReport:
 
 def backend_reports() -> list[BackendReport]:
     """All backends: those of this version, and those of other packages."""
-    from .gpus import gpu_reports
+    from .gpu_backends import gpu_reports
 
     return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
 

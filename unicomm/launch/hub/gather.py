@@ -21,7 +21,7 @@ from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.ring.copies import folder_copies, freeze
 from unicomm.flight_recorder.ring.folder import SUFFIX
 
-from .wire import (
+from .protocol import (
     MOST_ANSWERED,
     MOST_RING,
     PART,

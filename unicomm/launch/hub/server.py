@@ -28,8 +28,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from . import gather as hub_gather
-from . import wire as hub_wire
-from .wire import (
+from . import protocol as hub_wire
+from .protocol import (
     Announce,
     AnyAnswer,
     AnyRequest,

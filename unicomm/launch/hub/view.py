@@ -9,10 +9,10 @@ import zmq
 from unicomm.flight_recorder.live import jobs as live
 from unicomm.flight_recorder.ring.folder import FolderError
 from unicomm.flight_recorder.ring.reader import Finding, Ring, RingError
-from unicomm.launch.run.folder import DEFAULT_PORT, HubNote, running_hubs
+from unicomm.launch.run.job_folder import DEFAULT_PORT, HubNote, running_hubs
 
 from .gather import unpacked
-from .wire import TOKEN_VARIABLE, Asker, HubError, Look, Rings, own_token, zmq_address
+from .protocol import TOKEN_VARIABLE, Asker, HubError, Look, Rings, own_token, zmq_address
 
 _PATIENCE = 5.0  # seconds that a hub gets to ask the others, and to answer
 _HERE = ("localhost", "127.0.0.1", "::1")

@@ -10,8 +10,8 @@ docs/notebook.md shows how to use it; the parts are in live/.
 
 from __future__ import annotations
 
-from .errors import RankError, RankFailure
-from .ranks import Ranks, launch
-from .worker import state
+from .live_ranks import Ranks, launch
+from .rank_errors import RankError, RankFailure
+from .rank_worker import state
 
 __all__ = ["RankError", "RankFailure", "Ranks", "launch", "state"]

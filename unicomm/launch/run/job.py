@@ -17,9 +17,9 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from unicomm.flight_recorder.ring.copies import freeze
-from unicomm.launch.hub.process import HubProcess
+from unicomm.launch.hub.hub_process import HubProcess
 
-from .folder import RunFolder, note_hub
+from .job_folder import RunFolder, note_hub
 
 _PREFIX = "unicomm/hub/"
 _DIRECTORIES = 3  # hosts, the first ones, whose hubs know all others
@@ -157,7 +157,7 @@ class Job:
             return None
         if self._note is None:
             self._note = note_hub(said["address"], said["port"], token, self._hub.pid, self.folder.path)
-        from unicomm.launch.hub.wire import zmq_address
+        from unicomm.launch.hub.protocol import zmq_address
 
         return zmq_address(said["address"], said["port"])
 

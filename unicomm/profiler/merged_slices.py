@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .operations import Column, Joined, Operations, lanes
+from unicomm.flight_recorder.formats.byte_columns import Part, alike, records
+
+from .operation_columns import Column, Joined, Operations, lanes
 from .records import PREFIX
-from .stencil import Part, alike, records
 
 AT_ONCE = 1 << 15  # rows that are put into bytes together
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from .operations import Column, dense
+from unicomm.profiler.operation_columns import Column, dense
 
 Cells = npt.NDArray[np.uint8]  # records x bytes
 Part = bytes | Cells

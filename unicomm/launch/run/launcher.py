@@ -28,9 +28,9 @@ from unicomm.backends.registry import find_backend
 from unicomm.c10d import switch
 from unicomm.comms.errors import CommError
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
-from unicomm.launch.hub.process import HubProcess
+from unicomm.launch.hub.hub_process import HubProcess
 
-from . import folder as run_folder
+from . import job_folder as run_folder
 from . import summary as run_verdict
 from .job import HubSettings, Job, agent_class
 
@@ -278,7 +278,7 @@ def _hub_settings(options: argparse.Namespace, several: bool) -> HubSettings | N
                 file=sys.stderr,
             )
         return None
-    from unicomm.launch.hub.wire import HubError, new_token, own_token
+    from unicomm.launch.hub.protocol import HubError, new_token, own_token
 
     try:
         token = own_token() or ("" if several else new_token())

@@ -11,7 +11,7 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 def run(context: typer.Context) -> None:
     """Start a program's ranks: torchrun, with unicomm behind torch.distributed and a verdict on failures."""
-    from .command import main
+    from unicomm.launch.run.launcher import main
 
     code = main(context.args)
     sys.stdout.flush()

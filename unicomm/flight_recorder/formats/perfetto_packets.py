@@ -23,8 +23,9 @@ except ImportError as error:
         f".pftrace needs the package 'perfetto' ({error}): pip install 'unicomm[profile]'"
     ) from None
 
-from .operations import Column
-from .stencil import Cells, Part, eights, varints, width
+from unicomm.profiler.operation_columns import Column
+
+from .byte_columns import Cells, Part, eights, varints, width
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _TIME = 9  # bytes of a timestamp: 63 bits

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from . import wire
+from unicomm.flight_recorder.formats import perfetto_packets as wire
+from unicomm.flight_recorder.formats.byte_columns import Part, alike, records
+
 from .chrome import TraceEvent
-from .operations import Column, TraceFile
-from .stencil import Part, alike, records
-from .timeline import Labels, RankRows, Slices
+from .merged_slices import Labels, RankRows, Slices
+from .operation_columns import Column, TraceFile
 
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
 _RANK = 1 << 40

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .channel import load
-from .errors import RankError, RankFailure, end_of, names
 from .output import RankOutput
-from .process import Event, Worker
+from .rank_errors import RankError, RankFailure, end_of, names
+from .worker_process import Event, Worker
 
 
 class Run:

@@ -17,11 +17,11 @@ from unicomm.c10d.switch import CHOICE, VARIABLE
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError, NotReadyError
 from unicomm.comms.membership.environment import LAUNCHERS, METHOD
 
-from .call import Run
 from .channel import dump_call, sources
-from .errors import end_of, names
 from .output import Listener, RankOutput
-from .process import Event, Worker
+from .rank_call import Run
+from .rank_errors import end_of, names
+from .worker_process import Event, Worker
 
 _CLOSE = 10.0  # seconds that workers get to end by themselves
 _SLOW = 5.0  # seconds of start-up without a word

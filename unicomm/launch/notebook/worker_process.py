@@ -20,7 +20,7 @@ from .channel import Channel, pair
 # parent's program, which is not run again.
 _START = (
     "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
-    "from unicomm.launch.notebook.worker import main; main(sys.argv[1:])"
+    "from unicomm.launch.notebook.rank_worker import main; main(sys.argv[1:])"
 )
 _CHUNK = 1 << 16
 _MOST = 20000  # events that may wait to be shown; more output than that is dropped

@@ -89,7 +89,7 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
 
 
 def annotate(trace: Path, annotations: Path, output: Path) -> int:
-    from unicomm.profiler.graphs import annotate as run
+    from unicomm.profiler.annotations import annotate as run
 
     def go(errors: Console, bar: Progress) -> None:
         task = bar.add_task("annotating", total=None)
