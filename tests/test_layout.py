@@ -23,7 +23,14 @@ ALLOWED = {
     "profiler": {"_core", "flight_recorder", "comms", "profiler"},
 }
 # The recorder's reading half runs where neither torch nor the native core is.
-WRITERS = {"ring.writer", "ring.hook", "ring.dumps", "formats.pickles", "reports.perfetto"}
+WRITERS = {
+    "ring.writer",
+    "ring.hook",
+    "ring.dumps",
+    "formats.pickles",
+    "formats.perfetto_packets",
+    "reports.perfetto",
+}
 READERS = {
     ".".join(path.relative_to(PACKAGE / "flight_recorder").with_suffix("").parts)
     for path in (PACKAGE / "flight_recorder").rglob("*.py")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import unicomm.profiler
 from unicomm import ReduceOp, new_comm
+from unicomm.flight_recorder import formats
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
@@ -194,11 +195,11 @@ def test_perfetto_without_the_package(job, tmp_path, monkeypatch):
             raise ImportError("No module named 'perfetto'")
         return real(name, *args, **kwargs)
 
-    for name in ("pftrace", "wire"):
-        monkeypatch.delitem(sys.modules, f"unicomm.profiler.{name}", raising=False)
-        monkeypatch.delattr(unicomm.profiler, name, raising=False)
+    for package, name in ((unicomm.profiler, "merged_perfetto"), (formats, "perfetto_packets")):
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+        monkeypatch.delattr(package, name, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'unicomm\[profile\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'unicomm\[trace\]'"):
         merge(job, tmp_path / "m.pftrace")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,12 +1,15 @@
-"""Perfetto's packets as bytes, by the field numbers of its own package.
+"""Traces in Perfetto's binary format, written packet by packet.
 
-Its messages are good for the few packets that differ; those of a slice differ in a few numbers only, and come
-by the million: those of operations are made many at once (see stencil.py).
+The report of the recorder and the merged trace of the profiler are written through this module. The few
+packets that differ from each other (tracks, names) are messages of the package `perfetto`. Slices come by the
+million and differ in a few numbers, so their packets are put together as bytes, with the field numbers that
+the package declares.
 """
 
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +23,22 @@ try:
     )
 except ImportError as error:
     raise ImportError(
-        f".pftrace needs the package 'perfetto' ({error}): pip install 'unicomm[profile]'"
+        f"a Perfetto trace needs the package 'perfetto' ({error}): pip install 'unicomm[trace]'"
     ) from None
 
-from unicomm.profiler.operation_columns import Column
+from unicomm.flight_recorder.table.columns import Column
 
-from .byte_columns import Cells, Part, eights, varints, width
+from .byte_columns import Cells, Part, fixed64, records, varints, width
 
-_VARINT, _FIXED64, _BYTES = 0, 1, 2
+_VARINT, _FIXED64, _BYTES = 0, 1, 2  # protobuf's wire types
 _TIME = 9  # bytes of a timestamp: 63 bits
 _DOUBLE = struct.Struct("<d")
 _FLOW = struct.Struct("<Q")
-SEQUENCE = 1  # all packets are of one writer
+_SEQUENCE = 1  # all packets come from one writer
 
 
-def varint(n: int) -> bytes:
-    """An unsigned number, or a negative one as protobuf has those of 64 bits."""
+def _varint(n: int) -> bytes:
+    """Protobuf's encoding of an integer of 64 bits."""
     if 0 <= n < len(_SHORT):
         return _SHORT[n]
     return _encoded(n & (1 << 64) - 1)
@@ -54,114 +57,163 @@ _SHORT = [_encoded(n) for n in range(1 << 14)]  # sizes of packets, most argumen
 
 
 def _tag(message: Any, field: str, kind: int) -> bytes:
-    return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
+    return _varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
 
 
 _PACKET = _tag(Trace, "packet", _BYTES)
 _EVENT = _tag(TracePacket, "track_event", _BYTES)
 _TYPE, _TRACK = _tag(TrackEvent, "type", _VARINT), _tag(TrackEvent, "track_uuid", _VARINT)
 _NAME, _CATEGORY = _tag(TrackEvent, "name_iid", _VARINT), _tag(TrackEvent, "category_iids", _VARINT)
-_ANNOTATION = _tag(TrackEvent, "debug_annotations", _BYTES)
+_ARGUMENT = _tag(TrackEvent, "debug_annotations", _BYTES)
 _FLOWS = _tag(TrackEvent, "flow_ids", _FIXED64), _tag(TrackEvent, "terminating_flow_ids", _FIXED64)
 _KEY, _BOOL = _tag(DebugAnnotation, "name_iid", _VARINT), _tag(DebugAnnotation, "bool_value", _VARINT)
 _INT, _FLOAT = _tag(DebugAnnotation, "int_value", _VARINT), _tag(DebugAnnotation, "double_value", _FIXED64)
 _STRING = _tag(DebugAnnotation, "string_value", _BYTES)
-# What every packet of an event begins with, up to its timestamp.
+# The begin of every packet with an event, up to the value of its timestamp.
 _BEFORE = (
     _tag(TracePacket, "trusted_packet_sequence_id", _VARINT)
-    + varint(SEQUENCE)
+    + _varint(_SEQUENCE)
     + _tag(TracePacket, "sequence_flags", _VARINT)
-    + varint(TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
+    + _varint(TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
     + _tag(TracePacket, "timestamp", _VARINT)
 )
 _FIXED = len(_BEFORE) + _TIME + len(_EVENT)
+_END = _TYPE + _varint(TrackEvent.TYPE_SLICE_END)
 
-BEGIN, END, INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+BEGIN, INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_INSTANT
 
 
 def times(at: Column) -> Cells:
-    """Timestamps, not negative."""
+    """Timestamps in nanoseconds; negative ones become 0."""
     return varints(np.maximum(at, 0), _TIME)
 
 
-def framed(packet: bytes) -> bytes:
-    """A packet as it stands in a trace."""
-    return _PACKET + varint(len(packet)) + packet
+def timestamps(at: Column) -> list[bytes]:
+    """The same as single values, for `event`."""
+    return records(len(at), times(at))
 
 
 def event(time: bytes, content: bytes) -> bytes:
-    """A framed packet of an event, its time one row of `times`."""
-    size = varint(len(content))
+    """The packet of one event; `time` comes from `timestamps`."""
+    size = _varint(len(content))
     return b"".join(
-        (_PACKET, varint(_FIXED + len(size) + len(content)), _BEFORE, time, _EVENT, size, content)
+        (_PACKET, _varint(_FIXED + len(size) + len(content)), _BEFORE, time, _EVENT, size, content)
     )
 
 
 def events(time: Cells, *content: Part) -> list[Part]:
-    """The same of many, as parts of records."""
+    """The packets of many events of one length, as parts of records; `time` comes from `times`."""
     size = width(*content)
-    more = varint(size)
-    return [_PACKET + varint(_FIXED + len(more) + size) + _BEFORE, time, _EVENT + more, *content]
+    more = _varint(size)
+    return [_PACKET + _varint(_FIXED + len(more) + size) + _BEFORE, time, _EVENT + more, *content]
 
 
-def begins(kind: int, track: int, name: int, category: int = 0) -> bytes:
-    """The part of an event's content that many have alike; name and category by their interned numbers."""
-    of = _CATEGORY + varint(category) if category else b""
-    return of + _TYPE + varint(kind) + _NAME + varint(name) + _TRACK + varint(track)
-
-
-def ends(track: int) -> bytes:
-    return _TYPE + varint(END) + _TRACK + varint(track)
-
-
-def flow(number: int, last: bool) -> bytes:
+def flow(number: int, last: bool = False) -> bytes:
+    """A part of an event's content: the flow `number` passes here, or ends here with `last`."""
     return _FLOWS[last] + _FLOW.pack(number)
 
 
 def flows(numbers: Column, last: bool) -> list[Part]:
-    return [_FLOWS[last], eights(numbers)]
+    """The same for many events."""
+    return [_FLOWS[last], fixed64(numbers)]
 
 
-def annotation(key: int, value: Any) -> bytes:
-    """An argument, a bool, an integer, a float or a text; its name by the interned number."""
-    kind = type(value)
-    of = _KEY + varint(key)
-    if kind is int:
-        one = of + _INT + varint(value)
-    elif kind is float:
-        one = of + _FLOAT + _DOUBLE.pack(value)
-    elif kind is bool:
-        one = of + _BOOL + varint(value)
-    else:
-        text = value.encode()
-        one = of + _STRING + varint(len(text)) + text
-    return _ANNOTATION + varint(len(one)) + one
+class PerfettoFile:
+    """A trace file under construction: its tracks and its interned names.
 
+    Names of events and arguments are written once and get numbers. `begin`, `end`, `argument` and `flow` make
+    the content of events, `event` and `events` make packets of it, `write` appends these.
+    """
 
-def arguments(key: int, values: Column) -> list[Part]:
-    """The same of many events, whose arguments are integers or floats."""
-    floats = values.dtype.kind == "f"
-    of = _KEY + varint(key) + (_FLOAT if floats else _INT)
-    cells = eights(values) if floats else varints(values)
-    return [_ANNOTATION + varint(len(of) + width(cells)) + of, cells]
+    def __init__(self, path: Path) -> None:
+        """Creates the file. Raises `OSError`."""
+        self._file = path.open("wb")
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._keys: dict[str, bytes] = {}
+        self._heads: dict[tuple[int, str, str], bytes] = {}
+        self._tracks = [b""]  # the reference to each track, by its number
+        first = self.packet()
+        first.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        self.write_packet(first)
 
+    def packet(self) -> Any:
+        """A new packet as a message of the package, for `write_packet`."""
+        out: Any = TracePacket()
+        out.trusted_packet_sequence_id = _SEQUENCE
+        out.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        return out
 
-def packet() -> Any:
-    """A message of the package, for all other packets."""
-    out: Any = TracePacket()
-    out.trusted_packet_sequence_id = SEQUENCE
-    out.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-    return out
+    def write_packet(self, packet: Any) -> None:
+        data = packet.SerializeToString()
+        self._file.write(_PACKET + _varint(len(data)) + data)
 
+    def write(self, packets: bytes) -> None:
+        self._file.write(packets)
 
-def first_packet() -> Any:
-    out = packet()
-    out.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-    return out
+    def close(self) -> None:
+        self._file.close()
 
+    def track(self, name: str, parent: int = 0, rank: int | None = None) -> int:
+        """Adds a track and returns its number; with `rank`, the track of that rank's process."""
+        number = len(self._tracks)
+        packet = self.packet()
+        descriptor = packet.track_descriptor
+        descriptor.uuid, descriptor.name = number, name
+        if parent:
+            descriptor.parent_uuid = parent
+        if rank is not None:
+            descriptor.process.pid = rank + 1  # a pid of 0 is the idle process
+            descriptor.process.process_name = name
+            descriptor.sibling_order_rank = rank
+        self.write_packet(packet)
+        self._tracks.append(_TRACK + _varint(number))
+        return number
 
-def interned(field: str, number: int, text: str) -> Any:
-    """A packet that gives a text its number; `field` is one of InternedData's."""
-    out = packet()
-    getattr(out.interned_data, field).add(iid=number, name=text)
-    return out
+    def begin(self, kind: int, track: int, name: str, category: str = "") -> bytes:
+        """The content of an event of `kind` (BEGIN of a slice, or INSTANT) up to its arguments."""
+        head = self._heads.get((kind, name, category))
+        if head is None:
+            of = _CATEGORY + _varint(self._number("event_categories", category)) if category else b""
+            head = of + _TYPE + _varint(kind) + _NAME + _varint(self._number("event_names", name))
+            self._heads[kind, name, category] = head
+        return head + self._tracks[track]
+
+    def end(self, track: int) -> bytes:
+        """The content of the event that ends the innermost open slice of a track."""
+        return _END + self._tracks[track]
+
+    def argument(self, name: str, value: Any) -> bytes:
+        """A part of an event's content: an argument that is a bool, an integer, a float or a text."""
+        key = self._keys.get(name) or self._key(name)
+        kind = type(value)
+        if kind is int:
+            one = key + _INT + _varint(value)
+        elif kind is float:
+            one = key + _FLOAT + _DOUBLE.pack(value)
+        elif kind is bool:
+            one = key + _BOOL + _varint(value)
+        else:
+            text = value.encode()
+            one = key + _STRING + _varint(len(text)) + text
+        return _ARGUMENT + _varint(len(one)) + one
+
+    def argument_column(self, name: str, values: Column) -> list[Part]:
+        """The same for many events, whose values are integers or floats."""
+        floats = values.dtype.kind == "f"
+        of = (self._keys.get(name) or self._key(name)) + (_FLOAT if floats else _INT)
+        cells = fixed64(values) if floats else varints(values)
+        return [_ARGUMENT + _varint(len(of) + width(cells)) + of, cells]
+
+    def _key(self, name: str) -> bytes:
+        key = self._keys[name] = _KEY + _varint(self._number("debug_annotation_names", name))
+        return key
+
+    def _number(self, field: str, text: str) -> int:
+        """The number of a text, which is written on its first use; `field` is one of InternedData's."""
+        number = self._numbers.get((field, text))
+        if number is None:
+            number = self._numbers[field, text] = len(self._numbers) + 1
+            packet = self.packet()
+            getattr(packet.interned_data, field).add(iid=number, name=text)
+            self.write_packet(packet)
+        return number
