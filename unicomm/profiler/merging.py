@@ -60,8 +60,8 @@ class Sink(Protocol):
 def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress | None = None) -> Merged:
     """Merges one Chrome trace per rank into `output`: .json, .json.gz or .pftrace.
 
-    Calls `progress(done, total)` with numbers of bytes. Raises `TraceError`, or `ImportError` when a package is
-    missing; `output` then does not exist.
+    Calls `progress(done, total)` with numbers of bytes. Raises `TraceError`, or `ImportError` when a package
+    is missing; `output` then does not exist.
     """
     target = Path(output)
     if not target.parent.is_dir():
@@ -142,7 +142,7 @@ def _run(
 
 
 def _with_their_flows(pieces: Iterable[list[TraceEvent]]) -> Iterator[list[TraceEvent]]:
-    """Yields the same events, cut so that a slice stays together with the flows after it, which are its own."""
+    """Yields the same events, cut so that a slice and the flows that follow it stay in one piece."""
     held: list[TraceEvent] = []
     for piece in pieces:
         together = held + piece
