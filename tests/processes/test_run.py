@@ -125,7 +125,7 @@ def test_help_teaches(capsys):
     ("arguments", "said"),
     [
         (["--backend", "shn", "x.py"], "did you mean 'shm'"),
-        (["--hub-port", "70000", "x.py"], "no port"),
+        (["--hub-port", "70000", "x.py"], "not a port"),
         (["--interface", "nonesuch0", "x.py"], "interface 'nonesuch0'"),
         (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:b:c", "x.py"], "a:b:c"),
         (["--trace-dir", "/proc/nowhere/else", "x.py"], "/proc/nowhere"),
@@ -229,8 +229,8 @@ def test_the_live_view_and_a_launcher_that_is_told_to_stop(launch, rings, tmp_pa
 
 def test_folders_of_the_past_are_cleaned(tmp_path):
     for _ in range(12):
-        run_folder.RunFolder(tmp_path).close(keep=True)
-    running = run_folder.RunFolder(tmp_path)
+        run_folder.JobFolder(tmp_path).close(keep=True)
+    running = run_folder.JobFolder(tmp_path)
     old = sorted(tmp_path.glob("run-*"))[-2]
     os.utime(old, (1, 1))
     (tmp_path / "run-of-somebody").mkdir()  # no lock: not ours
