@@ -14,9 +14,9 @@ import numpy as np
 
 from unicomm.flight_recorder.ring.ranks import format_ranks
 from unicomm.flight_recorder.table.clocks import SYNCHRONIZING, grouped_median
-from unicomm.flight_recorder.table.columns import Kind
+from unicomm.flight_recorder.table.columns import Column, Kind
 
-from .operation_columns import Column, Operations, TraceFile, dense
+from .operation_columns import Operations, TraceFile, dense
 
 
 @dataclass

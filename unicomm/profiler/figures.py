@@ -14,20 +14,11 @@ import msgspec
 import numpy as np
 
 from unicomm.flight_recorder.table.clocks import grouped_median
-from unicomm.flight_recorder.table.columns import Kind
+from unicomm.flight_recorder.table.columns import Column, Kind
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
-from .operation_columns import (
-    Column,
-    Joined,
-    Operations,
-    TraceFile,
-    dense,
-    from_recorder,
-    join,
-    load_traces,
-)
+from .operation_columns import Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 from .trace_table import REPLAY
 
 _MOST_DELAYS = 10

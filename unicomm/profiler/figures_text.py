@@ -90,9 +90,7 @@ def render(found: Report) -> RenderableType:
             span(delay.late_ns),
             span(delay.cost_ns),
         )
-    ranks = _grid(
-        "Ranks", "rank", "operations", "time", "waiting", "last in", "cost others", "clock"
-    )
+    ranks = _grid("Ranks", "rank", "operations", "time", "waiting", "last in", "cost others", "clock")
     shown = sorted(found.ranks, key=lambda r: -r.cost_ns)[:_SHOWN_RANKS]
     for rank in shown:
         ranks.add_row(

@@ -10,10 +10,11 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from unicomm.flight_recorder.formats.byte_columns import Part, integers, records, thousandths
+from unicomm.flight_recorder.table.columns import Column
 
 from .chrome import Event, TraceEvent, Writer
 from .merged_slices import Labels, RankRows, Slices, as_bytes
-from .operation_columns import Column, TraceFile
+from .operation_columns import TraceFile
 
 _FLOW_SPAN = 1 << 32  # each rank's own flows get numbers apart from those of the other ranks
 

@@ -22,10 +22,11 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
     times,
     timestamps,
 )
+from unicomm.flight_recorder.table.columns import Column
 
 from .chrome import TraceEvent
 from .merged_slices import Labels, RankRows, Slices, as_bytes
-from .operation_columns import Column, TraceFile
+from .operation_columns import TraceFile
 
 _COLLECTIVE, _ISSUE, _OWN = 1 << 60, 2 << 60, 3 << 60  # kinds of flows, apart from each other
 _RANK = 1 << 40

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats.byte_columns import Part, records
+from unicomm.flight_recorder.table.columns import Column
 from unicomm.flight_recorder.table.tracks import side_by_side
 
-from .operation_columns import Column, Joined, Operations, alike
+from .operation_columns import Joined, Operations, alike
 from .records import PREFIX
 
 AT_ONCE = 1 << 15  # rows that are turned into bytes together
