@@ -1,4 +1,4 @@
-"""`unicomm build rocshmem`: what it finds, what it refuses, and what the real hipcc makes of the unit."""
+"""`unicomm build rocshmem`: the tools it finds, its errors, and the unit as the real hipcc compiles it."""
 
 import os
 import re
@@ -24,7 +24,7 @@ COMMAND = ["build", "rocshmem"]
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine that has nothing of ROCm; `bare(name, text)` adds a program."""
+    """A machine without ROCm; `bare(name, text)` adds a program."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("HIPCC", "ROCM_PATH", "ROCSHMEM_HOME", "LDFLAGS"):
@@ -42,7 +42,7 @@ def bare(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prefix(tmp_path):
-    """rocSHMEM 3.5.0's headers, and a file for a library."""
+    """The headers of rocSHMEM 3.5.0, and a file in place of its library."""
     folder = tmp_path / "rocshmem"
     write_headers(folder, 30500)
     (folder / "lib").mkdir()
@@ -162,7 +162,7 @@ def real_hipcc():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("version", "target"), [(20001, "gfx90a"), (30500, "gfx1030")])
 def test_the_real_hipcc_compiles_the_unit(version, target, tmp_path):
-    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the double's headers.
+    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the headers of the mock library.
 
     Unlike the double's compiler it tells the host's functions from the device's. What the object lacks says
     which of the library's functions were found.

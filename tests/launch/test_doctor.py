@@ -1,4 +1,4 @@
-"""`unicomm doctor`: an honest report, and no exception whatever is broken."""
+"""`unicomm doctor`: its report is true, and no check raises when something is broken."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The hub: what it answers, to whom, and that nobody comes to harm by it, whatever is on its socket."""
+"""The hub: its answers, its clients, and that no data on its socket can harm a job."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ META = json.dumps(
 
 
 class Hub:
-    """A hub as the launcher has it, with a folder of rings."""
+    """A hub as the launcher starts it, with a folder of rings."""
 
     def __init__(self, folder, name, token=TOKEN):
         self.folder = folder / name
@@ -68,7 +68,7 @@ class Hub:
         return (self.folder / "log").read_text()
 
     def ring(self, rank, world):
-        """This test's process plays a rank that waits in its first all-reduce."""
+        """Makes this process play a rank that waits in its first all-reduce."""
         recorder = _core.Recorder(str(self.folder / f"rings/{rank}.ucring"), META, rank, world, 64)
         recorder.add_comm("main", "shm", "u1", f"0-{world - 1}", rank, world)
         recorder.begin(0, 4, 1, 1, [], [], 1)
@@ -77,7 +77,7 @@ class Hub:
 
 @pytest.fixture
 def hubs(tmp_path):
-    """`hubs(n)`: so many that know each other."""
+    """`hubs(n)`: `n` hubs that know each other."""
     made = []
 
     def make(n, token=TOKEN):
@@ -96,7 +96,7 @@ def hubs(tmp_path):
 
 @pytest.fixture
 def ask():
-    """`ask(hub, request)`: its answer, on a connection of its own."""
+    """`ask(hub, request)`: the hub's answer, on a connection of its own."""
     context = zmq.Context()
 
     def ask(hub, request, token=TOKEN, seconds=WITHIN):
@@ -118,7 +118,7 @@ def test_the_rings_of_this_host_now(hubs, ask):
 
 
 def test_all_hosts_by_any_of_them(hubs, ask, eventually):
-    """The fourth does not know the others itself; the first three do."""
+    """The fourth hub does not know the others; the first three do."""
     several = hubs(4)
     kept = [hub.ring(rank, 4) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[0], Look()).rings) == 4, WITHIN)
@@ -149,7 +149,7 @@ def test_gathering(hubs, ask, eventually):
 
 
 def test_hosts_that_do_not_answer(hubs, ask, eventually):
-    """The first is the one that would gather; the next one does, and says whose rings it has not."""
+    """When the first hub does not answer, the next one gathers, and names the missing hosts."""
     several = hubs(3)
     kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[1], Look()).rings) == len(kept), WITHIN)
@@ -355,7 +355,7 @@ def test_no_hosts_and_ports(text):
 
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
-    """Where this user's hubs are noted, for this test only."""
+    """The folder with the notes of this user's hubs, for this test only."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(run_folder, "private_folder", lambda: tmp_path)
     monkeypatch.delenv(protocol.TOKEN_VARIABLE, raising=False)

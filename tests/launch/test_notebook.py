@@ -1,4 +1,4 @@
-"""Live ranks: what they return, keep, print, and how they fail (test_live_parents.py: who starts them)."""
+"""Live ranks: results, state, output and failures (test_live_parents.py: what can start them)."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_perfetto(job, tmp_path):
 
 
 def test_ranks_are_those_of_the_job(tmp_path):
-    """Root and peer of a sub-group's operations, whose events count them within the group."""
+    """Root and peer in a sub-group are ranks of the job, although its events have ranks of the group."""
     comm = new_comm("fake", CPU, rank=3, size=8, name="main")
     child = comm.split([1, 3, 5], "odd")
     with torch.profiler.profile() as prof:
@@ -148,7 +148,7 @@ def test_ranks_are_those_of_the_job(tmp_path):
 
 @pytest.mark.parametrize("shapes", [False, True])
 def test_both_forms_say_the_same(tmp_path, shapes):
-    """A real trace, with operations of each sort, to the last slice and argument."""
+    """Compares all slices and arguments of a real trace with operations of each kind."""
     comm = new_comm("fake", CPU, rank=1, size=4, name="main")
     with torch.profiler.profile(record_shapes=shapes) as prof:
         x = torch.ones(64, requires_grad=True)
@@ -218,7 +218,7 @@ def test_pieces_of_any_size_give_the_same(job, monkeypatch, tmp_path):
 
 
 def test_odd_but_right_traces(tmp_path, monkeypatch):
-    """Texts that look like ends of events, nested lists of objects, an inner 'traceEvents', a bare list."""
+    """Texts that look like the end of an event, nested lists, an inner 'traceEvents', a bare list."""
     events = [
         {
             "ph": "X",
@@ -312,7 +312,7 @@ def test_inputs_that_do_not_fit(job, tmp_path):
 
 
 def test_sorted_keys(job, tmp_path):
-    """A tool that sorts the keys puts the table behind the events."""
+    """A tool that sorts the keys puts the table after the events."""
     paths = []
     for path in job:
         paths.append(tmp_path / path.name)

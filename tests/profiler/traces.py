@@ -1,4 +1,4 @@
-"""Ready-made traces of many ranks, from the benchmark's generator."""
+"""Readers of traces, and traces of many ranks from the benchmark's generator."""
 
 import gzip
 import importlib.util
@@ -13,7 +13,7 @@ _SPEC.loader.exec_module(generator)
 
 
 def load(path):
-    """A trace, and the checks that every viewer relies on: slices of a thread nest."""
+    """Reads a trace, and checks what every viewer relies on: the slices of a thread nest."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     trace = json.loads(text)
     by_thread = {}
