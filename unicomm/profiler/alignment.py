@@ -122,7 +122,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
     if missing and files:
         some = format_ranks(missing)
         out.append(
-            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: nobody is seen to wait for them"
+            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: waiting for them is not in the figures"
         )
     alone = _alone(found) if len(files) > 1 else []
     if alone:
@@ -133,7 +133,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
     if files and clocks.tied[1:]:
         named = "; ".join(format_ranks(t) for t in clocks.tied)
         out.append(
-            "nothing tells how far these clocks are apart, so their times do not compare: ranks"
+            "the offset between these clocks is not known, so their times cannot be compared: ranks"
             f" {_short(named)}"
         )
     return out

@@ -131,5 +131,5 @@ def _group(entry: dict[str, Any]) -> Group:
         rank=int(entry["rank"]),
     )
     if not 0 <= group.rank < len(ranks):
-        raise ValueError(f"rank {group.rank} is none of {len(ranks)}")
+        raise ValueError(f"rank {group.rank} is not one of {len(ranks)}")
     return group

@@ -42,7 +42,7 @@ def torch_bridge(
 
     console = Console(stderr=True)
     if part and part not in UNITS:
-        raise typer.BadParameter(f"{part!r} is none of {', '.join(UNITS)}")
+        raise typer.BadParameter(f"{part!r} is not one of {', '.join(UNITS)}")
     for name, unit in UNITS.items():
         if part in ("", name):
             try:
