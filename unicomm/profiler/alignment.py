@@ -122,7 +122,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
     if missing and files:
         some = format_ranks(missing)
         out.append(
-            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: waiting for them is not in the figures"
+            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: waiting for them is not shown"
         )
     alone = _alone(found) if len(files) > 1 else []
     if alone:
