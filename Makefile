@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos sanitize check format docs clean
+.PHONY: demo test bench chaos sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -34,12 +34,17 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python csrc/base/stubs.py --check
 	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(shell find csrc tests/nccl_double tests/cudart_double unicomm -name '*.cpp' -o -name '*.hpp')
+
+# The types of the native core, from the built core.
+stubs: $(VENV)/installed
+	$(BIN)/python csrc/base/stubs.py
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/cpu_collectives.py
@@ -53,8 +58,8 @@ bench: $(VENV)/installed
 chaos: $(VENV)/installed
 	$(BIN)/python tests/chaos/conductor.py --write docs/chaos.md
 
-# The native core alone, with ranks as threads, and its reader of dumps over damaged ones, under the address,
-# undefined-behaviour and thread sanitizers.
+# The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
+# and damaged dumps and segments.
 sanitize: $(VENV)/tools
 	for s in address,undefined thread; do \
 	  $(BIN)/cmake -G Ninja -S . -B build/sanitize-$${s%%,*} -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SANITIZE=$$s && \

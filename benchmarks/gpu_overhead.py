@@ -104,7 +104,7 @@ class OwnPart(NcclBackend):
     name = "own-part"
     capabilities = replace(NcclBackend.capabilities, device_types=frozenset({"cpu"}))
     opened = Library(NCCL, NoLibrary())
-    opened._listening = True  # there is no log to listen to
+    opened._log_started = True  # there is no log to listen to
 
     @classmethod
     def library(cls) -> Library:
@@ -113,10 +113,6 @@ class OwnPart(NcclBackend):
     @classmethod
     def device_streams(cls, device: torch.device) -> Streams:
         return NoStreams()
-
-    @classmethod
-    def on_device(cls, device: torch.device) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     @classmethod
     def fp8(cls, library: Library, device: torch.device) -> bool:

@@ -48,7 +48,7 @@ def raised() -> Callable[..., BaseException]:
 @pytest.fixture
 def fresh_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A ring of the test's own: that of a test worker has seen more communicators than it can name."""
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
 
     monkeypatch.setattr(writer, "_recorder", None)
     yield

@@ -24,9 +24,9 @@ ALLOWED = {
 }
 # The recorder's reading half runs where neither torch nor the native core is.
 WRITERS = {
-    "ring.writer",
-    "ring.hook",
-    "ring.dumps",
+    "recording.writer",
+    "recording.hook",
+    "recording.dumps",
     "formats.pickles",
     "formats.perfetto_packets",
     "reports.perfetto",
@@ -78,7 +78,7 @@ def test_imports(path):
         assert not any(n.split(".")[0] == "torch" for n in names)
         if ".".join(path.relative_to(PACKAGE / own).with_suffix("").parts) in READERS:
             assert "unicomm._core" not in names
-            assert not any(n.startswith("unicomm.flight_recorder.ring.writer") for n in names)
+            assert not any(n.startswith("unicomm.flight_recorder.recording.") for n in names)
 
 
 def test_the_rules_would_notice():

@@ -1,6 +1,6 @@
-// The C interface that NCCL and RCCL share, declared anew: neither library's header is needed to build, and
-// one wheel serves both. Each function stands once in the list below, with the version of NCCL that brought
-// it (X-macro: name, since, type); what is missing in the library at hand is a null pointer.
+// The C interface that NCCL and RCCL share, declared here: building needs neither library's header, and one
+// wheel serves both. Each function is declared once in the list below, with the version of NCCL that
+// introduced it (X-macro: name, since, type). A function that the opened library lacks is a null pointer.
 // Source of names, versions and layouts: the public headers of NCCL 2.18 to 2.32 and RCCL 2.21 to 2.28.
 #pragma once
 #include <cstddef>
@@ -22,7 +22,7 @@ struct WaitSignalDesc {
     int count, peer, signal, context;
 };
 
-// As in NCCL 2.32. Older layouts are the beginnings of it: `size` says how much of it is meant.
+// As in NCCL 2.32. Older layouts are prefixes of it: `size` tells which.
 struct Config {
     size_t size;
     uint32_t magic;
@@ -52,7 +52,7 @@ struct Config {
     int nvlsHostMode;
 };
 constexpr uint32_t kMagic = 0xcafebeef;
-constexpr int kNewestConfig = 23200;  // the version of NCCL that the struct above is of
+constexpr int kNewestConfig = 23200;  // the version of NCCL that the struct is from
 
 constexpr int version_code(int major, int minor, int patch = 0) {
     return major * 10000 + minor * 100 + patch;

@@ -1,3 +1,4 @@
+// A table of libraries, each with its own pair of C functions.
 #include "nccl/allocator.hpp"
 
 #include <array>
@@ -17,7 +18,7 @@ struct Slot {
     size_t bytes = 0;
 };
 
-// Never destroyed: torch gives memory back while the process ends.
+// Never destroyed: torch frees memory while the process ends.
 struct State {
     std::mutex mutex;
     std::array<Slot, kLibraries> slots;
@@ -50,7 +51,7 @@ void release(void* memory, ptrdiff_t, int, Stream) {
             slot.blocks.erase(found);
         }
     }
-    slot.free(memory);  // what it returns nobody could be told
+    slot.free(memory);  // no caller could receive its result
 }
 
 template <size_t... I>

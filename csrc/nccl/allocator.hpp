@@ -1,5 +1,5 @@
-// A library's memory as torch's caching allocator wants it: two plain C functions for a pool, with nothing in
-// their arguments that says of which library. So each library gets a pair of its own.
+// A library's memory for torch's caching allocator, which takes two plain C functions per pool. Their
+// arguments do not tell which library is meant, so each library gets its own pair.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace unicomm::nccl {
 
-// Signatures of torch.cuda.memory.CUDAPluggableAllocator. The memory is of the current device; the stream
-// makes no difference. Null when there is none left.
+// Signatures of torch.cuda.memory.CUDAPluggableAllocator. The memory is on the current device, and the stream
+// has no effect. Returns null if there is no memory left.
 using Allocate = void*(ptrdiff_t bytes, int device, Stream stream);
 using Free = void(void* memory, ptrdiff_t bytes, int device, Stream stream);
 
@@ -19,14 +19,15 @@ struct Block {
     size_t bytes = 0;
 };
 
-// Memory of one library that is in use. It lives for as long as the process.
+// The memory in use of one library. It lives as long as the process.
 class Allocator {
   public:
-    // That of the library with these functions. Throws std::length_error when too many libraries have one.
+    // Returns the allocator of the library with these functions. Throws std::length_error if there are too
+    // many libraries.
     static Allocator of(int (*alloc)(void**, size_t), int (*free)(void*));
 
     std::pair<Allocate*, Free*> functions() const;
-    // The allocation in which a byte lies.
+    // Returns the allocation in which a byte lies.
     Block block_of(uintptr_t address) const;
     size_t bytes_in_use() const;
 

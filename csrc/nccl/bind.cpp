@@ -1,6 +1,6 @@
-// The library's functions for Python, with pointers as whole numbers. Each returns the library's result, with
-// what it makes after it; nothing is checked here. All run without the interpreter's lock.
-#include "core/bind.hpp"
+// Bindings of the library's functions, with pointers as integers. Each returns the library's result, followed
+// by what it creates; arguments are not checked here. Calls that may wait release the GIL.
+#include "base/bind.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -10,13 +10,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <sstream>
+#include <stdexcept>
 #include <type_traits>
 
 #include "nccl/allocator.hpp"
 #include "nccl/config.hpp"
-#include "nccl/ending.hpp"
 #include "nccl/library.hpp"
-#include "nccl/making.hpp"
+#include "nccl/unfinished_calls.hpp"
 
 namespace unicomm {
 namespace {
@@ -44,17 +45,28 @@ F* need(F* function, const char* name) {
     return function;
 }
 
-// A function that takes nothing but numbers and addresses.
+// A function that takes only numbers and addresses. `parameters` are their names, for the stub: names known
+// to nanobind itself would make each call slower.
 template <class... A>
-void plain(nb::class_<Library>& c, const char* name, int (*Functions::*member)(A...), const char* symbol) {
-    c.def(name, [member, symbol](const Library& self, Plain<A>... args) {
-        auto function = need(self().*member, symbol);
-        GilReleased release;
-        return function(as<A>(args)...);
-    });
+void plain(nb::class_<Library>& c, const char* name, int (*Functions::*member)(A...), const char* symbol,
+           const char* parameters) {
+    std::string signature = std::string("def ") + name + "(self";
+    std::istringstream names(parameters);
+    size_t count = 0;
+    for (std::string parameter; names >> parameter; ++count) signature += ", " + parameter + ": int";
+    if (count != sizeof...(A)) throw std::logic_error(signature + ": one name for each parameter");
+    signature += sizeof...(A) ? ", /) -> int" : ") -> int";
+    c.def(
+        name,
+        [member, symbol](const Library& self, Plain<A>... args) {
+            auto function = need(self().*member, symbol);
+            GilReleased release;
+            return function(as<A>(args)...);
+        },
+        nb::sig(signature.c_str()));
 }
 
-// One that writes one value through its last pointer.
+// Calls a function that writes one value through its last pointer.
 template <class R, class... A>
 auto out(const Library& self, int (*Functions::*member)(A...), const char* symbol, auto... before) {
     auto function = need(self().*member, symbol);
@@ -64,126 +76,171 @@ auto out(const Library& self, int (*Functions::*member)(A...), const char* symbo
     return std::pair(result, value);
 }
 
-UniqueId read_id(const nb::bytes& bytes) {
-    if (bytes.size() != sizeof(UniqueId)) throw nb::value_error("a unique id has 128 bytes");
-    UniqueId id;
-    std::memcpy(&id, bytes.c_str(), sizeof id);
-    return id;
-}
-
 nb::bytes write_id(const UniqueId& id) { return nb::bytes(id.bytes, sizeof id.bytes); }
 
 using Settings = std::vector<Setting>;
-using Made = std::pair<int, uintptr_t>;
+using Created = std::pair<int, uintptr_t>;
 
-Made made(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
+Created created(int result, void* what) { return {result, reinterpret_cast<uintptr_t>(what)}; }
 Comm comm_of(uintptr_t comm) { return reinterpret_cast<Comm>(comm); }
 
 template <class Call>
-Made made_by(const Library& self, uintptr_t parent, double seconds, Call call) {
-    auto [result, what] = made_of(self(), comm_of(parent), seconds, call);
-    return made(result, what);
+Created created_from(const Library& self, uintptr_t parent, double seconds, Call call) {
+    auto [result, what] = create_from(self(), comm_of(parent), seconds, call);
+    return created(result, what);
 }
 
 void bind_life(nb::class_<Library>& c) {
-    c.def("unique_id", [](const Library& self) {
-        UniqueId id;
-        int result = need(self().GetUniqueId, "GetUniqueId")(&id);
-        return std::pair(result, write_id(id));
-    });
-    c.def("init", [](const Library& self, int size, const nb::bytes& id, int rank, const Settings& settings) {
-        UniqueId read = read_id(id);
-        Comm comm = nullptr;
-        auto configured = self().CommInitRankConfig;
-        auto bare = need(self().CommInitRank, "CommInitRank");
-        FilledConfig config(self.version(), settings);
-        GilReleased release;
-        int result = configured != nullptr ? configured(&comm, size, read, rank, config.get())
-                                           : bare(&comm, size, read, rank);
-        return made(result, comm);
-    });
-    c.def("init_scalable", [](const Library& self, int size, int rank, const std::vector<nb::bytes>& ids,
-                              const Settings& settings) {
-        auto function = need(self().CommInitRankScalable, "CommInitRankScalable");
-        std::vector<UniqueId> read;
-        for (const nb::bytes& id : ids) read.push_back(read_id(id));
-        FilledConfig config(self.version(), settings);
-        Comm comm = nullptr;
-        GilReleased release;
-        int result = function(&comm, size, rank, static_cast<int>(read.size()), read.data(), config.get());
-        return made(result, comm);
-    });
-    c.def("split", [](const Library& self, uintptr_t parent, int color, int key, const Settings& settings,
-                      double seconds) {
-        auto function = need(self().CommSplit, "CommSplit");
-        FilledConfig config(self.version(), settings);
-        GilReleased release;
-        return made_by(self, parent, seconds, [&](Comm* place) {
-            return function(comm_of(parent), color, key, place, config.get());
-        });
-    });
-    c.def("shrink", [](const Library& self, uintptr_t parent, std::vector<int> without,
-                       const Settings& settings, bool abort, double seconds) {
-        auto function = need(self().CommShrink, "CommShrink");
-        FilledConfig config(self.version(), settings);
-        GilReleased release;
-        return made_by(self, parent, seconds, [&](Comm* place) {
-            return function(comm_of(parent), without.data(), static_cast<int>(without.size()), place,
-                            config.get(), abort ? 1 : 0);
-        });
-    });
-    // A member has a parent, and an id if it is the one that got it; a newcomer has parent 0 and that id.
-    c.def("grow", [](const Library& self, uintptr_t parent, int size, const nb::bytes& id, int rank,
-                     const Settings& settings, double seconds) {
-        auto function = need(self().CommGrow, "CommGrow");
-        UniqueId read{};
-        bool has_id = id.size() != 0;
-        if (has_id) read = read_id(id);
-        FilledConfig config(self.version(), settings);
-        GilReleased release;
-        if (parent == 0) {  // as a new one: complete or not, it is there when the call returns
+    c.def(
+        "unique_id",
+        [](const Library& self) {
+            UniqueId id;
+            int result = need(self().GetUniqueId, "GetUniqueId")(&id);
+            return std::pair(result, write_id(id));
+        },
+        nb::sig("def unique_id(self) -> tuple[int, bytes]"));
+    c.def(
+        "init",
+        [](const Library& self, int size, const nb::bytes& id, int rank, const Settings& settings) {
+            UniqueId read = read_id<UniqueId>(id);
             Comm comm = nullptr;
-            int result = function(nullptr, size, &read, rank, &comm, config.get());
-            return made(result, comm);
-        }
-        return made_by(self, parent, seconds, [&](Comm* place) {
-            return function(comm_of(parent), size, has_id ? &read : nullptr, rank, place, config.get());
-        });
-    });
-    c.def("comm_unique_id", [](const Library& self, uintptr_t comm) {
-        UniqueId id{};
-        int result = need(self().CommGetUniqueId, "CommGetUniqueId")(comm_of(comm), &id);
-        return std::pair(result, write_id(id));
-    });
-    // These two return kInProgress when it takes longer; it goes on then.
-    c.def("end", [](const Library& self, uintptr_t comm, double seconds) {
-        need(self().CommDestroy, "CommDestroy");
-        GilReleased release;
-        return within(seconds, [functions = self(), comm] { return end_of_life(functions, comm_of(comm)); });
-    });
-    c.def("abort", [](const Library& self, uintptr_t comm, double seconds) {
-        auto function = need(self().CommAbort, "CommAbort");
-        GilReleased release;
-        return within(seconds, [function, comm] { return function(comm_of(comm)); });
-    });
-    plain(c, "revoke", &Functions::CommRevoke, "CommRevoke");
-    plain(c, "suspend", &Functions::CommSuspend, "CommSuspend");
-    plain(c, "resume", &Functions::CommResume, "CommResume");
-    c.def("async_error", [](const Library& self, uintptr_t comm) {
-        return out<int>(self, &Functions::CommGetAsyncError, "CommGetAsyncError", comm_of(comm));
-    });
-    c.def("count", [](const Library& self, uintptr_t comm) {
-        return out<int>(self, &Functions::CommCount, "CommCount", comm_of(comm));
-    });
-    c.def("user_rank", [](const Library& self, uintptr_t comm) {
-        return out<int>(self, &Functions::CommUserRank, "CommUserRank", comm_of(comm));
-    });
-    c.def("device", [](const Library& self, uintptr_t comm) {
-        return out<int>(self, &Functions::CommCuDevice, "CommCuDevice", comm_of(comm));
-    });
-    c.def("mem_stats", [](const Library& self, uintptr_t comm, int which) {
-        return out<uint64_t>(self, &Functions::CommMemStats, "CommMemStats", comm_of(comm), which);
-    });
+            auto configured = self().CommInitRankConfig;
+            auto bare = need(self().CommInitRank, "CommInitRank");
+            FilledConfig config(self.version(), settings);
+            GilReleased release;
+            int result = configured != nullptr ? configured(&comm, size, read, rank, config.get())
+                                               : bare(&comm, size, read, rank);
+            return created(result, comm);
+        },
+        nb::sig("def init(self, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, int | str]], "
+                "/) -> tuple[int, int]"));
+    c.def(
+        "init_scalable",
+        [](const Library& self, int size, int rank, const std::vector<nb::bytes>& ids,
+           const Settings& settings) {
+            auto function = need(self().CommInitRankScalable, "CommInitRankScalable");
+            std::vector<UniqueId> read;
+            for (const nb::bytes& id : ids) read.push_back(read_id<UniqueId>(id));
+            FilledConfig config(self.version(), settings);
+            Comm comm = nullptr;
+            GilReleased release;
+            int result =
+                function(&comm, size, rank, static_cast<int>(read.size()), read.data(), config.get());
+            return created(result, comm);
+        },
+        nb::sig("def init_scalable(self, size: int, rank: int, ids: Sequence[bytes], settings: "
+                "Sequence[tuple[str, int | str]], /) -> tuple[int, int]"));
+    c.def(
+        "split",
+        [](const Library& self, uintptr_t parent, int color, int key, const Settings& settings,
+           double seconds) {
+            auto function = need(self().CommSplit, "CommSplit");
+            FilledConfig config(self.version(), settings);
+            GilReleased release;
+            return created_from(self, parent, seconds, [&](Comm* place) {
+                return function(comm_of(parent), color, key, place, config.get());
+            });
+        },
+        nb::sig("def split(self, parent: int, color: int, key: int, settings: Sequence[tuple[str, int | "
+                "str]], seconds: float, /) -> tuple[int, int]"));
+    c.def(
+        "shrink",
+        [](const Library& self, uintptr_t parent, std::vector<int> without, const Settings& settings,
+           bool abort, double seconds) {
+            auto function = need(self().CommShrink, "CommShrink");
+            FilledConfig config(self.version(), settings);
+            GilReleased release;
+            return created_from(self, parent, seconds, [&](Comm* place) {
+                return function(comm_of(parent), without.data(), static_cast<int>(without.size()), place,
+                                config.get(), abort ? 1 : 0);
+            });
+        },
+        nb::sig("def shrink(self, parent: int, without: Sequence[int], settings: Sequence[tuple[str, int | "
+                "str]], abort: bool, seconds: float, /) -> tuple[int, int]"));
+    c.def(
+        "grow",
+        [](const Library& self, uintptr_t parent, int size, const nb::bytes& id, int rank,
+           const Settings& settings, double seconds) {
+            auto function = need(self().CommGrow, "CommGrow");
+            UniqueId read{};
+            bool has_id = id.size() != 0;
+            if (has_id) read = read_id<UniqueId>(id);
+            FilledConfig config(self.version(), settings);
+            GilReleased release;
+            if (parent == 0) {  // like init: the communicator exists when the call returns
+                Comm comm = nullptr;
+                int result = function(nullptr, size, &read, rank, &comm, config.get());
+                return created(result, comm);
+            }
+            return created_from(self, parent, seconds, [&](Comm* place) {
+                return function(comm_of(parent), size, has_id ? &read : nullptr, rank, place, config.get());
+            });
+        },
+        nb::sig("def grow(self, parent: int, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, "
+                "int | str]], seconds: float, /) -> tuple[int, int]"),
+        "A member passes its communicator, and the id if it has asked for it; a new rank passes parent 0 and "
+        "the id.");
+    c.def(
+        "comm_unique_id",
+        [](const Library& self, uintptr_t comm) {
+            UniqueId id{};
+            int result = need(self().CommGetUniqueId, "CommGetUniqueId")(comm_of(comm), &id);
+            return std::pair(result, write_id(id));
+        },
+        nb::sig("def comm_unique_id(self, comm: int, /) -> tuple[int, bytes]"));
+    c.def(
+        "end",
+        [](const Library& self, uintptr_t comm, double seconds) {
+            need(self().CommDestroy, "CommDestroy");
+            GilReleased release;
+            return run_within(seconds, [functions = self(), comm] {
+                return finalize_and_destroy(functions, comm_of(comm));
+            });
+        },
+        nb::sig("def end(self, comm: int, seconds: float, /) -> int"),
+        "Finalizes and destroys; kInProgress if that takes longer, and it continues.");
+    c.def(
+        "abort",
+        [](const Library& self, uintptr_t comm, double seconds) {
+            auto function = need(self().CommAbort, "CommAbort");
+            GilReleased release;
+            return run_within(seconds, [function, comm] { return function(comm_of(comm)); });
+        },
+        nb::sig("def abort(self, comm: int, seconds: float, /) -> int"),
+        "Aborts; kInProgress if that takes longer, and it continues.");
+    plain(c, "revoke", &Functions::CommRevoke, "CommRevoke", "comm flags");
+    plain(c, "suspend", &Functions::CommSuspend, "CommSuspend", "comm flags");
+    plain(c, "resume", &Functions::CommResume, "CommResume", "comm");
+    c.def(
+        "async_error",
+        [](const Library& self, uintptr_t comm) {
+            return out<int>(self, &Functions::CommGetAsyncError, "CommGetAsyncError", comm_of(comm));
+        },
+        nb::sig("def async_error(self, comm: int, /) -> tuple[int, int]"));
+    c.def(
+        "count",
+        [](const Library& self, uintptr_t comm) {
+            return out<int>(self, &Functions::CommCount, "CommCount", comm_of(comm));
+        },
+        nb::sig("def count(self, comm: int, /) -> tuple[int, int]"));
+    c.def(
+        "user_rank",
+        [](const Library& self, uintptr_t comm) {
+            return out<int>(self, &Functions::CommUserRank, "CommUserRank", comm_of(comm));
+        },
+        nb::sig("def user_rank(self, comm: int, /) -> tuple[int, int]"));
+    c.def(
+        "device",
+        [](const Library& self, uintptr_t comm) {
+            return out<int>(self, &Functions::CommCuDevice, "CommCuDevice", comm_of(comm));
+        },
+        nb::sig("def device(self, comm: int, /) -> tuple[int, int]"));
+    c.def(
+        "mem_stats",
+        [](const Library& self, uintptr_t comm, int which) {
+            return out<uint64_t>(self, &Functions::CommMemStats, "CommMemStats", comm_of(comm), which);
+        },
+        nb::sig("def mem_stats(self, comm: int, which: int, /) -> tuple[int, int]"));
 }
 
 Allocator allocator_of(const Library& self) {
@@ -191,105 +248,146 @@ Allocator allocator_of(const Library& self) {
 }
 
 void bind_memory(nb::class_<Library>& c) {
-    c.def("mem_alloc", [](const Library& self, size_t bytes) {
-        auto function = need(self().MemAlloc, "MemAlloc");
-        void* memory = nullptr;
-        GilReleased release;
-        int result = function(&memory, bytes);
-        return made(result, memory);
-    });
-    plain(c, "mem_free", &Functions::MemFree, "MemFree");
-    // Addresses of two functions for torch.cuda's pluggable allocator.
-    c.def("allocator", [](const Library& self) {
-        auto [allocate, release] = allocator_of(self).functions();
-        return std::pair(reinterpret_cast<uintptr_t>(allocate), reinterpret_cast<uintptr_t>(release));
-    });
-    // (address, bytes) of the allocation by these in which the byte lies; zeros for none.
-    c.def("block_of", [](const Library& self, uintptr_t address) {
-        if (self().MemAlloc == nullptr) return std::pair<uintptr_t, size_t>(0, 0);
-        Block block = allocator_of(self).block_of(address);
-        return std::pair(block.address, block.bytes);
-    });
-    c.def("bytes_in_use", [](const Library& self) { return allocator_of(self).bytes_in_use(); });
-    c.def("register", [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes) {
-        auto function = need(self().CommRegister, "CommRegister");
-        void* handle = nullptr;
-        GilReleased release;
-        int result = function(comm_of(comm), as<void*>(memory), bytes, &handle);
-        return made(result, handle);
-    });
-    plain(c, "deregister", &Functions::CommDeregister, "CommDeregister");
-    c.def("window_register",
-          [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds) {
-              auto function = need(self().CommWindowRegister, "CommWindowRegister");
-              GilReleased release;
-              return made_by(self, comm, seconds, [&](Window* place) {
-                  return function(comm_of(comm), as<void*>(memory), bytes, place, flags);
-              });
-          });
-    plain(c, "window_deregister", &Functions::CommWindowDeregister, "CommWindowDeregister");
-    c.def("window_pointer", [](const Library& self, uintptr_t comm, uintptr_t window) {
-        void* memory = nullptr;
-        int result = need(self().WinGetUserPtr, "WinGetUserPtr")(comm_of(comm), as<Window>(window), &memory);
-        return made(result, memory);
-    });
-    // `scalar`: the factor's bytes in the element type, in host memory, read before it returns.
-    c.def("premul_sum", [](const Library& self, const nb::bytes& scalar, int dtype, uintptr_t comm) {
-        char factor[16] = {};
-        if (scalar.size() > sizeof factor) throw nb::value_error("a factor has at most 16 bytes");
-        std::memcpy(factor, scalar.c_str(), scalar.size());
-        int op = 0;
-        int result =
-            need(self().RedOpCreatePreMulSum, "RedOpCreatePreMulSum")(&op, factor, dtype, 1, comm_of(comm));
-        return std::pair(result, op);
-    });
-    plain(c, "op_destroy", &Functions::RedOpDestroy, "RedOpDestroy");
+    c.def(
+        "mem_alloc",
+        [](const Library& self, size_t bytes) {
+            auto function = need(self().MemAlloc, "MemAlloc");
+            void* memory = nullptr;
+            GilReleased release;
+            int result = function(&memory, bytes);
+            return created(result, memory);
+        },
+        nb::sig("def mem_alloc(self, bytes: int, /) -> tuple[int, int]"));
+    plain(c, "mem_free", &Functions::MemFree, "MemFree", "memory");
+    c.def(
+        "allocator",
+        [](const Library& self) {
+            auto [allocate, release] = allocator_of(self).functions();
+            return std::pair(reinterpret_cast<uintptr_t>(allocate), reinterpret_cast<uintptr_t>(release));
+        },
+        nb::sig("def allocator(self) -> tuple[int, int]"),
+        "Addresses of two functions for torch's pluggable allocator.");
+    c.def(
+        "block_of",
+        [](const Library& self, uintptr_t address) {
+            if (self().MemAlloc == nullptr) return std::pair<uintptr_t, size_t>(0, 0);
+            Block block = allocator_of(self).block_of(address);
+            return std::pair(block.address, block.bytes);
+        },
+        nb::sig("def block_of(self, address: int, /) -> tuple[int, int]"),
+        "(address, bytes) of the allocation in which the byte lies; zeros for none.");
+    c.def(
+        "bytes_in_use", [](const Library& self) { return allocator_of(self).bytes_in_use(); },
+        nb::sig("def bytes_in_use(self) -> int"));
+    c.def(
+        "register",
+        [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes) {
+            auto function = need(self().CommRegister, "CommRegister");
+            void* handle = nullptr;
+            GilReleased release;
+            int result = function(comm_of(comm), as<void*>(memory), bytes, &handle);
+            return created(result, handle);
+        },
+        nb::sig("def register(self, comm: int, memory: int, bytes: int, /) -> tuple[int, int]"));
+    plain(c, "deregister", &Functions::CommDeregister, "CommDeregister", "comm handle");
+    c.def(
+        "window_register",
+        [](const Library& self, uintptr_t comm, uintptr_t memory, size_t bytes, int flags, double seconds) {
+            auto function = need(self().CommWindowRegister, "CommWindowRegister");
+            GilReleased release;
+            return created_from(self, comm, seconds, [&](Window* place) {
+                return function(comm_of(comm), as<void*>(memory), bytes, place, flags);
+            });
+        },
+        nb::sig("def window_register(self, comm: int, memory: int, bytes: int, flags: int, seconds: float, "
+                "/) -> tuple[int, int]"));
+    plain(c, "window_deregister", &Functions::CommWindowDeregister, "CommWindowDeregister", "comm window");
+    c.def(
+        "window_pointer",
+        [](const Library& self, uintptr_t comm, uintptr_t window) {
+            void* memory = nullptr;
+            int result =
+                need(self().WinGetUserPtr, "WinGetUserPtr")(comm_of(comm), as<Window>(window), &memory);
+            return created(result, memory);
+        },
+        nb::sig("def window_pointer(self, comm: int, window: int, /) -> tuple[int, int]"));
+    c.def(
+        "premul_sum",
+        [](const Library& self, const nb::bytes& scalar, int dtype, uintptr_t comm) {
+            char factor[16] = {};
+            if (scalar.size() > sizeof factor) throw nb::value_error("a factor has at most 16 bytes");
+            std::memcpy(factor, scalar.c_str(), scalar.size());
+            int op = 0;
+            int result = need(self().RedOpCreatePreMulSum, "RedOpCreatePreMulSum")(&op, factor, dtype, 1,
+                                                                                   comm_of(comm));
+            return std::pair(result, op);
+        },
+        nb::sig("def premul_sum(self, scalar: bytes, dtype: int, comm: int, /) -> tuple[int, int]"),
+        "`scalar`: the factor in the element type.");
+    plain(c, "op_destroy", &Functions::RedOpDestroy, "RedOpDestroy", "op comm");
 }
 
 void bind_operations(nb::class_<Library>& c) {
-    plain(c, "group_start", &Functions::GroupStart, "GroupStart");
-    plain(c, "group_end", &Functions::GroupEnd, "GroupEnd");
-    plain(c, "all_reduce", &Functions::AllReduce, "AllReduce");
-    plain(c, "reduce", &Functions::Reduce, "Reduce");
-    plain(c, "broadcast", &Functions::Broadcast, "Broadcast");
-    plain(c, "all_gather", &Functions::AllGather, "AllGather");
-    plain(c, "reduce_scatter", &Functions::ReduceScatter, "ReduceScatter");
-    plain(c, "all_to_all", &Functions::AlltoAll, "AlltoAll");
-    plain(c, "gather", &Functions::Gather, "Gather");
-    plain(c, "scatter", &Functions::Scatter, "Scatter");
-    plain(c, "send", &Functions::Send, "Send");
-    plain(c, "recv", &Functions::Recv, "Recv");
-    plain(c, "put_signal", &Functions::PutSignal, "PutSignal");
-    plain(c, "signal", &Functions::Signal, "Signal");
-    c.def("wait_signal",
-          [](const Library& self, int count, int peer, int index, uintptr_t comm, uintptr_t stream) {
-              auto function = need(self().WaitSignal, "WaitSignal");
-              WaitSignalDesc wait{count, peer, index, 0};
-              GilReleased release;
-              return function(1, &wait, comm_of(comm), as<Stream>(stream));
-          });
+    plain(c, "group_start", &Functions::GroupStart, "GroupStart", "");
+    plain(c, "group_end", &Functions::GroupEnd, "GroupEnd", "");
+    plain(c, "all_reduce", &Functions::AllReduce, "AllReduce", "send recv count dtype op comm stream");
+    plain(c, "reduce", &Functions::Reduce, "Reduce", "send recv count dtype op root comm stream");
+    plain(c, "broadcast", &Functions::Broadcast, "Broadcast", "send recv count dtype root comm stream");
+    plain(c, "all_gather", &Functions::AllGather, "AllGather", "send recv count dtype comm stream");
+    plain(c, "reduce_scatter", &Functions::ReduceScatter, "ReduceScatter",
+          "send recv count dtype op comm stream");
+    plain(c, "all_to_all", &Functions::AlltoAll, "AlltoAll", "send recv count dtype comm stream");
+    plain(c, "gather", &Functions::Gather, "Gather", "send recv count dtype root comm stream");
+    plain(c, "scatter", &Functions::Scatter, "Scatter", "send recv count dtype root comm stream");
+    plain(c, "send", &Functions::Send, "Send", "buffer count dtype peer comm stream");
+    plain(c, "recv", &Functions::Recv, "Recv", "buffer count dtype peer comm stream");
+    plain(c, "put_signal", &Functions::PutSignal, "PutSignal",
+          "source count dtype peer window offset signal context flags comm stream");
+    plain(c, "signal", &Functions::Signal, "Signal", "peer signal context flags comm stream");
+    c.def(
+        "wait_signal",
+        [](const Library& self, int count, int peer, int index, uintptr_t comm, uintptr_t stream) {
+            auto function = need(self().WaitSignal, "WaitSignal");
+            WaitSignalDesc wait{count, peer, index, 0};
+            GilReleased release;
+            return function(1, &wait, comm_of(comm), as<Stream>(stream));
+        },
+        nb::sig(
+            "def wait_signal(self, count: int, peer: int, index: int, comm: int, stream: int, /) -> int"));
 }
 
 }  // namespace
 
 void bind_nccl(nb::module_& m) {
-    nb::class_<Library> c(m, "NcclLibrary");
+    nb::class_<Library> c(m, "NcclLibrary",
+                          "The C functions of NCCL or RCCL. Pointers are integers; each returns the "
+                          "library's result, and what it creates.");
     c.def(nb::init<const std::string&, bool>(), nb::arg("path"), nb::arg("loaded_only") = false);
     c.def_prop_ro("version", &Library::version);
     c.def_prop_ro("file", &Library::file);
-    c.def("functions", [](const Library& self) {
-        std::vector<std::tuple<std::string, int, bool>> list;
-        for (const Known& k : self.known()) list.emplace_back(k.name, k.since, k.there);
-        return list;
-    });
-    c.def("error_string", [](const Library& self, int result) {
-        const char* text = self().GetErrorString != nullptr ? self().GetErrorString(result) : nullptr;
-        return std::string(text != nullptr ? text : "");
-    });
-    c.def("last_error", [](const Library& self, uintptr_t comm) {
-        const char* text = self().GetLastError != nullptr ? self().GetLastError(comm_of(comm)) : nullptr;
-        return std::string(text != nullptr ? text : "");
-    });
+    c.def(
+        "functions",
+        [](const Library& self) {
+            std::vector<std::tuple<std::string, int, bool>> list;
+            for (const Known& k : self.known()) list.emplace_back(k.name, k.since, k.there);
+            return list;
+        },
+        nb::sig("def functions(self) -> list[tuple[str, int, bool]]"),
+        "(name, version that introduced it, whether this library has it) of each known function.");
+    c.def(
+        "error_string",
+        [](const Library& self, int result) {
+            const char* text = self().GetErrorString != nullptr ? self().GetErrorString(result) : nullptr;
+            return std::string(text != nullptr ? text : "");
+        },
+        nb::sig("def error_string(self, result: int, /) -> str"));
+    c.def(
+        "last_error",
+        [](const Library& self, uintptr_t comm) {
+            const char* text = self().GetLastError != nullptr ? self().GetLastError(comm_of(comm)) : nullptr;
+            return std::string(text != nullptr ? text : "");
+        },
+        nb::sig("def last_error(self, comm: int, /) -> str"));
     bind_life(c);
     bind_memory(c);
     bind_operations(c);
@@ -298,7 +396,7 @@ void bind_nccl(nb::module_& m) {
         for (const Field& f : config_fields()) list.emplace_back(f.name, f.text, f.since);
         return list;
     });
-    m.def("nccl_config_bytes", &config_bytes);
+    m.def("nccl_config_bytes", &config_bytes, nb::arg("version"));
 }
 
 }  // namespace unicomm

@@ -1,3 +1,4 @@
+// Fields of ncclConfig_t.
 #include "nccl/config.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The communicator's options, laid out as the library at hand and we both know them.
+// A communicator's options, in the layout that the opened library and this file share.
 #pragma once
 #include <cstddef>
 #include <optional>
@@ -14,21 +14,21 @@ struct Field {
     const char* name;
     size_t offset;
     bool text;
-    int since;  // version of NCCL
+    int since;  // version of NCCL that introduced it
 };
 const std::vector<Field>& config_fields();
 
-// Bytes of ncclConfig_t in that version of NCCL.
+// Returns the bytes of ncclConfig_t in that version of NCCL.
 size_t config_bytes(int version);
 
 using Setting = std::pair<std::string, std::variant<int, std::string>>;
 
-// A struct with these settings. It claims the older of the library's version and ours, for a library resets
-// what is newer than the claim, and takes what is older for meant. Holds the texts that it points to.
+// An ncclConfig_t with these settings. It claims the older of the library's version and ours: a library
+// resets fields that are newer than the claim, and uses all older fields. Holds the texts that it points to.
 class FilledConfig {
   public:
-    // Throws std::invalid_argument for a name that there is not, a value of the wrong kind, and a field that
-    // the library is too old for.
+    // Throws std::invalid_argument for an unknown name, a value of the wrong type, or a field that the
+    // library is too old for.
     FilledConfig(int library_version, const std::vector<Setting>& settings);
     FilledConfig(const FilledConfig&) = delete;
     FilledConfig& operator=(const FilledConfig&) = delete;

@@ -1,13 +1,12 @@
+// Opens NCCL or RCCL and finds its functions.
 #include "nccl/library.hpp"
 
-#include <dlfcn.h>
-
-#include "core/error.hpp"
+#include "base/dynamic_library.hpp"
 
 namespace unicomm::nccl {
 namespace {
 
-// The one function whose name is spelled in two ways.
+// One function is spelled in two ways.
 void* find(void* handle, const std::string& name) {
     if (void* found = dlsym(handle, ("nccl" + name).c_str())) return found;
     return name == "AlltoAll" ? dlsym(handle, "ncclAllToAll") : nullptr;
@@ -16,11 +15,7 @@ void* find(void* handle, const std::string& name) {
 }  // namespace
 
 Library::Library(const std::string& path, bool loaded_only) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | (loaded_only ? RTLD_NOLOAD : 0));
-    if (handle == nullptr) {
-        const char* why = dlerror();
-        throw SystemFailure(why != nullptr ? why : path + " is not loaded");
-    }
+    void* handle = open_library(path, loaded_only);
 #define UNICOMM_NCCL_FIND(name, since, ...) \
     functions_.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(find(handle, #name));
     UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_FIND)
@@ -28,12 +23,9 @@ Library::Library(const std::string& path, bool loaded_only) {
     if (functions_.GetVersion == nullptr || functions_.GetVersion(&version_) != kSuccess) {
         throw SystemFailure(path + " is neither NCCL nor RCCL: it has no ncclGetVersion");
     }
-    // Before 2.9 a version was written with one digit less: 2804 is 2.8.4.
+    // Before 2.9 a version had one digit less: 2804 is 2.8.4.
     if (version_ < 10000) version_ = version_code(version_ / 1000, version_ / 100 % 10, version_ % 100);
-    Dl_info info;
-    file_ = dladdr(reinterpret_cast<void*>(functions_.GetVersion), &info) != 0 && info.dli_fname != nullptr
-                ? info.dli_fname
-                : path;
+    file_ = file_of(reinterpret_cast<void*>(functions_.GetVersion), path);
 }
 
 std::vector<Known> Library::known() const {

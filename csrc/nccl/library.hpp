@@ -1,4 +1,4 @@
-// An opened NCCL or RCCL: its functions, as far as it has them.
+// An opened NCCL or RCCL, with the functions that it has.
 #pragma once
 #include <string>
 #include <type_traits>
@@ -14,7 +14,7 @@ struct Functions {
 #undef UNICOMM_NCCL_MEMBER
 };
 
-// A function of the list, and whether the library at hand has it.
+// A function of the list, and whether the opened library has it.
 struct Known {
     const char* name;
     int since;
@@ -23,8 +23,8 @@ struct Known {
 
 class Library {
   public:
-    // Opens `path` as dlopen does. With `loaded_only` it must be in the process already. Throws SystemFailure
-    // with the loader's words, or when what it opened is no such library.
+    // Opens `path` as dlopen does; with `loaded_only` only if it is already in the process. Throws
+    // SystemFailure if it cannot be opened or is no such library.
     Library(const std::string& path, bool loaded_only);
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;

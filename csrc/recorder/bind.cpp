@@ -1,5 +1,5 @@
-// Python's side of the recorder: records from tensors, and the caller's file and line.
-#include "core/bind.hpp"
+// Bindings of the recorder: records from tensors, and the constants of records.
+#include "base/bind.hpp"
 
 #include <nanobind/stl/string.h>
 #include <pthread.h>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "core/tensor.hpp"
+#include "operations/tensor.hpp"
 #include "recorder/recorder.hpp"
 
 namespace unicomm {
@@ -22,7 +22,7 @@ void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, 
         PyObject* item = PyList_Check(seq) ? PyList_GET_ITEM(seq, i) : PyTuple_GET_ITEM(seq, i);
         Tensor t;
         if (!read_tensor(item, t)) {
-            PyErr_Clear();  // recording must not make an operation fail
+            PyErr_Clear();  // a tensor that cannot be read must not make the operation fail
             continue;
         }
         describe(t, i == 0, numel, dtype, ndim, dims);
@@ -50,7 +50,6 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     return r.writer.begin(n);
 }
 
-// A record without its numbers, for `begin_again`; empty when it was overwritten.
 nb::bytes shape(Recorder& r, uint64_t id) {
     ring::NewRecord n;
     if (!r.writer.shape(id, n)) return nb::bytes("", 0);
@@ -66,6 +65,46 @@ uint64_t begin_again(Recorder& r, const nb::bytes& shape, uint64_t seq, uint64_t
     n.flags = flags;
     n.start_now = false;
     return r.writer.begin(n);
+}
+
+// What unicomm/comms/operations/recording.py passes to a Recorder. The readers of rings import no core: a
+// test compares theirs with these.
+void export_constants(nb::module_& m) {
+    m.attr("RECORD_CREATED") = int(ring::State::kCreated);
+    m.attr("RECORD_STARTED") = int(ring::State::kStarted);
+    m.attr("RECORD_COMPLETED") = int(ring::State::kCompleted);
+    m.attr("RECORD_FAILED") = int(ring::State::kFailed);
+    m.attr("RECORD_ASYNC") = int(ring::kAsync);
+    m.attr("RECORD_P2P") = int(ring::kP2P);
+    m.attr("RECORD_BATCH") = int(ring::kBatch);
+    m.attr("RECORD_RECEIVE") = int(ring::kReceive);
+    m.attr("RECORD_CAPTURED") = int(ring::kCaptured);
+    m.attr("RECORD_REPLAYED") = int(ring::kReplayed);
+    m.attr("RECORD_REPLAY") = int(ring::kReplay);
+    m.attr("RECORD_OTHER_ERROR") = ring::kOtherError;
+    m.attr("RECORD_MAX_TIMEOUT_MS") = ring::kMaxTimeoutMs;
+    m.attr("COMM_OPEN") = int(ring::kOpen);
+    m.attr("COMM_FINALIZED") = int(ring::kFinalized);
+    m.attr("COMM_FAILED") = int(ring::kFailed);
+    m.def(
+        "ring_layout",
+        [] {
+            nb::dict d;
+            d["header"] = sizeof(ring::Header);
+            d["comm"] = sizeof(ring::Comm);
+            d["frame"] = sizeof(ring::Frame);
+            d["record"] = sizeof(ring::Record);
+            d["header.comm_off"] = offsetof(ring::Header, comm_off);
+            d["header.rec_next"] = offsetof(ring::Header, rec_next);
+            d["comm.coll_created"] = offsetof(ring::Comm, coll_created);
+            d["record.comm"] = offsetof(ring::Record, comm);
+            d["record.in_numel"] = offsetof(ring::Record, in_numel);
+            d["record.in_dims"] = offsetof(ring::Record, in_dims);
+            d["record.error"] = offsetof(ring::Record, error);
+            return d;
+        },
+        nb::sig("def ring_layout() -> dict[str, int]"),
+        "Sizes of the ring's structures and offsets of fields, for the test of the Python reader.");
 }
 
 }  // namespace
@@ -89,17 +128,28 @@ void bind_recorder(nb::module_& m) {
                int size) { return r.writer.add_comm(name, backend, uid, ranks, rank, size); },
             nb::arg("name"), nb::arg("backend"), nb::arg("uid"), nb::arg("ranks"), nb::arg("rank"),
             nb::arg("size"))
-        .def("set_comm_state",
-             [](Recorder& r, uint16_t comm, uint32_t state) {
-                 r.writer.set_comm_state(comm, static_cast<ring::CommState>(state));
-             })
+        .def(
+            "set_comm_state",
+            [](Recorder& r, uint16_t comm, uint32_t state) {
+                r.writer.set_comm_state(comm, static_cast<ring::CommState>(state));
+            },
+            nb::arg("comm"), nb::arg("state"))
         .def("begin", &begin, nb::arg("comm"), nb::arg("op"), nb::arg("seq"), nb::arg("op_id"),
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
              nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout_ms") = 0, nb::arg("batch") = 0,
-             nb::arg("start_now") = true)
-        .def("add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); })
-        .def("shape", &shape)
-        .def("begin_again", &begin_again)
+             nb::arg("start_now") = true,
+             nb::sig(
+                 "def begin(self, comm: int, op: int, seq: int, op_id: int, inputs: Sequence[Tensor], "
+                 "outputs: Sequence[Tensor], red: int = 0, peer: int = -1, flags: int = 0, "
+                 "signature: int = 0, timeout_ms: int = 0, batch: int = 0, start_now: bool = True) -> int"),
+             "Begins a record and returns its id.")
+        .def(
+            "add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); },
+            nb::sig("def add_flags(self, id: int, flags: int, /) -> None"))
+        .def("shape", &shape, nb::sig("def shape(self, id: int, /) -> bytes"),
+             "A record without its numbers, for `begin_again`; empty if it was overwritten.")
+        .def("begin_again", &begin_again,
+             nb::sig("def begin_again(self, shape: bytes, seq: int, op_id: int, flags: int, /) -> int"))
         .def(
             "start", [](Recorder& r, uint64_t id, uint64_t ago_ns) { r.writer.start(id, ago_ns); },
             nb::arg("id"), nb::arg("ago_ns") = 0)
@@ -117,27 +167,14 @@ void bind_recorder(nb::module_& m) {
                  auto [data, bytes] = r.writer.memory();
                  return nb::bytes(data, bytes);
              })
-        .def("total", [](Recorder& r) { return r.writer.header().rec_next.load(); })
+        .def(
+            "total", [](Recorder& r) { return r.writer.header().rec_next.load(); },
+            "The number of records ever begun.")
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 
     m.def("set_folders", &Recorder::set_folders, nb::arg("own"), nb::arg("library"));
     m.def("next_op_id", &next_op_id);
-    // For the test that compares the two descriptions of the file.
-    m.def("ring_layout", [] {
-        nb::dict d;
-        d["header"] = sizeof(ring::Header);
-        d["comm"] = sizeof(ring::Comm);
-        d["frame"] = sizeof(ring::Frame);
-        d["record"] = sizeof(ring::Record);
-        d["header.comm_off"] = offsetof(ring::Header, comm_off);
-        d["header.rec_next"] = offsetof(ring::Header, rec_next);
-        d["comm.coll_created"] = offsetof(ring::Comm, coll_created);
-        d["record.comm"] = offsetof(ring::Record, comm);
-        d["record.in_numel"] = offsetof(ring::Record, in_numel);
-        d["record.in_dims"] = offsetof(ring::Record, in_dims);
-        d["record.error"] = offsetof(ring::Record, error);
-        return d;
-    });
+    export_constants(m);
 }
 
 }  // namespace unicomm

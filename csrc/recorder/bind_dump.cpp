@@ -1,9 +1,9 @@
-// Python's side of dumps: columns as numpy arrays, the rest as plain objects.
+// Bindings of the dump reader (columns as numpy arrays, the rest as Python objects) and of the dump signal.
 #include <nanobind/ndarray.h>
 
 #include <memory>
 
-#include "core/bind.hpp"
+#include "base/bind.hpp"
 #include "recorder/dump_columns.hpp"
 #include "recorder/dump_signal.hpp"
 
@@ -21,7 +21,7 @@ constexpr int kMaxDepth = 100;
 
 nb::object text_of(const Reader& tree, uint64_t id) {
     std::string_view text = tree.texts[static_cast<uint32_t>(id)];
-    // As Python's own unpickler has it: lone surrogates pass.
+    // Like Python's unpickler, accepts lone surrogates.
     PyObject* made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
     if (!made) {
         PyErr_Clear();
@@ -43,7 +43,7 @@ nb::object big_number(const Value& v) {
     return nb::steal(made);
 }
 
-// The tree as Python objects. A container that pickle's memo shares is one object, too.
+// Converts the tree to Python objects. A container that pickle's memo shares becomes one object.
 class Objects {
   public:
     explicit Objects(const Reader& tree) : tree_(tree), made_(tree.containers.size()) {}
@@ -185,7 +185,7 @@ nb::dict columns_of(const DumpReader& dump) {
 }
 
 nb::dict read_dump(nb::bytes data) {
-    // Its buffers are used again: most files of a job have about the same size.
+    // The reader and its buffers are reused: most files of a job have about the same size.
     static thread_local std::unique_ptr<DumpReader> dump;
     if (!dump) dump = std::make_unique<DumpReader>();
     struct Clear {
@@ -201,8 +201,10 @@ nb::dict read_dump(nb::bytes data) {
 }  // namespace
 
 void bind_dump(nb::module_& m) {
-    m.def("read_dump", &read_dump, nb::arg("data"));
-    m.def("listen_for_dump_signal", &listen_for_dump_signal);
+    m.def("read_dump", &read_dump, nb::arg("data"), nb::sig("def read_dump(data: bytes) -> dict[str, Any]"),
+          "Reads torch's flight recorder dump into columns; ValueError if it is none.");
+    m.def("listen_for_dump_signal", &listen_for_dump_signal, nb::arg("number"),
+          "Installs the handler and returns the pipe's read end, one byte a signal.");
     m.def("forget_dump_signal", &forget_dump_signal);
 }
 

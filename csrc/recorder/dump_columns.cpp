@@ -1,3 +1,4 @@
+// Turns the entries of a dump into columns.
 #include "recorder/dump_columns.hpp"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace unicomm::pickle {
 namespace {
 
-// What a container was turned into, in `Container::role`.
+// What a container was converted to, in `Container::role`.
 enum Role : uint32_t { kUnused, kDims, kShape, kTextList, kPlace, kStack, kGroup };
 
 // In the order of `Field`.
@@ -171,7 +172,7 @@ int32_t DumpReader::once(const Value& container, uint32_t role, F&& make) {
     return static_cast<int32_t>(c.meaning);
 }
 
-// A few bytes can name one large container again and again.
+// Bounds the work: a few bytes of input can refer to one large container again and again.
 void DumpReader::spend(const Value& container) {
     size_t n = tree.count(container);
     if (n > budget_) throw Refused("the same large container is used too often");
@@ -265,12 +266,12 @@ int32_t DumpReader::sizes_of(const Value& v) {
             for (const Value& item : items) {
                 numbers += item.kind == Kind::kInt || item.kind == Kind::kBool || item.kind == Kind::kBigInt;
                 if (is_sequence(item)) {
-                    uint64_t id = dims_of(item);  // uses `scratch_`, too
+                    uint64_t id = dims_of(item);  // also uses `scratch_`
                     scratch_.push_back(id);
                 }
             }
         });
-        if (all && numbers == all) scratch_.assign(1, dims_of(v));  // one shape instead of a list of them
+        if (all && numbers == all) scratch_.assign(1, dims_of(v));  // one shape, not a list
         return shapes.intern(scratch_);
     });
 }

@@ -1,5 +1,5 @@
-// The entries of a torch flight recorder dump as columns: one number an entry and field, with texts, shapes
-// and call stacks interned. Python objects are made once for each distinct value, not once for each entry.
+// The entries of a torch flight recorder dump as columns: one number per entry and field. Texts, shapes and
+// call stacks are interned, so that Python objects are created once per distinct value, not once per entry.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace unicomm::pickle {
 
-// Gives equal sequences of numbers one number.
+// Interns sequences of numbers: equal sequences get the same number.
 class Sequences {
   public:
     Sequences();
@@ -27,7 +27,7 @@ class Sequences {
     std::vector<uint32_t> hashes_, slots_;  // a slot is 1 + number, 0: free
 };
 
-// Numbers of the texts that are names of fields, which the reader interns first.
+// Numbers of the texts that are field names, which the reader interns first.
 enum Field : uint32_t {
     kRecordId,
     kPgId,
@@ -52,7 +52,7 @@ enum Field : uint32_t {
     kThreadId,
     kAsync,
     kGraph,
-    kFields,  // of an entry, up to here
+    kFields,  // the fields of an entry end here
     kEntries = kFields,
     kPgConfig,
     kName,
@@ -64,8 +64,8 @@ enum Field : uint32_t {
 
 class DumpReader {
   public:
-    // A field of another type than it should have counts as missing. Raises `Refused` for what is no
-    // dump. `data` must stay as long as texts are read.
+    // Reads a dump. A field of the wrong type counts as missing. Throws `Refused` if `data` is no dump.
+    // `data` must stay valid as long as texts are read.
     void read(std::string_view data);
     void clear();
 
@@ -77,20 +77,20 @@ class DumpReader {
         time_completed, timeout_ms, graph;
     std::vector<double> duration_ms;
     std::vector<uint8_t> retired, is_p2p, is_async;
-    bool has_async = false, has_graph = false;  // some entry has that field
-    // Numbers of `groups`, `stacks`, `shapes` and `text_lists`; of texts through `names`, `states`,
-    // `threads`.
+    bool has_async = false, has_graph = false;  // whether any entry has that field
+    // Indices into `groups`, `stacks`, `shapes` and `text_lists`, and through `names`, `states` and `threads`
+    // into texts.
     std::vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes,
         profiling_name, state, thread;
 
-    Sequences groups;      // (name, desc): texts
-    Sequences dims;        // of one tensor: integers
-    Sequences shapes;      // of all tensors: numbers of `dims`
+    Sequences groups;      // (name, description), as texts
+    Sequences dims;        // sizes of one tensor
+    Sequences shapes;      // sizes of all tensors: indices into `dims`
     Sequences text_lists;  // texts
-    Sequences places;      // of a call: name, file, line
-    Sequences stacks;      // numbers of `places`
+    Sequences places;      // call sites: function, file, line
+    Sequences stacks;      // call stacks: indices into `places`
 
-    // The texts of one column, numbered in order of their appearance.
+    // The distinct texts of one column, numbered in order of appearance.
     class Column {
       public:
         int32_t number(uint32_t text);
@@ -99,7 +99,7 @@ class DumpReader {
 
       private:
         std::vector<uint32_t> texts_;
-        std::vector<int32_t> numbers_;  // by text; 1 + number, 0: none yet
+        std::vector<int32_t> numbers_;  // by text: 1 + number, 0 if none
     };
     Column names, states, threads;
 
@@ -123,7 +123,7 @@ class DumpReader {
     void for_each_column(F&& f);
 
     std::vector<uint64_t> scratch_;
-    uint64_t budget_ = 0;  // items that may still be looked at
+    uint64_t budget_ = 0;  // items that may still be read
 };
 
 }  // namespace unicomm::pickle

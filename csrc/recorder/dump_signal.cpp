@@ -1,3 +1,4 @@
+// The signal handler that requests a dump, and its pipe.
 #include "recorder/dump_signal.hpp"
 
 #include <fcntl.h>
@@ -8,7 +9,7 @@
 #include <cerrno>
 #include <string>
 
-#include "core/error.hpp"
+#include "base/error.hpp"
 
 namespace unicomm {
 namespace {
@@ -20,7 +21,7 @@ int chosen = 0;
 void on_signal(int) {
     int kept = errno;
     if (int fd = write_end.load(); fd >= 0) {
-        // A full pipe means that dumps are being written already.
+        // If the pipe is full, dumps are already requested.
         [[maybe_unused]] auto written = ::write(fd, "x", 1);
     }
     errno = kept;

@@ -1,13 +1,13 @@
-// A signal that asks for a dump. Python's own handlers run only when the main thread runs Python code, which
-// it does not while it hangs in an operation; this one writes to a pipe that another thread reads.
+// A signal that requests a dump. Python's handlers run only when the main thread runs Python code, which a
+// thread that hangs in an operation does not. This handler writes to a pipe that another thread reads.
 #pragma once
 
 namespace unicomm {
 
-// Installs the handler; the pipe's end to read from, one byte a signal. Throws `SystemFailure` where the
-// signal has a handler already, or where another signal was chosen before.
+// Installs the handler and returns the pipe's read end, which gets one byte per signal. Throws
+// `SystemFailure` if the signal already has a handler, or if another signal was chosen before.
 int listen_for_dump_signal(int number);
-// In a forked child: the pipe is the parent's.
+// For a forked child, in which the pipe belongs to the parent.
 void forget_dump_signal();
 
 }  // namespace unicomm

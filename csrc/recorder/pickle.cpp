@@ -1,3 +1,4 @@
+// The pickle reader: one loop over opcodes, with its own stack and memo.
 #include "recorder/pickle.hpp"
 
 #include <bit>
@@ -8,9 +9,9 @@
 namespace unicomm::pickle {
 namespace {
 
-constexpr uint64_t kMaxInput = uint64_t{1} << 31;  // items are counted in 32 bits
+constexpr uint64_t kMaxInput = uint64_t{1} << 31;  // because items are counted in 32 bits
 constexpr size_t kMaxNumber = 1024;                // bytes or digits of one number
-constexpr size_t kKept = size_t{1} << 20;          // elements of a buffer that `clear` keeps
+constexpr size_t kKept = size_t{1} << 20;          // elements that a buffer keeps after `clear`
 static_assert(std::endian::native == std::endian::little);
 
 enum Opcode : uint8_t {
@@ -59,7 +60,7 @@ enum Opcode : uint8_t {
     kFrame = 0x95,
 };
 
-// The names of opcodes that are refused, for the message.
+// Names of refused opcodes, for the message.
 const char* opcode_name(uint8_t code) {
     switch (code) {
         case 'c':
@@ -152,7 +153,7 @@ void add_utf8(std::string& out, uint32_t c) {
     out += static_cast<char>(0x80 | (c & 63));
 }
 
-// A place of the memo that was never filled.
+// A memo slot that was never filled.
 constexpr Value kFree{.kind = Kind::kBytes, .length = UINT32_MAX};
 bool is_free(const Value& v) { return v.kind == Kind::kBytes && v.length == UINT32_MAX; }
 
@@ -264,7 +265,7 @@ void Reader::push_text(uint64_t length) {
     push(v);
 }
 
-// Protocol 0: bytes are Latin-1, \uXXXX and \UXXXXXXXX stand for what is not.
+// Protocol 0: bytes are Latin-1; \uXXXX and \UXXXXXXXX stand for other characters.
 void Reader::push_escaped(std::string_view text) {
     std::string out;
     for (size_t i = 0; i < text.size();) {
@@ -327,7 +328,7 @@ void Reader::push_decimal(std::string_view digits) {
     push(v);
 }
 
-// The numbers of memo places in protocol 0.
+// The number of a memo slot in protocol 0.
 uint64_t Reader::number(std::string_view digits) const {
     uint64_t value = 0;
     const char* stop = digits.data() + digits.size();
@@ -372,7 +373,7 @@ void Reader::push_new(Kind kind, size_t from) {
     push(v);
 }
 
-// Appends what lies above `from` to the container right below it.
+// Appends the items above `from` to the container directly below them.
 void Reader::add_to(Kind kind, size_t from) {
     if (from < floor() + 1) refuse("an opcode needs a container where there is none,");
     const Value target = stack_[from - 1];
@@ -383,7 +384,7 @@ void Reader::add_to(Kind kind, size_t from) {
 
 void Reader::put(uint64_t at) {
     need(1);
-    // Each place needs an opcode, so a valid pickle has no higher numbers than bytes.
+    // Each slot takes an opcode, so a valid pickle has no slot number above its size.
     if (at >= static_cast<uint64_t>(end_ - begin_)) refuse("the number of a memo place is out of range,");
     if (at >= memo_.size()) memo_.resize(at + 1, kFree);
     if (is_free(memo_[at])) ++memoized_;

@@ -1,9 +1,8 @@
-// Reads the part of pickle that holds plain data: dicts, lists, tuples, numbers, texts, bytes, None, true and
-// false, in protocols 0 to 5. Nothing is executed: opcodes that name or call anything are refused. Every
-// length is checked against the input, nothing recurses, and memory is bounded by a multiple of the input's
-// size.
+// Reads the part of pickle that holds plain data: dicts, lists, tuples, numbers, texts, bytes, None and
+// booleans, in protocols 0 to 5. Nothing is executed: opcodes that name or call anything are refused. Every
+// length is checked against the input, nothing recurses, and memory is bounded by a multiple of the input.
 //
-// Texts are interned, containers are numbered: a value that pickle's memo shares is shared here, too.
+// Texts are interned and containers are numbered: a value that pickle's memo shares is shared here, too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +15,7 @@
 
 namespace unicomm::pickle {
 
-// The input is no pickle, a broken one, or one that holds more than plain data.
+// The input is no pickle, is damaged, or holds more than plain data.
 struct Refused : std::invalid_argument {
     using std::invalid_argument::invalid_argument;
 };
@@ -26,39 +25,38 @@ const char* name_of(Kind kind);
 
 struct Value {
     Kind kind = Kind::kNone;
-    bool decimal = false;  // a big number as decimal digits rather than as little-endian bytes
-    uint32_t length = 0;   // of bytes and big numbers
+    bool decimal = false;  // a big number: decimal digits instead of little-endian bytes
+    uint32_t length = 0;   // for bytes and big numbers
     union {
         int64_t integer = 0;
         double real;
-        const char* data;  // bytes and big numbers: in the input
+        const char* data;  // bytes and big numbers: a place in the input
         uint64_t index;    // texts and containers
     };
     bool is_container() const { return kind >= Kind::kList; }
 };
 
-// Gives equal texts one number.
+// Interns texts: equal texts get the same number.
 class Texts {
   public:
     Texts();
     uint32_t intern(std::string_view text);  // the text must outlive the table
     uint32_t intern_copy(std::string text);
     std::string_view operator[](uint32_t id) const { return texts_[id]; }
-    size_t size() const { return texts_.size(); }
     void clear();
 
   private:
     void grow();
     std::vector<std::string_view> texts_;
     std::vector<uint32_t> hashes_;
-    std::vector<uint32_t> slots_;  // 1 + number, 0: free
+    std::vector<uint32_t> slots_;  // 1 + number; 0: free
     std::deque<std::string> owned_;
 };
 
 struct Container {
     static constexpr uint32_t kNoChunk = UINT32_MAX;
     uint32_t first = kNoChunk, last = kNoChunk;
-    uint32_t role = 0, meaning = 0;  // for those who read the tree: what this was already turned into
+    uint32_t role = 0, meaning = 0;  // for users of the tree: what this was converted to
 };
 
 class Reader {
@@ -67,16 +65,17 @@ class Reader {
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
 
-    // Parses one pickle; `data` must stay until the values are no longer needed. Raises `Refused`.
-    // Texts interned beforehand keep their numbers.
+    // Parses one pickle. `data` must stay valid as long as the values are used. Throws `Refused`. Texts
+    // interned beforehand keep their numbers.
     Value parse(std::string_view data);
-    // Forgets everything, and gives back memory that an unusually large input took.
+    // Forgets everything, and frees the memory that an unusually large input took.
     void clear();
 
     Texts texts;
     std::vector<Container> containers;
 
-    // Calls f(items) for each stretch of a container's items, in order; those of a dict are key, value, ...
+    // Calls f(items) for each contiguous run of a container's items, in order. The items of a dict are key,
+    // value, key, value ...
     template <class F>
     void for_each_stretch(const Value& container, F&& f) const {
         for (uint32_t at = containers[container.index].first; at != Container::kNoChunk;) {

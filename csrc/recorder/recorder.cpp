@@ -1,3 +1,4 @@
+// Finds the caller of an operation.
 #include "recorder/recorder.hpp"
 
 #include <atomic>

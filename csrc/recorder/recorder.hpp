@@ -1,4 +1,4 @@
-// The process's recorder as Python code uses it: the ring's writer, and the caller's file and line.
+// The recorder of the process as Python uses it: the ring's writer, and the file and line of the caller.
 #pragma once
 #include <Python.h>
 
@@ -6,12 +6,12 @@
 #include <string>
 #include <unordered_map>
 
-#include "core/tensor.hpp"
+#include "operations/tensor.hpp"
 #include "recorder/ring.hpp"
 
 namespace unicomm {
 
-// Numbers the operations of all communicators of the process, from 0.
+// Returns the next number of an operation, over all communicators of the process, from 0.
 uint64_t next_op_id();
 
 class Recorder {
@@ -22,13 +22,13 @@ class Recorder {
     Recorder(const Recorder&) = delete;
     Recorder& operator=(const Recorder&) = delete;
 
-    // The user's innermost frame, interned once per call site; torch's where there is none (threads of
-    // autograd). The GIL must be held.
+    // Returns the innermost frame of the user's code, interned once per call site. Without one (threads of
+    // autograd) returns torch's. The GIL must be held.
     uint32_t caller_frame();
 
-    // Frames of files below these folders are the package's own, or torch's, and not the user's.
+    // Files below `own` belong to this package and files below `library` to torch; all others are the user's.
     static void set_folders(const std::string& own, const std::string& library);
-    void make_current();  // the one that a forked child must leave alone
+    void make_current();  // a forked child must not write to the current recorder
     static void detach_after_fork();
 
     ring::Writer writer;
@@ -48,12 +48,12 @@ class Recorder {
     Whose whose_is(PyCodeObject* code);
     uint32_t site(PyCodeObject* code, PyFrameObject* frame);
 
-    // Both are guarded by the GIL.
+    // The GIL guards both.
     std::unordered_map<PyCodeObject*, Whose> whose_;
     std::unordered_map<CallSite, uint32_t, CallSiteHash> sites_;
 };
 
-// Adds a tensor to one side of a record; the first one gives dtype and shape.
+// Adds a tensor to the inputs or outputs of a record. The first tensor sets dtype and shape.
 void describe(const Tensor& t, bool first, uint64_t& numel, uint8_t& dtype, uint8_t& ndim, int64_t* dims);
 
 }  // namespace unicomm

@@ -1,9 +1,9 @@
+// The writer of the ring.
 #include "recorder/ring.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 #include <cstring>
 #include <mutex>
 
-#include "core/error.hpp"
-#include "core/fork.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/fork.hpp"
 
 namespace unicomm::ring {
 namespace {
@@ -22,14 +23,8 @@ constexpr uint32_t kComms = 256;
 constexpr uint32_t kFrames = 2048;
 constexpr uint64_t kHeap = 192 * 1024;
 
-std::mutex table_mutex;  // communicators, frames and strings are added rarely; records never lock
+std::mutex table_mutex;  // guards communicators, frames and strings; records take no lock
 [[maybe_unused]] const bool registered = (keep_over_fork<table_mutex>(), true);
-
-uint64_t clock_ns(clockid_t clock) {
-    timespec t{};
-    clock_gettime(clock, &t);
-    return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
-}
 
 uint64_t align64(uint64_t n) { return (n + 63) & ~uint64_t{63}; }
 
@@ -45,7 +40,7 @@ uint64_t process_start_ticks() {
     size_t n = std::fread(buf, 1, sizeof buf - 1, f);
     std::fclose(f);
     buf[n] = 0;
-    const char* p = std::strrchr(buf, ')');  // the command's name may hold blanks and parentheses
+    const char* p = std::strrchr(buf, ')');  // the command's name may contain blanks and parentheses
     if (!p) return 0;
     unsigned long long ticks = 0;
     std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
@@ -60,8 +55,6 @@ void raise_to(std::atomic<uint64_t>& high, uint64_t value) {
 }
 
 }  // namespace
-
-uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 Writer::Writer(const std::string& path, const std::string& meta, int rank, int world, uint32_t records)
     : path_(path) {
@@ -78,7 +71,7 @@ Writer::Writer(const std::string& path, const std::string& meta, int rank, int w
     if (!path.empty()) {
         fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) throw_errno("cannot create the recorder's ring " + path);
-        // posix_fallocate rather than ftruncate: a full tmpfs is an error here, not a SIGBUS later.
+        // posix_fallocate, not ftruncate: with a full tmpfs it fails here, instead of a SIGBUS later.
         if (int code = posix_fallocate(fd, 0, static_cast<off_t>(bytes_)); code != 0) {
             ::close(fd);
             ::unlink(path.c_str());
@@ -123,7 +116,7 @@ Writer::Writer(const std::string& path, const std::string& meta, int rank, int w
     h.rec_off = rec_off;
     h.rec_cap = records;
     h.rec_size = sizeof(Record);
-    // The magic comes last: a reader that finds it finds a whole header.
+    // The magic is written last: a reader that sees it sees a complete header.
     std::atomic_thread_fence(std::memory_order_release);
     std::memcpy(h.magic, kMagic, sizeof kMagic);
     writable_ = true;
@@ -160,7 +153,7 @@ uint16_t Writer::add_comm(std::string_view name, std::string_view backend, std::
     if (!writable_) return 0;
     std::lock_guard lock(table_mutex);
     uint32_t index = head_->comm_count.load();
-    // A job that creates communicators without end reuses the slots of those that were finalized.
+    // A job that keeps creating communicators reuses the slots of finalized ones.
     if (index >= kComms) {
         for (index = 0; index < kComms && comms_[index].state.load() == kOpen; ++index) {
         }
@@ -315,7 +308,7 @@ bool Writer::pending(uint16_t comm, Pending& found) const {
         found = {r.seq, "", 0};
         if (r.frame > 0 && r.frame <= head_->frame_count.load(std::memory_order_acquire)) {
             const Frame& f = frames_[r.frame - 1];
-            Text file = f.file;  // once: others can write to the file
+            Text file = f.file;  // one read: other processes can write to the file
             if (file.off <= kHeap && file.len <= kHeap - file.off)
                 found.file.assign(heap_ + file.off, file.len);
             found.line = f.line;

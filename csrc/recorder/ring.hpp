@@ -1,11 +1,11 @@
-// The flight recorder's ring: one memory-mapped file a process, fixed-size records, everything that a
-// reader needs inside the file. Another process reads it while this one runs, hangs, is stopped or is
-// dead; no code of this process has to run for that. unicomm/flight_recorder/ring/reader.py is the reader and
-// holds the same layout as numpy types; a test compares the sizes and offsets of the two.
+// The flight recorder's ring: one memory-mapped file per process with records of a fixed size. The file holds
+// everything that a reader needs, so another process can read it while this one runs, hangs, is stopped or is
+// dead. unicomm/flight_recorder/ring/reader.py has the same layout as numpy types; a test compares sizes and
+// offsets.
 //
 // File: Header | meta (JSON) | Comm[comm_cap] | Frame[frame_cap] | string heap | Record[rec_cap]
-// All integers are little endian. Times are CLOCK_MONOTONIC nanoseconds; the header pairs that clock
-// with CLOCK_REALTIME.
+// All integers are little endian. Times are CLOCK_MONOTONIC nanoseconds; the header pairs that clock with
+// CLOCK_REALTIME.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -23,6 +23,9 @@ constexpr char kMagic[8] = {'U', 'C', 'R', 'I', 'N', 'G', '0', '1'};
 constexpr uint32_t kVersion = 1;
 constexpr int kMaxDims = 4;  // dimensions of the first input and output that a record keeps
 
+constexpr uint32_t kOtherError = 100;  // `Record::error` of an error that is no FaultCode
+constexpr uint32_t kMaxTimeoutMs = UINT32_MAX;
+
 enum HeaderFlags : uint32_t { kCleanClose = 1 };
 
 struct alignas(64) Header {
@@ -30,12 +33,12 @@ struct alignas(64) Header {
     uint32_t version;
     uint32_t header_bytes;
     uint32_t pid;
-    int32_t rank;  // of the world; -1 when the process is no rank of a launched job
+    int32_t rank;  // in the world; -1 if the process is no rank of a launched job
     int32_t world;
     std::atomic<uint32_t> flags;
-    uint64_t proc_start_ticks;  // field 22 of /proc/PID/stat: proves that PID is still the same process
+    uint64_t proc_start_ticks;  // field 22 of /proc/PID/stat: shows whether PID is still the same process
     uint64_t start_mono_ns, start_real_ns;
-    uint64_t last_mono_ns, last_real_ns;  // renewed when a communicator is created and at close
+    uint64_t last_mono_ns, last_real_ns;  // updated when a communicator is created and at close
     uint64_t file_bytes;
     uint64_t meta_off, meta_len;
     uint64_t comm_off;
@@ -50,7 +53,7 @@ struct alignas(64) Header {
     std::atomic<uint64_t> heap_used;
     uint64_t rec_off;
     uint32_t rec_cap, rec_size;
-    std::atomic<uint64_t> rec_next;  // records ever begun; the ring holds the last rec_cap of them
+    std::atomic<uint64_t> rec_next;  // records ever begun; the ring holds the last rec_cap
 };
 
 struct Text {
@@ -60,12 +63,12 @@ struct Text {
 enum CommState : uint32_t { kOpen = 1, kFinalized = 2, kFailed = 3 };
 
 struct alignas(64) Comm {
-    Text name, backend, uid, ranks;  // ranks: global ranks as "0-3,8,10-14:2"
+    Text name, backend, uid, ranks;  // ranks: global ranks, as "0-3,8,10-14:2"
     int32_t rank, size;
     std::atomic<uint32_t> state;
     uint32_t reserved;
     uint64_t created_ns;
-    // Highest sequence numbers seen in each state. They outlive the records when the ring wraps.
+    // The highest sequence number in each state. They outlive the records when the ring wraps.
     std::atomic<uint64_t> coll_created, coll_started, coll_completed;
     std::atomic<uint64_t> p2p_created, p2p_completed;
 };
@@ -77,8 +80,8 @@ struct Frame {
 };
 
 enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
-// A graph takes down captured operations, which run in its replays; each of these has records of its own,
-// in a row, of which the first has kReplay.
+// kCaptured: captured by a graph. Each replay of the graph records its operations again (kReplayed), in a
+// row; the first record of the row also has kReplay.
 enum RecordFlags : uint16_t {
     kAsync = 1,
     kP2P = 2,
@@ -91,14 +94,14 @@ enum RecordFlags : uint16_t {
 
 struct alignas(64) Record {
     std::atomic<uint64_t> id;  // from 1; 0 while the record is being written
-    uint64_t seq;              // collectives: of the communicator, from 1; P2P: of the pair and direction
+    uint64_t seq;              // collectives: in the communicator, from 1; messages: in the pair
     uint64_t op_id;            // process-wide
     uint64_t signature;
     uint64_t created_ns, started_ns, completed_ns;  // 0: not yet
     uint16_t comm, op;
     std::atomic<uint8_t> state;
     uint8_t red, in_dtype, out_dtype;
-    int32_t peer;    // root of a rooted collective, peer of a P2P operation (ranks of the group), else -1
+    int32_t peer;    // root of a collective, or peer of a message (ranks of the group); else -1
     uint32_t frame;  // 1 + index of the frame, 0: unknown
     uint32_t tid;
     uint32_t timeout_ms;
@@ -106,9 +109,9 @@ struct alignas(64) Record {
     uint16_t n_in, n_out;
     uint8_t in_ndim, out_ndim;  // of the first tensor; may exceed kMaxDims
     uint16_t flags;
-    uint64_t batch;  // operations of one batch share it; 0: none
+    uint64_t batch;  // shared by the operations of a batch; 0: none
     int64_t in_dims[kMaxDims], out_dims[kMaxDims];
-    uint32_t error;  // FaultCode, or 100 for an error outside the transport
+    uint32_t error;  // FaultCode, or kOtherError
     uint32_t reserved;
 };
 static_assert(sizeof(Record) == 192);
@@ -127,25 +130,24 @@ struct NewRecord {
     bool start_now = false;
 };
 
-uint64_t now_ns();
-
-// An operation under way, and where it was called.
+// An operation that has not completed, and its call site.
 struct Pending {
     uint64_t seq = 0;
     std::string file;
     uint32_t line = 0;
 };
 
-// The writer. Any thread may call any method; begin/start/finish take no lock.
+// The writer of a ring. Any thread may call any method. begin, start and finish take no lock.
 class Writer {
   public:
-    // Creates `path` (mode 0600, must not exist). An empty path keeps the ring in anonymous memory.
+    // Creates `path` (mode 0600); the file must not exist. If `path` is empty the ring is in anonymous
+    // memory.
     Writer(const std::string& path, const std::string& meta_json, int rank, int world, uint32_t records);
     ~Writer();
     Writer(const Writer&) = delete;
     Writer& operator=(const Writer&) = delete;
 
-    // Returns the communicator's index, or the last slot ("overflow") when the table is full.
+    // Returns the index of the communicator, or the last slot if the table is full.
     uint16_t add_comm(std::string_view name, std::string_view backend, std::string_view uid,
                       std::string_view ranks, int rank, int size);
     void set_comm_state(uint16_t comm, CommState state);
@@ -153,23 +155,23 @@ class Writer {
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
     void add_flags(uint64_t id, uint16_t flags);
-    // What a record was begun with; false once it was overwritten.
+    // Reads what a record was begun with; false if it was overwritten.
     bool shape(uint64_t id, NewRecord& found);
-    // No effect once the record was overwritten. `ago_ns`: it was that long ago, as a device's events say.
+    // No effect if the record was overwritten. `ago_ns`: how long ago it happened, as measured by events of
+    // the device.
     void start(uint64_t id, uint64_t ago_ns = 0);
     void finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns = 0);
 
-    // The latest operation of a communicator that has started and is not over. Reads the records from the
-    // newest on: for the slow path.
+    // Finds the latest operation of a communicator that has started and not completed. Searches the records
+    // backwards: not for the fast path.
     bool pending(uint16_t comm, Pending& found) const;
 
     const std::string& path() const { return path_; }
     std::pair<const char*, uint64_t> memory() const { return {base_, bytes_}; }
     const Header& header() const { return *head_; }
-    const Record* records() const { return recs_; }
-    // Marks the ring as cleanly closed; with `remove` the file goes too.
+    // Marks the ring as closed cleanly; with `remove`, also removes the file.
     void close(bool remove);
-    // In a forked child: the mapping is the parent's file and must not be written.
+    // For a forked child: the mapping is the file of the parent and must not be written.
     void detach_after_fork();
 
   private:

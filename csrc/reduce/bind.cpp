@@ -1,5 +1,5 @@
-// Python's side of the reductions, for transports that move bytes only, and for the tests.
-#include "core/bind.hpp"
+// Bindings of the reductions, for transports that only move bytes and for tests.
+#include "base/bind.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor.hpp"
-#include "reduce/reduce.hpp"
+#include "operations/tensor.hpp"
+#include "reduce/fold.hpp"
 
 namespace unicomm {
 namespace {
 
-// Below this, releasing the GIL and taking it again costs more than others could do with it.
+// Below this size, releasing and taking the GIL costs more than other threads gain.
 constexpr int64_t kHoldGil = 16 * 1024;
 
 [[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
@@ -82,18 +82,21 @@ void bind_reduce(nb::module_& m) {
     m.def(
         "fold", &fold_tensors, nb::arg("out"), nb::arg("inputs"), nb::arg("op"),
         nb::arg("factors") = nb::none(), nb::arg("n_avg") = 0,
+        nb::sig(
+            "def fold(out: Tensor, inputs: list[Tensor], op: int, factors: Sequence[float] | None = None, "
+            "n_avg: int = 0) -> bool"),
         "Folds the inputs from left to right into `out`, which may be one of them.\n\n"
         "All are contiguous CPU tensors of one dtype and size. `op` is a RedOpType; PREMUL_SUM takes a\n"
-        "factor for each input, AVG the divisor `n_avg`. False, with `out` untouched, where the dtype does\n"
-        "not have the operation; ValueError where the arguments do not fit together.");
+        "factor for each input, AVG the divisor `n_avg`. Returns False, with `out` untouched, if the dtype\n"
+        "does not have the operation. Raises ValueError if the arguments do not fit together.");
     m.def(
         "fold_defined",
         [](uint8_t dtype, int op) { return fold_defined(static_cast<DType>(dtype), red_of(op)); },
-        nb::arg("dtype"), nb::arg("op"), "Whether `fold` knows the operation for this dtype number.");
+        nb::arg("dtype"), nb::arg("op"), "Whether `fold` has the operation for this dtype number.");
     m.def("fold_isa", &fold_isa, "The instruction set that folds use: avx512, avx2 or baseline.");
     m.def(
         "set_fold_isa", [](const std::string& name) { return set_fold_isa(name.c_str()); }, nb::arg("name"),
-        "Makes folds use another instruction set, for tests. False where this machine lacks it.");
+        "Makes folds use another instruction set, for tests. Returns False if this machine lacks it.");
 }
 
 }  // namespace unicomm

@@ -1,17 +1,17 @@
-// How a vector's worth of memory becomes lanes that can be reduced, and back.
+// Codecs: how a vector's worth of memory becomes lanes that can be reduced, and back.
 //
-// A codec has the type of the lanes, `Lane`, and the number of vectors, `kParts`, that kVecBytes bytes of
-// memory fill. Which element goes into which lane does not matter to a fold, only that load() and store()
-// agree; the narrow floats make use of that and shift instead of shuffling.
+// A codec defines the type of the lanes, `Lane`, and the number of vectors, `kParts`, that kVecBytes bytes of
+// memory fill. A fold does not depend on which element is in which lane, only load() and store() have to
+// agree; narrow floats use that to shift instead of shuffle.
 #pragma once
 #include <type_traits>
 
-#include "reduce/lanes.hpp"
+#include "reduce/simd.hpp"
 
 namespace unicomm::UNICOMM_ISA {
 namespace {
 
-// Elements that are their own accumulator: float32, float64 and the integers.
+// Types that accumulate in themselves: float32, float64 and the integers.
 template <class T>
 struct Native {
     using Lane = T;
@@ -23,7 +23,7 @@ struct Native {
     static UNICOMM_INLINE void store(char* to, const Vec<T>* part) { UNICOMM_ISA::store(to, part[0]); }
 };
 
-// bool: any byte but zero is true. Lanes are all ones or all zeros.
+// bool: any nonzero byte is true. Lanes are all ones or all zeros.
 struct Truth {
     using Lane = uint8_t;
     static constexpr int kParts = 1;
@@ -46,8 +46,8 @@ struct BFloat16 {
         part[0] = (F32)(pair << 16);
         part[1] = (F32)(pair & 0xffff0000u);
     }
-    // Rounds both at once, as 16-bit words. The NaNs that such sources, and the dispatcher's factors, lead to
-    // have nothing in the part that is cut, so rounding does not carry them into infinity.
+    // Rounds both halves at once, as 16-bit words. NaNs from such sources, and from the factors of fold(),
+    // have only zeros in the part that is cut off, so rounding cannot turn them into infinity.
     static UNICOMM_INLINE void store(char* to, const F32* part) {
         U32 low = (U32)part[0], high = (U32)part[1];
 #if defined(__AVX2__) && !defined(__AVX512BW__)
@@ -57,7 +57,7 @@ struct BFloat16 {
         U16 kept = (U16)(low >> 16 | (high & 0xffff0000u));
         U16 cut = (U16)((low & 0xffffu) | high << 16);
 #endif
-        // Above one half rounds up, and so does exactly one half where an odd bit would be kept.
+        // Rounds up above one half, and at exactly one half if the kept bit is odd.
         cut |= kept & 1;
 #ifdef __AVX512BW__
         kept = cut > 0x8000 ? kept + 1 : kept;
@@ -68,10 +68,10 @@ struct BFloat16 {
     }
 };
 
-// Floats of 1 + kExponent + kMantissa bits by integer arithmetic, without tables or denormal operands (which
-// a thread that flushes denormals would lose). kInfinite: the largest exponent means infinity and NaN, as in
-// IEEE 754; else it is one more exponent, only the all-ones pattern is NaN, and what is too large, infinity
-// included, becomes the largest number.
+// Floats of 1 + kExponent + kMantissa bits, by integer arithmetic, without tables or denormal operands (which
+// are lost in a thread that flushes denormals). kInfinite: the largest exponent means infinity and NaN, as in
+// IEEE 754. Otherwise it is an ordinary exponent, only the all-ones pattern is NaN, and values that are too
+// large, also infinity, become the largest number.
 template <int kExponent, int kMantissa, bool kInfinite, uint32_t kNan>
 struct SmallFloat {
     static constexpr int kBits = 1 + kExponent + kMantissa;
@@ -96,7 +96,7 @@ struct SmallFloat {
     static constexpr uint32_t kRebias = (127 - kBias) << 23;
     static constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);
 
-    // The element is in the upper bits of each word.
+    // Takes the element from the upper bits of each word.
     static UNICOMM_INLINE F32 widen(U32 word) {
         U32 magnitude = (word & ~kSign & ~((1u << (32 - kBits)) - 1)) >> (8 - kExponent);
         U32 bits = magnitude + kRebias;
@@ -106,18 +106,18 @@ struct SmallFloat {
             constexpr uint32_t kAllOnes = ((1u << (kExponent + kMantissa)) - 1) << kDropped;
             bits = magnitude == kAllOnes ? U32{} + 0x7fc00000u : bits;
         }
-        // A subnormal read as if it had the leading one is too large by just that one.
+        // A subnormal that is read with the implicit leading one is too large by exactly that one.
         F32 subnormal = (F32)(magnitude + kSmallestNormal) - __builtin_bit_cast(float, kSmallestNormal);
         bits = (I32)magnitude < int32_t(1u << 23) ? (U32)subnormal : bits;
         return (F32)(bits | (word & kSign));
     }
 
-    // The element ends up in the lower bits of each word.
+    // Leaves the element in the lower bits of each word.
     static UNICOMM_INLINE U32 narrow(F32 v) {
         U32 bits = (U32)v, magnitude = bits & ~kSign;
         U32 normal =
             (magnitude - kRebias + ((1u << (kDropped - 1)) - 1) + (magnitude >> kDropped & 1u)) >> kDropped;
-        // One unit in the last place of kRounder is the smallest subnormal: adding it rounds.
+        // The last place of kRounder is the smallest subnormal, so adding it rounds.
         constexpr uint32_t kRounder = (127 + 1 - kBias - kMantissa + 23) << 23;
         U32 subnormal = (U32)((F32)magnitude + __builtin_bit_cast(float, kRounder)) - kRounder;
         U32 small = (I32)magnitude < int32_t(kSmallestNormal) ? subnormal : normal;
@@ -134,7 +134,7 @@ using Float8E4M3 = SmallFloat<4, 3, false, 0x7f>;
 using Float8E5M2 = SmallFloat<5, 2, true, 0x7f>;
 
 #ifdef __F16C__
-// By the processor's own conversions, which do not mind a thread that flushes denormals either.
+// By the processor's conversions, which also work in a thread that flushes denormals.
 struct Float16 {
     using Lane = float;
     static constexpr int kParts = 2;
@@ -151,7 +151,7 @@ struct Float16 {
   private:
     static constexpr int kNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 #ifdef __AVX512F__
-    // GCC 12 warns of its own header where the forms without a mask are used.
+    // GCC 12 warns about its own header if the forms without a mask are used.
     static constexpr __mmask16 kAll = 0xffff;
     static UNICOMM_INLINE F32 widen(const char* from) {
         return (F32)_mm512_maskz_cvtph_ps(kAll, _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(from)));

@@ -3,16 +3,16 @@
 #pragma once
 #include <type_traits>
 
-#include "reduce/job.hpp"
-#include "reduce/lanes.hpp"
+#include "reduce/arguments.hpp"
+#include "reduce/simd.hpp"
 
 namespace unicomm::UNICOMM_ISA {
 namespace {
 
 template <class T>
 struct Plain {
-    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const Job&, int) { return x; }
-    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const Job&) { return acc; }
+    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const FoldArguments&, int) { return x; }
+    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const FoldArguments&) { return acc; }
 };
 
 template <class T>
@@ -23,8 +23,8 @@ struct Sum : Plain<T> {
             return (Vec<T>)((Wrapping)acc + (Wrapping)x);
         } else {
 #ifdef __AVX512F__
-            // x * 1 is exact, so the bits are those of the sum. Some processors add where they also convert
-            // float16 but multiply elsewhere: this keeps both busy.
+            // x * 1 is exact, so the result has the bits of the sum. Some processors add in the unit that
+            // also converts float16, but multiply in another: this uses both.
             if constexpr (std::is_same_v<T, float>) {
                 return (Vec<T>)_mm512_fmadd_ps((__m512)x, _mm512_set1_ps(1.0f), (__m512)acc);
             }
@@ -40,7 +40,8 @@ struct Product : Plain<T> {
     static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) { return acc * x; }
 };
 
-// NaN in the accumulator stays because it compares false; NaN in x is let in. Equal values stay, too.
+// A NaN in the accumulator stays, because it compares false; a NaN in x is taken. Of equal values the
+// accumulator stays.
 template <class T>
 struct Min : Plain<T> {
     static UNICOMM_INLINE Vec<T> combine(Vec<T> acc, Vec<T> x) {
@@ -74,27 +75,27 @@ struct Xor : Plain<T> {
 
 template <class T>
 struct PremulSum : Sum<T> {
-    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const Job& job, int k) {
+    static UNICOMM_INLINE Vec<T> source(Vec<T> x, const FoldArguments& args, int k) {
         if constexpr (std::is_same_v<T, float>) {
-            return x * job.factors[k].f32;
+            return x * args.factors[k].f32;
         } else if constexpr (std::is_same_v<T, double>) {
-            return x * job.factors[k].f64;
+            return x * args.factors[k].f64;
         } else {
             static_assert(std::is_unsigned_v<T>);
-            return x * static_cast<T>(job.factors[k].integer);
+            return x * static_cast<T>(args.factors[k].integer);
         }
     }
 };
 
 template <class T>
 struct Avg : Sum<T> {
-    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const Job& job) {
+    static UNICOMM_INLINE Vec<T> result(Vec<T> acc, const FoldArguments& args) {
         if constexpr (std::is_floating_point_v<T>) {
-            return acc / static_cast<T>(job.divisor);
+            return acc / static_cast<T>(args.divisor);
         } else {
             T lane[kLanes<T>];
             std::memcpy(lane, &acc, sizeof(acc));
-            for (T& x : lane) x = quotient(x, job.divisor);
+            for (T& x : lane) x = quotient(x, args.divisor);
             return load<Vec<T>>(reinterpret_cast<const char*>(lane));
         }
     }
@@ -120,7 +121,7 @@ struct ComplexProduct : Plain<T> {
             Vec<T> real = __builtin_shufflevector(acc, acc, (i & ~1)...);
             Vec<T> imaginary = __builtin_shufflevector(acc, acc, (i | 1)...);
             Vec<T> swapped = __builtin_shufflevector(x, x, (i ^ 1)...);
-            // Negating and adding has the bits of subtracting.
+            // Negating and adding gives the same bits as subtracting.
             constexpr Vec<T> kSigns = {(i & 1 ? T(1) : T(-1))...};
             return real * x + imaginary * swapped * kSigns;
         }(std::make_integer_sequence<int, kLanes<T>>());

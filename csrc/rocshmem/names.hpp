@@ -1,10 +1,10 @@
-// What the installed rocSHMEM has, found out when this is compiled. Names have changed from 2.x to 3.x and go
-// on changing, functions came later or are there for the host only or the device only; nothing here asks for
-// a version.
+// What the installed rocSHMEM has, determined when this is compiled. Names have changed from 2.x to 3.x and
+// keep changing, and some functions came later or exist only on the host or only on the device. Nothing here
+// asks for a version.
 //
-// For each function that may be absent stands a decoy that takes anything: overload resolution prefers the
-// library's own where that can be called from here. A decoy says so by its type, and is called in discarded
-// branches only.
+// For each function that may be missing there is a decoy that takes any arguments: overload resolution
+// prefers the library's function if it can be called from here. The type of a decoy identifies it, and decoys
+// are called only in discarded branches.
 #pragma once
 #include <hip/hip_runtime.h>
 
@@ -14,7 +14,7 @@
 #include <rocshmem/rocshmem.hpp>
 #include <type_traits>
 
-// Types and constants of those that came with 3.0: what namespace rocshmem has hides these.
+// Stand-ins for types and constants that came with 3.0: those in namespace rocshmem hide them.
 struct rocshmem_init_attr_t {};
 using rocshmem_uniqueid_t = std::array<uint8_t, 128>;
 constexpr unsigned ROCSHMEM_INIT_WITH_UNIQUEID = 0;
@@ -25,7 +25,7 @@ using Uid = rocshmem_uniqueid_t;
 constexpr unsigned kByUid = ROCSHMEM_INIT_WITH_UNIQUEID;
 }  // namespace rocshmem::unicomm_found
 
-// Not within unicomm: lookup must come upon these and the library's own at the same time.
+// Outside of unicomm: lookup must find these and the library's functions at the same time.
 namespace unicomm_rocshmem_decoys {
 
 struct Absent {
@@ -67,7 +67,7 @@ UNICOMM_MAYBE_OF_NOTHING(rocshmem_barrier_all_wg)  // 3.x
 UNICOMM_MAYBE_OF_NOTHING(rocshmem_wg_barrier_all)  // 2.x
 UNICOMM_MAYBE(rocshmem_barrier_wg)                 // of a team: 3.3
 UNICOMM_MAYBE(rocshmem_ctx_barrier_wg)             // 3.0
-UNICOMM_MAYBE(rocshmem_ctx_wg_team_sync)           // 2.x: without waiting for puts
+UNICOMM_MAYBE(rocshmem_ctx_wg_team_sync)           // 2.x: does not wait for puts
 #undef UNICOMM_MAYBE
 #undef UNICOMM_MAYBE_OF_NOTHING
 }  // namespace unicomm_rocshmem_decoys
@@ -81,8 +81,8 @@ using rocshmem::unicomm_found::kByUid;
 using rocshmem::unicomm_found::Uid;
 using Team = rocshmem_team_t;
 
-// `kHost...` and `kDevice...`: whether a call compiles on that side. The question is put within a function of
-// that side, for only there does the compiler leave out what belongs to the other one.
+// `kHost...` and `kDevice...`: whether a call compiles on that side. The check is within a function of that
+// side, because only there the compiler leaves out what belongs to the other side.
 #define UNICOMM_FOUND(side, constant, call)                                                              \
     side inline auto constant##_found([[maybe_unused]] void* to, [[maybe_unused]] const void* from,      \
                                       [[maybe_unused]] size_t n, [[maybe_unused]] uint64_t* word,        \
@@ -125,7 +125,7 @@ UNICOMM_FOUND(__device__, kDeviceTeamSync, rocshmem_ctx_wg_team_sync(ROCSHMEM_CT
 // clang-format on
 #undef UNICOMM_FOUND
 
-constexpr bool kByUniqueId = kHostUid && kHostInitAttr;  // else MPI tells the PEs who they are
+constexpr bool kByUniqueId = kHostUid && kHostInitAttr;  // otherwise MPI tells the PEs their numbers
 constexpr bool kBarrier = kHostBarrier || kDeviceBarrierAllWg || kDeviceWgBarrierAll;
 constexpr bool kTeamBarrier = kHostTeamBarrier || kDeviceBarrierWg || kDeviceCtxBarrierWg || kDeviceTeamSync;
 

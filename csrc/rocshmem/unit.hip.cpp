@@ -1,11 +1,10 @@
-// rocSHMEM as a table of symmetric memory: a shared object of its own, because AMD ships a static library
-// whose device code must be linked by the user's compiler. `unicomm build rocshmem` does that.
+// The table over rocSHMEM: a shared object of its own, because AMD ships a static library whose device code
+// the user's compiler must link. `unicomm build rocshmem` builds it.
 //
-// Puts, gets, signals and barriers act in the order of their stream, and nobody waits on the host, but for
-// the atomics, whose result goes to the host, and for what is collective in the table: init, allocate, free,
-// team_split. rocSHMEM cannot be interrupted and does not know who died: a deadline is kept, and an abort
-// heard, where the host waits for a kernel; in the library's own collectives (init, malloc, free,
-// team_split_strided) they are not.
+// Puts, gets, signals and barriers act in the order of their stream. The host waits only for the atomics,
+// whose result it returns, and for the collectives of the table: init, allocate, free, team_split. rocSHMEM
+// cannot be interrupted and does not notice dead PEs. Deadlines and aborts work while the host waits for a
+// kernel, but not within the library's own collectives (init, malloc, free, team_split_strided).
 #include <chrono>
 #include <cstdlib>
 #include <future>
@@ -15,12 +14,12 @@
 #include <thread>
 #include <tuple>
 
-#include "rocshmem/operations.hpp"
+#include "rocshmem/stream_functions.hpp"
 
 namespace unicomm::rocshmem_unit {
 namespace {
 
-constexpr uint64_t kPage = 4096;  // of heaps, at least: places in them are as well aligned on all PEs
+constexpr uint64_t kPage = 4096;  // least alignment of heaps, so that places in them are aligned alike
 
 World the_world;
 std::mutex starting;
@@ -30,7 +29,7 @@ std::string in_use() {
            std::to_string(the_world.size) + " PEs: split that communicator, or start other processes";
 }
 
-// The size of heaps goes with the id, where rocSHMEM leaves its end empty, as it has always done.
+// The size of the heaps is sent in the id, whose end rocSHMEM has always left empty.
 struct Tail {
     char mark[8];
     uint64_t heap_bytes;
@@ -41,7 +40,7 @@ char* tail_of(UniqueId* id) { return id->bytes + sizeof id->bytes - sizeof(Tail)
 int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
     std::lock_guard lock(starting);
     if (the_world.started) {
-        if (the_world.size != world) return failed(in_use(), error);
+        if (the_world.size != world) return report(in_use(), error);
         *out = the_world.id;
         return 0;
     }
@@ -49,14 +48,14 @@ int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
     if constexpr (kByUniqueId) {
         Uid uid{};
         int code = rocshmem_get_uniqueid(&uid);
-        if (code != 0) return failed("rocshmem_get_uniqueid failed", error);
+        if (code != 0) return report("rocshmem_get_uniqueid failed", error);
         static_assert(sizeof uid == sizeof *out);
         std::memcpy(out, &uid, sizeof uid);
     }
     if (heap_bytes == 0) return 0;
     static const Tail empty{};
     if (std::memcmp(tail_of(out), &empty, sizeof empty) != 0) {
-        return failed("rocSHMEM's id has no room for the size of heaps: set ROCSHMEM_HEAP_SIZE", error);
+        return report("rocSHMEM's id has no room for the size of heaps: set ROCSHMEM_HEAP_SIZE", error);
     }
     Tail tail{{}, heap_bytes};
     std::memcpy(tail.mark, kMark, sizeof kMark);
@@ -79,15 +78,15 @@ int start_library(UniqueId id, int rank, int world, Error* error) {
         Attributes attributes{};
         int code = rocshmem_set_attr_uniqueid_args(rank, world, &uid, &attributes);
         if (code == 0) code = rocshmem_init_attr(kByUid, &attributes);
-        if (code != 0) return failed("rocshmem_init_attr failed: ROCSHMEM_DEBUG_LEVEL=INFO says why", error);
+        if (code != 0) return report("rocshmem_init_attr failed: ROCSHMEM_DEBUG_LEVEL=INFO says why", error);
     } else {
         rocshmem_init();
-        std::atexit([] {  // mpirun wants to hear of it; but it is a meeting, to which not all may come
+        std::atexit([] {  // mpirun expects it; but it is collective, and not all PEs may come
             if (!the_world.broken && !the_world.given_up) rocshmem_finalize();
         });
     }
     if (rocshmem_my_pe() != rank || rocshmem_n_pes() != world) {
-        return failed(
+        return report(
             "this is PE " + std::to_string(rocshmem_my_pe()) + " of " + std::to_string(rocshmem_n_pes()) +
                 " of rocSHMEM, but rank " + std::to_string(rank) + " of " + std::to_string(world) +
                 (kByUniqueId ? ""
@@ -120,15 +119,16 @@ int open_world(World& w, int rank, int world, int device, Error* error) {
     w.draft = static_cast<Words*>(host);
     w.result = reinterpret_cast<uint64_t*>(static_cast<char*>(host) + words);
     w.said = static_cast<Words*>(rocshmem_malloc(sizeof(Words) * size_t(world)));
-    if (w.said == nullptr) return failed("no room in the symmetric heap: set ROCSHMEM_HEAP_SIZE", error);
+    if (w.said == nullptr) return report("no room in the symmetric heap: set ROCSHMEM_HEAP_SIZE", error);
     code = checked(hipMemset(w.said, 0, sizeof(Words) * size_t(world)), "hipMemset", error);
     if (code == 0) code = checked(hipDeviceSynchronize(), "hipDeviceSynchronize", error);
-    // On the host, as rocSHMEM's own malloc ends: nobody writes what another one is about to clear.
+    // On the host, as at the end of rocSHMEM's malloc: no PE writes what another is about to clear.
     rocshmem_barrier_all();
     return code;
 }
 
-// The library starts in a thread of its own: until all PEs come it does not return, and nothing ends it.
+// Starts the library in a thread of its own: it does not return until all PEs come, and cannot be
+// interrupted.
 int start(World& w, const UniqueId& id, int rank, int world, uint64_t deadline, Error* error) {
     struct Result {
         Error error{};
@@ -148,15 +148,15 @@ int start(World& w, const UniqueId& id, int rank, int world, uint64_t deadline, 
     uint64_t now = now_ns();
     auto left = std::chrono::nanoseconds(deadline > now ? std::min(deadline - now, uint64_t{1} << 60) : 0);
     if (future.wait_for(left) != std::future_status::ready) {
-        return failed("rocSHMEM did not start in time, and cannot be interrupted: end the processes", error,
-                      FaultCode::kTimeout);
+        return report(FaultCode::kTimeout,
+                      "rocSHMEM did not start in time, and cannot be interrupted: end the processes", error);
     }
     Result r = future.get();
     if (r.code != 0) *error = r.error;
     return r.code;
 }
 
-// What domains before left, once all PEs know that there is none any more: nothing is freed by one PE alone.
+// Frees what earlier domains have left, once all PEs know that there are none: no PE frees alone.
 void clear(World& w) {
     std::map<uint64_t, void*> left;
     for (auto& [at, block] : w.blocks) left[block.turn] = block.start;
@@ -164,11 +164,11 @@ void clear(World& w) {
     for (auto& [turn, start] : left) rocshmem_free(start);
 }
 
-// The first one starts the library. Others join it by the same id, also while there are domains.
+// The first call starts the library. Later calls join it by the same id, also while there are domains.
 int init(const UniqueId* id, int rank, int world, const char*, uint64_t deadline, Domain* out, Error* error) {
     std::lock_guard lock(starting);
     World& w = the_world;
-    if (w.broken) return failed("rocSHMEM failed in this process before, and starts once: end it", error);
+    if (w.broken) return report("rocSHMEM failed in this process before, and starts once: end it", error);
     if (!w.started) {
         w.started = true, w.id = *id, w.size = world;
         if (int code = start(w, *id, rank, world, deadline, error)) {
@@ -176,7 +176,7 @@ int init(const UniqueId* id, int rank, int world, const char*, uint64_t deadline
             return code;
         }
     } else if (w.rank != rank || w.size != world || std::memcmp(&w.id, id, sizeof *id) != 0) {
-        return failed(in_use(), error);
+        return report(in_use(), error);
     }
     auto part = std::make_unique<Part>();
     part->world = &w, part->team = ROCSHMEM_TEAM_WORLD, part->whole = true, part->rank = rank;
@@ -190,18 +190,18 @@ int init(const UniqueId* id, int rank, int world, const char*, uint64_t deadline
     return 0;
 }
 
-// Others cannot be told.
+// rocSHMEM cannot notify other PEs.
 int leave(Domain, Error*) { return 0; }
 
-// What waits on the host in this domain ends; a stream's wait does not, nor is the library told: it knows no
-// end of one communicator.
+// Ends waits of the host in this domain. A wait of a stream continues, and the library is not told: it cannot
+// end a single communicator.
 int abort_domain(Domain domain, Error*) {
     part_of(domain).world->given_up = true;
     part_of(domain).aborted = true;
     return 0;
 }
 
-// A team's place in the library stays taken: giving it back is a collective.
+// The slot of a team in the library stays occupied: freeing it is collective.
 int release(Domain domain, Error*) {
     std::unique_ptr<Part> part(&part_of(domain));
     std::lock_guard lock(starting);
@@ -212,11 +212,11 @@ int release(Domain domain, Error*) {
 int allocate(Domain domain, uint64_t bytes, uint64_t align, uint64_t deadline, void** out, Error* error) {
     Part& part = part_of(domain);
     World& w = *part.world;
-    if (!part.whole) return failed("a team has no memory of its own", error);
+    if (!part.whole) return report("a team has no memory of its own", error);
     if (int code = agree(part, kAllocate, bytes, align, deadline, error)) return code;
     align = std::max<uint64_t>(align, sizeof(void*));
     if (align > kPage || (align & (align - 1)) != 0) {
-        return failed("an alignment is a power of 2 of at most 4096, not " + std::to_string(align), error);
+        return report("an alignment is a power of 2 of at most 4096, not " + std::to_string(align), error);
     }
     void *start = nullptr, *place = nullptr;
     if constexpr (kHostAlign) {
@@ -226,7 +226,7 @@ int allocate(Domain domain, uint64_t bytes, uint64_t align, uint64_t deadline, v
         place = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(start) + align - 1) & ~(align - 1));
     }
     if (start == nullptr) {
-        return failed("no room for " + std::to_string(bytes) + " bytes in the symmetric heap", error);
+        return report("no room for " + std::to_string(bytes) + " bytes in the symmetric heap", error);
     }
     w.blocks[place] = {start, bytes, ++w.turns};
     *out = place;
@@ -237,15 +237,15 @@ int free_memory(Domain domain, void* address, uint64_t deadline, Error* error) {
     Part& part = part_of(domain);
     World& w = *part.world;
     auto found = w.blocks.find(address);
-    uint64_t turn = found == w.blocks.end() ? 0 : found->second.turn;  // addresses are each PE's own
+    uint64_t turn = found == w.blocks.end() ? 0 : found->second.turn;  // addresses differ between PEs
     if (int code = agree(part, kFree, turn, 0, deadline, error)) return code;
-    if (turn == 0) return failed("nothing was allocated there", error);
+    if (turn == 0) return report("nothing was allocated there", error);
     rocshmem_free(found->second.start);
     w.blocks.erase(found);
     return 0;
 }
 
-struct Shape {  // of a team: PEs of the domain that is split; of size 0: no team
+struct Shape {  // a team, as PEs of the domain that is split; size 0: no team
     int start, stride, size;
     bool operator<(const Shape& o) const {
         return std::tie(start, stride, size) < std::tie(o.start, o.stride, o.size);
@@ -256,7 +256,7 @@ struct Shape {  // of a team: PEs of the domain that is split; of size 0: no tea
     }
 };
 
-// The teams that the PEs name, if every member of one names that one.
+// Finds the teams that the PEs name. Every member of a team must name it.
 int shapes_of(const std::vector<Words>& all, std::set<Shape>& shapes, Error* error) {
     int n = int(all.size());
     auto named = [&](int pe) {
@@ -274,19 +274,18 @@ int shapes_of(const std::vector<Words>& all, std::set<Shape>& shapes, Error* err
             good = shape.place(other) < 0 || (!(shape < theirs) && !(theirs < shape));
         }
         if (!good) {
-            int code = failed("the team of rank " + std::to_string(pe) +
-                                  " is none (ranks i, i + k, i + 2 k ...), or its members name others",
-                              error, FaultCode::kMismatch);
-            error->culprits[error->n_culprits++] = pe;
-            return code;
+            return report(FaultCode::kMismatch,
+                          "the team of rank " + std::to_string(pe) +
+                              " is none (ranks i, i + k, i + 2 k ...), or its members name others",
+                          error, {pe});
         }
         shapes.insert(shape);
     }
     return 0;
 }
 
-// The library makes one team at a time, by all PEs with the same arguments: so all tell each other which one
-// they want to be in, and make all of them in one order.
+// The library creates one team at a time, by all PEs with the same arguments. So all PEs exchange which team
+// they want, and create all teams in the same order.
 [[maybe_unused]] int team_split(Domain domain, int start, int stride, int size, uint64_t deadline,
                                 Domain* out, Error* error) {
     Part& part = part_of(domain);
@@ -304,7 +303,7 @@ int shapes_of(const std::vector<Words>& all, std::set<Shape>& shapes, Error* err
         int place = shape.place(part.rank);
         if (place < 0) continue;
         if (result != 0 || team == ROCSHMEM_TEAM_INVALID) {
-            return failed(
+            return report(
                 "rocshmem_team_split_strided failed: ROCSHMEM_MAX_NUM_TEAMS is how many there can be", error);
         }
         auto made = std::make_unique<Part>();

@@ -1,62 +1,47 @@
-// rocSHMEM has one world for a process, with one heap. What this unit keeps of it, and how its PEs agree on
-// what they do together: the library compares nothing, and waits forever.
+// The state of rocSHMEM in this process, which has one world with one heap, and how its PEs agree on
+// collectives: the library compares nothing and waits forever.
 #pragma once
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
-#include "rocshmem/kernels.hpp"
-#include "symm/table.hpp"
+#include "base/clock.hpp"
+#include "rocshmem/device_kernels.hpp"
+#include "symm/table_error.hpp"
 
 namespace unicomm::rocshmem_unit {
 
 using symm::Error;
+using symm::report;
 using symm::Stream;
-
-inline int failed(const std::string& detail, Error* error, FaultCode code = FaultCode::kInternal) {
-    error->n_culprits = 0;
-    size_t n = std::min(detail.size(), sizeof error->detail - 1);
-    std::memcpy(error->detail, detail.data(), n);
-    error->detail[n] = 0;
-    return int(code);
-}
 
 inline int checked(hipError_t result, const char* what, Error* error) {
     if (result == hipSuccess) return 0;
-    return failed(std::string(what) + ": " + hipGetErrorString(result), error);
+    return report(std::string(what) + ": " + hipGetErrorString(result), error);
 }
 
 inline hipStream_t of(Stream stream) { return static_cast<hipStream_t>(stream); }
 
-// Kernels and functions on streams return nothing: what went wrong at their start is asked for.
+// Kernels and functions on streams return nothing: checks for an error of their launch.
 inline int launched(const char* what, Error* error) { return checked(hipGetLastError(), what, error); }
-
-inline uint64_t now_ns() {
-    timespec t{};
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
-}
 
 enum What : uint64_t { kAllocate = 1, kFree = 2, kSplit = 3, kInit = 4 };
 
-// What a PE tells the others at a meeting.
+// What a PE publishes at a meeting.
 struct Words {
     uint64_t round, what, a, b, c;
     uint64_t unused[3];
 };
 
 struct Block {
-    void* start;  // as the library gave it
+    void* start;  // as returned by the library
     uint64_t bytes;
-    uint64_t turn;  // PEs free what was left in the order in which it was allocated
+    uint64_t turn;  // order of allocation, in which PEs free what was left
 };
 
 struct World {
@@ -64,25 +49,25 @@ struct World {
     int wave = 0;
     bool started = false;
     symm::UniqueId id{};
-    bool broken = false;                // a meeting was given up: its kernel still waits
-    std::atomic<bool> given_up{false};  // by a communicator: not all PEs will come to the end
-    Words* said = nullptr;              // symmetric: one for each PE
-    Words* draft = nullptr;  // of the host, where the device can read and write it: one more than PEs
+    bool broken = false;                // a meeting was given up, and its kernel still waits
+    std::atomic<bool> given_up{false};  // set by an abort: not all PEs will reach the end
+    Words* said = nullptr;              // symmetric: one per PE
+    Words* draft = nullptr;             // host memory that the device can access: one more than PEs
     uint64_t* result = nullptr;
     hipStream_t stream = nullptr, glance = nullptr;
-    hipEvent_t met = nullptr;  // the last barrier that was issued
+    hipEvent_t met = nullptr;  // recorded after the last barrier
     std::map<void*, Block> blocks;
     uint64_t turns = 0;
-    int inits = 0, domains = 0;  // that there were, and are
+    int inits = 0, domains = 0;  // number of inits so far, and of open domains
 };
 
-struct Part {  // the world, or a team of it: what a Domain is
+struct Part {  // a domain: the world, or a team
     World* world = nullptr;
     Team team{};
     bool whole = false;
     int rank = 0;
-    std::vector<int> pes;  // of the world
-    uint64_t round = 0;    // of meetings; no other part has the same numbers
+    std::vector<int> pes;  // PEs of the world
+    uint64_t round = 0;    // counts meetings; no other domain has the same numbers
     std::atomic<bool> aborted{false};
 
     int size() const { return int(pes.size()); }
@@ -91,13 +76,13 @@ struct Part {  // the world, or a team of it: what a Domain is
 inline Part& part_of(symm::Domain domain) { return *static_cast<Part*>(domain); }
 
 inline dim3 group(const World& world, uint64_t bytes = 0) {
-    // A wave is enough for what one thread does, four keep a link busy; 64 threads or 32 each, as the device
-    // says.
+    // One wave is enough for the work of one thread; four keep a link busy. The device defines the size of a
+    // wave (64 or 32).
     return dim3(unsigned(world.wave) * (bytes >= 4096 ? 4 : 1));
 }
 
-// Two barriers of a PE that run at the same time, on two streams, would take each other's arrivals for
-// theirs: each waits for the one before, on whichever stream that is.
+// Two barriers of one PE that ran at the same time, on two streams, would count each other's arrivals. So
+// each waits for the one before, on whichever stream that is.
 inline int barrier_on(Part& part, hipStream_t stream, Error* error) {
     World& w = *part.world;
     if (int code = checked(hipStreamWaitEvent(stream, w.met, 0), "hipStreamWaitEvent", error)) return code;
@@ -130,7 +115,7 @@ inline int put_on(World& world, void* to, const void* from, uint64_t bytes, int 
 
 constexpr const char* kGivenUp = "rocSHMEM still waits in an operation that was given up: end the processes";
 
-// Until all on the stream is done: kNone, with `result`. Else kTimeout or kAborted.
+// Waits until the stream is done: kNone, with `result`; otherwise kTimeout or kAborted.
 inline FaultCode finish(Part& part, hipStream_t stream, uint64_t deadline, hipError_t& result) {
     for (int turn = 0;; ++turn) {
         result = hipStreamQuery(stream);
@@ -145,34 +130,34 @@ inline FaultCode finish(Part& part, hipStream_t stream, uint64_t deadline, hipEr
     }
 }
 
-// Until a meeting is over, the deadline, or an abort. A kernel that waits cannot be called back.
+// Waits for the end of a meeting, the deadline, or an abort. A waiting kernel cannot be cancelled.
 inline int await(Part& part, uint64_t deadline, Error* error) {
     World& w = *part.world;
     hipError_t result = hipSuccess;
     FaultCode fault = finish(part, w.stream, deadline, result);
     if (fault == FaultCode::kNone) return checked(result, "hipStreamQuery", error);
     w.broken = true;
-    if (fault == FaultCode::kAborted) return failed("", error, fault);
-    // Who is absent.
+    if (fault == FaultCode::kAborted) return report(fault, "", error);
+    // Finds the PEs that have not arrived.
     std::vector<Words> seen(size_t(w.size));
     hipError_t copied =
         hipMemcpyAsync(w.draft + 1, w.said, sizeof(Words) * seen.size(), hipMemcpyDeviceToHost, w.glance);
     if (copied == hipSuccess) copied = hipStreamSynchronize(w.glance);
     if (copied == hipSuccess) std::memcpy(seen.data(), w.draft + 1, sizeof(Words) * seen.size());
-    failed("rocSHMEM cannot be interrupted: end the processes", error);
+    std::vector<int> absent;
     for (int pe = 0; copied == hipSuccess && pe < part.size(); ++pe) {
         bool here = pe == part.rank || seen[size_t(part.pes[size_t(pe)])].round == part.round;
-        if (!here && error->n_culprits < 64) error->culprits[error->n_culprits++] = pe;
+        if (!here) absent.push_back(pe);
     }
-    return int(FaultCode::kTimeout);
+    return report(FaultCode::kTimeout, "rocSHMEM cannot be interrupted: end the processes", error, absent);
 }
 
-// All PEs of the part say what they do; `all`: what each said, by its PE of the part. Waits on the host.
+// Exchanges what each PE of the domain passes; `all` is by PE of the domain. Waits on the host.
 inline int meet(Part& part, What what, uint64_t a, uint64_t b, uint64_t c, uint64_t deadline,
                 std::vector<Words>& all, Error* error) {
     World& w = *part.world;
-    if (w.broken) return failed(kGivenUp, error);
-    if (part.aborted) return failed("", error, FaultCode::kAborted);
+    if (w.broken) return report(kGivenUp, error);
+    if (part.aborted) return report(FaultCode::kAborted, "", error);
     *w.draft = Words{++part.round, what, a, b, c, {}};
     Words* own = w.said + w.rank;
     int code = checked(hipMemcpyAsync(own, w.draft, sizeof(Words), hipMemcpyHostToDevice, w.stream),
@@ -187,7 +172,7 @@ inline int meet(Part& part, What what, uint64_t a, uint64_t b, uint64_t c, uint6
                                       hipMemcpyDeviceToHost, w.stream),
                        "hipMemcpyAsync", error);
     }
-    if (code == 0) code = barrier_on(part, w.stream, error);  // all have read: the words may be written again
+    if (code == 0) code = barrier_on(part, w.stream, error);  // all have read: the words may be overwritten
     if (code == 0) code = await(part, deadline, error);
     if (code != 0) return code;
     all.clear();
@@ -195,7 +180,7 @@ inline int meet(Part& part, What what, uint64_t a, uint64_t b, uint64_t c, uint6
     return 0;
 }
 
-// The same, and all must say the same.
+// The same; all PEs must pass the same values.
 inline int agree(Part& part, What what, uint64_t a, uint64_t b, uint64_t deadline, Error* error) {
     std::vector<Words> all;
     if (int code = meet(part, what, a, b, 0, deadline, all, error)) return code;
@@ -203,16 +188,16 @@ inline int agree(Part& part, What what, uint64_t a, uint64_t b, uint64_t deadlin
     if (std::all_of(all.begin(), all.end(), same)) return 0;
     static const char* names[] = {"?", "allocate", "free", "team_split", "init"};
     std::string detail;
+    std::vector<int> pes;  // the same list on all PEs: none of them can say who is right
     for (size_t pe = 0; pe < all.size(); ++pe) {
         const Words& w = all[pe];
+        pes.push_back(int(pe));
         detail +=
             (pe ? "; rank " : "rank ") + std::to_string(pe) + ": " + names[w.what <= kInit ? w.what : 0];
         if (w.what == kAllocate) detail += " " + std::to_string(w.a) + " bytes";
         if (w.what == kFree) detail += " at " + std::to_string(w.a);
     }
-    failed(detail, error);
-    for (int pe = 0; pe < part.size() && pe < 64; ++pe) error->culprits[error->n_culprits++] = pe;
-    return int(FaultCode::kMismatch);  // the same list on all: nobody says who is right
+    return report(FaultCode::kMismatch, detail, error, pes);
 }
 
 }  // namespace unicomm::rocshmem_unit

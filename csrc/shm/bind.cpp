@@ -1,26 +1,26 @@
-// Python's side of the shared-memory transport. Tensors arrive validated; the GIL is released while an
-// operation waits.
-#include "core/bind.hpp"
+// Bindings of the shared-memory transport. Tensors arrive validated; the GIL is released while an operation
+// waits.
+#include "base/bind.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <sys/syscall.h>
 
 #include <utility>
 
-#include "shm/bind_fault.hpp"
+#include "base/bind_fault.hpp"
 #include "shm/dispatch.hpp"
-#include "shm/heap.hpp"
+#include "shm/memory/heap.hpp"
 #include "shm/p2p.hpp"
 
 namespace unicomm {
 namespace {
 
+using shm::Buffer;
+using shm::buffer_of;
 using shm::cuts_input;
 using shm::cuts_output;
-using shm::deadline_after;
 using shm::dispatch;
 using shm::equal_parts;
 using shm::Exchange;
@@ -28,8 +28,6 @@ using shm::Group;
 using shm::Heap;
 using shm::Message;
 using shm::Op;
-using shm::Piece;
-using shm::piece_of;
 using shm::Segment;
 
 std::vector<Tensor> read_all(nb::list tensors) {
@@ -40,11 +38,11 @@ std::vector<Tensor> read_all(nb::list tensors) {
     return out;
 }
 
-// The parts for each rank: one tensor each, or one tensor cut by rows or into equal parts.
-std::vector<Piece> pieces_of(const std::vector<Tensor>& tensors, nb::handle splits, int world) {
-    std::vector<Piece> out;
+// The part of each rank: one tensor each, or one tensor cut by rows or into equal parts.
+std::vector<Buffer> buffers_of(const std::vector<Tensor>& tensors, nb::handle splits, int world) {
+    std::vector<Buffer> out;
     if (tensors.size() != 1 || (world == 1 && splits.is_none())) {
-        for (const Tensor& t : tensors) out.push_back(piece_of(t));
+        for (const Tensor& t : tensors) out.push_back(buffer_of(t));
         return out;
     }
     const Tensor& t = tensors[0];
@@ -74,8 +72,8 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     op.deadline_ns = deadline_after(timeout);
     auto in_tensors = read_all(inputs), out_tensors = read_all(outputs);
     auto oc = static_cast<OpCode>(code);
-    auto ins = pieces_of(in_tensors, in_splits, cuts_input(oc) ? g.world() : 1);
-    auto outs = pieces_of(out_tensors, out_splits, cuts_output(oc) ? g.world() : 1);
+    auto ins = buffers_of(in_tensors, in_splits, cuts_input(oc) ? g.world() : 1);
+    auto outs = buffers_of(out_tensors, out_splits, cuts_output(oc) ? g.world() : 1);
     uint64_t elements = in_tensors.empty() ? 0 : static_cast<uint64_t>(in_tensors[0].numel);
     Fault fault;
     {
@@ -86,65 +84,17 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     return fault_tuple(fault);
 }
 
-// messages: list of (is_send, peer, tensor)
+// `messages`: a list of (is_send, peer, tensor).
 std::vector<Message> read_messages(nb::list messages) {
     std::vector<Message> list;
     for (nb::handle h : messages) {
         auto item = nb::cast<nb::tuple>(h);
         Tensor t;
         if (!read_tensor(item[2].ptr(), t)) throw nb::python_error();
-        list.push_back({nb::cast<bool>(item[0]), nb::cast<int>(item[1]), piece_of(t), t.dtype,
+        list.push_back({nb::cast<bool>(item[0]), nb::cast<int>(item[1]), buffer_of(t), t.dtype,
                         static_cast<uint64_t>(t.numel)});
     }
     return list;
-}
-
-// What a signal's handler raised (KeyboardInterrupt) while this thread waited. The wait ends by it, and the
-// operation raises it.
-struct Interruption {
-    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-    void keep() {  // the first one
-        if (type) return PyErr_Clear();
-        PyErr_Fetch(&type, &value, &trace);
-    }
-    void raise() {
-        restore();
-        throw nb::python_error();
-    }
-    // What was waited for has come all the same: the operation is right, and the program hears of it after.
-    void raise_later() {
-        PyErr_NormalizeException(&type, &value, &trace);
-        auto raise = [](void* error) {
-            nb::object that = nb::steal(static_cast<PyObject*>(error));
-            PyErr_SetObject(that.type().ptr(), that.ptr());
-            return -1;
-        };
-        Py_XINCREF(value);
-        if (value && Py_AddPendingCall(raise, value) != 0) Py_DECREF(value);
-        restore();
-        PyErr_Clear();
-    }
-
-  private:
-    void restore() {
-        PyErr_Restore(std::exchange(type, nullptr), std::exchange(value, nullptr),
-                      std::exchange(trace, nullptr));
-    }
-};
-thread_local Interruption interruption;
-
-// Python runs handlers of signals in its main thread, which is the process's first one (in a child that was
-// forked, the one that forked); in another one they are for nobody to run.
-bool signal_has_raised() {
-    if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return false;
-    if (interruption.type) return true;
-    PyGILState_STATE lock;
-    with_end_of_python([&] { lock = PyGILState_Ensure(); });
-    with_end_of_python([&] {
-        if (PyErr_CheckSignals() != 0) interruption.keep();
-    });
-    PyGILState_Release(lock);
-    return interruption.type != nullptr;
 }
 
 bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& threads,
@@ -166,13 +116,13 @@ bool ask(nb::handle look, uint64_t comm, int rank, const std::vector<uint64_t>& 
     return false;
 }
 
-// `look(comm, rank, threads)` returns the threads that matter, or None where another one may enter (see
-// shm/deadlock.hpp). It is called by whatever thread waits, while the interpreter lives.
-void set_census(nb::object look) {
+// `look(comm, rank, threads)` returns the threads that matter, or None if another thread may enter (see
+// waiting/deadlock.hpp). Any waiting thread calls it, while the interpreter lives.
+void set_thread_check(nb::object look) {
     static nb::object* kept = nullptr;  // never destroyed: threads may wait until the process has ended
     if (!kept) kept = new nb::object();
     *kept = std::move(look);
-    shm::set_census(
+    shm::set_thread_check(
         [](uint64_t comm, int rank, const std::vector<uint64_t>& threads, std::vector<uint64_t>& matter) {
             if (!Py_IsInitialized()) return false;
             PyGILState_STATE lock;
@@ -196,7 +146,7 @@ nb::object exchange(Group& g, nb::list messages, double timeout) {
     return fault_tuple(fault);
 }
 
-// Runs until something happens: a fault, or a list of (index, peer, fault).
+// Runs until the first event. Returns a fault, or a list of (index, peer, fault).
 nb::object run_exchange(Exchange& e, Group& g, double timeout, double limit) {
     uint64_t deadline = deadline_after(timeout), back = deadline_after(limit);
     std::vector<Exchange::Done> done;
@@ -214,32 +164,14 @@ nb::object run_exchange(Exchange& e, Group& g, double timeout, double limit) {
 
 }  // namespace
 
-void raise_late_signals() {
-    if (interruption.type) interruption.raise_later();
-}
-
-nb::object fault_tuple(const Fault& f) {
-    if (!f) {
-        raise_late_signals();
-        return nb::none();
-    }
-    if (interruption.type) interruption.raise();
-    nb::list claims;
-    for (const Claim& c : f.claims) {
-        claims.append(nb::make_tuple(c.rank, c.op, c.dtype, c.red, c.root, c.count, c.extra));
-    }
-    // Names that others wrote, of which the end or the beginning may have been cut off within a character.
-    auto detail = nb::steal(PyUnicode_DecodeUTF8(f.detail.data(), Py_ssize_t(f.detail.size()), "replace"));
-    if (!detail.is_valid()) throw nb::python_error();
-    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, detail);
-}
-
 void bind_shm(nb::module_& m) {
     nb::class_<Segment>(m, "ShmSegment")
         .def(nb::init<int, uint32_t, uint32_t>(), nb::arg("world"), nb::arg("slot_bytes"),
              nb::arg("p2p_bytes"))
-        .def_static("open", [](int pid, int fd) { return std::make_shared<Segment>(pid, fd); })
-        .def("close_fd", &Segment::close_fd)
+        .def_static(
+            "open", [](int pid, int fd) { return std::make_shared<Segment>(pid, fd); }, nb::arg("pid"),
+            nb::arg("fd"), "Maps the segment that process `pid` holds as descriptor `fd`.")
+        .def("close_fd", &Segment::close_fd, "To be called once all ranks have mapped it.")
         .def_prop_ro("fd", &Segment::fd)
         .def_prop_ro("bytes", [](Segment& s) { return s.layout().bytes; });
     nb::class_<Group>(m, "ShmGroup")
@@ -250,12 +182,22 @@ void bind_shm(nb::module_& m) {
             nb::arg("segment"), nb::arg("rank"), nb::arg("pids"), nb::arg("name") = "")
         .def("run", &run, nb::arg("code"), nb::arg("dtype"), nb::arg("red"), nb::arg("factor"),
              nb::arg("root"), nb::arg("count"), nb::arg("extra"), nb::arg("timeout"), nb::arg("inputs"),
-             nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none())
-        .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"))
+             nb::arg("outputs"), nb::arg("in_splits").none(), nb::arg("out_splits").none(),
+             nb::sig("def run(self, code: int, dtype: int, red: int, factor: float, root: int, count: int, "
+                     "extra: int, timeout: float, inputs: list[Tensor], outputs: list[Tensor], "
+                     "in_splits: list[int] | None, out_splits: list[int] | None) -> Fault | None"),
+             "Runs a collective.")
+        .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"),
+             nb::sig("def exchange(self, messages: list[Message], timeout: float) -> Fault | None"),
+             "Runs all messages together; returns when all are done.")
         .def("abort", &Group::abort, nb::call_guard<GilReleased>())
-        .def("expect_slow", &Group::expect_slow, nb::arg("seconds"))
+        .def("expect_slow", &Group::expect_slow, nb::arg("seconds"),
+             "Keeps operations of all ranks from timing out for that long.")
         .def("finalize", &Group::finalize)
-        .def("lost", [](Group& g, const std::vector<int>& ranks) { return fault_tuple(g.lost(ranks)); })
+        .def(
+            "lost", [](Group& g, const std::vector<int>& ranks) { return fault_tuple(g.lost(ranks)); },
+            nb::arg("ranks"), nb::sig("def lost(self, ranks: Sequence[int]) -> Fault | None"),
+            "The fault if one of these ranks has failed, left or died.")
         .def("dead_ranks", &Group::dead_ranks)
         .def("failed", [](Group& g) { return g.segment().header().failures.load() > 0; })
         .def_prop_ro("direct_operations", &Group::direct_operations)
@@ -266,12 +208,15 @@ void bind_shm(nb::module_& m) {
         .def(
             "add",
             [](Exchange& e, nb::list messages) {
-                for (const Message& m : read_messages(messages)) e.add(m);
+                for (const Message& message : read_messages(messages)) e.add(message);
             },
-            nb::arg("messages"))
-        .def("run", &run_exchange, nb::arg("group"), nb::arg("timeout"), nb::arg("limit"))
+            nb::arg("messages"), nb::sig("def add(self, messages: list[Message]) -> None"))
+        .def("run", &run_exchange, nb::arg("group"), nb::arg("timeout"), nb::arg("limit"),
+             nb::sig("def run(self, group: ShmGroup, timeout: float, limit: float) -> "
+                     "Fault | list[tuple[int, int, Fault | None]]"),
+             "Returns at the first event: a fault of the group, or (index, peer, fault) of each message that "
+             "is done.")
         .def("interrupt", &Exchange::interrupt);
-    // Memory of the process that ranks of this host can read: an array of bytes that holds it.
     m.def(
         "heap_allocate",
         [](uint64_t bytes) {
@@ -279,12 +224,16 @@ void bind_shm(nb::module_& m) {
             nb::capsule owner(data, [](void* p) noexcept { Heap::release(p); });
             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size_t(bytes)}, owner);
         },
-        nb::arg("bytes"));
-    m.def("heap_holds", [](uint64_t data, uint64_t bytes) {
-        return Heap::holds(reinterpret_cast<const void*>(data), bytes);
-    });
+        nb::arg("bytes"), nb::sig("def heap_allocate(bytes: int) -> NDArray[Any]"),
+        "Memory that ranks of this host can read, as an array of bytes that owns it.");
+    m.def(
+        "heap_holds",
+        [](uint64_t data, uint64_t bytes) { return Heap::holds(reinterpret_cast<const void*>(data), bytes); },
+        nb::arg("data"), nb::arg("bytes"));
     m.def("heap_allocated", [] { return Heap::mine().allocated(); });
-    m.def("set_census", &set_census, nb::arg("look"));
+    m.def("set_thread_check", &set_thread_check, nb::arg("check"),
+          nb::sig("def set_thread_check(check: Callable[[int, int, list[int]], list[int] | None]) -> None"),
+          "`check(comm, rank, threads)` returns the waiting threads that matter, or None.");
     shm::set_signal_check(&signal_has_raised);
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);

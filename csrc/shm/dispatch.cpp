@@ -1,54 +1,37 @@
+// Selects the method for an operation code.
 #include "shm/dispatch.hpp"
-
-#include "recorder/ring.hpp"
 
 namespace unicomm::shm {
 
-std::vector<Piece> equal_parts(const Tensor& t, int n) {
-    std::vector<Piece> out;
+std::vector<Buffer> equal_parts(const Tensor& t, int n) {
+    std::vector<Buffer> out;
     uint64_t each = static_cast<uint64_t>(t.bytes) / static_cast<uint64_t>(n);
     char* at = static_cast<char*>(t.data);
     for (int r = 0; r < n; ++r, at += each) out.push_back({at, each});
     return out;
 }
 
-bool cuts_input(OpCode code) {
-    switch (code) {
-        case OpCode::kReduceScatter:
-        case OpCode::kReduceScatterV:
-        case OpCode::kReduceScatterSingle:
-        case OpCode::kScatter:
-        case OpCode::kAllToAllSingle:
-        case OpCode::kAllToAllVSingle:
-        case OpCode::kAllToAll:
-            return true;
-        default:
-            return false;
-    }
-}
+namespace {
 
-bool cuts_output(OpCode code) {
-    switch (code) {
-        case OpCode::kAllGather:
-        case OpCode::kAllGatherV:
-        case OpCode::kAllGatherSingle:
-        case OpCode::kGather:
-        case OpCode::kGatherSingle:
-        case OpCode::kAllToAllSingle:
-        case OpCode::kAllToAllVSingle:
-        case OpCode::kAllToAll:
-            return true;
-        default:
-            return false;
-    }
+template <class... Codes>
+constexpr uint32_t set_of(Codes... codes) {
+    return ((1u << static_cast<uint32_t>(codes)) | ...);
 }
+bool in(uint32_t set, OpCode code) { return set >> static_cast<uint32_t>(code) & 1; }
 
-uint64_t deadline_after(double seconds) {
-    uint64_t now = ring::now_ns();
-    return seconds > 1e9 ? ~uint64_t{0} : now + static_cast<uint64_t>(seconds * 1e9);
-}
+constexpr uint32_t kAllToAlls = set_of(OpCode::kAllToAllSingle, OpCode::kAllToAllVSingle, OpCode::kAllToAll);
+constexpr uint32_t kCutInputs = kAllToAlls | set_of(OpCode::kReduceScatter, OpCode::kReduceScatterV,
+                                                    OpCode::kReduceScatterSingle, OpCode::kScatter);
+constexpr uint32_t kCutOutputs =
+    kAllToAlls | set_of(OpCode::kAllGather, OpCode::kAllGatherV, OpCode::kAllGatherSingle, OpCode::kGather,
+                        OpCode::kGatherSingle);
 
-Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
+}  // namespace
+
+bool cuts_input(OpCode code) { return in(kCutInputs, code); }
+bool cuts_output(OpCode code) { return in(kCutOutputs, code); }
+
+Fault dispatch(Group& g, const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,
                uint64_t elements) {
     if (g.world() == 1) {
         g.alone(op, ins, outs);

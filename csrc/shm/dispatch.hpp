@@ -1,28 +1,27 @@
-// From an operation's number and its tensors to the Group's method.
+// Selects the Group's method for an operation code, and the buffers of its tensors.
 #pragma once
 #include <vector>
 
-#include "core/opcode.hpp"
-#include "core/tensor.hpp"
+#include "base/clock.hpp"
+#include "operations/opcode.hpp"
+#include "operations/tensor.hpp"
 #include "shm/group.hpp"
 
 namespace unicomm::shm {
 
-inline Piece piece_of(const Tensor& t) {
+inline Buffer buffer_of(const Tensor& t) {
     return {static_cast<char*>(t.data), static_cast<uint64_t>(t.bytes)};
 }
 
-// One tensor as n equal parts.
-std::vector<Piece> equal_parts(const Tensor& t, int n);
+// Cuts one tensor into n equal parts.
+std::vector<Buffer> equal_parts(const Tensor& t, int n);
 
-// Which side of an operation is cut into one part for each rank.
+// Whether the input or output of an operation is cut into one part per rank.
 bool cuts_input(OpCode code);
 bool cuts_output(OpCode code);
 
-// Runs a collective; the caller holds g.running(), and not the GIL.
-Fault dispatch(Group& g, const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
+// Runs a collective. The caller holds g.running() but not the GIL.
+Fault dispatch(Group& g, const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,
                uint64_t elements);
-
-uint64_t deadline_after(double seconds);
 
 }  // namespace unicomm::shm

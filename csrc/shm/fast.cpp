@@ -1,14 +1,14 @@
-// The fast path: one native call from the Python method does everything for a small synchronous operation:
-// read the arguments, check them, number and record the operation, run it.
+// The fast path of shared memory: one native call from the Python method runs a small synchronous operation.
+// It reads and checks the arguments, numbers and records the operation, and runs it.
 //
-// The general path is in comms/execution/engine.py.
+// The general path is in unicomm/comms/execution.
 #include <mutex>
 #include <vector>
 
-#include "core/opcode.hpp"
-#include "core/torch_options.hpp"
+#include "base/bind_fault.hpp"
+#include "operations/opcode.hpp"
+#include "operations/torch_options.hpp"
 #include "recorder/recorder.hpp"
-#include "shm/bind_fault.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
 
@@ -43,7 +43,7 @@ class FastPath : public FastCalls {
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
 
-    // A process group's: a list of one tensor, and torch's options.
+    // Called by a process group, with a list of one tensor and torch's options.
     nb::object all_reduce_with(nb::handle tensors, nb::handle options) {
         Tensor t;
         uint8_t red = 0;
@@ -108,7 +108,7 @@ class FastPath : public FastCalls {
         return message(false, tensor, src, async_op, hints, timeout_arg);
     }
 
-    // Messages are numbered for each peer and direction, here for the general path too.
+    // Messages are numbered per peer and direction, here for the general path, too.
     uint64_t pair_seq(int peer, bool send) { return pairs_[2 * size_t(peer) + send]; }
     uint64_t next_pair_seq(int peer, bool send) { return ++pairs_[2 * size_t(peer) + send]; }
 
@@ -123,7 +123,7 @@ class FastPath : public FastCalls {
         if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
         std::unique_lock running(g_.running(), std::try_to_lock);
         if (!running || blocked()) return no();
-        uint64_t deadline = shm::deadline_after(timeout);
+        uint64_t deadline = deadline_after(timeout);
         OpCode code = send ? OpCode::kSend : OpCode::kRecv;
         ring::NewRecord n = record_of(uint32_t(code), next_pair_seq(int(peer), send), int(peer));
         n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
@@ -138,7 +138,7 @@ class FastPath : public FastCalls {
         Fault fault;
         {
             GilReleased release;
-            fault = g_.exchange({{send, int(peer), shm::piece_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
+            fault = g_.exchange({{send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
         }
         return finished(record, n, fault, true);
     }
@@ -157,7 +157,7 @@ class FastPath : public FastCalls {
         return FastCalls::work(name, seq);
     }
 
-    // ReduceOp.SUM and its like are singletons: their numbers are remembered by address.
+    // ReduceOp.SUM and the like are singletons, so their codes are cached by address.
     bool reduction(nb::handle op, DType dtype, uint8_t& red) {
         if (op.ptr() != op_.ptr()) {
             PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(op.ptr()));
@@ -175,8 +175,8 @@ class FastPath : public FastCalls {
 
     nb::object run(OpCode code, Red red, int root, const Tensor& in, const Tensor& out, int64_t count,
                    bool as_work = true) {
-        // Taken before the number, while the GIL is held: numbers must follow the order of the operations.
-        // Whoever comes while another thread's operation runs queues up in the general path.
+        // Locked before the sequence number is taken, while the GIL is held: numbers must follow the order of
+        // the operations. If another thread's operation runs, the general path queues this one.
         std::unique_lock running(g_.running(), std::try_to_lock);
         if (!running || blocked()) return no();
         Op op;
@@ -185,7 +185,7 @@ class FastPath : public FastCalls {
         op.red = red;
         op.root = root;
         op.count = static_cast<uint64_t>(count);
-        op.deadline_ns = shm::deadline_after(timeout);
+        op.deadline_ns = deadline_after(timeout);
 
         ring::NewRecord n = record_of(uint32_t(code), next_seq(), root);
         n.red = static_cast<uint8_t>(red);
@@ -209,11 +209,11 @@ class FastPath : public FastCalls {
 
     Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {
         auto code = static_cast<OpCode>(op.code);
-        if (code == OpCode::kAllReduce && g_.world() > 1) {  // the most frequent one: no lists of parts
+        if (code == OpCode::kAllReduce && g_.world() > 1) {  // the most frequent operation: no lists of parts
             return g_.all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data),
                                  static_cast<uint64_t>(count));
         }
-        std::vector<shm::Piece> ins, outs;
+        std::vector<shm::Buffer> ins, outs;
         if (tensors) {
             ins = equal_parts(in, shm::cuts_input(code) ? g_.world() : 1);
             outs = equal_parts(out, shm::cuts_output(code) ? g_.world() : 1);
@@ -221,10 +221,10 @@ class FastPath : public FastCalls {
         return shm::dispatch(g_, op, ins, outs, static_cast<uint64_t>(count));
     }
 
-    nb::object group_;  // kept alive
+    nb::object group_;  // keeps the group alive
     Group& g_;
     uint64_t seq_ = 0;             // guarded by the GIL
-    std::vector<uint64_t> pairs_;  // too
+    std::vector<uint64_t> pairs_;  // guarded by the GIL
     nb::object op_, reduce_op_type_;
     nb::str names_[kOpCodes];
     uint8_t red_ = 0;
@@ -233,33 +233,40 @@ class FastPath : public FastCalls {
 }  // namespace
 
 void bind_fast(nb::module_& m) {
-    nb::class_<FastCalls>(m, "FastCalls")
+    nb::class_<FastCalls>(m, "FastCalls", "What native fast paths share: whether they may be used now.")
         .def("block", &FastCalls::block)
         .def("unblock", &FastCalls::unblock)
         .def_rw("timeout", &FastCalls::timeout);
-    nb::class_<FastPath, FastCalls>(m, "FastPath")
-        .def(nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("group"), nb::arg("recorder"),
-             nb::arg("comm"), nb::arg("timeout"))
+    constexpr auto any = [](const char* name) { return nb::arg(name).none(); };
+    nb::class_<FastPath, FastCalls>(m, "FastPath",
+                                    "Operations in one native call. Each returns False, before it has done "
+                                    "anything, if the general path has to run it.")
+        .def(
+            nb::init<nb::object, nb::object, uint16_t, double>(), nb::arg("group"), nb::arg("recorder"),
+            nb::arg("comm"), nb::arg("timeout"),
+            nb::sig(
+                "def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None"))
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
-        .def("all_reduce", &FastPath::all_reduce, nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none())
-        .def("all_reduce_with", &FastPath::all_reduce_with, nb::arg().none(), nb::arg().none())
-        .def("broadcast", &FastPath::broadcast, nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none())
-        .def("barrier", &FastPath::barrier, nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_gather_single", &FastPath::all_gather_single, nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_to_all_single", &FastPath::all_to_all_single, nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("send", &FastPath::send, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none())
-        .def("recv", &FastPath::recv, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none())
-        .def("pair_seq", &FastPath::pair_seq)
-        .def("next_pair_seq", &FastPath::next_pair_seq)
-        .def("reduce_scatter_single", &FastPath::reduce_scatter_single, nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none());
+        .def("all_reduce", &FastPath::all_reduce, any("tensor"), any("op"), any("async_op"), any("hints"),
+             any("timeout"))
+        .def("all_reduce_with", &FastPath::all_reduce_with, any("tensors"), any("options"))
+        .def("broadcast", &FastPath::broadcast, any("tensor"), any("root"), any("async_op"), any("hints"),
+             any("timeout"))
+        .def("barrier", &FastPath::barrier, any("async_op"), any("hints"), any("timeout"))
+        .def("all_gather_single", &FastPath::all_gather_single, any("output"), any("input"), any("async_op"),
+             any("hints"), any("timeout"))
+        .def("reduce_scatter_single", &FastPath::reduce_scatter_single, any("output"), any("input"),
+             any("op"), any("async_op"), any("hints"), any("timeout"))
+        .def("all_to_all_single", &FastPath::all_to_all_single, any("output"), any("input"), any("async_op"),
+             any("hints"), any("timeout"))
+        .def("send", &FastPath::send, any("tensor"), any("dst"), any("async_op"), any("hints"),
+             any("timeout"))
+        .def("recv", &FastPath::recv, any("tensor"), any("src"), any("async_op"), any("hints"),
+             any("timeout"))
+        .def("pair_seq", &FastPath::pair_seq, nb::sig("def pair_seq(self, peer: int, send: bool, /) -> int"))
+        .def("next_pair_seq", &FastPath::next_pair_seq,
+             nb::sig("def next_pair_seq(self, peer: int, send: bool, /) -> int"));
 }
 
 }  // namespace unicomm

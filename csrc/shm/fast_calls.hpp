@@ -1,17 +1,17 @@
-// What fast paths have in common: which calls are for them, tensors read without a look at Python's types, a
-// record of what runs.
+// What native fast paths share: which calls they take, how they read tensors without a check of Python types,
+// and the record of an operation.
 //
-// A fast path takes only what is common: exact tensors on the CPU, no hints, nothing pending or running, no
-// hooks. For anything else, also for anything wrong, it returns False before it did anything, and the general
-// path takes over, with its errors.
+// A fast path takes only the common case: exact tensors on the CPU, no hints, no pending or running
+// operation, no hooks. In every other case, also if an argument is wrong, it returns False before it has done
+// anything, and the general path runs the operation or raises the error.
 #pragma once
 #include <algorithm>
 #include <atomic>
 
-#include "core/bind.hpp"
-#include "core/tensor.hpp"
+#include "base/bind.hpp"
+#include "base/bind_fault.hpp"
+#include "operations/tensor.hpp"
 #include "recorder/recorder.hpp"
-#include "shm/bind_fault.hpp"
 
 namespace unicomm {
 
@@ -30,10 +30,10 @@ class FastCalls {
     FastCalls(const FastCalls&) = delete;
     FastCalls& operator=(const FastCalls&) = delete;
     virtual ~FastCalls() = default;
-    virtual void give_up() = 0;  // the communicator, for all ranks
+    virtual void give_up() = 0;  // aborts the communicator, for all ranks
 
-    // The general path holds it blocked while it issues, while operations are pending or hooks are there,
-    // and for good once the communicator is broken or finalized.
+    // The general path blocks the fast path while it issues an operation, while operations are pending or
+    // hooks are registered, and for good once the communicator is broken or finalized.
     void block() { ++blocks_; }
     void unblock() { --blocks_; }
     bool blocked() const { return blocks_.load() != 0; }
@@ -41,9 +41,9 @@ class FastCalls {
         return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
     }
 
-    // Complex tensors may be lazy conjugates, which only the general path looks for.
+    // Complex tensors may be lazy conjugates, which only the general path checks.
     bool read(nb::handle tensor, Tensor& t) {
-        // Subclasses may stand for something else than memory (FakeTensor, DTensor).
+        // The memory of a subclass may not hold its values (FakeTensor, DTensor).
         PyTypeObject* type = Py_TYPE(tensor.ptr());
         if (type != tensor_type_ && type != parameter_type_) return false;
         if (!has_exchange_api(tensor.ptr())) return false;
@@ -62,7 +62,7 @@ class FastCalls {
         return x < y + b.bytes && y < x + a.bytes;
     }
 
-    // Of an operation that starts now, by its number and that of unicomm/comms/operations/table.py.
+    // Returns the record of an operation that starts now; `op` is its code.
     ring::NewRecord record_of(uint32_t op, uint64_t seq, int peer) {
         ring::NewRecord n;
         n.seq = seq;
@@ -76,7 +76,8 @@ class FastCalls {
         return n;
     }
     ring::Writer& writer() { return r_.writer; }
-    // Of an operation beside the communicator's own: who was interrupted in it is lost for those, too.
+    // For an operation outside the order of the communicator: an interrupted rank is lost for the
+    // communicator, too.
     nb::object failure(const Fault& fault) {
         try {
             return fault_tuple(fault);
@@ -86,7 +87,7 @@ class FastCalls {
         }
     }
 
-    // A Work that has completed is one with a name and a number; its __init__ would set just these.
+    // Creates a completed Work: its __init__ would only set the name and the number.
     nb::object work(nb::handle name, uint64_t seq) {
         auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
         nb::object made = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
@@ -101,13 +102,13 @@ class FastCalls {
   protected:
     static nb::object no() { return nb::borrow(Py_False); }
 
-    nb::object recorder_;  // kept alive
+    nb::object recorder_;  // keeps the recorder alive
     Recorder& r_;
     uint16_t comm_;
 
   private:
-    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the opposite of its values. It
-    // has a stride of two, so it can only be contiguous with one element.
+    // The imaginary part of a lazy conjugate is a lazy negation: memory holds the negated values. Its stride
+    // is two, so it is contiguous only if it has one element.
     bool negated(nb::handle tensor) {
         PyObject* answer = PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_.ptr());
         if (!answer) PyErr_Clear();

@@ -1,3 +1,4 @@
+// The rounds of a Group, its waits and its failures.
 #include "shm/group.hpp"
 
 #include <algorithm>
@@ -5,24 +6,18 @@
 #include <map>
 #include <type_traits>
 
-#include "recorder/ring.hpp"
+#include "base/clock.hpp"
+#include "base/hash.hpp"
 
 namespace unicomm::shm {
 namespace {
 
-constexpr size_t kTold = 64 * std::extent_v<decltype(RankControl::culprits)>;  // ranks that relays can name
-constexpr uint64_t kSignalsNs = 100000000;  // between two looks at signals of a thread that waits
+constexpr size_t kTold = 64 * std::extent_v<decltype(RankControl::culprits)>;  // ranks that a fault can name
+constexpr uint64_t kSignalsNs = 100000000;  // between two checks for signals
 std::atomic<SignalCheck> signal_check{nullptr};
-constexpr uint64_t kDirectBytes = 64 * 1024;  // below, leaving together costs more than a staging copy
+constexpr uint64_t kDirectBytes = 64 * 1024;  // below, the extra round costs more than the staging copy
 
-uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
-    h += v + 0x9e3779b97f4a7c15ull;
-    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
-    h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
-    return h ^ (h >> 31);
-}
-
-uint32_t offer_mark(uint64_t round) { return uint32_t(marked(round + 1) >> 32) | 1; }
+uint32_t offer_tag(uint64_t round) { return uint32_t(with_checksum(round + 1) >> 32) | 1; }
 
 uint32_t pack(const Op& op) { return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24; }
 
@@ -45,7 +40,7 @@ uint64_t Op::signature() const {
 
 namespace {
 
-// The number of ranks stands in the segment, which another process wrote.
+// Another process wrote the number of ranks into the segment.
 int checked_rank(Segment& segment, int rank, size_t ranks) {
     int world = segment.layout().world;
     if (size_t(world) == ranks && rank >= 0 && rank < world) return rank;
@@ -62,7 +57,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
       world_(segment_->layout().world),
       watch_(pids),
       waiter_(*segment_, rank),
-      waits_(*segment_, rank),
+      culprit_finder_(*segment_, rank),
       deadlock_(*segment_, rank, name),
       pids_(pids),
       heaps_(static_cast<size_t>(world_)),
@@ -71,9 +66,9 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
     RankControl& me = segment_->control(rank_);
     me.pid = static_cast<uint32_t>(pids[static_cast<size_t>(rank)]);
     me.fault_rank = -1;
-    me.board = deadlock_.board().id;
-    me.board_fd = deadlock_.board().fd;
-    waiter_.at_end([this] { deadlock_.ended(); });
+    me.wait_table = deadlock_.table().id;
+    me.wait_table_fd = deadlock_.table().fd;
+    waiter_.at_end([this] { deadlock_.wait_ended(); });
     me.state.store(static_cast<uint32_t>(RankState::kHere));
 }
 
@@ -85,7 +80,7 @@ std::vector<int> Group::dead_ranks() const {
     return dead;
 }
 
-Fault Group::break_off(Fault fault) {
+Fault Group::break_group(Fault fault) {
     std::lock_guard lock(fault_mutex_);
     if (broken_) return broken_;
     broken_ = fault;
@@ -102,30 +97,30 @@ Fault Group::break_off(Fault fault) {
     return fault;
 }
 
-Fault Group::why_broken() {
+Fault Group::group_fault() {
     std::lock_guard lock(fault_mutex_);
     return broken_;
 }
 
 void Group::abort() {
-    aborted_ = true;  // before the fault: a wait of this rank ends by it
-    break_off({FaultCode::kAborted, {rank_}, {}, "aborted by this rank"});
+    aborted_ = true;  // before the fault is set, because it ends a wait of this rank
+    break_group({FaultCode::kAborted, {rank_}, {}, "aborted by this rank"});
     RankControl& me = segment_->control(rank_);
     me.doorbell.fetch_add(1);
     waiter_.wake_others();
 }
 
 void Group::expect_slow(double seconds) {
-    double us = double(ring::now_ns()) / 1e3 + seconds * 1e6;
+    double us = double(now_ns()) / 1e3 + seconds * 1e6;
     constexpr double kMost = double(uint64_t{1} << (kNumberBits - 1));
-    segment_->control(rank_).patience_us.store(marked(static_cast<uint64_t>(std::min(us, kMost))));
+    segment_->control(rank_).patience_us.store(with_checksum(static_cast<uint64_t>(std::min(us, kMost))));
 }
 
 uint64_t Group::patience_ns() const {
     uint64_t until = 0;
     for (int r = 0; r < world_; ++r) {
         uint64_t us = 0;
-        if (read_marked(segment_->control(r).patience_us.load(), us)) until = std::max(until, us * 1000);
+        if (read_checksummed(segment_->control(r).patience_us.load(), us)) until = std::max(until, us * 1000);
     }
     return until;
 }
@@ -138,23 +133,23 @@ void Group::finalize() {
 }
 
 Fault Group::lost(const std::vector<int>& ranks) {
-    if (is_broken_) return why_broken();
+    if (is_broken_) return group_fault();
     Fault fault;
-    return must_stop(ranks, ~uint64_t{0}, true, fault) ? break_off(fault) : Fault{};
+    return must_stop(ranks, ~uint64_t{0}, true, fault) ? break_group(fault) : Fault{};
 }
 
 Fault Group::await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
                    uint64_t deadline_ns, const WaitKind* kind) {
-    if (is_broken_) return why_broken();
+    if (is_broken_) return group_fault();
     Fault fault;
     auto stop = [&](bool deep) {
         if (kind) return must_stop_waiting(awaited(), *kind, deadline_ns, deep, fault);
         return must_stop(awaited(), deadline_ns, deep, fault) || (deep && interrupted(fault));
     };
-    return waiter_.until(ready, stop) ? Fault{} : break_off(fault);
+    return waiter_.until(ready, stop) ? Fault{} : break_group(fault);
 }
 
-bool Group::relay_failure(Fault& fault) {
+bool Group::relayed_failure(Fault& fault) {
     if (segment_->header().failures.load() == 0) return false;
     for (int r = 0; r < world_; ++r) {
         RankControl& c = segment_->control(r);
@@ -181,9 +176,9 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         fault = {FaultCode::kAborted, {rank_}, {}, "aborted by this rank"};
         return true;
     }
-    // The dead first: a peer that failed usually did so because of them, and they are what to name.
+    // Dead ranks come first: they are usually why another rank failed, so they are named.
     Fault relayed;
-    bool failed = relay_failure(relayed);
+    bool failed = relayed_failure(relayed);
     int left = -1;
     for (int r : awaited) {
         auto state = static_cast<RankState>(segment_->control(r).state.load());
@@ -193,7 +188,7 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         std::vector<int> dead;
         for (int r : failed ? dead_ranks() : awaited) {
             auto state = static_cast<RankState>(segment_->control(r).state.load());
-            // Whoever said that it leaves, or why it gave up, before it ended is not the cause.
+            // A rank that finalized, or reported a failure, before its process ended is not the cause.
             bool spoke = state == RankState::kFinalized || state == RankState::kFailed;
             if (!spoke && watch_.dead(r)) dead.push_back(r);
         }
@@ -210,7 +205,7 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         fault = relayed;
         return true;
     }
-    if (uint64_t now = ring::now_ns(); now >= deadline_ns && now >= patience_ns()) {
+    if (uint64_t now = now_ns(); now >= deadline_ns && now >= patience_ns()) {
         fault = {FaultCode::kTimeout, awaited, {}, ""};
         return true;
     }
@@ -219,7 +214,7 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
 
 bool Group::interrupted(Fault& fault) {
     SignalCheck check = signal_check.load();
-    uint64_t now = ring::now_ns();
+    uint64_t now = now_ns();
     if (!check || now < signals_at_ns_) return false;
     signals_at_ns_ = now + kSignalsNs;
     if (!check()) return false;
@@ -231,42 +226,42 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
                               bool deep, Fault& fault) {
     if (must_stop(awaited, deadline_ns, deep, fault)) {
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
-            fault.culprits = waits_.responsible(awaited);
+            fault.culprits = culprit_finder_.responsible(awaited);
         }
-        // Others of the circle may have left it, and the communicator: that is not the cause.
+        // Other members of the cycle may have left the communicator, which is not the cause.
         if (deadlock_.found() && !aborted_) fault = deadlock_.found();
         return true;
     }
     if (!deep) return false;
     if (interrupted(fault)) return true;
-    waits_.looked(awaited);
-    if (!kind.anybody) return deadlock_.looked(awaited, kind, fault);
+    culprit_finder_.note_look(awaited);
+    if (!kind.anybody) return deadlock_.check(awaited, kind, fault);
     std::vector<int> others;
     for (int r = 0; r < world_; ++r) {
         if (r != rank_) others.push_back(r);
     }
-    return deadlock_.looked(others, kind, fault);
+    return deadlock_.check(others, kind, fault);
 }
 
-Fault Group::given_up() {
+Fault Group::peer_failure() {
     if (segment_->header().failures.load(std::memory_order_acquire) == 0) return {};
     Fault fault;
-    return must_stop({}, ~uint64_t{0}, false, fault) ? break_off(fault) : Fault{};
+    return must_stop({}, ~uint64_t{0}, false, fault) ? break_group(fault) : Fault{};
 }
 
 Fault Group::damaged(int rank, const char* what) {
-    return break_off({FaultCode::kInternal,
-                      {rank},
-                      {},
-                      std::string("the shared memory was damaged: ") + what + " of rank " +
-                          std::to_string(rank) + ", by a stray write of some process"});
+    return break_group({FaultCode::kInternal,
+                        {rank},
+                        {},
+                        std::string("the shared memory was damaged: ") + what + " of rank " +
+                            std::to_string(rank) + ", by a stray write of some process"});
 }
 
-// A rank that waits for a round is in it, or about to enter it: the others cannot be further than one round
-// ahead, which is announced elsewhere. So there is either this round, or the one before the last.
+// A rank that waits for a round is in it or about to enter it. The other ranks are at most one round ahead,
+// which is announced in the other slot. So the slot shows this round, or the one before the last.
 Fault Group::await_round(const Op& op, uint64_t round, int only) {
     int first = only < 0 ? 0 : only, last = only < 0 ? world_ : only + 1;
-    uint64_t expected = marked(round), before = round < 2 ? 0 : marked(round - 2);
+    uint64_t expected = with_checksum(round), before = round < 2 ? 0 : with_checksum(round - 2);
     for (int r = first; r < last; ++r) {
         const Announcement& theirs = segment_->announcement(r, round);
         const std::atomic<uint64_t>& there = theirs.round;
@@ -284,16 +279,16 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
                 }
                 return odd >= 0 || must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault);
             };
-            if (!waiter_.until(ready, stop)) return odd >= 0 ? damaged(odd, "the round") : break_off(fault);
+            if (!waiter_.until(ready, stop)) return odd >= 0 ? damaged(odd, "the round") : break_group(fault);
         }
-        // Somebody took another way after the first round.
+        // A rank called another operation after the first round.
         if (agreed_ && theirs.signature != agreed_) return damaged(r, "the signature");
     }
     return {};
 }
 
 Fault Group::next_round(const Op& op) {
-    if (is_broken_) return why_broken();
+    if (is_broken_) return group_fault();
     Fault fault = await_round(op, round_, -1);
     if (!fault) ++round_;
     return fault;
@@ -308,13 +303,13 @@ void Group::publish(const Op& op, uint64_t longest) {
     mine.op_dtype_red = pack(op);
     mine.root = op.root;
     mine.longest = longest;
-    mine.offered = offer_ ? offer_mark(round_) : 0;
+    mine.offered = offer_ ? offer_tag(round_) : 0;
     if (offer_) {
         Offer offer = offer_of(offer_);
         std::memcpy(mine.inline_data, &offer, sizeof offer);
         offer_ = nullptr;
     }
-    mine.round.store(marked(round_), std::memory_order_release);
+    mine.round.store(with_checksum(round_), std::memory_order_release);
     waiter_.wake_others();
 }
 
@@ -328,7 +323,7 @@ Fault Group::agree() {
         const Announcement& a = segment_->announcement(r, round_);
         same &= a.signature == mine;
         uint32_t offered = a.offered;
-        if (offered != 0 && offered != offer_mark(round_)) return damaged(r, "the offer");
+        if (offered != 0 && offered != offer_tag(round_)) return damaged(r, "the offer");
         offers_ += offered != 0;
     }
     if (same) {
@@ -350,13 +345,13 @@ Fault Group::agree() {
     }
     for (int r = 0; r < world_; ++r) {
         bool minority = segment_->announcement(r, round_).signature != winner;
-        if (minority || holders > 1) fault.culprits.push_back(r);  // a tie: nobody is in the right
+        if (minority || holders > 1) fault.culprits.push_back(r);  // a tie: no side is right
     }
     return fault;
 }
 
 Fault Group::first_round(const Op& op, uint64_t longest) {
-    if (Fault f = given_up()) return f;
+    if (Fault f = peer_failure()) return f;
     agreed_ = 0;
     publish(op, longest);
     if (Fault f = await_all(op)) return f;
@@ -367,11 +362,11 @@ const char* Group::offerable(const char* data, uint64_t bytes) {
     return bytes >= kDirectBytes && Heap::holds(data, bytes) ? data : nullptr;
 }
 
-// Parts that lie one after the other, as all ranks know them. The result may overwrite the own part only,
-// which nobody else reads.
-const char* Group::offerable(const std::vector<Piece>& parts) {
+// The parts must be adjacent, as all ranks assume. The result may overwrite only the own part, which no other
+// rank reads.
+const char* Group::offerable(const std::vector<Buffer>& parts) {
     const char *begin = parts[0].data, *end = begin;
-    for (const Piece& p : parts) {
+    for (const Buffer& p : parts) {
         if (p.data != end && p.bytes) return nullptr;
         end += p.bytes;
     }
@@ -381,14 +376,14 @@ const char* Group::offerable(const std::vector<Piece>& parts) {
 Offer Group::offer_of(const char* data) {
     Heap& heap = Heap::mine();
     Offer offer{heap.offset(data), heap.size(), heap.fd(), 0};
-    offer.check = offer.checked();
+    offer.checksum = offer.expected_checksum();
     return offer;
 }
 
 Fault Group::locate(int rank, uint64_t offset, uint64_t bytes, const char*& data) {
     Offer offer;
     std::memcpy(&offer, segment_->announcement(rank, round_).inline_data, sizeof offer);
-    if (offer.check != offer.checked()) return damaged(rank, "the offer");
+    if (offer.checksum != offer.expected_checksum()) return damaged(rank, "the offer");
     return reach(rank, offer, offset, bytes, data);
 }
 
@@ -403,21 +398,21 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
             if (!heaps_[r])
                 heaps_[r] = std::make_unique<PeerHeap>(pids_[r], int(offer.heap_fd), offer.heap_size);
         } catch (const SystemFailure& failure) {
-            return break_off({FaultCode::kInternal, {rank}, {}, failure.what()});
+            return break_group({FaultCode::kInternal, {rank}, {}, failure.what()});
         }
         base = heaps_[r]->base(), size = heaps_[r]->size();
     }
     // Never trust what another process wrote.
     if (offer.at > size || offset > size - offer.at || bytes > size - offer.at - offset) {
-        return break_off({FaultCode::kInternal, {rank}, {}, "a tensor outside of its heap was offered"});
+        return break_group({FaultCode::kInternal, {rank}, {}, "a tensor outside of its heap was offered"});
     }
     data = base + offer.at + offset;
     return {};
 }
 
 Fault Group::leave(const Op& op, int awaited) {
-    // Whoever gave up may use its tensor again since: what was read of it may be anything.
-    if (Fault f = given_up()) return f;
+    // A rank that has given up may have reused its tensor since, so the data that were read may be wrong.
+    if (Fault f = peer_failure()) return f;
     if (Fault f = next_round(op)) return f;
     publish(op, 0);
     return awaited == rank_ ? Fault{} : await_round(op, round_, awaited);

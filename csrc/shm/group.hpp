@@ -1,15 +1,15 @@
 // One rank's end of a shared-memory communicator.
 //
-// Collectives advance in rounds that all ranks count alike. In round k a rank fills its slot k%2,
-// publishes its announcement k%2 and then reads the others'. Before it fills slot k%2 again, in round
-// k+2, it has seen every rank in round k+1, which a rank enters only when it has read everything of
-// round k: no trailing barrier is needed. The first round of an operation carries its signature, so
-// that all ranks see a mismatch in the same round, before any of them has written to a user's tensor,
-// and all stay in step.
+// Collectives advance in rounds, which all ranks count alike. In round k a rank fills its slot k % 2,
+// publishes its announcement k % 2 and then reads those of the others. Before it fills slot k % 2 again, in
+// round k + 2, it has seen every rank in round k + 1, and a rank enters round k + 1 only after it has read
+// everything of round k: so no trailing barrier is needed. The first round of an operation carries its
+// signature. All ranks therefore see a mismatch in the same round, before any of them has written to a user's
+// tensor, and all stay in step.
 //
-// Point-to-point messages go through a ring of chunks for each ordered pair and do not touch the rounds.
+// Point-to-point messages go through a ring of chunks per ordered pair and do not use the rounds.
 //
-// A method returns a Fault. Timeouts, lost peers and aborts break the group: it tells the others and
+// A method returns a Fault. Timeouts, lost peers and aborts break the group: it tells the other ranks, and
 // every later operation returns the same fault.
 #pragma once
 #include <memory>
@@ -17,30 +17,30 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.hpp"
-#include "core/error.hpp"
-#include "reduce/reduce.hpp"
-#include "shm/deadlock.hpp"
-#include "shm/heap.hpp"
-#include "shm/segment.hpp"
+#include "base/error.hpp"
+#include "operations/dtype.hpp"
+#include "reduce/fold.hpp"
+#include "shm/memory/heap.hpp"
+#include "shm/memory/segment.hpp"
 #include "shm/staging.hpp"
-#include "shm/wait.hpp"
-#include "shm/waits.hpp"
+#include "shm/waiting/culprits.hpp"
+#include "shm/waiting/deadlock.hpp"
+#include "shm/waiting/wait.hpp"
 
 namespace unicomm::shm {
 
-struct Piece {
+struct Buffer {
     char* data;
     uint64_t bytes;
 };
 
-// What all ranks must agree on (claim), and what only this rank knows.
+// An operation: what all ranks must agree on, and what only this rank knows.
 struct Op {
     uint32_t code = 0;
     DType dtype = DType::kNone;
     Red red = Red::kNone;
     int root = -1;
-    uint64_t count = 0;  // elements; 0 where the ranks' counts may differ
+    uint64_t count = 0;  // elements; 0 if the counts of the ranks may differ
     uint64_t extra = 0;
     double factor = 0;
     uint64_t deadline_ns = 0;  // CLOCK_MONOTONIC
@@ -50,74 +50,74 @@ struct Op {
 struct Message {
     bool send;
     int peer;  // -1: receive from any rank
-    Piece piece;
+    Buffer buffer;
     DType dtype;
     uint64_t count;
 };
 
-// Runs what the program does at signals that have come, if this thread is the one that does; true when it
-// raised. Called by threads that have waited for a while, without the interpreter's lock.
+// Runs the program's signal handlers if they are due and this is the thread that runs them. Returns true if
+// one has raised. Called by threads that have waited for a while, without the GIL.
 using SignalCheck = bool (*)();
 void set_signal_check(SignalCheck check);
 
 class Group {
   public:
-    // `name` is for what others read.
+    // `name` appears in the messages of other ranks.
     Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>& pids,
           const std::string& name = "");
 
     Fault barrier(const Op& op);
-    Fault broadcast(const Op& op, Piece buffer);
-    // Non-roots of `reduce` pass out = nullptr. in == out is allowed.
+    Fault broadcast(const Op& op, Buffer buffer);
+    // Ranks of `reduce` other than the root pass out = nullptr. in == out is allowed.
     Fault all_reduce(const Op& op, const char* in, char* out, uint64_t count);
-    Fault all_gather(const Op& op, Piece in, const std::vector<Piece>& outs);
-    Fault gather(const Op& op, Piece in, const std::vector<Piece>& outs);   // outs: at the root only
-    Fault scatter(const Op& op, const std::vector<Piece>& ins, Piece out);  // ins: at the root only
-    Fault reduce_scatter(const Op& op, const std::vector<Piece>& ins, Piece out);
+    Fault all_gather(const Op& op, Buffer in, const std::vector<Buffer>& outs);
+    Fault gather(const Op& op, Buffer in, const std::vector<Buffer>& outs);   // outs: only at the root
+    Fault scatter(const Op& op, const std::vector<Buffer>& ins, Buffer out);  // ins: only at the root
+    Fault reduce_scatter(const Op& op, const std::vector<Buffer>& ins, Buffer out);
     // With `check_sizes` the ranks first compare what each sends with what its peer expects.
-    Fault all_to_all(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs,
+    Fault all_to_all(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,
                      bool check_sizes);
     // All of the above for a group of one rank: nothing is sent.
-    void alone(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs);
-    // Runs all messages together; returns when all are done. A message that does not fit its receiver's
-    // tensor is refused (kMismatch) and the others go on.
+    void alone(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs);
+    // Runs all messages together and returns when all are done. A message that does not fit the tensor of its
+    // receiver is refused (kMismatch); the others continue.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
-    void abort();  // from any thread
-    // No operation of any rank times out in the next `seconds`; replaces what this rank asked for before.
+    void abort();  // may be called from any thread
+    // Keeps operations of all ranks from timing out in the next `seconds`. Replaces what this rank asked for
+    // before.
     void expect_slow(double seconds);
     void finalize();
-    // Whether one of these ranks is known to have failed, left or died, which breaks the group; does not
-    // wait.
+    // Breaks the group if one of these ranks is known to have failed, left or died. Does not wait.
     Fault lost(const std::vector<int>& ranks);
-    // For what ranks write into other memory that they share: waits until `ready`, which is asked again when
-    // somebody has called `wake`. `awaited`: whose doing it would be. With `kind` nobody else's, so that
-    // others may see in it a circle of ranks that wait for each other.
+    // For other memory that the ranks share: waits until `ready()`, which is checked again after any rank has
+    // called `wake`. `awaited` returns the ranks whose action it needs. With `kind`, no other rank can act,
+    // so the wait can be part of a deadlock.
     Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
                 uint64_t deadline_ns, const WaitKind* kind = nullptr);
     void wake() { waiter_.wake_others(); }
     std::mutex& running() { return running_; }  // held while an operation runs
-    Deadlock& deadlock() { return deadlock_; }
+    DeadlockDetector& deadlock() { return deadlock_; }
     int rank() const { return rank_; }
     int world() const { return world_; }
     Segment& segment() { return *segment_; }
     std::vector<int> dead_ranks() const;
-    // Collectives whose data were read where they were, and messages that this rank received so.
+    // The number of collectives whose data were read in place, and of messages that this rank received so.
     uint64_t direct_operations() const { return direct_ops_; }
 
   private:
-    // Rounds. `next_round` waits until this rank's slot may be filled; `publish` shows it to the others.
+    // Rounds: `next_round` waits until the slot of this rank may be filled; `publish` shows it to the others.
     Fault next_round(const Op& op);
     void publish(const Op& op, uint64_t longest);
     Fault await_all(const Op& op);
     Fault await_round(const Op& op, uint64_t round, int only);
     Fault agree();
-    Fault first_round(const Op& op, uint64_t longest);  // publish, await all, agree
+    Fault first_round(const Op& op, uint64_t longest);  // publish, await all, compare signatures
 
-    // Data in the heap are not staged: the others read them where they are, and nobody leaves before all
-    // have. `offered` is this rank's data, or null where they are elsewhere or not worth it. Unless as many
-    // as `needed` offer theirs (then `direct` is set), all stage them by `stage()`, if need be in another
-    // round.
+    // Starts the first round of an operation. Data in the heap are not staged: the other ranks read them in
+    // place, and no rank leaves before all have read. `offered` is the data of this rank, or null if they lie
+    // elsewhere or are too small. If fewer than `needed` ranks offer theirs, all ranks stage their data by
+    // `stage()`, in another round if necessary; else `direct` is set.
     template <class Stage>
     Fault open(const Op& op, uint64_t longest, const char* offered, int needed, bool& direct, Stage stage) {
         for (;;) {
@@ -131,70 +131,82 @@ class Group {
             offered = nullptr;
         }
     }
+    // Starts the n-th round of an operation; the first one is that of `open`.
+    template <class Stage>
+    Fault begin_round(const Op& op, uint64_t n, uint64_t longest, const char* offered, int needed,
+                      bool& direct, Stage stage) {
+        if (n == 0) return open(op, longest, offered, needed, direct, stage);
+        if (Fault f = next_round(op)) return f;
+        stage();
+        publish(op, longest);
+        return {};
+    }
     static const char* offerable(const char* data, uint64_t bytes);
-    static const char* offerable(const std::vector<Piece>& parts);
-    // Where `bytes` from `offset` on of what `rank` offers can be read.
+    static const char* offerable(const std::vector<Buffer>& parts);
+    // Finds where `bytes` can be read, from `offset` on, of what `rank` offers.
     Fault locate(int rank, uint64_t offset, uint64_t bytes, const char*& data);
+    Fault copy_offer(int rank, uint64_t offset, Buffer to);
+    Fault share_chunk(const Op& op, bool first, uint64_t bytes);
     Fault reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data);
     static Offer offer_of(const char* data);
-    Fault leave(const Op& op, int awaited);  // -1: all ranks; its own: nobody
-    Fault reduce_offered(const Op& op, const std::vector<Piece>& ins, Piece out);
-    void stage_parts(const std::vector<Piece>& ins, uint64_t n, uint64_t room);
+    Fault leave(const Op& op, int awaited);  // waits for rank `awaited`; -1: all ranks; its own rank: none
+    Fault reduce_offered(const Op& op, const std::vector<Buffer>& ins, Buffer out);
+    void stage_parts(const std::vector<Buffer>& ins, uint64_t n, uint64_t room);
 
-    // Where this round's data are: in the announcement, or in a slot. Operations that need only a part of the
-    // slot, `span` bytes on every rank, take another part each time: a line is quicker to write when it has
-    // left the caches of those who read it.
+    // Where the data of this round are: in the announcement, or in a slot. Operations that need only a part
+    // of the slot, `span` bytes on every rank, use a different part each time: a cache line is faster to
+    // write when it has left the caches of its readers.
     const char* staged(int rank, bool in_line, uint64_t span = ~uint64_t{0});
     char* staging(bool in_line, uint64_t span = ~uint64_t{0});
     uint64_t place(uint64_t span) const;
     uint64_t longest_of_all();
-    Fault check_pairs(const Op& op, const std::vector<Piece>& ins, const std::vector<Piece>& outs);
+    Fault check_pairs(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs);
 
     Fault one_shot(const Op& op, const char* in, char* out, uint64_t count);
     Fault two_shot(const Op& op, const char* in, char* out, uint64_t count);
     void learn_factors(const Op& op);
 
-    // What a rank that gave up said, if one has. It may have published the round that this rank enters, but
-    // will not take part any more: a rank that comes later must not believe that the operation succeeded.
-    Fault given_up();
-    bool relay_failure(Fault& fault);
-    // Lets the program's handlers of signals run while this thread waits; whether one of them raised.
+    // The fault of a rank that has given up, if any. That rank may have published the round that this rank
+    // enters, but will not take part any more, so a late rank must not assume that the operation succeeded.
+    Fault peer_failure();
+    bool relayed_failure(Fault& fault);
+    // Runs the program's signal handlers while this thread waits. Returns whether one of them has raised.
     bool interrupted(Fault& fault);
-    // Why a wait must end, if it must: abort, a rank that failed, an awaited one that left or died, the
-    // deadline. A communicator that is broken for one rank is broken for all, also for those that wait for
+    // Whether a wait must end, and why: an abort, a failed rank, an awaited rank that left or died, or the
+    // deadline. A communicator that is broken for one rank is broken for all, also for ranks that wait for
     // others.
     bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
-    // The same for a rank that has to go on waiting, also when it would for ever.
+    // The same for a wait that can be part of a deadlock.
     bool must_stop_waiting(const std::vector<int>& awaited, const WaitKind& kind, uint64_t deadline_ns,
                            bool deep, Fault& fault);
-    Fault break_off(Fault fault);
-    Fault why_broken();
+    Fault break_group(Fault fault);
+    Fault group_fault();
     Fault damaged(int rank, const char* what);
-    uint64_t patience_ns() const;  // until when the ranks ask each other to wait
+    uint64_t patience_ns() const;  // until when ranks have asked the others to wait
 
     friend class Exchange;
 
     std::shared_ptr<Segment> segment_;
     int rank_, world_;
-    Watch watch_;
+    ProcessWatch watch_;
     Waiter waiter_;
-    Waits waits_;
-    Deadlock deadlock_;
+    CulpritFinder culprit_finder_;
+    DeadlockDetector deadlock_;
     Stager stager_;
     std::vector<int> pids_;
-    std::vector<std::unique_ptr<PeerHeap>> heaps_;  // of the other ranks, opened when first offered
-    const char* offer_ = nullptr;                   // goes with the next announcement
+    std::vector<std::unique_ptr<PeerHeap>> heaps_;  // heaps of the other ranks, opened at the first offer
+    const char* offer_ = nullptr;                   // is published with the next announcement
     std::atomic<uint64_t> direct_ops_{0};
-    int offers_ = 0;                          // of all ranks in this round
-    std::atomic<uint64_t> signals_at_ns_{0};  // when to look at them again
+    int offers_ = 0;                          // offers of all ranks in this round
+    std::atomic<uint64_t> signals_at_ns_{0};  // when to check for signals again
     uint64_t round_ = 0;
-    uint64_t signature_ = 0;  // as published last
+    uint64_t signature_ = 0;  // the last published one
     uint64_t agreed_ = 0;  // the signature that all ranks have in each round of this operation; 0: none yet
     std::vector<double> factors_;
     struct Ends {
         uint64_t sent = 0, received = 0;  // messages that have a number
         uint64_t sends_done = 0, receives_done = 0;
-        uint64_t head = 0, tail = 0;  // chunks written for that rank, and read of its own
+        uint64_t head = 0, tail = 0;  // chunks written for that rank, and read from it
     };
     std::vector<Ends> ends_;
     std::atomic<bool> aborted_{false}, is_broken_{false};

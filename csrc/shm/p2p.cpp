@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/opcode.hpp"
-#include "recorder/ring.hpp"
+#include "base/clock.hpp"
+#include "operations/opcode.hpp"
 
 namespace unicomm::shm {
 namespace {
 
-constexpr uint64_t kLong = 256 * 1024;  // of a message, in bytes
+constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
 
 std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
@@ -44,7 +44,7 @@ void Exchange::refuse(Transfer& t, Fault fault) {
 uint64_t Exchange::unread(int peer) {
     uint64_t head = 0, tail = group_.ends_[size_t(peer)].tail;
     uint64_t word = group_.segment_->channel(peer, group_.rank_).head.load(std::memory_order_acquire);
-    if (read_marked(word, head) && head >= tail && head - tail <= group_.segment_->layout().p2p_depth)
+    if (read_checksummed(word, head) && head >= tail && head - tail <= group_.segment_->layout().p2p_depth)
         return head - tail;
     damaged_ = peer;
     return 0;
@@ -53,7 +53,7 @@ uint64_t Exchange::unread(int peer) {
 uint64_t Exchange::unacknowledged(int peer) {
     uint64_t head = group_.ends_[size_t(peer)].head, tail = 0;
     uint64_t word = group_.segment_->channel(group_.rank_, peer).tail.load(std::memory_order_acquire);
-    if (read_marked(word, tail) && tail <= head && head - tail <= group_.segment_->layout().p2p_depth)
+    if (read_checksummed(word, tail) && tail <= head && head - tail <= group_.segment_->layout().p2p_depth)
         return head - tail;
     damaged_ = peer;
     return 0;
@@ -63,18 +63,19 @@ bool Exchange::read_header(int peer, ChunkHeader& header) {
     uint64_t number = group_.ends_[size_t(peer)].tail;
     const char* chunk = group_.segment_->chunk(peer, group_.rank_, number);
     std::memcpy(&header, chunk, sizeof header);
-    if (header.check == header.checked(number) && header.bytes <= group_.segment_->layout().p2p_chunk)
+    if (header.checksum == header.expected_checksum(number) &&
+        header.bytes <= group_.segment_->layout().p2p_chunk)
         return true;
     damaged_ = peer;
     return false;
 }
 
-// Whether the message at the front of the channel from `peer` is for `t`: a message goes to the first
-// receive in the order of the calls that takes it.
+// Whether the message at the front of the channel from `peer` is for `t`. A message goes to the first
+// receive, in the order of the calls, that accepts it.
 bool Exchange::match(Transfer& t, int peer) {
     Channel& c = group_.segment_->channel(peer, group_.rank_);
     Group::Ends& ends = group_.ends_[size_t(peer)];
-    if (ends.received != ends.receives_done) return false;  // the message before is still under way
+    if (ends.received != ends.receives_done) return false;  // the previous message is still in progress
     if (closed_[size_t(peer)] == pass_) return false;
     while (unread(peer) > 0) {
         ChunkHeader header;
@@ -84,7 +85,7 @@ bool Exchange::match(Transfer& t, int peer) {
             t.message.peer = peer;
             return true;
         }
-        c.tail.store(marked(++ends.tail), std::memory_order_release);  // the rest of a refused message
+        c.tail.store(with_checksum(++ends.tail), std::memory_order_release);  // the rest of a refused message
         group_.waiter_.wake_others();
     }
     if (damaged_ >= 0) return true;
@@ -92,7 +93,7 @@ bool Exchange::match(Transfer& t, int peer) {
     return false;
 }
 
-// True also where something is damaged: then `damaged_` says whose.
+// Also returns true if something is damaged; `damaged_` is then the rank that wrote it.
 bool Exchange::can_step(Transfer& t) {
     Segment& segment = *group_.segment_;
     int me = group_.rank_, peer = t.message.peer;
@@ -100,7 +101,7 @@ bool Exchange::can_step(Transfer& t) {
     if (t.message.send) {
         if (t.number != group_.ends_[size_t(peer)].sends_done) return false;
         Channel& c = segment.channel(me, peer);
-        if (c.rejected.load(std::memory_order_acquire) == marked(t.number + 1)) return true;
+        if (c.rejected.load(std::memory_order_acquire) == with_checksum(t.number + 1)) return true;
         uint64_t on_the_way = unacknowledged(peer);
         if (damaged_ >= 0) return true;
         return t.offered ? on_the_way == 0 : on_the_way < segment.layout().p2p_depth;
@@ -122,7 +123,7 @@ void Exchange::step_send(Transfer& t) {
     Group::Ends& ends = group_.ends_[size_t(m.peer)];
     const Layout& l = group_.segment_->layout();
     while (!t.finished) {
-        if (c.rejected.load(std::memory_order_acquire) == marked(t.number + 1)) {
+        if (c.rejected.load(std::memory_order_acquire) == with_checksum(t.number + 1)) {
             refuse(t, {FaultCode::kMismatch, both(me, m.peer), {}, "the receiver's tensor differs"});
             return;
         }
@@ -134,13 +135,14 @@ void Exchange::step_send(Transfer& t) {
         }
         if (on_the_way >= l.p2p_depth) return;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
-        // A message that fits into the ring is sent when it is there, wherever the tensor lies.
-        bool offer = t.done == 0 && m.piece.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth &&
-                     Heap::holds(m.piece.data, m.piece.bytes);
-        uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.piece.bytes - t.done);
-        Offer where = offer ? Group::offer_of(m.piece.data) : Offer{};
+        // A message that fits into the ring is complete for the sender once it is copied, wherever the tensor
+        // lies.
+        bool offer = t.done == 0 && m.buffer.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth &&
+                     Heap::holds(m.buffer.data, m.buffer.bytes);
+        uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.buffer.bytes - t.done);
+        Offer where = offer ? Group::offer_of(m.buffer.data) : Offer{};
         ChunkHeader said{t.number,
-                         m.piece.bytes,
+                         m.buffer.bytes,
                          m.count,
                          uint32_t(m.dtype),
                          uint32_t(now),
@@ -149,19 +151,19 @@ void Exchange::step_send(Transfer& t) {
                          int32_t(where.heap_fd),
                          0,
                          0};
-        said.check = said.checked(ends.head);
+        said.checksum = said.expected_checksum(ends.head);
         std::memcpy(header, &said, sizeof said);
         char* chunk = reinterpret_cast<char*>(header + 1);
-        if (m.piece.bytes >= kLong) {
-            Stager::stream(chunk, m.piece.data + t.done, now);
+        if (m.buffer.bytes >= kLong) {
+            Stager::stream(chunk, m.buffer.data + t.done, now);
         } else {
-            group_.stager_.copy(chunk, m.piece.data + t.done, now);
+            group_.stager_.copy(chunk, m.buffer.data + t.done, now);
         }
-        c.head.store(marked(++ends.head), std::memory_order_release);
+        c.head.store(with_checksum(++ends.head), std::memory_order_release);
         group_.waiter_.wake_others();
         if (offer) t.offered = ends.head;
         t.done += now;
-        if (t.done == m.piece.bytes) finish(t);
+        if (t.done == m.buffer.bytes) finish(t);
     }
 }
 
@@ -173,18 +175,18 @@ Fault Exchange::step_recv(Transfer& t) {
     while (!t.finished && unread(m.peer) > 0) {
         ChunkHeader header;
         if (!read_header(m.peer, header)) return {};
-        if (!t.begun && (header.total != m.piece.bytes || header.count != m.count ||
+        if (!t.begun && (header.total != m.buffer.bytes || header.count != m.count ||
                          header.dtype != static_cast<uint32_t>(m.dtype))) {
             Claim theirs{m.peer, uint32_t(OpCode::kSend), header.dtype, 0, me, header.count, 0};
             Claim mine{me, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
-            c.rejected.store(marked(t.number + 1), std::memory_order_release);
+            c.rejected.store(with_checksum(t.number + 1), std::memory_order_release);
             refuse(t,
                    {FaultCode::kMismatch, both(me, m.peer), {theirs, mine}, "the sender's tensor differs"});
             group_.waiter_.wake_others();
             return {};
         }
         const char* data = group_.segment_->chunk(m.peer, me, ends.tail) + sizeof header;
-        uint64_t left = m.piece.bytes - t.done, now = header.bytes;
+        uint64_t left = m.buffer.bytes - t.done, now = header.bytes;
         if (header.heap_size) {
             now = left;
             ++group_.direct_ops_;
@@ -195,15 +197,15 @@ Fault Exchange::step_recv(Transfer& t) {
             damaged_ = m.peer;
             return {};
         }
-        if (now) std::memcpy(m.piece.data + t.done, data, now);
+        if (now) std::memcpy(m.buffer.data + t.done, data, now);
         if (header.heap_size) {
-            // If the sender gave up meanwhile, it may have used its tensor again.
-            if (Fault f = group_.given_up()) return f;
+            // If the sender has given up meanwhile, it may have reused its tensor.
+            if (Fault f = group_.peer_failure()) return f;
         }
         t.done += now;
         t.begun = true;
-        if (t.done == m.piece.bytes) finish(t);
-        c.tail.store(marked(++ends.tail), std::memory_order_release);
+        if (t.done == m.buffer.bytes) finish(t);
+        c.tail.store(with_checksum(++ends.tail), std::memory_order_release);
         group_.waiter_.wake_others();
     }
     return {};
@@ -229,7 +231,7 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
         }
     }
     if (from_any) {
-        // Any rank may be the one that sends: only when all are gone is there nobody to wait for.
+        // Any rank may send: the wait ends only if all others are gone.
         Fault last;
         int lost = 0;
         for (int r = 0; r < group_.world_; ++r) {
@@ -240,8 +242,8 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
             return true;
         }
     }
-    // One message more is something to go on with, for those that join; else all have to be over. Of those
-    // that any rank may send, nobody in particular is needed.
+    // If more messages may join, one step of any message ends the wait; else all must be complete. A receive
+    // from any rank needs no rank in particular.
     WaitKind kind{static_cast<uint32_t>(operation), joinable_, joinable_ || awaited.empty()};
     kind.anybody = from_any && kind.any;
     if (kind.anybody) kind.op = static_cast<uint32_t>(OpCode::kRecv);
@@ -250,7 +252,7 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
     return group_.must_stop_waiting(awaited, kind, deadline_ns, deep, fault);
 }
 
-// A peer that left would never read what still fits into the ring: say so instead.
+// A peer that has left would never read what still fits into the ring: reports the failure instead.
 Fault Exchange::reach_receivers(uint64_t deadline_ns) {
     for (Transfer& t : transfers_) {
         if (!t.fresh) continue;
@@ -259,25 +261,25 @@ Fault Exchange::reach_receivers(uint64_t deadline_ns) {
         auto state = static_cast<RankState>(group_.segment_->control(t.message.peer).state.load());
         Fault fault;
         if (state != RankState::kHere && group_.must_stop({t.message.peer}, deadline_ns, true, fault)) {
-            return group_.break_off(fault);
+            return group_.break_group(fault);
         }
     }
     return {};
 }
 
 Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>& done) {
-    if (group_.is_broken_) return group_.why_broken();
-    if (Fault f = group_.given_up()) return f;
+    if (group_.is_broken_) return group_.group_fault();
+    if (Fault f = group_.peer_failure()) return f;
     if (Fault f = reach_receivers(deadline_ns)) return f;
     bool late = false;
     while (!transfers_.empty() && done.empty() && !late && !interrupted_.exchange(false)) {
         Fault fault;
         auto ready = [&] { return any_movable() || interrupted_.load(std::memory_order_relaxed); };
         auto stop = [&](bool deep) {
-            late = ring::now_ns() >= return_ns;
+            late = now_ns() >= return_ns;
             return late || must_stop(deadline_ns, deep, fault);
         };
-        if (!group_.waiter_.until(ready, stop) && !late) return group_.break_off(fault);
+        if (!group_.waiter_.until(ready, stop) && !late) return group_.break_group(fault);
         if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
         begin_pass();
         for (Transfer& t : transfers_) {

@@ -1,5 +1,5 @@
-// Point-to-point messages that run side by side: more can join while the first are under way, and each
-// finishes on its own.
+// Point-to-point messages that progress side by side. More can join while the first are in progress, and each
+// completes on its own.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace unicomm::shm {
 class Exchange {
   public:
     struct Done {
-        size_t index;  // as `add` returned it
-        int peer;      // who sent it, also where any rank could
-        Fault fault;   // kMismatch: the message was refused; the others go on
+        size_t index;  // as returned by `add`
+        int peer;      // the sender, also if any rank could send
+        Fault fault;   // kMismatch: the message was refused; the others continue
     };
 
     explicit Exchange(Group& group, bool joinable = true)
         : group_(group), joinable_(joinable), closed_(size_t(group.world())) {}
 
-    // Takes the tensor's memory until the message is done. Not while `run` runs.
+    // Uses the tensor's memory until the message is done. Must not be called while `run` runs.
     size_t add(const Message& message);
-    // Returns when a message is done, after `interrupt`, or at `return_ns`; `done` then holds what is newly
-    // done. A Fault ends all of them.
+    // Returns when a message is done, after `interrupt`, or at `return_ns`; `done` then holds the messages
+    // that are newly done. A Fault ends all messages.
     Fault run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>& done);
-    // Makes `run` return, or its next call; from any thread.
+    // Makes `run`, or its next call, return. May be called from any thread.
     void interrupt();
     size_t unfinished() const { return transfers_.size(); }
 
@@ -35,10 +35,10 @@ class Exchange {
     struct Transfer {
         Message message;
         size_t index;
-        uint64_t number = kUnmatched;  // of the message in its channel
+        uint64_t number = kUnmatched;  // number of the message in its channel
         uint64_t done = 0;             // bytes
-        uint64_t offered = 0;          // the tail of the channel when the receiver has read what was offered
-        bool begun = false;            // the first chunk (which an empty message has too) is through
+        uint64_t offered = 0;          // the tail of the channel once the receiver has read the offer
+        bool begun = false;            // the first chunk has arrived; an empty message has one, too
         bool finished = false;
         bool fresh = true;  // not looked at yet
         Fault fault{};
@@ -48,11 +48,11 @@ class Exchange {
     void step_send(Transfer& t);
     Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
-    // How many chunks wait to be read, by the reader's or the writer's count; where that cannot be, none,
-    // and `damaged_` says whose.
+    // The number of chunks that wait to be read, as the reader or the writer counts. If the count is
+    // impossible: 0, and `damaged_` is the rank that wrote it.
     uint64_t unread(int peer);
     uint64_t unacknowledged(int peer);
-    // The front one of what `peer` sends, once: what is checked is what is used.
+    // Reads the header of the first chunk from `peer`, once: what is checked is what is used.
     bool read_header(int peer, ChunkHeader& header);
     void refuse(Transfer& t, Fault fault);
     void finish(Transfer& t);
@@ -65,12 +65,12 @@ class Exchange {
     bool joinable_;
     std::list<Transfer> transfers_;  // unfinished, in the order of `add`
     size_t added_ = 0;
-    // A look at all transfers in order. A channel at whose front an earlier receive found nothing stays
-    // closed to the later ones until the next: what arrives meanwhile is not theirs.
+    // A pass looks at all transfers in order. If an earlier receive found nothing at the front of a channel,
+    // the channel is closed to later receives for the rest of the pass: what arrives meanwhile is not theirs.
     uint64_t pass_ = 0;
     std::vector<uint64_t> closed_;  // by peer: the last pass that found nothing
     std::atomic<bool> interrupted_{false};
-    int damaged_ = -1;  // what this rank wrote cannot be
+    int damaged_ = -1;  // the rank whose words in shared memory are damaged
 };
 
 }  // namespace unicomm::shm

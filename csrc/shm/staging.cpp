@@ -1,8 +1,9 @@
+// Copies into memory that other ranks have read.
 #include "shm/staging.hpp"
 
 #include <cstring>
 
-#include "recorder/ring.hpp"
+#include "base/clock.hpp"
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -11,7 +12,7 @@ namespace unicomm::shm {
 #ifdef __SSE2__
 constexpr bool kCanStream = true;
 
-// Pieces of less than a line at both ends go the usual way.
+// Less than a cache line at either end is copied as usual.
 void Stager::stream(char* to, const char* from, uint64_t bytes) {
     uint64_t head = -reinterpret_cast<uintptr_t>(to) & 63;
     if (head > bytes) head = bytes;
@@ -28,7 +29,7 @@ void Stager::stream(char* to, const char* from, uint64_t bytes) {
         _mm_stream_si128(line + 3, d);
     }
     if (at < bytes) std::memcpy(to + at, from + at, bytes - at);
-    _mm_sfence();  // streaming stores are not ordered by the release store that follows
+    _mm_sfence();  // the release store that follows does not order streaming stores
 }
 #else
 constexpr bool kCanStream = false;
@@ -42,11 +43,11 @@ void Stager::copy(char* to, const char* from, uint64_t bytes) {
         return;
     }
     if (streaming_ && ++streamed_ % kProbe != 0) return stream(to, from, bytes);
-    uint64_t begin = ring::now_ns();
+    uint64_t begin = now_ns();
     std::memmove(to, from, bytes);
-    bool slow = (ring::now_ns() - begin) * 4 > bytes;  // less than 4 bytes a nanosecond
+    bool slow = (now_ns() - begin) * 4 > bytes;  // less than 4 bytes per nanosecond
     slow_ = slow ? slow_ + 1 : 0;
-    // One fast copy proves that it can be fast; a slow one may only have been interrupted.
+    // One fast copy proves that copies can be fast; a slow one may only have been interrupted.
     streaming_ = streaming_ ? slow : slow_ >= kPatience;
 }
 

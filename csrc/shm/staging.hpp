@@ -1,9 +1,9 @@
-// Writing into memory that other ranks have read. A store to a line that another core holds has to take the
-// line away from it first. How long that takes depends on where the two cores lie, which under a hypervisor
-// changes by the minute: measured on one machine, 64 KiB took 7 us at some times and 28 at others, while
-// stores that go past the caches took 2 us always, and reading the lines 1.5 to 3.9 us with either. The
-// latter are better only in the slow times. So the time of each larger copy is looked at, and tells which
-// kind to use next.
+// Copies into memory that other ranks have read. A store to a cache line that another core holds must first
+// take the line from that core. How long that takes depends on the placement of the two cores, which changes
+// by the minute under a hypervisor. Measured on one machine: 64 KiB took 7 us at some times and 28 us at
+// others, while stores that bypass the caches always took 2 us; reading the lines took 1.5 to 3.9 us with
+// either. Bypassing is better only in the slow times. So the time of each larger copy is measured, and
+// selects the kind of the next one.
 #pragma once
 #include <cstdint>
 
@@ -11,15 +11,14 @@ namespace unicomm::shm {
 
 class Stager {
   public:
-    // Copies `bytes`; the caller publishes them afterwards by a release store.
+    // Copies `bytes`. The caller publishes them afterwards by a release store.
     void copy(char* to, const char* from, uint64_t bytes);
-    // Always past the caches: better for long messages, which one core writes while the other reads.
+    // Always bypasses the caches: better for long messages, which one core writes while the other reads.
     static void stream(char* to, const char* from, uint64_t bytes);
-    bool streaming() const { return streaming_; }
 
   private:
     static constexpr uint64_t kSmall = 16 * 1024;  // below, streaming never pays
-    static constexpr int kPatience = 3;            // slow copies in a row: one may have been interrupted
+    static constexpr int kPatience = 3;            // slow copies in a row: one may just be interrupted
     static constexpr uint32_t kProbe = 32;         // copies after which the other kind is tried again
     bool streaming_ = false;
     int slow_ = 0;

@@ -1,10 +1,9 @@
-// Which parts of a symmetric heap are in use. Deterministic: PEs that make the same calls get the same
-// offsets.
+// The allocated parts of a symmetric heap. Deterministic: PEs that make the same calls get the same offsets.
 #pragma once
 #include <cstdint>
 #include <map>
 
-#include "core/free_spans.hpp"
+#include "base/free_spans.hpp"
 
 namespace unicomm::symm {
 
@@ -12,7 +11,7 @@ class Arena {
   public:
     Arena(uint64_t begin, uint64_t end) { free_.give(begin, end - begin); }
 
-    // The first place that has room. False when none has; `align` is a power of two.
+    // Takes the first place with room. Returns false if there is none; `align` is a power of two.
     bool take(uint64_t bytes, uint64_t align, uint64_t& at) {
         for (auto span = free_.begin(); span != free_.end(); ++span) {
             auto [from, room] = *span;
@@ -25,7 +24,7 @@ class Arena {
         return false;
     }
 
-    // Bytes of what begins there; 0: nothing does.
+    // Returns the bytes of the block that begins there, or 0.
     uint64_t size(uint64_t at) const {
         auto found = used_.find(at);
         return found == used_.end() ? 0 : found->second;

@@ -1,6 +1,6 @@
-// The table for Python: addresses are whole numbers, checked by comms/memory/symmetric.py. What fails returns a
-// fault as the shm transport has it (shm/bind_fault.hpp). All run without the interpreter's lock.
-#include "core/bind.hpp"
+// Bindings of tables and domains. Addresses are integers, which comms/memory/symmetric.py checks. A failure
+// is returned as a fault (base/bind_fault.hpp). Calls that may wait release the GIL.
+#include "base/bind.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,10 +10,8 @@
 #include <memory>
 
 #include "shm/dispatch.hpp"
-#include "symm/cuda_ipc.hpp"
-#include "symm/end.hpp"
-#include "symm/library.hpp"
-#include "symm/nvshmem.hpp"
+#include "symm/domain.hpp"
+#include "symm/tables/tables.hpp"
 
 namespace unicomm {
 namespace {
@@ -24,14 +22,7 @@ struct Table {
     Vtbl vtbl;
 };
 
-UniqueId read_id(const nb::bytes& bytes) {
-    UniqueId id;
-    if (bytes.size() != sizeof id) throw nb::value_error("a unique id has 128 bytes");
-    std::copy_n(bytes.c_str(), sizeof id, id.bytes);
-    return id;
-}
-
-// The same table with fewer capabilities: what a library that lacks them looks like.
+// The same table with fewer capabilities, as of a library that lacks them.
 Table limited(const Table& table, uint64_t capabilities) {
     Table out{{table.vtbl.name, table.vtbl.capabilities & capabilities}};
 #define UNICOMM_SYMM_KEEP(name, capability, ...) \
@@ -43,9 +34,10 @@ Table limited(const Table& table, uint64_t capabilities) {
 
 nb::object fault_tuple_of(int code, const Error& error) { return fault_tuple(fault_of(code, error)); }
 
-// Each row: own address, symmetric address, bytes, PE. One call for all, for there may be many small ones.
+// Each row: own address, symmetric address, bytes, PE. One call moves all of them, because there may be many
+// small ones.
 using Plan = nb::ndarray<const int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
-nb::object transfer(End& e, bool put, Plan plan, Address stream) {
+nb::object transfer(SymmDomain& e, bool put, Plan plan, Address stream) {
     need(e.table().put_nbi, "put_nbi");
     Error error{};
     int code = 0;
@@ -65,171 +57,222 @@ nb::object transfer(End& e, bool put, Plan plan, Address stream) {
     return fault_tuple_of(code, error);
 }
 
-void bind_end(nb::module_& m) {
-    using shm::deadline_after;
-    nb::class_<End> end(m, "SymmDomain");
+void bind_domain(nb::module_& m) {
+    nb::class_<SymmDomain> end(
+        m, "SymmDomain", "One PE's end of a symmetric heap: csrc/symm/table.hpp. Addresses are integers.");
     bind_composites(end);
-    end.def_prop_ro("capabilities", [](const End& e) { return e.table().capabilities; })
-        .def("begins", &End::begins)
-        .def("holds", &End::holds)
-        .def("abort", [](End& e) { return e.call_now(e.table().abort, "abort"); })
-        .def("leave", [](End& e) { return e.call_now(e.table().leave, "leave"); })
-        .def("allocate",
-             [](End& e, uint64_t bytes, uint64_t align, double timeout) {
-                 void* out = nullptr;
-                 e.met();
-                 nb::object fault =
-                     e.call(e.table().allocate, "allocate", bytes, align, deadline_after(timeout), &out);
-                 if (fault.is_none()) e.allocated(reinterpret_cast<Address>(out), bytes);
-                 return nb::make_tuple(fault, reinterpret_cast<Address>(out));
-             })
-        .def("free",
-             [](End& e, Address address, double timeout) {
-                 e.met();
-                 nb::object fault =
-                     e.call(e.table().free, "free", at<void>(address), deadline_after(timeout));
-                 if (fault.is_none()) e.freed(address);
-                 return fault;
-             })
-        .def("barrier",
-             [](End& e, double timeout, Address stream) {
-                 e.met();
-                 return e.call(e.table().barrier, "barrier", deadline_after(timeout), at<void>(stream));
-             })
-        .def("ptr",
-             [](End& e, Address address, uint64_t bytes, int pe) {
-                 void* out = nullptr;
-                 nb::object fault =
-                     e.call_now(e.table().ptr, "ptr", at<const void>(address), bytes, pe, &out);
-                 return nb::make_tuple(fault, reinterpret_cast<Address>(out));
-             })
-        .def("transfer", &transfer)
-        .def("put",
-             [](End& e, Address to, Address from, uint64_t bytes, int pe, Address stream) {
-                 return e.call(e.table().put, "put", at<void>(to), at<const void>(from), bytes, pe,
-                               at<void>(stream));
-             })
-        .def("get",
-             [](End& e, Address to, Address from, uint64_t bytes, int pe, Address stream) {
-                 return e.call(e.table().get, "get", at<void>(to), at<const void>(from), bytes, pe,
-                               at<void>(stream));
-             })
-        .def("fence",
-             [](End& e, Address stream) { return e.call(e.table().fence, "fence", at<void>(stream)); })
-        .def("quiet",
-             [](End& e, Address stream) { return e.call(e.table().quiet, "quiet", at<void>(stream)); })
-        .def("put_signal",
-             [](End& e, Address to, Address from, uint64_t bytes, Address signal, uint64_t value, int op,
-                int pe, Address stream) {
-                 return e.call(e.table().put_signal, "put_signal", at<void>(to), at<const void>(from), bytes,
-                               at<uint64_t>(signal), value, SignalOp(op), pe, at<void>(stream));
-             })
-        .def("wait_signal",
-             [](End& e, Address signal, int compare, uint64_t value, int source, double timeout,
-                Address stream) {
-                 return e.call(e.table().wait_signal, "wait_signal", at<const uint64_t>(signal),
-                               Compare(compare), value, source, deadline_after(timeout), at<void>(stream));
-             })
-        .def("fetch_add",
-             [](End& e, Address target, uint64_t value, int pe, Address stream) {
-                 uint64_t before = 0;
-                 nb::object fault = e.call(e.table().fetch_add, "fetch_add", at<uint64_t>(target), value, pe,
-                                           &before, at<void>(stream));
-                 return nb::make_tuple(fault, before);
-             })
-        .def("compare_swap",
-             [](End& e, Address target, uint64_t expected, uint64_t value, int pe, Address stream) {
-                 uint64_t before = 0;
-                 nb::object fault = e.call(e.table().compare_swap, "compare_swap", at<uint64_t>(target),
-                                           expected, value, pe, &before, at<void>(stream));
-                 return nb::make_tuple(fault, before);
-             })
-        .def("team_split", [](End& e, int start, int stride, int size, double timeout) {
-            Domain team = nullptr;
-            nb::object fault = e.call(e.table().team_split, "team_split", start, stride, size,
-                                      deadline_after(timeout), &team);
-            return nb::make_tuple(
-                fault, team ? nb::cast(std::make_shared<End>(e.table(), team, e.blocks())) : nb::none());
-        });
+    end.def_prop_ro("capabilities", [](const SymmDomain& e) { return e.table().capabilities; })
+        .def("begins", &SymmDomain::begins, nb::sig("def begins(self, address: int, /) -> bool"))
+        .def("holds", &SymmDomain::holds, nb::sig("def holds(self, address: int, bytes: int, /) -> bool"))
+        .def(
+            "abort", [](SymmDomain& e) { return e.call_now(e.table().abort, "abort"); },
+            nb::sig("def abort(self) -> Fault | None"))
+        .def(
+            "leave", [](SymmDomain& e) { return e.call_now(e.table().leave, "leave"); },
+            nb::sig("def leave(self) -> Fault | None"))
+        .def(
+            "allocate",
+            [](SymmDomain& e, uint64_t bytes, uint64_t align, double timeout) {
+                void* out = nullptr;
+                e.count_meeting();
+                nb::object fault =
+                    e.call(e.table().allocate, "allocate", bytes, align, deadline_after(timeout), &out);
+                if (fault.is_none()) e.allocated(reinterpret_cast<Address>(out), bytes);
+                return nb::make_tuple(fault, reinterpret_cast<Address>(out));
+            },
+            nb::sig(
+                "def allocate(self, bytes: int, align: int, timeout: float, /) -> tuple[Fault | None, int]"))
+        .def(
+            "free",
+            [](SymmDomain& e, Address address, double timeout) {
+                e.count_meeting();
+                nb::object fault = e.call(e.table().free, "free", at<void>(address), deadline_after(timeout));
+                if (fault.is_none()) e.freed(address);
+                return fault;
+            },
+            nb::sig("def free(self, address: int, timeout: float, /) -> Fault | None"))
+        .def(
+            "barrier",
+            [](SymmDomain& e, double timeout, Address stream) {
+                e.count_meeting();
+                return e.call(e.table().barrier, "barrier", deadline_after(timeout), at<void>(stream));
+            },
+            nb::sig("def barrier(self, timeout: float, stream: int, /) -> Fault | None"))
+        .def(
+            "ptr",
+            [](SymmDomain& e, Address address, uint64_t bytes, int pe) {
+                void* out = nullptr;
+                nb::object fault = e.call_now(e.table().ptr, "ptr", at<const void>(address), bytes, pe, &out);
+                return nb::make_tuple(fault, reinterpret_cast<Address>(out));
+            },
+            nb::sig("def ptr(self, address: int, bytes: int, pe: int, /) -> tuple[Fault | None, int]"))
+        .def("transfer", &transfer,
+             nb::sig("def transfer(self, put: bool, plan: NDArray[Any], stream: int, /) -> Fault | None"))
+        .def(
+            "put",
+            [](SymmDomain& e, Address to, Address from, uint64_t bytes, int pe, Address stream) {
+                return e.call(e.table().put, "put", at<void>(to), at<const void>(from), bytes, pe,
+                              at<void>(stream));
+            },
+            nb::sig(
+                "def put(self, to: int, source: int, bytes: int, pe: int, stream: int, /) -> Fault | None"))
+        .def(
+            "get",
+            [](SymmDomain& e, Address to, Address from, uint64_t bytes, int pe, Address stream) {
+                return e.call(e.table().get, "get", at<void>(to), at<const void>(from), bytes, pe,
+                              at<void>(stream));
+            },
+            nb::sig(
+                "def get(self, to: int, source: int, bytes: int, pe: int, stream: int, /) -> Fault | None"))
+        .def(
+            "fence",
+            [](SymmDomain& e, Address stream) { return e.call(e.table().fence, "fence", at<void>(stream)); },
+            nb::sig("def fence(self, stream: int, /) -> Fault | None"))
+        .def(
+            "quiet",
+            [](SymmDomain& e, Address stream) { return e.call(e.table().quiet, "quiet", at<void>(stream)); },
+            nb::sig("def quiet(self, stream: int, /) -> Fault | None"))
+        .def(
+            "put_signal",
+            [](SymmDomain& e, Address to, Address from, uint64_t bytes, Address signal, uint64_t value,
+               int op, int pe, Address stream) {
+                return e.call(e.table().put_signal, "put_signal", at<void>(to), at<const void>(from), bytes,
+                              at<uint64_t>(signal), value, SignalOp(op), pe, at<void>(stream));
+            },
+            nb::sig("def put_signal(self, to: int, source: int, bytes: int, signal: int, value: int, op: "
+                    "int, pe: int, stream: int, /) -> Fault | None"))
+        .def(
+            "wait_signal",
+            [](SymmDomain& e, Address signal, int compare, uint64_t value, int source, double timeout,
+               Address stream) {
+                return e.call(e.table().wait_signal, "wait_signal", at<const uint64_t>(signal),
+                              Compare(compare), value, source, deadline_after(timeout), at<void>(stream));
+            },
+            nb::sig("def wait_signal(self, signal: int, compare: int, value: int, source: int, timeout: "
+                    "float, stream: int, /) -> Fault | None"))
+        .def(
+            "fetch_add",
+            [](SymmDomain& e, Address target, uint64_t value, int pe, Address stream) {
+                uint64_t before = 0;
+                nb::object fault = e.call(e.table().fetch_add, "fetch_add", at<uint64_t>(target), value, pe,
+                                          &before, at<void>(stream));
+                return nb::make_tuple(fault, before);
+            },
+            nb::sig("def fetch_add(self, target: int, value: int, pe: int, stream: int, /) -> tuple[Fault | "
+                    "None, int]"))
+        .def(
+            "compare_swap",
+            [](SymmDomain& e, Address target, uint64_t expected, uint64_t value, int pe, Address stream) {
+                uint64_t before = 0;
+                nb::object fault = e.call(e.table().compare_swap, "compare_swap", at<uint64_t>(target),
+                                          expected, value, pe, &before, at<void>(stream));
+                return nb::make_tuple(fault, before);
+            },
+            nb::sig("def compare_swap(self, target: int, expected: int, value: int, pe: int, stream: int, /) "
+                    "-> tuple[Fault | None, int]"))
+        .def(
+            "team_split",
+            [](SymmDomain& e, int start, int stride, int size, double timeout) {
+                Domain team = nullptr;
+                nb::object fault = e.call(e.table().team_split, "team_split", start, stride, size,
+                                          deadline_after(timeout), &team);
+                return nb::make_tuple(
+                    fault,
+                    team ? nb::cast(std::make_shared<SymmDomain>(e.table(), team, e.blocks())) : nb::none());
+            },
+            nb::sig("def team_split(self, start: int, stride: int, size: int, timeout: float, /) -> "
+                    "tuple[Fault | None, SymmDomain | None]"));
     m.def(
         "symm_bytes",
-        [](Ends end, Address address, uint64_t bytes) {
-            nb::capsule owner(new Ends(end), [](void* p) noexcept { delete static_cast<Ends*>(p); });
+        [](SymmDomainPtr end, Address address, uint64_t bytes) {
+            nb::capsule owner(new SymmDomainPtr(end),
+                              [](void* p) noexcept { delete static_cast<SymmDomainPtr*>(p); });
             return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(at<void>(address), {size_t(bytes)}, owner);
         },
-        "Memory that can be addressed here, as an array of bytes that holds the domain.");
+        "Memory that this process can address, as an array of bytes that keeps the domain alive.",
+        nb::sig("def symm_bytes(domain: SymmDomain, address: int, bytes: int, /) -> NDArray[Any]"));
     m.def(
         "symm_device_bytes",
-        [](Ends end, Address address, uint64_t bytes, int device_type, int device) {
-            nb::capsule owner(new Ends(end), [](void* p) noexcept { delete static_cast<Ends*>(p); });
+        [](SymmDomainPtr end, Address address, uint64_t bytes, int device_type, int device) {
+            nb::capsule owner(new SymmDomainPtr(end),
+                              [](void* p) noexcept { delete static_cast<SymmDomainPtr*>(p); });
             return nb::ndarray<uint8_t>(at<void>(address), {size_t(bytes)}, owner, {}, nb::dtype<uint8_t>(),
                                         device_type, device);
         },
-        "The same of a device, with DLPack's number of its type.");
+        "The same for device memory, with DLPack's device type.",
+        nb::sig("def symm_device_bytes(domain: SymmDomain, address: int, bytes: int, device_type: int, "
+                "device: int, /) -> Any"));
 }
 
 }  // namespace
 
 void bind_symm(nb::module_& m) {
-    nb::class_<Table>(m, "SymmTable")
+    nb::class_<Table>(m, "SymmTable", "What a SHMEM library can do.")
         .def_prop_ro("name", [](const Table& t) { return std::string(t.vtbl.name); })
         .def_prop_ro("capabilities", [](const Table& t) { return t.vtbl.capabilities; })
-        .def("limited", &limited)
-        .def("unique_id",
-             [](const Table& t, int world, uint64_t heap_bytes) {
-                 UniqueId id;
-                 Error error{};
-                 int code = need(t.vtbl.unique_id, "unique_id")(world, heap_bytes, &id, &error);
-                 return nb::make_tuple(fault_tuple_of(code, error),
-                                       nb::bytes(id.bytes, code ? 0 : sizeof id));
-             })
-        .def("discard_id",
-             [](const Table& t, const nb::bytes& bytes) {
-                 UniqueId id = read_id(bytes);
-                 Error error{};
-                 return fault_tuple_of(need(t.vtbl.discard_id, "discard_id")(&id, &error), error);
-             })
-        .def("init", [](const Table& t, const nb::bytes& bytes, int rank, int world, const std::string& name,
-                        double timeout) {
-            UniqueId id = read_id(bytes);
-            Error error{};
-            Domain domain = nullptr;
-            int code;
-            {
-                GilReleased release;
-                code = need(t.vtbl.init, "init")(&id, rank, world, name.c_str(), shm::deadline_after(timeout),
-                                                 &domain, &error);
-            }
-            nb::object end =
-                code ? nb::none()
-                     : nb::cast(std::make_shared<End>(t.vtbl, domain, std::make_shared<End::Blocks>()));
-            return nb::make_tuple(fault_tuple_of(code, error), end);
-        });
+        .def("limited", &limited, nb::sig("def limited(self, capabilities: int, /) -> SymmTable"))
+        .def(
+            "unique_id",
+            [](const Table& t, int world, uint64_t heap_bytes) {
+                UniqueId id;
+                Error error{};
+                int code = need(t.vtbl.unique_id, "unique_id")(world, heap_bytes, &id, &error);
+                return nb::make_tuple(fault_tuple_of(code, error), nb::bytes(id.bytes, code ? 0 : sizeof id));
+            },
+            nb::sig("def unique_id(self, world: int, heap_bytes: int, /) -> tuple[Fault | None, bytes]"))
+        .def(
+            "discard_id",
+            [](const Table& t, const nb::bytes& bytes) {
+                UniqueId id = read_id<UniqueId>(bytes);
+                Error error{};
+                return fault_tuple_of(need(t.vtbl.discard_id, "discard_id")(&id, &error), error);
+            },
+            nb::sig("def discard_id(self, uid: bytes, /) -> Fault | None"))
+        .def(
+            "init",
+            [](const Table& t, const nb::bytes& bytes, int rank, int world, const std::string& name,
+               double timeout) {
+                UniqueId id = read_id<UniqueId>(bytes);
+                Error error{};
+                Domain domain = nullptr;
+                int code;
+                {
+                    GilReleased release;
+                    code = need(t.vtbl.init, "init")(&id, rank, world, name.c_str(), deadline_after(timeout),
+                                                     &domain, &error);
+                }
+                nb::object end = code ? nb::none()
+                                      : nb::cast(std::make_shared<SymmDomain>(
+                                            t.vtbl, domain, std::make_shared<SymmDomain::Blocks>()));
+                return nb::make_tuple(fault_tuple_of(code, error), end);
+            },
+            nb::sig("def init(self, uid: bytes, rank: int, world: int, name: str, timeout: float, /) -> "
+                    "tuple[Fault | None, SymmDomain | None]"));
     m.def(
         "symm_cuda_ipc",
         [](const std::string& path, const std::string& prefix) {
             return Table{cuda_ipc_table(path, prefix)};
         },
         nb::arg("path"), nb::arg("prefix") = "cuda",
-        "The table over the memory of CUDA devices of this host, by the runtime library of that name.");
+        "The table over memory of this host's CUDA or HIP devices.");
     m.def(
-        "symm_library", [](const std::string& path) { return Table{library_table(path)}; },
-        "The table that a shared object exports; OSError where it is none for this version.");
+        "symm_library", [](const std::string& path) { return Table{shared_object_table(path)}; },
+        nb::arg("path"), "The table that a shared object exports; OSError if it has none for this version.");
     m.attr("symm_table_abi") = kTableAbi;
     m.def(
         "symm_nvshmem",
         [](const std::string& path, bool loaded) { return Table{nvshmem_table(path, loaded)}; },
         nb::arg("path"), nb::arg("loaded") = false,
-        "The table over NVSHMEM's library of that name; with `loaded` only if it is in the process already.");
+        "The table over NVSHMEM; with `loaded` only if the library is already in the process.");
     m.def(
         "symm_nvshmem_info",
         [] {
             NvshmemInfo info = nvshmem_info();
             return nb::make_tuple(info.version, info.file, info.status);
         },
-        "Of the opened NVSHMEM: (version, 30405 being 3.4.5; file; what nvshmemx_init_status says).");
+        "(version, file, nvshmemx_init_status) of the opened NVSHMEM; version 30405 is 3.4.5.");
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");
-    bind_end(m);
+    bind_domain(m);
     bind_symm_fast(m);
     bind_nccl_windows(m);
 }

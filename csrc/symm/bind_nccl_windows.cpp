@@ -1,11 +1,11 @@
-// What the backend has made of a communicator of NCCL or RCCL, as a symmetric heap for Python.
+// Binding of symmetric heaps on windows of NCCL or RCCL.
 #include <nanobind/stl/shared_ptr.h>
 
 #include <memory>
 
-#include "core/bind.hpp"
-#include "symm/end.hpp"
-#include "symm/nccl_windows.hpp"
+#include "base/bind.hpp"
+#include "symm/domain.hpp"
+#include "symm/tables/nccl_windows.hpp"
 
 namespace unicomm {
 
@@ -21,13 +21,16 @@ void bind_nccl_windows(nb::module_& m) {
             heap.device.copy = reinterpret_cast<decltype(heap.device.copy)>(copy);
             heap.device.query = reinterpret_cast<decltype(heap.device.query)>(query);
             heap.device.last_error = reinterpret_cast<decltype(heap.device.last_error)>(last_error);
-            return std::make_shared<End>(nccl_windows_table(heap), open_nccl_windows(heap),
-                                         std::make_shared<End::Blocks>());
+            return std::make_shared<SymmDomain>(nccl_windows_table(heap), open_nccl_windows(heap),
+                                                std::make_shared<SymmDomain::Blocks>());
         },
         nb::keep_alive<0, 1>(),
-        "The heap on a window of memory of the library's, which it gives back in the end.");
-    m.def("symm_nccl_windows_reserve", &nccl_windows_reserve,
-          "Bytes of such a heap that nobody can allocate.");
+        nb::sig(
+            "def symm_nccl_windows(library: NcclLibrary, comm: int, window: int, memory: int, bytes: int, "
+            "rank: int, world: int, signals: int, copy: int, query: int, last_error: int, /) -> SymmDomain"),
+        "The symmetric heap on a window of the library's memory, which it frees at the end.");
+    m.def("symm_nccl_windows_reserve", &nccl_windows_reserve, nb::arg("world"),
+          "Bytes of such a heap that the table keeps for itself.");
 }
 
 }  // namespace unicomm

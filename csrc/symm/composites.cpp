@@ -1,24 +1,19 @@
+// Broadcast, all-to-all, reductions and the exchanges of a mixture of experts, over any table.
 #include "symm/composites.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "symm/tiles.hpp"
 
 namespace unicomm::symm {
 namespace {
 
-uint64_t mix(uint64_t h, uint64_t v) {  // the finalizer of splitmix64
-    h += v + 0x9e3779b97f4a7c15ull;
-    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ull;
-    h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
-    return h ^ (h >> 31);
-}
-
 const int64_t* numbers(const char* at) { return reinterpret_cast<const int64_t*>(at); }
 
-// Words of what a PE says.
+// Words of an announcement.
 enum Word { kMeeting, kSignature, kCalled, kRoot };
 
 }  // namespace
@@ -46,7 +41,7 @@ Fault Composites::meet(const Call& call, const std::vector<Memory>& tensors, con
     }
     ++meetings_;
     uint64_t* mine = said();
-    // With the number, what somebody said earlier is not taken for an answer.
+    // The number distinguishes it from announcements of earlier meetings.
     mine[kMeeting] = meetings_;
     mine[kSignature] = signature;
     mine[kCalled] = call.op | uint64_t(call.dtype) << 32 | uint64_t(call.red) << 40;
@@ -63,7 +58,7 @@ Fault Composites::meet(const Call& call, const std::vector<Memory>& tensors, con
     return {};
 }
 
-// Culprits are the minority; where no call is that of the most, all.
+// The culprits are the minority; without a majority, all PEs.
 Fault Composites::differ(const std::vector<const char*>& all) const {
     auto same = [&](int a, int b) {
         return std::memcmp(all[size_t(a)], all[size_t(b)], 2 * sizeof(uint64_t)) == 0;
@@ -78,7 +73,7 @@ Fault Composites::differ(const std::vector<const char*>& all) const {
     for (int pe = 0; pe < world_; ++pe) {
         const int64_t* words = numbers(all[size_t(pe)]);
         auto called = uint64_t(words[kCalled]);
-        bool here = words[kMeeting] == int64_t(meetings_);  // else it is at something else than a meeting
+        bool here = words[kMeeting] == int64_t(meetings_);  // else the PE is not at a meeting
         if (2 * most_votes <= world_ || !same(pe, most)) fault.culprits.push_back(pe);
         fault.claims.push_back({pe, here ? uint32_t(called) : 0, uint32_t(called >> 32 & 0xff),
                                 uint32_t(called >> 40 & 0xff), int32_t(words[kRoot]), 0,
@@ -95,7 +90,7 @@ Fault Composites::leave(const Call& call, const Refusal* refusal) {
 // --- moving ------------------------------------------------------------------------------------------------
 
 Fault Composites::get(void* to, const void* from, uint64_t bytes, int pe, Stream stream) {
-    if (bytes == 0) return {};  // which may be nowhere
+    if (bytes == 0) return {};  // its address may be invalid
     Error error{};
     return fault_of(table_.get_nbi(domain_, to, from, bytes, pe, stream, &error), error);
 }
@@ -148,7 +143,7 @@ Fault Composites::all_to_all(const Call& call, Memory in, char* out) {
     uint64_t block = in.bytes / uint64_t(world_);
     expect(in.bytes);
     for (int i = 0; i < world_; ++i) {
-        int pe = (rank_ + i) % world_;  // not all from the same at once
+        int pe = (rank_ + i) % world_;  // so that not all read from the same PE at once
         Fault f = get(out + uint64_t(pe) * block, in.data + uint64_t(rank_) * block, block, pe, call.stream);
         if (f) return f;
     }
@@ -156,7 +151,7 @@ Fault Composites::all_to_all(const Call& call, Memory in, char* out) {
     return leave(call);
 }
 
-// All look at all numbers, so that all come to the same end before a row moves.
+// All PEs check all splits, so that all reach the same result before any row moves.
 Fault Composites::move(const Call& call, Rows in, Rows out, const std::vector<const char*>& splits,
                        int64_t* results, int experts, int64_t align, Refusal& refusal) {
     int n = world_;
@@ -260,7 +255,7 @@ Fault Composites::combine(const Call& call, Rows in, Rows out, int64_t* splits, 
     for (int pe = 0; pe < n && !refusal.why; ++pe) {
         const int64_t *theirs = numbers(splits_[size_t(pe)]), *begins = theirs + columns;
         for (size_t k = 0; k < columns; ++k) {
-            // The offset of nothing may be anywhere.
+            // The offset of an empty block may be any number.
             bool beyond = theirs[k] > in.rows || begins[k] < 0 || begins[k] > in.rows - theirs[k];
             if (theirs[k] < 0 || (theirs[k] > 0 && beyond)) {
                 refusal = {Refusal::kSplits, pe, 0};
@@ -328,7 +323,7 @@ Fault Composites::two_shot(const Call& call, Memory in) {
     char* part = in.data + begin * element;
     if (bytes) {
         if (Fault f = copies(part, bytes, call.stream, sources_, sources_room_)) return f;
-        // Nobody else reads or writes this part of any copy before all have passed the barrier at the end.
+        // No other PE reads or writes this part of any copy before the barrier at the end.
         if (!fold_all(call.dtype, call.red, part, sources_, 0, end - begin)) return undefined();
         expect(bytes * uint64_t(world_ - 1));
         for (int i = 1; i < world_; ++i) {
@@ -348,7 +343,7 @@ Fault Composites::reduce_scatter(const Call& call, Memory in, int64_t rows, char
     if (Fault f = meet(whole, {in})) return f;
     int element = dtype_bytes(call.dtype);
     int64_t part = int64_t(in.bytes) / element / std::max<int64_t>(rows, 1) / world_;
-    // From the first element of the own part to its last one.
+    // From the first to the last element of the own parts.
     uint64_t span = uint64_t((rows - 1) * part * world_ + part) * uint64_t(element);
     if (part && rows) {
         char* first = in.data + rank_ * part * element;
@@ -368,7 +363,7 @@ Fault Composites::reduce_tiles(const Call& call, const std::vector<Tile>& ins, c
     auto* base = reinterpret_cast<char*>(said_);
     for (size_t i = 0; i < ins.size(); ++i) {
         const Tile& t = ins[i];
-        int64_t at = t.rows && t.columns ? t.data - base : 0;  // nothing is nowhere
+        int64_t at = t.rows && t.columns ? t.data - base : 0;  // an empty tile has no address
         for (int64_t word : {at, t.rows, t.columns, t.row_step, t.column_step, int64_t(owners[i])}) {
             whole.more = mix(whole.more, uint64_t(word));
         }

@@ -1,15 +1,15 @@
-// The exchanges' fast path: one native call from the Python function checks, records and runs. The general
-// path is in unicomm/symm.
+// The fast path of operations on symmetric memory: one native call from the Python function checks, records
+// and runs. The general path is in unicomm/symm.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
 
-#include "core/bind.hpp"
-#include "shm/bind_fault.hpp"
+#include "base/bind.hpp"
+#include "base/bind_fault.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
-#include "symm/end.hpp"
+#include "symm/domain.hpp"
 #include "symm/rows.hpp"
 
 namespace unicomm {
@@ -19,11 +19,11 @@ using namespace symm;
 
 class SymmFast {
   public:
-    SymmFast(nb::object calls, Ends end)
+    SymmFast(nb::object calls, SymmDomainPtr end)
         : kept_(std::move(calls)), calls_(*nb::inst_ptr<FastCalls>(kept_)), end_(std::move(end)) {}
 
-    // `align` None: one expert on each rank, and dense. True when it is done; False when it is not for this
-    // path; else (fault, refusal).
+    // `align` None: one expert per rank, dense. Returns True if it has run, False if the general path has to,
+    // else (fault, refusal).
     nb::object dispatch(uint32_t op, nb::handle input, nb::handle out, nb::handle splits, nb::handle results,
                         nb::handle align, nb::handle relaxed, nb::handle timeout) {
         Exchanged x;
@@ -57,7 +57,7 @@ class SymmFast {
         });
     }
 
-    // Of one tensor, or from one to another of as many elements. `red`: by name, where it reduces.
+    // Collectives of one tensor, or from one tensor to another. `red`: the name of the reduction.
     nb::object broadcast(uint32_t op, nb::handle tensor, nb::handle root, nb::handle relaxed,
                          nb::handle timeout) {
         Exchanged x;
@@ -101,7 +101,7 @@ class SymmFast {
         });
     }
 
-    // `last_dim`: not by equal parts of the whole.
+    // `last_dim`: parts of the last dimension, instead of the whole tensor.
     nb::object reduce_scatter(uint32_t op, nb::handle input, nb::handle out, nb::handle red,
                               nb::handle last_dim, nb::handle relaxed, nb::handle timeout) {
         Exchanged x;
@@ -116,7 +116,7 @@ class SymmFast {
         });
     }
 
-    // Also returns the list of what came.
+    // Returns the list of received rows if it has run.
     nb::object all_to_all_v(uint32_t op, nb::handle input, nb::handle out, nb::handle splits,
                             nb::handle relaxed, nb::handle timeout) {
         Exchanged x;
@@ -139,8 +139,8 @@ class SymmFast {
         return done.ptr() == Py_True ? nb::cast(came) : done;
     }
 
-    // Windows' operations return a Work, False, or (fault, None). `tensor` is read or written at element
-    // `offset` of `count` that begin at `base` on `peer`.
+    // Operations of windows return a Work, False, or (fault, None). `tensor` is read from or written to
+    // element `offset` of the `count` elements at `base` on `peer`.
     nb::object move(nb::handle name, uint32_t op, bool put, nb::handle tensor, nb::handle peer,
                     nb::handle offset, nb::handle async_op, nb::handle hints, nb::handle timeout,
                     Address base, int64_t count, int dtype) {
@@ -162,7 +162,7 @@ class SymmFast {
         });
     }
 
-    // Adds one to the word on `peer`.
+    // Adds 1 to the word on `peer`.
     nb::object signal(nb::handle name, uint32_t op, nb::handle peer, nb::handle async_op, nb::handle hints,
                       nb::handle timeout, Address word) {
         int64_t pe = 0;
@@ -175,14 +175,14 @@ class SymmFast {
         });
     }
 
-    // Until the own word is `value` or more.
+    // Waits until the own word is at least `value`.
     nb::object wait_signal(nb::handle name, uint32_t op, nb::handle peer, nb::handle async_op,
                            nb::handle hints, nb::handle timeout, Address word, uint64_t value) {
         int64_t pe = 0;
         if (!end_->table().wait_signal || !calls_.plain(async_op, hints, timeout) || !number(peer, pe))
             return no();
         if (pe < 0 || pe >= world()) return no();
-        uint64_t deadline = shm::deadline_after(calls_.timeout);
+        uint64_t deadline = deadline_after(calls_.timeout);
         return one_sided(name, op, int(pe), nullptr, nullptr, [&](Error* error) {
             return end_->table().wait_signal(end_->domain(), unicomm::at<uint64_t>(word), Compare::kGe, value,
                                              int(pe), deadline, nullptr, error);
@@ -191,7 +191,6 @@ class SymmFast {
 
   private:
     static constexpr long kMostAlign = long{1} << 31;
-    static constexpr uint32_t kOtherError = 100;  // as in unicomm/comms/operations/recording.py
 
     struct Exchanged {
         Tensor in, out, splits, results;
@@ -217,13 +216,13 @@ class SymmFast {
         return !calls_.blocked() && timeout.is_none() && PyBool_Check(relaxed.ptr());
     }
 
-    // Of one dtype and apart, and the input `parts` times as large as the output.
+    // Whether both have one dtype, do not overlap, and the input is `parts` times as large as the output.
     static bool alike(const Exchanged& x, int parts) {
         return x.in.dtype == x.out.dtype && x.in.numel == x.out.numel * parts &&
                !FastCalls::overlap(x.in, x.out);
     }
 
-    // The reduction of that name; unicomm/symm/exchange.py takes others, too.
+    // Finds the reduction of that name; unicomm/symm/exchange.py accepts more.
     bool reduction(Exchanged& x, nb::handle name) {
         static constexpr std::pair<const char*, Red> kNames[] = {
             {"sum", Red::kSum}, {"product", Red::kProduct}, {"min", Red::kMin}, {"max", Red::kMax}};
@@ -296,7 +295,7 @@ class SymmFast {
 
     template <class F>
     nb::object run(uint32_t op, const Exchanged& x, F f) {
-        // Taken while the GIL is held, so that records follow the order of the operations.
+        // Locked while the GIL is held, so that records follow the order of the operations.
         std::unique_lock running(end_->running(), std::try_to_lock);
         if (!running || calls_.blocked()) return no();
         Call call;
@@ -305,7 +304,7 @@ class SymmFast {
         call.red = x.red;
         call.root = x.root;
         call.relaxed = x.relaxed;
-        call.deadline_ns = shm::deadline_after(calls_.timeout);
+        call.deadline_ns = deadline_after(calls_.timeout);
         ring::NewRecord n = calls_.record_of(op, 0, -1);
         n.n_in = 1;
         n.n_out = x.results.numel ? 2 : 1;
@@ -320,7 +319,7 @@ class SymmFast {
             fault = f(*end_->composites(), call, refusal);
         }
         bool good = !fault && !refusal.why;
-        uint32_t code = refusal.why && !fault ? kOtherError : uint32_t(fault.code);
+        uint32_t code = refusal.why && !fault ? ring::kOtherError : uint32_t(fault.code);
         calls_.writer().finish(record, good ? ring::State::kCompleted : ring::State::kFailed, code);
         if (good) {
             raise_late_signals();
@@ -331,36 +330,41 @@ class SymmFast {
 
     nb::object kept_;
     FastCalls& calls_;
-    Ends end_;
+    SymmDomainPtr end_;
 };
 
 }  // namespace
 
 void bind_symm_fast(nb::module_& m) {
-    nb::class_<SymmFast>(m, "SymmFast")
-        .def(nb::init<nb::object, Ends>(), nb::arg("calls"), nb::arg("end"))
-        .def("dispatch", &SymmFast::dispatch, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("combine", &SymmFast::combine, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("move", &SymmFast::move, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(),
-             nb::arg())
-        .def("signal", &SymmFast::signal, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg())
-        .def("wait_signal", &SymmFast::wait_signal, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
-        .def("broadcast", &SymmFast::broadcast, nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none())
-        .def("all_to_all", &SymmFast::all_to_all, nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none())
-        .def("one_shot", &SymmFast::one_shot, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none())
-        .def("two_shot", &SymmFast::two_shot, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("reduce_scatter", &SymmFast::reduce_scatter, nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
-        .def("all_to_all_v", &SymmFast::all_to_all_v, nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg().none(), nb::arg().none());
+    constexpr auto any = [](const char* name) { return nb::arg(name).none(); };
+    constexpr auto op = [] { return nb::arg("op"); };
+    nb::class_<SymmFast>(m, "SymmFast",
+                         "An operation on symmetric memory in one native call. Each returns False, before it "
+                         "has done anything, if the general path has to run it.")
+        .def(nb::init<nb::object, SymmDomainPtr>(), nb::arg("calls"), nb::arg("domain"),
+             nb::sig("def __init__(self, calls: FastCalls, domain: SymmDomain) -> None"))
+        .def("dispatch", &SymmFast::dispatch, op(), any("input"), any("out"), any("splits"), any("results"),
+             any("align"), any("relaxed"), any("timeout"))
+        .def("combine", &SymmFast::combine, op(), any("input"), any("out"), any("splits"), any("results"),
+             any("relaxed"), any("timeout"))
+        .def("move", &SymmFast::move, nb::arg("name"), op(), nb::arg("put"), any("tensor"), any("peer"),
+             any("offset"), any("async_op"), any("hints"), any("timeout"), nb::arg("base"), nb::arg("count"),
+             nb::arg("dtype"))
+        .def("signal", &SymmFast::signal, nb::arg("name"), op(), any("peer"), any("async_op"), any("hints"),
+             any("timeout"), nb::arg("word"))
+        .def("wait_signal", &SymmFast::wait_signal, nb::arg("name"), op(), any("peer"), any("async_op"),
+             any("hints"), any("timeout"), nb::arg("word"), nb::arg("value"))
+        .def("broadcast", &SymmFast::broadcast, op(), any("tensor"), any("root"), any("relaxed"),
+             any("timeout"))
+        .def("all_to_all", &SymmFast::all_to_all, op(), any("input"), any("out"), any("relaxed"),
+             any("timeout"))
+        .def("one_shot", &SymmFast::one_shot, op(), any("input"), any("out"), any("red"), any("relaxed"),
+             any("timeout"))
+        .def("two_shot", &SymmFast::two_shot, op(), any("input"), any("red"), any("timeout"))
+        .def("reduce_scatter", &SymmFast::reduce_scatter, op(), any("input"), any("out"), any("red"),
+             any("last_dim"), any("relaxed"), any("timeout"))
+        .def("all_to_all_v", &SymmFast::all_to_all_v, op(), any("input"), any("out"), any("splits"),
+             any("relaxed"), any("timeout"));
 }
 
 }  // namespace unicomm

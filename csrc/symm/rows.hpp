@@ -1,7 +1,7 @@
-// Tensors as the composites take them, and their refusals as Python gets them.
+// Tensors as arguments of the composites, and refusals as Python objects.
 #pragma once
-#include "core/bind.hpp"
-#include "core/tensor.hpp"
+#include "base/bind.hpp"
+#include "operations/tensor.hpp"
 #include "symm/composites.hpp"
 
 namespace unicomm {
@@ -15,7 +15,7 @@ inline symm::Memory memory_of(const Tensor& t) { return {static_cast<char*>(t.da
 
 inline int64_t* numbers_of(const Tensor& t) { return static_cast<int64_t*>(t.data); }
 
-// None, or (why, rank, rows).
+// Returns None, or (why, rank, rows).
 inline nb::object refusal_tuple(const symm::Refusal& refusal) {
     if (refusal.why == symm::Refusal::kNone) return nb::none();
     return nb::make_tuple(int(refusal.why), refusal.pe, refusal.rows);

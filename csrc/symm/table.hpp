@@ -1,10 +1,12 @@
-// What a SHMEM library can do, as one table of C functions: the host's shared memory has it, and so can
-// NVSHMEM, rocSHMEM and others, each with its own set. Each function stands once in the list below, with the
-// capability that it belongs to (X-macro: name, capability, type); what a library lacks is a null pointer.
+// The interface to a SHMEM library: one table of C functions. Shared memory of the host, NVSHMEM, rocSHMEM
+// and others implement it, each with its own set of functions. Each function is declared once in the list
+// below, with the capability that it belongs to (X-macro: name, capability, type); a missing function is a
+// null pointer.
 //
-// Addresses are the caller's own in the symmetric heap; `pe` says whose copy is meant. Every function returns
-// a FaultCode as int, 0 being good, and then fills the Error. Streams are the library's; 0 on the CPU, where
-// what returns is done. Enums are ours: SHMEM libraries number theirs differently.
+// Addresses are those of the caller's own symmetric heap; `pe` selects the PE whose copy is meant. Every
+// function returns a FaultCode as int, 0 for success, and otherwise fills the Error. Streams are those of the
+// library. On the CPU they are 0, and a function has completed when it returns. The enums are ours: SHMEM
+// libraries number theirs differently.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -30,7 +32,7 @@ enum class Compare : int32_t { kEq = 0, kNe = 1, kGt = 2, kGe = 3, kLt = 4, kLe 
 
 enum class Capability : uint64_t {
     kHeap = 1,      // life, allocations, barrier
-    kPointer = 2,   // the others' memory can be addressed
+    kPointer = 2,   // the memory of other PEs can be addressed
     kPutGet = 4,    // and their non-blocking forms, fence, quiet
     kSignal = 8,    // put with signal, signal, wait
     kAtomics = 16,  // 64 bits: fetch-add, compare-and-swap
@@ -40,14 +42,14 @@ enum class Capability : uint64_t {
 
 // clang-format off
 #define UNICOMM_SYMM_FUNCTIONS(X)                                                                              \
-    /* One PE makes an id for `world` PEs with heaps of so many bytes (0: as many as can be) each ... */       \
+    /* One PE creates an id for `world` PEs, each with a heap of that size (0: as large as possible) ... */      \
     X(unique_id, kHeap, int(int world, uint64_t heap_bytes, UniqueId* out, Error*))                            \
-    X(discard_id, kHeap, int(const UniqueId*, Error*))  /* ... that nobody will use */                         \
-    /* Collective. PE 0 is the one that made the id. Deadlines are CLOCK_MONOTONIC. */                         \
+    X(discard_id, kHeap, int(const UniqueId*, Error*))  /* ... that will not be used */                         \
+    /* Collective. PE 0 has created the id. Deadlines are CLOCK_MONOTONIC. */                                   \
     X(init, kHeap, int(const UniqueId*, int rank, int world, const char* name, uint64_t deadline_ns,           \
                        Domain* out, Error*))                                                                   \
-    X(leave, kHeap, int(Domain, Error*))  /* local: others that wait for this PE get an error */               \
-    X(release, kHeap, int(Domain, Error*))  /* local: the domain is not used any more */                       \
+    X(leave, kHeap, int(Domain, Error*))  /* local: PEs that wait for this one get an error */                \
+    X(release, kHeap, int(Domain, Error*))  /* local: the domain is no longer used */                           \
     X(abort, kAbort, int(Domain, Error*))                                                                      \
     /* Collective, with the same arguments on all PEs, in the same order. */                                   \
     X(allocate, kHeap, int(Domain, uint64_t bytes, uint64_t align, uint64_t deadline_ns, void** out, Error*))  \
@@ -58,22 +60,22 @@ enum class Capability : uint64_t {
     X(get, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))           \
     X(put_nbi, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))       \
     X(get_nbi, kPutGet, int(Domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error*))       \
-    /* So much will be moved here by the non-blocking ones until `quiet`. Advice; may be lacking. */           \
+    /* A hint: the bytes that non-blocking functions will move here until `quiet`. May be missing. */          \
     X(expect, kPutGet, int(Domain, uint64_t bytes, Error*))                                                    \
     X(fence, kPutGet, int(Domain, Stream, Error*))  /* orders puts to each PE */                               \
-    X(quiet, kPutGet, int(Domain, Stream, Error*))  /* returns when they are done */                           \
-    /* The signal is seen by its receiver after the data; 0 bytes: the signal alone. */                        \
+    X(quiet, kPutGet, int(Domain, Stream, Error*))  /* returns when all have completed */                      \
+    /* The receiver sees the signal after the data. 0 bytes: only the signal. */                               \
     X(put_signal, kSignal, int(Domain, void* to, const void* from, uint64_t bytes, uint64_t* signal,           \
                                uint64_t value, SignalOp, int pe, Stream, Error*))                              \
-    /* Until the own `signal` compares so with `value`. `source`: the only PE that can make it so, or the      \
-       complement of one that should. */                                                                       \
+    /* Waits until the own `signal` compares so with `value`. `source`: the only PE that can cause that, or    \
+       the complement of a PE that is expected to. */                                                          \
     X(wait_signal, kSignal, int(Domain, const uint64_t* signal, Compare, uint64_t value, int source,           \
                                 uint64_t deadline_ns, Stream, Error*))                                         \
     X(fetch_add, kAtomics, int(Domain, uint64_t* target, uint64_t value, int pe, uint64_t* before, Stream,     \
                                Error*))                                                                        \
     X(compare_swap, kAtomics, int(Domain, uint64_t* target, uint64_t expected, uint64_t value, int pe,         \
                                   uint64_t* before, Stream, Error*))                                           \
-    /* Collective over the domain: the PEs start, start + stride, ...; null for those that are not in one. */  \
+    /* Collective over the domain: a team of PEs start, start + stride, ...; null for PEs in no team. */       \
     X(team_split, kTeams, int(Domain, int start, int stride, int size, uint64_t deadline_ns, Domain* out,      \
                               Error*))
 // clang-format on
@@ -86,10 +88,7 @@ struct Vtbl {
 #undef UNICOMM_SYMM_MEMBER
 };
 
-// Shared memory of this host: ranks as processes or threads. Has everything.
-const Vtbl& host_table();
-
-// What a table has, by its functions that are there.
+// Returns the capabilities of a table, from the functions that it has.
 inline uint64_t capabilities_of(const Vtbl& t) {
     uint64_t found = 0;
 #define UNICOMM_SYMM_HAS(name, capability, ...) \
@@ -99,8 +98,8 @@ inline uint64_t capabilities_of(const Vtbl& t) {
     return found;
 }
 
-// A table may come from a shared object of another build: it exports this function, which returns null unless
-// it was built for the same list of functions with the same types. So the list itself is the version.
+// A shared object of another build may export a table through this function. It returns null unless it was
+// built for the same list of functions with the same types: the list itself is the version.
 #define UNICOMM_SYMM_ENTRY "unicomm_symm_table"
 using TableEntry = const Vtbl*(uint32_t abi);
 

@@ -1,3 +1,4 @@
+// Reductions of tiles, line by line.
 #include "symm/tiles.hpp"
 
 #include <cstring>
@@ -6,7 +7,7 @@
 namespace unicomm::symm {
 namespace {
 
-// One line of elements that are `step` apart, and the same without gaps.
+// Copies one line of elements that are `step` apart to a dense line, and back.
 template <class T>
 void pack_line(char* to, const char* from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; ++i)

@@ -1,4 +1,4 @@
-// Reductions of several PEs' memory, also of matrices in steps.
+// Reductions of memory of several PEs, also of matrices with steps.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -7,14 +7,14 @@
 
 namespace unicomm::symm {
 
-// out = the fold of `count` elements that each source has from byte `at` on.
+// Folds `count` elements of each source, from byte `at` on, into `out`.
 bool fold_all(DType dtype, Red red, char* out, const std::vector<const char*>& sources, int64_t at,
               int64_t count);
 
-// Elements from a tile's first to its last one, both counted.
+// Returns the number of elements from the first to the last one of a tile.
 uint64_t span_of(const Tile& tile);
 
-// out = the fold of the sources' tiles, each of which lies in its memory as `in` says.
+// Folds the tiles of the sources into `out`; `in` describes where a tile lies in the memory of its source.
 bool fold_tiles(DType dtype, Red red, Tile out, Tile in, const std::vector<const char*>& sources);
 
 }  // namespace unicomm::symm

@@ -1,4 +1,4 @@
-// Damaged pickles under the sanitizers: whatever the bytes are, the dump reader refuses them or reads them.
+// Feeds damaged pickles to the dump reader under the sanitizers: it must read or refuse any bytes.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -18,7 +18,7 @@ void add_text(std::string& out, const char* text) {
     out += '\x94';
 }
 
-// A dump as Python's protocol 4 writes it, with most opcodes in it.
+// A dump as Python's protocol 4 writes it, with most opcodes.
 std::string valid() {
     std::string out = "\x80\x04}\x94(";
     add_text(out, "pg_config");

@@ -1,14 +1,14 @@
-// A segment, and a board, that another process writes into while ranks work: each operation ends by its
-// deadline, with a fault or with the right data, and touches no memory but its own. The words that say what
-// the ranks do are damaged; the bytes that they send are not, for nobody could tell.
+// Another process writes into a segment and a wait table while ranks work. Each operation must end by its
+// deadline, with a fault or with the right data, and must touch no memory but its own. Only control words are
+// damaged: nothing could detect damage of the data that ranks send.
 #include <signal.h>
 #include <sys/wait.h>
 
 #include <chrono>
 #include <cstddef>
 
-#include "shm/board.hpp"
-#include "tests/operations.hpp"
+#include "shm/waiting/wait_table.hpp"
+#include "tests/random_operations.hpp"
 
 using namespace unicomm;
 using namespace unicomm::testing;
@@ -48,7 +48,7 @@ std::vector<Range> control_words(Segment& s) {
     return out;
 }
 
-// Another process, which has the same memory mapped.
+// Forks a process that damages the ranges of the shared mapping.
 pid_t damage(const std::vector<Range>& ranges, unsigned seed) {
     pid_t child = fork();
     expect(child >= 0, "fork");
@@ -59,7 +59,7 @@ pid_t damage(const std::vector<Range>& ranges, unsigned seed) {
         nanosleep(&pause, nullptr);
         const Range& range = ranges[rng() % ranges.size()];
         auto* byte = reinterpret_cast<std::atomic<uint8_t>*>(range.at + rng() % range.bytes);
-        // One bit, or some bytes of anything.
+        // Flips one bit, or writes some random bytes.
         if (rng() % 2) {
             byte->fetch_xor(uint8_t(1u << rng() % 8));
         } else {
@@ -93,10 +93,10 @@ void segment(unsigned seed, Tally& tally) {
         threads.emplace_back([&] {
             std::mt19937 rng(seed);
             for (int i = 0; i < 200; ++i) {
-                uint64_t began = ring::now_ns();
+                uint64_t began = now_ns();
                 Fault fault = one_operation(*g, rng);
-                // A machine that is busy may take its time, but not so long.
-                expect(ring::now_ns() - began < 40 * kSecond, "the deadline is kept");
+                // A busy machine may be slow, but not this slow.
+                expect(now_ns() - began < 40 * kSecond, "the deadline is kept");
                 if (fault) {
                     ++tally.faults;
                     g->abort();
@@ -110,16 +110,16 @@ void segment(unsigned seed, Tally& tally) {
     end(child);
 }
 
-void board(unsigned seed, Tally& tally) {
+void wait_table(unsigned seed, Tally& tally) {
     std::vector<int> pids(2, int(getpid()));
     std::unique_ptr<Group> groups[2][2];
     for (auto& pair : groups) {
         auto segment = std::make_shared<Segment>(2, 4096, 4096);
         for (int r = 0; r < 2; ++r) pair[r] = std::make_unique<Group>(segment, r, pids, "fuzz");
     }
-    std::vector<Range> ranges{{reinterpret_cast<char*>(&Board::mine()->page()), sizeof(BoardPage)}};
-    WaitSlot* waits = Board::mine()->page().waits;
-    for (int i = 0; i < kWaits; ++i) {  // the most of it is the room for the awaited ones
+    std::vector<Range> ranges{{reinterpret_cast<char*>(&WaitTable::mine()->page()), sizeof(WaitTablePage)}};
+    WaitSlot* waits = WaitTable::mine()->page().waits;
+    for (int i = 0; i < kWaits; ++i) {  // most of it is room for awaited ranks
         for (int k = 0; k < 8; ++k) ranges.push_back(range(waits[i], 64));
         ranges.push_back({reinterpret_cast<char*>(&waits[i].looks), 32});
     }
@@ -127,10 +127,10 @@ void board(unsigned seed, Tally& tally) {
     std::vector<std::thread> threads;
     for (int r = 0; r < 2; ++r) {
         threads.emplace_back([&, r] {
-            uint64_t began = ring::now_ns();
+            uint64_t began = now_ns();
             Fault fault = groups[r][r]->barrier(op_of(OpCode::kBarrier, 0));
             expect(bool(fault), "a circle cannot end well");
-            expect(ring::now_ns() - began < 40 * kSecond, "the deadline is kept");
+            expect(now_ns() - began < 40 * kSecond, "the deadline is kept");
             ++tally.faults;
             groups[r][r]->abort(), groups[1 - r][r]->abort();
         });
@@ -145,14 +145,14 @@ int main(int argc, char** argv) {
     unsigned rounds = argc > 1 ? unsigned(std::atoi(argv[1])) : 30;
     unsigned first = argc > 2 ? unsigned(std::atoi(argv[2])) : 1;
     limit_ns = kSecond;
-    set_census([](uint64_t, int, const std::vector<uint64_t>& waiting, std::vector<uint64_t>& matter) {
+    set_thread_check([](uint64_t, int, const std::vector<uint64_t>& waiting, std::vector<uint64_t>& matter) {
         matter = waiting;
         return true;
     });
     Tally tally;
     for (unsigned seed = first; seed < first + rounds; ++seed) {
         segment(seed, tally);
-        if (seed % 5 == 0) board(seed, tally);
+        if (seed % 5 == 0) wait_table(seed, tally);
     }
     expect(tally.right > 0 && tally.faults > 0, "both happened");
     std::printf("damaged memory: %d operations right, %d faults\n", tally.right.load(), tally.faults.load());

@@ -1,12 +1,13 @@
-// The native core under a sanitizer: ranks as threads over one mapping run random legal operations and
-// check every result; then a rank aborts and the others must end with the right fault. `make sanitize`.
+// The native core under a sanitizer. Ranks, as threads over one mapping, run random valid operations and
+// check every result; then one rank aborts, and the others must end with the right fault. Run by `make
+// sanitize`.
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include <chrono>
 
-#include "shm/board.hpp"
-#include "tests/operations.hpp"
+#include "shm/waiting/wait_table.hpp"
+#include "tests/random_operations.hpp"
 
 using namespace unicomm;
 using namespace unicomm::testing;
@@ -14,7 +15,7 @@ using shm::PeerHeap;
 
 namespace {
 
-// What another process offers as its heap is looked at before it is mapped.
+// A heap that another process offers must be checked before it is mapped.
 void refuses(const char* what, int fd, uint64_t size) {
     try {
         PeerHeap heap(static_cast<int>(getpid()), fd, size);
@@ -64,13 +65,14 @@ void heap_is_reused() {
     expect(heap.allocated() == before, "all of it came back");
 }
 
-// Ranks that wait for each other through two communicators, beside others that come late but do come.
-void circles() {
-    // As the interpreter's: nothing can be said before both threads are in a wait.
-    shm::set_census([](uint64_t, int, const std::vector<uint64_t>& waiting, std::vector<uint64_t>& matter) {
-        matter = waiting;
-        return waiting.size() == 2;
-    });
+// Ranks that wait for each other through two communicators, and ranks that are only late.
+void cycles() {
+    // Like the check of the interpreter: no promise before both threads wait.
+    shm::set_thread_check(
+        [](uint64_t, int, const std::vector<uint64_t>& waiting, std::vector<uint64_t>& matter) {
+            matter = waiting;
+            return waiting.size() == 2;
+        });
     std::vector<int> pids(2, static_cast<int>(getpid()));
     for (int turn = 0; turn < 4; ++turn) {
         std::unique_ptr<Group> groups[2][2];
@@ -90,8 +92,8 @@ void circles() {
         }
         for (auto& t : threads) t.join();
     }
-    shm::set_census(nullptr);
-    on_ranks(4, [&](Group& g) {  // nobody says so of the others' threads: then it is none
+    shm::set_thread_check(nullptr);
+    on_ranks(4, [&](Group& g) {  // without promises about the other threads there is no deadlock
         if (g.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(700));
         Fault f = g.barrier(op_of(OpCode::kBarrier, 0));
         expect(!f, "late is no deadlock");
@@ -125,8 +127,8 @@ int main(int argc, char** argv) {
             expect(f.code == FaultCode::kPeerLost && f.culprits == std::vector<int>{0}, "finalized peer");
         });
     }
-    circles();
-    // No lap: a writer that lags a whole lap behind may tear a record, which readers can only mostly notice.
+    cycles();
+    // No wrap-around: a writer that lags a whole lap may tear a record, which readers cannot always notice.
     ring::Writer writer("", "{}", 0, 1, 4096);
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {

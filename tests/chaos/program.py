@@ -31,7 +31,7 @@ import torch.distributed as dist
 import unicomm
 from unicomm import Communicator, ReduceOp
 from unicomm.backends.gloo import backend as gloo
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.testing import conformance
 
 SUM = ReduceOp.SUM

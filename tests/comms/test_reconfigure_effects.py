@@ -21,8 +21,8 @@ from unicomm import Communicator, ReduceOp, UnsupportedError
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.membership.handles import Handle
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
+from unicomm.flight_recorder.table.load import load
 
 SUM = ReduceOp.SUM
 REAL = ["shm", "gloo"]

@@ -30,7 +30,7 @@ def flat(name):
 
 def test_operations():
     rows = {flat(n): row.code for n, row in OPERATIONS.items() if row.kind in (Kind.COLLECTIVE, Kind.P2P)}
-    assert enum("core/opcode.hpp", "OpCode") == rows
+    assert enum("operations/opcode.hpp", "OpCode") == rows
 
 
 def test_operation_codes_are_unique():
@@ -42,33 +42,39 @@ def test_dtypes():
     names = {"none": 0, "other": OTHER}
     for info in DTYPES.values():
         names[flat(info.name).removesuffix("fn")] = info.code
-    assert enum("core/dtype.hpp", "DType") == names
+    assert enum("operations/dtype.hpp", "DType") == names
 
 
 def test_reductions():
-    assert enum("reduce/reduce.hpp", "Red") == {"none": 0, **{flat(t.name): int(t) for t in RedOpType}}
+    assert enum("operations/reduction.hpp", "Red") == {"none": 0, **{flat(t.name): int(t) for t in RedOpType}}
+
+
+def constants(prefix, *names):
+    return {name.lower(): getattr(_core, f"{prefix}_{name}") for name in names}
 
 
 def test_states_flags_and_errors():
     states = enum("recorder/ring.hpp", "State")
+    assert states == constants("RECORD", "CREATED", "STARTED", "COMPLETED", "FAILED")
     assert {v: k for k, v in states.items()} == ring.STATES
-    assert (states["completed"], states["failed"]) == (recording.COMPLETED, recording.FAILED)
     flags = enum("recorder/ring.hpp", "RecordFlags")
     names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED", "REPLAY")
+    assert flags == constants("RECORD", *names)
     assert flags == {name.lower(): getattr(ring, name) for name in names}
     assert list(flags.values()) == [getattr(recording, name) for name in names]
-    faults = enum("core/error.hpp", "FaultCode")
+    faults = enum("base/error.hpp", "FaultCode")
     assert {cls.__name__: code for cls, code in recording._ERROR_CODES} == {
         "CommTimeoutError": faults["timeout"],
         "PeerLostError": faults["peerlost"],
         "MismatchError": faults["mismatch"],
         "AbortedError": faults["aborted"],
     }
-    assert set(faults.values()) <= set(ring.ERRORS)
+    assert {*faults.values(), _core.RECORD_OTHER_ERROR} <= set(ring.ERRORS)
 
 
 def test_states_of_communicators():
     states = enum("recorder/ring.hpp", "CommState")
+    assert states == constants("COMM", "OPEN", "FINALIZED", "FAILED")
     assert list(states.values()) == list(ring.COMM_STATES)
     assert states["failed"] == recording.BROKEN
     assert ring.COMM_STATES[states["finalized"]] == "finalized"

@@ -1,4 +1,4 @@
-// A double of the CUDA runtime over host memory, for tests of csrc/symm/cuda_ipc.cpp where there is no GPU.
+// A double of the CUDA runtime over host memory, for tests of csrc/symm/tables/cuda_ipc.cpp where there is no GPU.
 // It is no emulator: it has the functions that are called there, with their signatures, and is strict about
 // what the real one leaves undefined.
 //

@@ -10,7 +10,7 @@ import torch
 from device_double import NoCompiler, runtime
 
 from unicomm import _core
-from unicomm.comms.memory.device_memory import bytes_at
+from unicomm.comms.operations.symmetric_table import bytes_at
 
 T = 30.0
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unicomm.backends.nccl.symmetric import AUTO, table_of
-from unicomm.backends.nccl.window_heap import WindowTable
+from unicomm.backends.nccl.window_table import WindowTable
 from unicomm.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,6 +37,6 @@ def test_teams(backend):
 
 def test_ranks_of_several_hosts_have_them_by_themselves(backend):
     def program(comm):
-        return type(table_of(comm._engine.backend, AUTO, one_host=False))
+        return type(comm._engine.backend.symmetric_table(one_host=False))
 
     assert run_ranks(program, 1, backend=backend) == [WindowTable]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.table.load import load
 
 
 def entry(number, op, size=4, state="completed", p2p=False, seq=None, dtype="Float"):
@@ -154,7 +154,7 @@ def test_names_of_files_and_a_missing_dump(tmp_path, name):
     found, culprits, report = main_of(tmp_path / "d")
     assert (found, culprits) == ("never-joined", [1])
     assert report.missing == [2]
-    assert "no file of rank 2" in [f.message for f in report.input_findings]
+    assert "no file of rank 2" in [f.message for f in report.remarks]
 
 
 class Evil:
@@ -166,7 +166,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path):
     write(tmp_path / "d", {r: dump(HEALTHY) for r in range(3)})
     (tmp_path / "d" / "rank_3").write_bytes(pickle.dumps({"entries": [Evil()]}))
     _, _, report = main_of(tmp_path / "d")
-    [finding] = [f for f in report.input_findings if f.path]
+    [finding] = [f for f in report.remarks if f.path]
     assert finding.path.endswith("rank_3")
 
 

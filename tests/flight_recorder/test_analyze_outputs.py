@@ -9,8 +9,8 @@ from rich.console import Console
 
 from unicomm.flight_recorder import corpus
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind
-from unicomm.flight_recorder.corpus.simulate import Call, Job
+from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.reports import report_data
 from unicomm.flight_recorder.reports.report_text import render
 
@@ -73,7 +73,7 @@ def test_json_fits_its_schema_and_the_text_its_screen(name):
 
 def test_the_schema_has_all_verdicts_and_notices_wrong_data():
     schema = report_data.schema()
-    assert set(schema["$defs"]["verdict"]["enum"]) == {kind.value for kind in Kind}
+    assert set(schema["$defs"]["verdict"]["enum"]) == {kind.value for kind in Verdict}
     data = report_data.as_data(analyze(next(iter(CASES.values())).table()))
     for key, wrong in (("verdict", "odd"), ("culprits", [-1]), ("confidence", 2), ("findings", [])):
         with pytest.raises(AssertionError):
@@ -84,15 +84,15 @@ def test_verdicts_have_their_page():
     from pathlib import Path
 
     text = (Path(__file__).parents[2] / "docs" / "trace" / "verdicts.md").read_text()
-    for kind in Kind:
+    for kind in Verdict:
         assert f"\n## {kind.value}\n" in text, kind
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A job of 4 in which rank 1 calls something else, with ranks 0 and 3 on other hosts."""
-    calls = [Call("all_reduce", red="SUM", line=7)] * 6
-    job = Job(4, [calls] * 4, hosts=1)
+    calls = [Action("all_reduce", red="SUM", line=7)] * 6
+    job = SimulatedJob(4, [calls] * 4, hosts=1)
     job.change(1, 4, op="barrier", red="", line=9)
     job.run()
     rings = tmp_path / "secret-place"
@@ -126,7 +126,7 @@ def test_command(folder, tmp_path):
     assert command(folder, "--markdown").stdout.startswith("## wrong-operation")
     healthy = tmp_path / "healthy"
     healthy.mkdir()
-    job = Job(2, [[Call("barrier")] * 3] * 2).run()
+    job = SimulatedJob(2, [[Action("barrier")] * 3] * 2).run()
     for rank in range(2):
         (healthy / f"{rank}").write_bytes(job.ring(rank))
     assert command(healthy).returncode == 0
@@ -156,4 +156,4 @@ def test_share_has_no_folders_hosts_and_pids(folder):
 def test_a_folder_that_is_not_there_is_told_before_the_work(folder, tmp_path):
     done = command(folder, "--html", tmp_path / "none" / "x.html")
     assert done.returncode == 2
-    assert "is not there" in done.stderr
+    assert "does not exist" in done.stderr

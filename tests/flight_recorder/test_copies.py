@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rings import write_ring
 
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.ring.copies import copied, folder_copies, freeze
 from unicomm.flight_recorder.ring.reader import COPY_STATES, Ring, RingError, read_folder, read_ring
-from unicomm.flight_recorder.table.columns import KILLED, RUNNING
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import KILLED, RUNNING
 
 
 @pytest.mark.parametrize("state", COPY_STATES[1:])
@@ -23,7 +23,7 @@ def test_a_copy_says_how_its_process_was(tmp_path, state):
     ring = Ring(copied(data, state))
     assert ring.copied_as == state
     assert ring.process_state == {"sleeping": "running"}.get(state, state)
-    assert live.process_of(ring) == {"killed": "dead"}.get(state, state)
+    assert ring.process_activity == {"killed": "dead"}.get(state, state)
     assert Ring(data).copied_as == ""
     assert Ring(data).process_state == "running"  # it is this process
     # A copy of a copy is of that state, too.

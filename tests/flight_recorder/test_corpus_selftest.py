@@ -9,7 +9,7 @@ import pytest
 
 from unicomm.flight_recorder import corpus
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind, Report, Verdict
+from unicomm.flight_recorder.analysis.verdict import Finding, Report, Verdict
 from unicomm.flight_recorder.corpus import selftest
 
 CASES = {case.name: case for case in corpus.cases(16)}
@@ -20,13 +20,13 @@ def test_case(name):
     case = CASES[name]
     report = analyze(case.table())
     found = selftest.named((f.verdict, f.culprits) for f in report.findings)
-    assert found == selftest.named(iter(case.expected or [(Kind.GOOD, [])]))
-    assert (report.main.verdict, report.main.culprits) in (case.expected or [(Kind.GOOD, [])])
+    assert found == selftest.named(iter(case.expected or [(Verdict.GOOD, [])]))
+    assert (report.main.verdict, report.main.culprits) in (case.expected or [(Verdict.GOOD, [])])
     for finding in report.findings:
         assert not set(finding.culprits) & set(finding.victims)
         assert 0 < finding.confidence <= 1
         assert finding.sentence.endswith(".") or finding.sentence.endswith("?")
-        assert finding.verdict is Kind.GOOD or finding.next_steps
+        assert finding.verdict is Verdict.GOOD or finding.next_steps
 
 
 def test_the_corpus_covers_the_verdicts():
@@ -35,9 +35,9 @@ def test_the_corpus_covers_the_verdicts():
     assert max(max(kind.sizes) for kind in kinds.values()) == 16384
     verdicts = {}
     for case in CASES.values():
-        for verdict, _ in case.expected or [(Kind.GOOD, [])]:
+        for verdict, _ in case.expected or [(Verdict.GOOD, [])]:
             verdicts.setdefault(verdict, set()).add(case.name)
-    assert set(verdicts) == set(Kind)
+    assert set(verdicts) == set(Verdict)
     assert all(len(names) >= 2 for names in verdicts.values())
 
 
@@ -54,12 +54,12 @@ def test_marks():
     """The scores themselves: a wrong culprit costs precision and recall, a wrong verdict both verdicts'."""
     result = selftest.Result()
     case = next(iter(CASES.values()))
-    case = corpus.Case("x", case.job, [(Kind.NEVER_JOINED, [1, 2])])
-    selftest.judge(case, Report([Verdict(Kind.NEVER_JOINED, [1, 3])]), result)
-    score = result.verdicts[Kind.NEVER_JOINED]
+    case = corpus.Case("x", case.job, [(Verdict.NEVER_JOINED, [1, 2])])
+    selftest.score_case(case, Report([Finding(Verdict.NEVER_JOINED, [1, 3])]), result)
+    score = result.verdicts[Verdict.NEVER_JOINED]
     assert (score.precision, score.recall) == (0.5, 0.5)
-    selftest.judge(case, Report([Verdict(Kind.GOOD)]), result)
-    assert result.verdicts[Kind.GOOD].precision == 0
+    selftest.score_case(case, Report([Finding(Verdict.GOOD)]), result)
+    assert result.verdicts[Verdict.GOOD].precision == 0
     assert score.recall == 0.25
     assert not result.good
     assert [f["case"] for f in result.failures] == ["x", "x"]

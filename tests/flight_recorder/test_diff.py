@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from typer.testing import CliRunner
 
 from unicomm.flight_recorder.analysis.diff import compare
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.reports.diff_text import render
 from unicomm.flight_recorder.ring.reader import read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.launch.cli import app
 
 
@@ -142,7 +143,7 @@ def test_a_ring_against_a_dump_of_the_same_run(tmp_path):
         recorder.finish(record)
         dump = tmp_path / "dumps" / f"rank_{rank}"
         dump.parent.mkdir(exist_ok=True)
-        dump.write_bytes(formats.to_pickle_bytes(read_ring(tmp_path / f"{rank}.ucring")))
+        dump.write_bytes(pickle.dumps(formats.to_dict(read_ring(tmp_path / f"{rank}.ucring"))))
     rings, dumps = load(tmp_path.glob("*.ucring")), load([tmp_path / "dumps"])
     found = compare(rings, dumps)
     assert found.same, found.differences

@@ -16,7 +16,7 @@ import unicomm
 from unicomm import _core, flight_recorder
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.pickles import read
-from unicomm.flight_recorder.ring import dumps
+from unicomm.flight_recorder.recording import dumps
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
@@ -185,7 +185,7 @@ def write_group(folder, world, pairs):
                 message = recorder.begin(comm, RECV, 1, 9, [], tensor, peer=0, flags=2 | 8)
             recorder.finish(message)
             recorder.finish(recorder.begin(comm, ALL_REDUCE, 1, 10, tensor, tensor, 1))
-        (folder / f"rank_{rank}").write_bytes(formats.to_pickle_bytes(read_ring(recorder.snapshot())))
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(formats.to_dict(read_ring(recorder.snapshot()))))
 
 
 def torchs_analyzer(folder):

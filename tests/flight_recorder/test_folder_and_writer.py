@@ -13,7 +13,7 @@ from unicomm.flight_recorder.ring.reader import read_folder, read_ring
 
 WRITE = """
 import os, sys
-from unicomm.flight_recorder.ring.writer import get_recorder
+from unicomm.flight_recorder.recording.writer import get_recorder
 r = get_recorder({"ops": {"4": "all_reduce"}, "dtypes": {}, "reductions": {}}, 3, 8)
 c = r.add_comm("main", "shm", "u", "0-7", 3, 8)
 r.begin(c, 4, 1, 0, [], [])
@@ -189,7 +189,7 @@ def test_reading_needs_no_torch():
 import sys
 import unicomm.flight_recorder.ring.reader, unicomm.flight_recorder.ring.folder
 import unicomm.flight_recorder.formats.torch_dump
-import unicomm.flight_recorder.reports.show, unicomm.launch.cli
+import unicomm.flight_recorder.reports.rings_text, unicomm.launch.cli
 assert "torch" not in sys.modules and "unicomm._core" not in sys.modules
 """,
         dict(os.environ),

@@ -13,7 +13,7 @@ from rings import RECV, SEND, write_ring
 
 import unicomm
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.reports import show
+from unicomm.flight_recorder.reports import rings_text as show
 from unicomm.flight_recorder.ring.reader import read_folder, read_ring
 from unicomm.hooks import FlightRecorderHook
 from unicomm.testing import run_ranks
@@ -79,7 +79,9 @@ def test_torchs_own_analyzer_reads_our_dumps(tmp_path):
         else:
             message = recorder.begin(0, RECV, 1, 9, [], tensor, peer=0, flags=2 | 8)
         recorder.finish(message)
-        (dumps / f"rank_{rank}").write_bytes(formats.to_pickle_bytes(read_ring(rings / f"{rank}.ucring")))
+        (dumps / f"rank_{rank}").write_bytes(
+            pickle.dumps(formats.to_dict(read_ring(rings / f"{rank}.ucring")))
+        )
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(dumps), "-p", "rank_"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -210,7 +212,7 @@ def test_command(tmp_path):
 
 
 def test_every_operation_of_every_backend_is_recorded():
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
     from unicomm.testing import conformance
 
     for backend in ("shm", "gloo", "fake"):

@@ -13,13 +13,12 @@ from rings import ALL_REDUCE, META, RECV, SEND
 
 from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Edge, Kind, Verdict
-from unicomm.flight_recorder.reports import html
-from unicomm.flight_recorder.reports.wait_graph import draw
-from unicomm.flight_recorder.ring.reader import read_ring
-from unicomm.flight_recorder.table import timeline
-from unicomm.flight_recorder.table.build import TableBuilder
-from unicomm.flight_recorder.table.columns import Finding
+from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
+from unicomm.flight_recorder.reports import report_html as html
+from unicomm.flight_recorder.reports import timeline
+from unicomm.flight_recorder.reports.wait_graph_svg import draw
+from unicomm.flight_recorder.ring.reader import InputRemark, read_ring
+from unicomm.flight_recorder.table.builder import TableBuilder
 
 ONE = [torch.ones(8)]
 EVIL = """</script><script>alert(1)</script><img src=x onerror='alert(2)'>"&{{data}}{{body}}-->"""
@@ -135,11 +134,11 @@ def test_texts_from_dumps_cannot_become_elements(tmp_path):
         table.stacks[i] = tuple(type(f)(EVIL, f"/tmp/{EVIL}.py", f.line) for f in stack)
     report = analyze(table, stuck_after=0)
     report.main.edges.append(Edge(0, [1], EVIL, EVIL, 1, EVIL))
-    report.input_findings.append(Finding(EVIL, EVIL))
+    report.remarks.append(InputRemark(EVIL, EVIL))
     plain = missing_rank(4, guilty=1)
     plain_report = analyze(plain, stuck_after=0)
     plain_report.main.edges.append(Edge(0, [1], "g", "o", 1, "w"))
-    plain_report.input_findings.append(Finding("a.pickle", "broken"))
+    plain_report.remarks.append(InputRemark("a.pickle", "broken"))
     report.stragglers = plain_report.stragglers = []  # how many are worth a line is up to chance
     ours, theirs = Elements(html.page(report, table)), Elements(html.page(plain_report, plain))
     assert [tag for tag, _ in ours.found] == [tag for tag, _ in theirs.found]
@@ -150,7 +149,7 @@ def test_texts_from_dumps_cannot_become_elements(tmp_path):
 def test_a_cycle_is_drawn_as_one():
     table = table_of(cycle, 2)
     report = analyze(table, stuck_after=0)
-    assert report.main.verdict is Kind.WAIT_CYCLE
+    assert report.main.verdict is Verdict.WAIT_CYCLE
     page = html.page(report, table)
     assert "The wait cycle" in Elements(page).text
     drawing = draw(report.main)
@@ -163,7 +162,7 @@ def test_a_cycle_is_drawn_as_one():
 def test_the_drawing_joins_those_who_wait_for_the_same():
     edges = [Edge(r, [9], "main", "all_reduce float32[8]", 4, "a/b.py:7") for r in (0, 1, 2)]
     edges.append(Edge(9, [10, 11], "pp", "recv", 1, "c.py:8"))
-    found = Verdict(Kind.BLOCKED_OUTSIDE, [10, 11], [0, 1, 2, 9], "pp", 1, "recv", edges=edges)
+    found = Finding(Verdict.BLOCKED_OUTSIDE, [10, 11], [0, 1, 2, 9], "pp", 1, "recv", edges=edges)
     drawing = draw(found)
     assert drawing.count("<rect") == 3
     assert drawing.count("<line") == 2
@@ -171,7 +170,7 @@ def test_the_drawing_joins_those_who_wait_for_the_same():
     assert "ranks 0-2" in drawing
     assert "b.py:7" in drawing
     many = [Edge(r, [r + 1000], "g", "send", r, "") for r in range(100)]
-    assert draw(Verdict(Kind.UNMATCHED_P2P, edges=many)) == ""
+    assert draw(Finding(Verdict.UNMATCHED_P2P, edges=many)) == ""
 
 
 def test_thousands_of_ranks_are_sampled_and_the_page_says_so():

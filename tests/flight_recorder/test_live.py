@@ -9,7 +9,7 @@ from rings import ALL_REDUCE, META, RECV, SEND
 from typer.testing import CliRunner
 
 from unicomm import _core
-from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.live import top
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.launch.cli import app

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rings import RECV, SEND, write_ring
 
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.columns import DumpError, from_dump
+from unicomm.flight_recorder.formats.dump_columns import DumpError, from_dump
 from unicomm.flight_recorder.formats.pickles import read
 from unicomm.flight_recorder.ring.reader import read_ring
 
@@ -169,7 +169,7 @@ def test_our_own_dumps(tmp_path):
         recorder.begin(0, SEND, i, 9, [torch.zeros(5, dtype=torch.bfloat16)], [], peer=2, flags=2)
         recorder.begin(0, RECV, i, 9, [], [torch.zeros(i)], peer=2, flags=2 | 8)
     ring = read_ring(tmp_path / "a.ucring")
-    columns = check(formats.to_pickle_bytes(ring))
+    columns = check(pickle.dumps(formats.to_dict(ring)))
     assert len(columns) == 46
     assert columns.groups == [("main", "shm")]
     assert {columns.profiling_names[i] for i in columns.profiling_name[40:]} == {

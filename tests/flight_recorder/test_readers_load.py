@@ -13,26 +13,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.corpus.simulate import Call, Job
-from unicomm.flight_recorder.formats import names
+from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
+from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring.reader import Ring
-from unicomm.flight_recorder.table.columns import Kind, State, user_frame
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import Ring, State
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import user_frame
 
 
 @pytest.fixture(scope="module")
 def job():
     step = [
-        Call("all_reduce", numel=12, red="SUM", line=3),
-        Call("broadcast", numel=7, dtype="int64", root=1, line=4),
-        Call("all_gather_single", "odd", numel=2, out_numel=4, line=5),
+        Action("all_reduce", numel=12, red="SUM", line=3),
+        Action("broadcast", numel=7, dtype="int64", root=1, line=4),
+        Action("all_gather_single", "odd", numel=2, out_numel=4, line=5),
     ]
     programs = [[c for c in step if c.group == "world" or rank in (1, 3)] * 4 for rank in range(4)]
     for rank, (op, peer) in {1: ("send", 3), 3: ("recv", 1)}.items():
-        programs[rank] = [Call(op, "odd", numel=9, peer=peer, line=6), *programs[rank]]
+        programs[rank] = [Action(op, "odd", numel=9, peer=peer, line=6), *programs[rank]]
     programs[2] = programs[2][:-2]
-    return Job(4, programs, {"odd": [1, 3]}).run()
+    return SimulatedJob(4, programs, {"odd": [1, 3]}).run()
 
 
 STEP = ["all_reduce", "broadcast", "all_gather_single"]
@@ -46,16 +47,16 @@ def write(folder, job, kind):
         if kind == "ring":
             (folder / f"r{rank}").write_bytes(data)
         elif kind == "pickle":
-            (folder / f"rank_{rank}").write_bytes(formats.to_pickle_bytes(ring))
+            (folder / f"rank_{rank}").write_bytes(pickle.dumps(formats.to_dict(ring)))
         else:
-            (folder / f"rank{rank}.json").write_text(formats.to_json(ring))
+            (folder / f"rank{rank}.json").write_text(json.dumps(formats.to_dict(ring)))
 
 
 @pytest.mark.parametrize("kind", ["ring", "pickle", "json"])
 def test_all_formats_give_one_table(tmp_path, job, kind):
     write(tmp_path / kind, job, kind)
     table = load([tmp_path / kind])
-    assert not table.findings
+    assert not table.remarks
     assert [s.rank for s in table.sources] == [0, 1, 2, 3]
     assert (np.diff(table.rank) >= 0).all()
     one = table.source_of[3]
@@ -65,13 +66,14 @@ def test_all_formats_give_one_table(tmp_path, job, kind):
     groups = {g.name: g.ranks.tolist() for g in table.groups}
     assert groups == {"world": [0, 1, 2, 3], "odd": [1, 3]}
     first = one.begin
-    assert (int(table.peer[first]), int(table.kind[first])) == (1, Kind.RECV)
-    assert (int(table.out_numel[first]), table.dtypes[int(table.out_dtype[first])]) == (9, "float32")
+    assert (int(table.peer[first]), int(table.kind[first])) == (1, OpKind.RECV)
+    calls, call = table.calls, table.call[first]
+    assert (int(calls.out_numel[call]), table.dtypes[int(calls.out_dtype[call])]) == (9, "float32")
     assert str(table.where(first)) == "/job/train.py:6"
     assert {int(s) for s in table.state[one.begin : one.end - 1]} == {State.COMPLETED}
     assert int(table.state[one.end - 1]) == State.STARTED
-    assert table.shapes[int(table.in_shape[one.begin + 1])] == ((12,),)
-    assert int(table.root[one.begin + 2]) == (1 if kind == "ring" else -1)
+    assert table.shapes[int(table.calls.in_shape[table.call[one.begin + 1]])] == ((12,),)
+    assert int(calls.root[table.call[one.begin + 2]]) == (1 if kind == "ring" else -1)
     times = [c[one.begin] for c in (table.created_ns, table.started_ns, table.completed_ns)]
     assert times[0] <= times[1] < times[2]
     report = analyze(table)
@@ -102,7 +104,7 @@ def packed(folder, kind):
 def test_archives(tmp_path, job, form, kind):
     write(tmp_path / "d", job, form)
     table = load([packed(tmp_path / "d", kind)])
-    assert not table.findings
+    assert not table.remarks
     assert len(table.sources) == 4
     assert analyze(table).main.culprits == [2]
 
@@ -130,7 +132,7 @@ def test_broken_input_becomes_findings(tmp_path, job):
     (folder / "notes.txt").write_text("not a dump")
     (folder / "core.123").write_bytes(b"\x7fELF")
     table = load([folder, tmp_path / "nowhere"])
-    said = {f.path.rsplit("/", 1)[-1].split("!")[0]: f.message for f in table.findings}
+    said = {f.path.rsplit("/", 1)[-1].split("!")[0]: f.message for f in table.remarks}
     bad = {"rank_1", "rank_5", "rank_6", "rank_7.json", "rank_8.json", "rank_9.tar.gz", "rank_10.zip"}
     bad |= {"rank_11.ucring", "core.123", "nowhere"}
     assert {k.removesuffix(".gz") for k in said} == {k.removesuffix(".gz") for k in bad}
@@ -149,21 +151,21 @@ def test_two_files_of_one_rank(tmp_path, job):
     (tmp_path / "old").write_bytes(job.ring(1))
     os.utime(tmp_path / "old", (1, 1))
     table = load([tmp_path])
-    [finding] = table.findings
+    [finding] = table.remarks
     assert finding.path.endswith("old")
     assert "rank 1 has another file" in finding.message
 
 
 def test_a_rank_that_only_its_messages_tell(tmp_path, job):
-    (tmp_path / "dump").write_bytes(formats.to_pickle_bytes(Ring(job.ring(3))))
+    (tmp_path / "dump").write_bytes(pickle.dumps(formats.to_dict(Ring(job.ring(3)))))
     assert load([tmp_path]).sources[0].rank == 3
 
 
 def test_ranks_as_threads_of_one_process(fresh_recorder):
     import torch
 
-    from unicomm.flight_recorder.ring import writer
-    from unicomm.flight_recorder.table.build import TableBuilder
+    from unicomm.flight_recorder.recording import writer
+    from unicomm.flight_recorder.table.builder import TableBuilder
     from unicomm.testing import run_ranks
 
     run_ranks(lambda comm: comm.barrier(False), 3, name="threads-as-ranks")
@@ -193,7 +195,7 @@ def test_names(text, parsed):
 
 
 def test_the_users_frame():
-    from unicomm.flight_recorder.table.columns import Frame
+    from unicomm.flight_recorder.ring.reader import Frame
 
     inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
     assert user_frame((inner, own)) is own
@@ -221,7 +223,7 @@ def test_any_values_in_a_dump(tmp_path_factory, job, data):
     folder = tmp_path_factory.mktemp("any")
     (folder / "rank_3").write_bytes(pickle.dumps(dump))
     table = load([folder])
-    assert table.sources or table.findings
+    assert table.sources or table.remarks
     analyze(table)
 
 

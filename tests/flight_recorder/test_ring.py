@@ -10,7 +10,6 @@ from rings import ALL_REDUCE, RECV, SEND, write_ring
 
 from unicomm import _core
 from unicomm.flight_recorder.ring import reader as ring_module
-from unicomm.flight_recorder.ring.ranks import format_ranks, parse_ranks
 from unicomm.flight_recorder.ring.reader import (
     COMM,
     FRAME,
@@ -20,6 +19,7 @@ from unicomm.flight_recorder.ring.reader import (
     read_folder,
     read_ring,
 )
+from unicomm.flight_recorder.texts import format_ranks, parse_ranks
 
 
 def test_layout_is_that_of_the_core():

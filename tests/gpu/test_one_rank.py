@@ -79,7 +79,7 @@ def test_tensors_of_asynchronous_operations_are_kept(kit, comm):
 
 
 def test_records_have_the_devices_times(kit, fresh_recorder):
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
     from unicomm.flight_recorder.ring.reader import read_ring
 
     with kit.new() as comm:

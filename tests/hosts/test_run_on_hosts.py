@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from namespace_job import PORT, WITHIN, Job
 
-from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.table.load import load
 from unicomm.testing import namespaces
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unicomm.backends.vendor import shmem as vendors
-from unicomm.extensions import rocshmem as rocshmem_build
+from unicomm.backends.vendor import shmem_libraries as vendors
+from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
 from unicomm.launch.doctor import gpu_backends as gpu_checks
 
@@ -59,15 +59,15 @@ def said(*arguments):
 def test_what_is_missing_and_the_cure(bare, prefix, monkeypatch, tmp_path):
     assert "no hipcc: install ROCm's HIP compiler, or name it in HIPCC" in said()
     monkeypatch.setenv("HIPCC", "/nowhere/hipcc")
-    assert "HIPCC names /nowhere/hipcc, which is not there" in said()
+    assert "HIPCC names /nowhere/hipcc, which does not exist" in said()
     monkeypatch.delenv("HIPCC")
     bare("hipcc")
     text = said()
     assert "no rocSHMEM in" in text
     assert "ROCSHMEM_HOME" in text
     assert "no rocSHMEM in /elsewhere" in said("--rocshmem", "/elsewhere")
-    assert "say which one it is for, such as --offload-arch gfx1030" in said("--rocshmem", prefix)
-    assert "'h100' is no GPU target" in said("--rocshmem", prefix, "--offload-arch", "h100")
+    assert "name the target, such as --offload-arch gfx1030" in said("--rocshmem", prefix)
+    assert "'h100' is not a GPU target" in said("--rocshmem", prefix, "--offload-arch", "h100")
     text = said("--rocshmem", prefix, "--offload-arch", "gfx1100")
     assert "has no code for gfx1100, only for gfx90a, gfx942, gfx1030" in text
     (prefix / "lib" / "librocshmem.a").unlink()
@@ -76,9 +76,11 @@ def test_what_is_missing_and_the_cure(bare, prefix, monkeypatch, tmp_path):
     write_headers(prefix, 20001)
     text = said("--rocshmem", prefix, "--offload-arch", "gfx942")
     assert "rocSHMEM 2.0.1 was built with MPI, and there is no mpicc" in text
-    assert "has no include/mpi.h" in said("--rocshmem", prefix, "--offload-arch", "gfx942", "--mpi", tmp_path)
+    assert "include/mpi.h is missing" in said(
+        "--rocshmem", prefix, "--offload-arch", "gfx942", "--mpi", tmp_path
+    )
     assert not rocshmem_build.unit_path().exists()
-    assert rocshmem_build.built() is None
+    assert rocshmem_build.built_unit() is None
 
 
 def test_a_dry_run_prints_the_commands(bare, prefix, monkeypatch):
@@ -119,7 +121,7 @@ def test_a_compiler_that_fails_and_one_that_makes_nonsense(bare, prefix):
     assert "hipcc failed with 1 for rocSHMEM 3.5.0" in text
     assert "it does not like that" in text
     bare("hipcc", 'for word; do last=$word; done; echo nonsense > "$last"')
-    assert "what was built does not load" in said("--rocshmem", prefix, "--offload-arch", "gfx942")
+    assert "the built unit does not load" in said("--rocshmem", prefix, "--offload-arch", "gfx942")
     assert not rocshmem_build.unit_path().exists()
 
 
@@ -131,13 +133,13 @@ def test_doctor_says_what_is_built(bare, monkeypatch, tmp_path):
     monkeypatch.undo()
     shutil.copytree(unit(30500).parents[2], tmp_path / "copy")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "copy"))
-    assert rocshmem_build.built().targets == ["gfx90a", "gfx1030"]
+    assert rocshmem_build.built_unit().targets == ["gfx90a", "gfx1030"]
     found = gpu_checks.rocshmem_unit()
     assert found.detail.startswith("rocSHMEM 3.5.0, HIP version: 6.4, a double, for gfx90a, gfx1030: ")
     assert found.ok
     # The backend looks there, and opens it.
     monkeypatch.setattr(vendors, "_opened", {})
-    assert vendors.table_of(vendors.ROCSHMEM).name == "rocSHMEM"
+    assert vendors.open_table(vendors.ROCSHMEM).name == "rocSHMEM"
     assert vendors.ROCSHMEM.version() == "3.5.0"
     rocshmem_build.unit_path().with_suffix(".json").write_text("not ours")
     assert gpu_checks.rocshmem_unit().detail == "not built"

@@ -22,7 +22,7 @@ import torch
 from unicomm import _core, register_backend
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, RCCL, Library
-from unicomm.backends.nccl.memory import Memory
+from unicomm.backends.nccl.registered_memory import TensorMemory
 from unicomm.comms.errors import BackendError
 from unicomm.comms.execution import completion
 from unicomm.comms.streams import Streams
@@ -124,7 +124,7 @@ class HostStreams(Streams):
         self._done(self._c.double_stream_sleep(ctypes.c_void_p(self.current()), ctypes.c_double(ms)))
 
 
-class HostMemory(Memory):
+class HostMemory(TensorMemory):
     """The double's memory, by the two functions that torch.cuda's pool would call."""
 
     pool = None
@@ -149,13 +149,12 @@ class AtOnce:
     """Of a backend over host memory: what torch does there at once, in composed operations, waits first."""
 
     capabilities: Any
-    _streams: HostStreams
 
     def collective(self, call: Any, run: Any) -> None:
         self._composing = not completion.is_native(self.capabilities, call)
-        assert not (self._composing and self._streams.is_capturing()), "its torch parts run at once here"
+        assert not (self._composing and self.streams().is_capturing()), "its torch parts run at once here"
         if self._composing:
-            self._streams.synchronize()
+            self.streams().synchronize()
         try:
             super().collective(call, run)  # type: ignore[misc]
         finally:
@@ -171,7 +170,7 @@ class AtOnce:
 
     def _settle_part(self) -> None:
         if self._composing:
-            self._streams.synchronize()
+            self.streams().synchronize()
 
     _composing = False
 
@@ -192,7 +191,7 @@ class DoubleBackend(AtOnce, NcclBackend):
         return HostStreams(cls.path)
 
     @classmethod
-    def device_memory(cls, library: Library, device: torch.device) -> Memory:
+    def device_memory(cls, library: Library, device: torch.device) -> TensorMemory:
         return HostMemory(library, device)
 
     @classmethod
@@ -203,10 +202,6 @@ class DoubleBackend(AtOnce, NcclBackend):
             for name in (cls.copies, "double_stream_query", "double_last_error")
         )
         return copy, query, last_error
-
-    @classmethod
-    def on_device(cls, device: torch.device) -> Any:
-        return contextlib.nullcontext()
 
     @classmethod
     def fp8(cls, library: Library, device: torch.device) -> bool:

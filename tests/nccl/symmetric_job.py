@@ -8,7 +8,7 @@ from double_backend import make
 from test_nccl_symmetric import Heap, T
 
 import unicomm
-from unicomm.comms.memory.symmetric import Compare, SignalOp
+from unicomm.comms.operations.symmetric_table import Compare, SignalOp
 
 KILLED = 1
 

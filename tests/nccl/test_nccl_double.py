@@ -127,7 +127,7 @@ def test_late_errors_of_the_library_are_raised(new, raised):
         comm.barrier(False)
         if comm.get_rank() == 0:
             work = comm.all_reduce(torch.ones(4), SUM, True)
-            assert c.double_inject_error(ctypes.c_void_p(comm._member.backend._comm), 2) == 0
+            assert c.double_inject_error(ctypes.c_void_p(comm._member.backend._handle.comm), 2) == 0
             error = raised(work.wait_blocking)
             assert type(error) is BackendError
             assert "unhandled system error" in error.message
@@ -189,7 +189,7 @@ def test_options_reach_the_library(new):
     c.double_last_config_text.restype = ctypes.c_char_p
 
     def program(comm: Communicator) -> None:
-        handle = ctypes.c_void_p(comm._member.backend._comm)
+        handle = ctypes.c_void_p(comm._member.backend._handle.comm)
         seen = {n: c.double_last_config(handle, n.encode()) for n in ("maxCTAs", "minCTAs", "trafficClass")}
         assert seen == {"maxCTAs": 4, "minCTAs": -(1 << 31), "trafficClass": 7}
         assert c.double_last_config_text(handle, b"commName") == b"ranks"
@@ -249,7 +249,7 @@ def test_records_have_the_devices_times(new, fresh_recorder):
         assert comm._engine.executor.drain(20)
 
     run_ranks(program, 1, backend=new)
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
     from unicomm.flight_recorder.ring.reader import read_ring
 
     ring = read_ring(writer._recorder.path)

@@ -37,7 +37,7 @@ def test_finalize_does_not_wait_for_graphs(double, eventually):
     def program(comm: Communicator) -> None:
         graph = captured(together, comm)
         backend = comm.unsafe_backend
-        native, handle, streams = backend._native, backend._comm, backend._streams
+        native, handle, streams = backend._handle.native, backend._handle.comm, backend.streams()
         assert graphs.alive(streams) == 1
         comm.finalize()
         assert is_there(native, handle)  # the library's, for as long as the graph
@@ -54,7 +54,7 @@ def test_finalize_waits_for_the_library_when_graphs_are_gone(double):
     def program(comm: Communicator) -> None:
         graph = captured(together, comm)
         backend = comm.unsafe_backend
-        native, handle = backend._native, backend._comm
+        native, handle = backend._handle.native, backend._handle.comm
         del graph
         comm.finalize()
         assert not is_there(native, handle)
@@ -83,7 +83,7 @@ def test_a_call_that_does_not_return_is_left_alone(double, monkeypatch):
     from unicomm.backends.nccl import backend as module
 
     together = Together(2)
-    monkeypatch.setattr(module, "ABORTS", 0.05)
+    monkeypatch.setattr(module, "ABORT_SECONDS", 0.05)
     monkeypatch.setattr(graphs, "alive", lambda streams: 0)
 
     def program(comm: Communicator) -> None:
@@ -147,10 +147,10 @@ def test_one_thread_at_a_time_asks_how_far_a_call_is(double, monkeypatch):
             return self._native.async_error(comm)
 
     def program(comm: Communicator) -> None:
-        backend, free = comm.unsafe_backend, threading.Event()
-        backend._native = Watched(backend._native, free)
+        handle, free = comm.unsafe_backend._handle, threading.Event()
+        monkeypatch.setattr(handle.library, "native", Watched(handle.native, free))
         x = torch.ones(4)
-        with backend._lock:
+        with handle.lock:
             caller = threading.Thread(target=comm.all_reduce, args=(x, SUM, True, None, 60))
             caller.start()
             asked.wait(0.1)  # time for a wrong question

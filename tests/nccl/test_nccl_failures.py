@@ -12,10 +12,11 @@ from double_backend import DoubleBackend, make
 
 import unicomm
 from unicomm import Communicator
-from unicomm.backends.nccl import causes, library_log
+from unicomm.backends.nccl import known_causes as causes
+from unicomm.backends.nccl import library_log
 from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
 from unicomm.comms.failures.first_cause import Verdict
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
@@ -40,7 +41,7 @@ def c_of(comm: Communicator) -> ctypes.CDLL:
 
 
 def handle(comm: Communicator) -> ctypes.c_void_p:
-    return ctypes.c_void_p(comm._member.backend._comm)
+    return ctypes.c_void_p(comm._member.backend._handle.comm)
 
 
 def pair(double, waits, absent, raised, timeout=60.0):
@@ -262,16 +263,16 @@ def test_a_log_that_the_program_asked_for_is_left_alone(no_settings, monkeypatch
     else:
         monkeypatch.setenv(where, "INFO")
     native = Native()
-    assert library_log.listen(native) is None
+    assert library_log.start(native) is None
     assert native.calls == 0
 
 
 def test_the_log_is_small_and_ends_with_the_last_lines(no_settings):
     native = Native()
-    log = library_log.listen(native)
+    log = library_log.start(native)
     assert log is not None
     assert log.lines() == []  # the call that opened it is no news
-    mark = log.mark()
+    mark = log.position()
     native.write("first")
     assert log.lines(mark) == ["init.cc:7 first"]
     for i in range(20_000):
@@ -302,7 +303,7 @@ def test_of_several_causes_the_special_one_is_named():
         ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000", "give each its own"),
     ):
         assert expected in causes.known_cause(words), words
-    assert causes.cure(2, "nothing that is known").startswith("a call of the system failed")
+    assert causes.cure(2, "nothing that is known").startswith("a system call failed")
     assert "firewalls" in causes.cure(2, "", "Connection refused")
     assert causes.known_cause("") == ""
 

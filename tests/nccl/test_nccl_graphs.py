@@ -15,11 +15,11 @@ from unicomm import Communicator
 from unicomm.comms.errors import CommTimeoutError, NotReadyError
 from unicomm.comms.execution.device import graphs
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.reports import words
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.recording import writer
+from unicomm.flight_recorder.ring import record_text as words
 from unicomm.flight_recorder.ring.reader import CAPTURED, P2P, REPLAYED, read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.testing import run_ranks
 
 SUM = unicomm.ReduceOp.SUM
@@ -68,7 +68,10 @@ def test_replays_run_and_are_recorded_anew(double):
         assert "in a graph's replay" in words.arguments(ring, records[2])
         assert words.arguments(ring, records[2]).startswith("float32[4] SUM")
     found = analyze(load([writer._recorder.path])).main.verdict
-    assert found in (Kind.GOOD, Kind.SLOW)  # the ranks' numbers match; one of the two may have been slow
+    assert found in (
+        Verdict.GOOD,
+        Verdict.SLOW,
+    )  # the ranks' numbers match; one of the two may have been slow
 
 
 def test_a_branch_is_joined_by_wait(double, raised):

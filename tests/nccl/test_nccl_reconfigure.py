@@ -17,7 +17,7 @@ from casts import SUM, Cast
 
 import unicomm
 from unicomm import AbortedError, CommTimeoutError, Communicator
-from unicomm.backends.nccl.succession import Plan, plan_of
+from unicomm.backends.nccl.shrink_and_grow import Plan, plan_of
 
 BACKENDS = ["nccl-new", "nccl-shrinks", "nccl-old", "rccl-old"]
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import unicomm
 from unicomm import Communicator
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import REPLAYED, read_ring
 from unicomm.profiler import events, merge, read_events, report
 from unicomm.testing import run_ranks

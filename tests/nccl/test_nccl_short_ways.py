@@ -15,7 +15,7 @@ from unicomm.comms.errors import AbortedError, BackendError, InvalidArgumentErro
 from unicomm.comms.execution.device.fast import SHORT
 from unicomm.comms.operations.check import Checker
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
@@ -240,7 +240,7 @@ def test_an_error_of_the_library_ends_the_communicator(double, raised, name):
         backend = comm._member.backend
         for one, call in backend._calls.items():
             backend._calls[one] = call._replace(function=lambda *_: 3)
-        backend._native = FailingMeeting(backend._native)
+        backend._handle.native = FailingMeeting(backend._handle.native)
         error = raised(Calls(comm), name)
         assert type(error) is BackendError
         assert (error.op, error.seq) == (name if comm.get_rank() == 0 or name != "send" else "recv", 1)

@@ -12,9 +12,9 @@ from test_nccl_memory import Changed
 from test_nccl_processes import run
 
 from unicomm import Communicator
-from unicomm.backends.nccl.window_heap import WindowTable
+from unicomm.backends.nccl.window_table import WindowTable
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
-from unicomm.comms.memory.symmetric import Capability, Compare, SignalOp
+from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.testing import run_ranks
 
 T = 30.0
@@ -32,7 +32,10 @@ class Heap:
 
     def __init__(self, comm: Communicator, heap: int = 1 << 16) -> None:
         self.comm, self.rank, self.size = comm, comm.get_rank(), comm.get_size()
-        self.table = WindowTable(comm._engine.backend, True)
+        backend = comm._engine.backend
+        self.table = WindowTable(
+            backend._handle, backend._windows, backend._registrations, backend.device_copies
+        )
         _, uid = self.table.unique_id(self.size, heap)
         _, self.domain = self.table.init(uid, self.rank, self.size, "heap", T)
 

@@ -13,7 +13,7 @@ import unicomm
 from unicomm import Communicator
 from unicomm.comms.execution.device.clock import DeviceClock
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 

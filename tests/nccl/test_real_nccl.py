@@ -3,8 +3,8 @@
 import pytest
 
 from unicomm import _core
-from unicomm.backends.nccl.errors import error_of
 from unicomm.backends.nccl.library import NCCL, Library, version_text
+from unicomm.backends.nccl.result_codes import error_of
 from unicomm.comms.errors import UnsupportedError
 
 
@@ -21,14 +21,14 @@ def test_its_log_is_kept_without_any_setting(nccl: Library) -> None:
 
     if any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE")):
         pytest.skip("the log is somebody else's")
-    began = nccl.listen()
+    began = nccl.start_log()
     if nccl._log is None:
         pytest.skip("the library was used before")
     nccl.native.count(0)
     assert not any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"))
-    assert nccl.said(since=began) == ("", [])  # what opened the log is no news
+    assert nccl.last_error(since=began) == ("", [])  # what opened the log is no news
     result, _ = nccl.native.user_rank(0)
-    words, lines = nccl.said(since=began)
+    words, lines = nccl.last_error(since=began)
     assert result == 4
     assert "argument is NULL" in words
     assert len(lines) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import pickle
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ from rich.console import Console
 import unicomm
 from unicomm import Communicator
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
 from unicomm.profiler.operation_columns import from_recorder
@@ -112,9 +114,9 @@ def test_dumps_say_the_same(double, tmp_path, form):
     ring = read_ring(writer._recorder.path)
     dump = tmp_path / ("rank0.json" if form == "json" else "rank_0")
     if form == "json":
-        dump.write_text(formats.to_json(ring))
+        dump.write_text(json.dumps(formats.to_dict(ring)))
     else:
-        dump.write_bytes(formats.to_pickle_bytes(ring))
+        dump.write_bytes(pickle.dumps(formats.to_dict(ring)))
 
     def told(path: object) -> list[tuple]:
         return [(o.op, o.timed, o.count, o.bytes, o.time_ns) for o in report([path]).operations]

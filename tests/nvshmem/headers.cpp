@@ -1,4 +1,4 @@
-// Compiled against NVSHMEM's own headers: what csrc/symm/nvshmem_abi.hpp says of it must be so.
+// Compiled against NVSHMEM's own headers: what csrc/symm/tables/nvshmem_abi.hpp says of it must be so.
 #include <cstddef>
 #include <type_traits>
 
@@ -9,7 +9,7 @@
 #include "device_host_transport/nvshmem_constants.h"
 #endif
 #include "device_host_transport/nvshmem_common_transport.h"
-#include "symm/nvshmem_abi.hpp"
+#include "symm/tables/nvshmem_abi.hpp"
 
 namespace ours = unicomm::symm::nvshmem;
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unicomm.comms.memory.symmetric import Capability
+from unicomm.comms.operations.symmetric_table import Capability
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"

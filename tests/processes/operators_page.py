@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from unicomm.extensions.build_torch_bridge import build
-from unicomm.extensions.torch_bridge import SYMMETRIC
+from unicomm.extensions.build_torch_extension import build
+from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY
 from unicomm.symm.torch_operators import known_operators, load_unit
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "torch-symmetric-memory.md"
@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="renew the page")
     options = parser.parse_args()
-    build(SYMMETRIC)
+    build(SYMMETRIC_MEMORY)
     if options.write:
         PAGE.write_text(renewed(PAGE.read_text()))
     else:

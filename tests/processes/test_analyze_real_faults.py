@@ -9,7 +9,7 @@ import time
 import pytest
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.table.load import load
 
 pytestmark = pytest.mark.processes
 

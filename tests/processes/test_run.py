@@ -12,8 +12,8 @@ import pytest
 from rank_processes import PROGRAMS, clean_environment
 
 from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.table.columns import ENDED, KILLED, RUNNING
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING
 from unicomm.launch.run import job_folder as run_folder
 from unicomm.launch.run import launcher as run
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unicomm import NotReadyError, symm
-from unicomm.extensions.build_torch_bridge import build
-from unicomm.extensions.torch_bridge import SYMMETRIC, bridge_path
+from unicomm.extensions.build_torch_extension import build
+from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY, extension_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ def built():
     """The extension, compiled once for these sources and this torch: some 20 s of one core."""
     if not shutil.which("g++"):
         pytest.skip("needs g++")
-    return build(SYMMETRIC)
+    return build(SYMMETRIC_MEMORY)
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 4), ("unicomm", 3)])
@@ -52,7 +52,7 @@ def test_a_rank_that_meets_nobody(built, start):
 
 def test_without_a_build_it_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not bridge_path(SYMMETRIC).exists()
+    assert not extension_path(SYMMETRIC_MEMORY).exists()
     with pytest.raises(NotReadyError, match=f"not built for torch {torch.__version__}".replace("+", r"\+")):
         symm.use_in_torch()
 

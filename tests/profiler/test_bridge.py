@@ -9,8 +9,8 @@ from old_torch import OLD_TORCH
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp, new_comm
-from unicomm.extensions import build_torch_bridge as bridge
-from unicomm.extensions import torch_bridge
+from unicomm.extensions import build_torch_extension as bridge
+from unicomm.extensions import torch_extensions
 from unicomm.launch.cli import app
 from unicomm.profiler import events
 
@@ -26,7 +26,7 @@ def cache(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         done = CliRunner().invoke(app, ["build", "torch-bridge", "--part=record"])
         assert done.exit_code == 0, done.output
-        assert torch_bridge.bridge_path().exists()
+        assert torch_extensions.extension_path().exists()
         yield
 
 
@@ -71,10 +71,10 @@ def test_the_record_that_other_tools_read(cache, tmp_path, shapes):
 
 def test_without_a_build_there_is_no_such_event(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert torch_bridge.load() is None
-    torch_bridge.bridge_path().parent.mkdir(parents=True)
-    torch_bridge.bridge_path().write_text("no library")
-    assert torch_bridge.load() is None  # said in the log, and the profiler goes on
+    assert torch_extensions.load() is None
+    torch_extensions.extension_path().parent.mkdir(parents=True)
+    torch_extensions.extension_path().write_text("no library")
+    assert torch_extensions.load() is None  # said in the log, and the profiler goes on
     comm = new_comm("fake", CPU, rank=0, size=2, name="world")
     with torch.profiler.profile() as prof:
         comm.barrier(False)
@@ -92,4 +92,4 @@ def test_a_build_that_fails_says_why(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["build", "torch-bridge"])
     assert done.exit_code == 1
     assert "false failed" in done.output
-    assert not torch_bridge.bridge_path().exists()
+    assert not torch_extensions.extension_path().exists()

@@ -288,7 +288,7 @@ def test_inputs_that_do_not_fit(job, tmp_path):
         merge(job, tmp_path / "m.txt")
     with pytest.raises(TraceError, match="is one of the traces"):
         merge(job, job[0])
-    with pytest.raises(TraceError, match="is not there"):
+    with pytest.raises(TraceError, match="does not exist"):
         merge(job, tmp_path / "no" / "m.json")
     with pytest.raises(TraceError, match="cannot read"):
         merge([tmp_path / "none.json"], tmp_path / "m.json")

@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptio
 import unicomm
 from unicomm import CommTimeoutError, MismatchError, ReduceOp, new_comm
 from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.flight_recorder.ring.reader import read_ring
-from unicomm.flight_recorder.ring.writer import recorder_path
 from unicomm.hooks import clog
 from unicomm.profiler import events
 from unicomm.testing import run_ranks

@@ -17,7 +17,7 @@ from traces import decode, generator, load, named, operations
 from typer.testing import CliRunner
 
 from unicomm import ReduceOp
-from unicomm.flight_recorder.ring.writer import recorder_path
+from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, merge, report
 from unicomm.profiler.figures import _union
@@ -214,7 +214,7 @@ def test_the_text_fits_a_terminal(tmp_path):
 
 
 def test_nothing_to_report(tmp_path):
-    with pytest.raises(TraceError, match="is not there"):
+    with pytest.raises(TraceError, match="does not exist"):
         report([tmp_path / "none"])
     with pytest.raises(TraceError, match="no trace of unicomm, ring or dump"):
         report([tmp_path])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unicomm.extensions import rocshmem as rocshmem_build
+from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
 
 HERE = Path(__file__).parent

@@ -27,10 +27,10 @@ from unicomm.backends.out_of_band.wire import Ask, Bye, Fault, Here, Inbox, Slow
 from unicomm.comms.errors import CommError
 from unicomm.comms.membership.rendezvous_parts import error_of, grow, pack, read_failure, shrink, unpack
 from unicomm.flight_recorder.formats import torch_dump as formats
-from unicomm.flight_recorder.formats.columns import DumpError, from_dump
+from unicomm.flight_recorder.formats.dump_columns import DumpError, from_dump
 from unicomm.flight_recorder.formats.pickles import read as read_pickle
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.ring.reader import RingError, read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.testing import run_ranks
 
 often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -172,7 +172,7 @@ def test_any_failure_in_the_store(value, kind):
 @pytest.fixture(scope="module")
 def ring_bytes(tmp_path_factory) -> bytes:
     """A ring of two real ranks."""
-    from unicomm.flight_recorder.ring import writer
+    from unicomm.flight_recorder.recording import writer
 
     def program(comm: Any) -> None:
         comm.all_reduce(torch.ones(4), ReduceOp.SUM, False)
@@ -280,7 +280,7 @@ def test_damaged_files(name, ring_bytes, tmp_path):
         edits = [(rng.randrange(len(data)), rng.randrange(256)) for _ in range(rng.randrange(1, 9))]
         path.write_bytes(damaged(data, edits, rng.randrange(3 * len(data))))
         table = load([path])
-        assert len(table.sources) or table.findings, i
+        assert len(table.sources) or table.remarks, i
 
 
 class Evil:
@@ -300,7 +300,7 @@ def test_a_dump_that_would_run_something(protocol, place: Callable[[Any], Any], 
     with pytest.raises(DumpError):
         read_pickle(path)
     table = load([path])
-    assert table.findings
+    assert table.remarks
     assert not len(table.sources)
     assert not target.exists()
     pickle.loads(path.read_bytes())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
 from unicomm import _core, register_backend
 from unicomm.backends.shmem.backend import ShmemBackend
-from unicomm.backends.vendor.shmem import Vendor
-from unicomm.comms.memory.symmetric import Capability
+from unicomm.backends.vendor.shmem_libraries import ShmemVendor
+from unicomm.comms.operations.symmetric_table import Capability
 
 NAME = "host-shmem"
 
@@ -17,7 +16,7 @@ NAME = "host-shmem"
 class HostShmem(ShmemBackend):
     name = NAME
     library = "host memory"
-    vendor = Vendor(NAME, "host memory", (), (), "", lambda path, loaded: None, lambda: "")
+    vendor = ShmemVendor(NAME, "host memory", (), (), "", lambda path, loaded: None, lambda: "")
     capabilities = replace(ShmemBackend.capabilities, device_types=frozenset({"cpu"}))
 
     @classmethod
@@ -27,10 +26,6 @@ class HostShmem(ShmemBackend):
     @classmethod
     def device_streams(cls, device: Any) -> None:
         return None
-
-    @classmethod
-    def on_device(cls, device: Any) -> Any:
-        return contextlib.nullcontext()
 
 
 class Staging(HostShmem):

@@ -6,7 +6,6 @@ the host is the current stream, so that torch's operations on the tensors are in
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
@@ -18,7 +17,7 @@ import torch
 
 from unicomm import _core, register_backend
 from unicomm.backends.shmem.backend import NvshmemBackend, RocshmemBackend, ShmemBackend
-from unicomm.extensions.rocshmem import unit_path
+from unicomm.extensions.build_rocshmem import unit_path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "nvshmem_double"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "nccl"))
@@ -46,10 +45,6 @@ class Double(AtOnce, ShmemBackend):
 
     def kernels(self, device: torch.device) -> HostLauncher:
         return HostLauncher(self.path())
-
-    @classmethod
-    def on_device(cls, device: torch.device) -> Any:
-        return contextlib.nullcontext()
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         pointers = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(source.data_ptr())

@@ -6,17 +6,17 @@ import torch
 
 import unicomm
 from unicomm import _core, symm
-from unicomm.backends.vendor import shmem as vendors
-from unicomm.comms.memory.symmetric import Capability
+from unicomm.backends.vendor import shmem_libraries as vendors
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.testing import run_ranks
 
 
 def test_a_library_that_is_not_there_says_where_it_was_looked_for():
     sonames = ("libnone-at-all.so",)
-    nowhere = vendors.Vendor("none", "None", sonames, (), "get it", _core.symm_nvshmem, lambda: "")
+    nowhere = vendors.ShmemVendor("none", "None", sonames, (), "get it", _core.symm_nvshmem, lambda: "")
     expected = r"None is not on this machine; .*libnone-at-all\.so"
     with pytest.raises(unicomm.UnsupportedError, match=expected) as error:
-        vendors.table_of(nowhere)
+        vendors.open_table(nowhere)
     assert error.value.hint == "get it"
 
 
@@ -28,9 +28,9 @@ def test_the_file_that_is_asked_for_or_none(tmp_path):
 
     wrong = tmp_path / "libwrong.so"
     wrong.write_bytes(b"no library")
-    vendor = vendors.Vendor("none", "None", ("libc.so.6",), (), "", by_path, lambda: "")
+    vendor = vendors.ShmemVendor("none", "None", ("libc.so.6",), (), "", by_path, lambda: "")
     with pytest.raises(unicomm.UnsupportedError, match="libwrong") as error:
-        vendors.table_of(vendor, str(wrong))
+        vendors.open_table(vendor, str(wrong))
     assert "libc" not in str(error.value)
 
 
@@ -102,9 +102,9 @@ def test_the_device_is_used_before_the_library_looks_for_it():
         name = "host-shmem-device"
 
         @classmethod
-        def use_first(cls, device):
+        def use_device(cls, device):
             calls.append("used")
-            super().use_first(device)
+            super().use_device(device)
 
         @classmethod
         def table(cls, path=""):

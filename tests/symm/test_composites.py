@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 import unicomm
 from unicomm import symm
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 

@@ -107,7 +107,7 @@ def test_what_is_no_team(raised):
         ):
             error = raised(call)
             assert isinstance(error, UnsupportedError), error
-            assert "a team has no memory of its own" in error.message
+            assert "a team has neither memory" in error.message
             assert "'ranks'" in error.hint
         symm.free(x, comm)
         error = raised(symm.one_shot_all_reduce, x, pair)

@@ -11,9 +11,9 @@ from unicomm import symm
 from unicomm.comms.memory.window import WindowAccess
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import read_ring
+from unicomm.flight_recorder.table.load import load
 from unicomm.testing import run_ranks
 
 F = torch.float32

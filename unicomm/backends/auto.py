@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import PrefixStore
 
+from unicomm.backends.bootstrap.same_host import host_identity
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
@@ -30,7 +31,7 @@ from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
 
 from .bootstrap import addresses
-from .shm import ShmBackend, host_identity
+from .shm import ShmBackend
 
 _log = logging.getLogger("unicomm")
 

@@ -8,12 +8,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from unicomm import _core
+from unicomm.backends.bootstrap.same_host import host_identity
 from unicomm.comms.backend import (
     AllocatesMemory,
     Backend,
@@ -219,7 +219,7 @@ class ShmBackend(
         return _core.symm_host()
 
     def symmetric_joined(self, uid: bytes, domain: Any) -> None:
-        self.member_of.append(int.from_bytes(uid[:8], sys.byteorder))  # HostId in csrc/symm/host.cpp
+        self.member_of.append(int.from_bytes(uid[:8], sys.byteorder))  # HostId in csrc/symm/tables/host.cpp
 
     def bytes_allocated(self) -> int:
         return _core.heap_allocated()
@@ -229,7 +229,7 @@ _open: weakref.WeakSet[ShmBackend] = weakref.WeakSet()
 
 
 def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] | None:
-    """Called by the native core: see `census.bound` and csrc/shm/deadlock.hpp."""
+    """Called by the native core: see `census.bound` and csrc/shm/waiting/deadlock.hpp."""
     creators: dict[int, dict[int, threading.Thread]] = {}
     try:
         backends = list(_open)
@@ -241,7 +241,7 @@ def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] 
     return census.bound(waiting, creators, comm, rank)
 
 
-_core.set_census(_threads_that_matter)
+_core.set_thread_check(_threads_that_matter)
 
 
 class _ShmExchange(Exchange):
@@ -275,12 +275,6 @@ def _slot_bytes(size: int) -> int:
     Measured in docs/design/shm-rounds.md. With the room for messages a rank has at most 2 MiB.
     """
     return 760 * 1024 if size == 2 else 512 * 1024
-
-
-def host_identity() -> str:
-    """What ranks must share to share memory: the running kernel and the process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _same_host(setup: Setup, hosts: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks
 
 from . import device_batches as torch_batches
 from . import torch_options

@@ -130,7 +130,7 @@ def _group_class() -> type:
 
 
 def _recorder_hook(max_entries: int = 0) -> Any:
-    from unicomm.flight_recorder.ring.hook import FlightRecorderHook
+    from unicomm.flight_recorder.recording.hook import FlightRecorderHook
 
     return FlightRecorderHook(max_entries or None)
 

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from unicomm.backends.registry import new_comm
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_bool, read_hints
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks
 
 from .devices import bind, chosen_backend, device_of, is_present
 from .process_group import UnicommProcessGroup

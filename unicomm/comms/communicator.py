@@ -1,7 +1,7 @@
 """Communicator: the methods that users call.
 
-Each collective is one line of arguments here; what it means stands in ops.py, how arguments are checked in
-check.py, how it runs in engine.py, and what a backend lacks in completion.py.
+Each method hands its arguments to the engine. The operation table (operations/table.py) describes the
+operations, operations/check.py checks their arguments, execution/engine.py runs them.
 """
 
 from __future__ import annotations
@@ -34,55 +34,55 @@ if TYPE_CHECKING:
     from .batch import BatchSendRecv
     from .persistent import AllGatherHandle
 
-Tensor = Array  # an array's memory is used where it lies
+Tensor = Array  # numpy arrays and arrays with `__dlpack__` are taken as well
 
-# Methods whose result never changes, which torch.compile may therefore call while it traces.
+# Methods whose result never changes, so that torch.compile may call them while it traces.
 CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
 
 
 class Communicator(OpaqueBase):  # type: ignore[misc]
     """A group of ranks that communicate on one device, over one underlying communicator.
 
-    Made by `unicomm.new_comm` or `split`, connected when that returns. All ranks must call the same
-    collectives in the same order; each returns a `Work`. With `async_op=False` the operation has completed
-    when the call returns; with `async_op=True` it runs in the background, in the order issued, and its
-    tensors must not be touched before `work.wait()`.
+    Made by `unicomm.new_comm` or `split`, and connected when that returns. All ranks must call the same
+    collectives in the same order; each call returns a `Work`. With `async_op=False` the operation has
+    completed when the call returns. With `async_op=True` it runs in the background, in the order of the
+    calls, and its tensors must not be touched before `work.wait()` has returned.
 
     `timeout` of an operation counts from its start (seconds or timedelta; None or 0: the communicator's).
     Wrong arguments raise `InvalidArgumentError` before anything is sent. On backends that compare
     signatures (see `get_capabilities`), ranks that call different operations all get `MismatchError` before
-    any tensor is written. See comms/errors.py for what leaves the communicator usable.
+    any tensor is written. comms/errors.py says which errors leave the communicator usable.
 
-    Where a tensor is asked for, a numpy array or an array with `__dlpack__` (such as cupy's) may be given:
-    its memory is used as it lies there, results included. One that is read-only cannot be an output.
+    A numpy array, or an array with `__dlpack__` such as cupy's, may be passed wherever a tensor is expected.
+    Its memory is used in place, results included. A read-only array cannot be an output.
 
-    Methods may be called from any thread; operations happen in the order in which the calls came.
+    Methods may be called from any thread; operations happen in the order of the calls.
     """
 
     def __init__(
         self, member: Member, dynamic: Dynamic | None = None, vacant: CommError | None = None
     ) -> None:
         """Not for users: see `unicomm.new_comm`."""
-        # Of the epoch: reconfigure replaces both.
+        # `reconfigure` replaces both.
         self._member = member
         self._engine = new_engine(member, vacant=vacant)
         self._dynamic = dynamic
-        #: Of the same ranks on other devices, for a process group that is made of this one.
+        #: Communicators of the same ranks on other devices, for a process group over this one.
         self.beside: list[Communicator] = []
-        #: The device that the program gave for it, as init_process_group(device_id=), if it gave any.
+        #: The device that the program named in init_process_group(device_id=), if any.
         self.bound_device: torch.device | None = None
 
     def __copy__(self) -> Communicator:
         return self
 
     def __deepcopy__(self, memo: object) -> Communicator:
-        """Itself: a copy of a model that holds a communicator is a member of the same group."""
+        """Returns itself: the copy of a model that holds a communicator belongs to the same group."""
         return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a communicator belongs to its process: create one in the other, do not pickle it")
 
-    # --- collectives: see ops.py for what each does ------------------------------------------------
+    # --- collectives --------------------------------------------------------------------------------
 
     def broadcast(
         self, tensor: Tensor, root: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
@@ -101,7 +101,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Replaces `tensor` by its reduction over the ranks; all ranks get the same bits."""
+        """Replaces `tensor` by its reduction over all ranks; all ranks get the same bits."""
         done = self._engine.fast.all_reduce(tensor, op, async_op, hints, timeout)
         if done:
             return done if isinstance(done, Work) else self._engine.fast_failed("all_reduce", done)
@@ -116,7 +116,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Replaces the root's `tensor` by the reduction over the ranks; the others' stay as they are."""
+        """Replaces the root's `tensor` by the reduction over all ranks; other tensors do not change."""
         return self._engine.collective("reduce", (tensor,), async_op, hints, timeout, root=root, op=op)
 
     def all_gather(
@@ -149,7 +149,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """All ranks' `input` one after the other in `output`, which has n times its elements.
+        """Concatenates all ranks' `input` in `output`, which has n times its elements.
 
         `input` may be exactly this rank's part of `output`.
         """
@@ -167,7 +167,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Rank i's `output` becomes the reduction of all ranks' `input_list[i]`; inputs stay as they are."""
+        """Rank i's `output` becomes the reduction of all ranks' `input_list[i]`; inputs do not change."""
         return self._engine.collective(
             "reduce_scatter", (output, input_list), async_op, hints, timeout, op=op
         )
@@ -181,7 +181,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """`reduce_scatter` where each rank's part has its own size, the same in everyone's `input_list`."""
+        """`reduce_scatter` of parts of different sizes; `input_list` has the same sizes on all ranks."""
         return self._engine.collective(
             "reduce_scatter_v", (output, input_list), async_op, hints, timeout, op=op
         )
@@ -230,7 +230,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """`all_to_all_single` with parts of given sizes, in rows of the first dimension."""
+        """`all_to_all_single` with parts of the given numbers of rows of the first dimension."""
         return self._engine.collective(
             "all_to_all_v_single",
             (output, input),
@@ -249,7 +249,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Rank i's `input_tensor_list[j]` goes into rank j's `output_tensor_list[i]`; any sizes that fit."""
+        """Rank i's `input_tensor_list[j]` goes into rank j's `output_tensor_list[i]`, which has its size."""
         return self._engine.collective(
             "all_to_all", (output_tensor_list, input_tensor_list), async_op, hints, timeout
         )
@@ -270,7 +270,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """The root's `input_tensor_list[i]` goes into rank i's `output_tensor`; others pass an empty list."""
+        """The root's `input_tensor_list[i]` goes into rank i's `output_tensor`; other ranks pass []."""
         return self._engine.collective(
             "scatter", (output_tensor, input_tensor_list), async_op, hints, timeout, root=root
         )
@@ -284,7 +284,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """Rank i's `input_tensor` goes into the root's `output_tensor_list[i]`; others pass an empty list."""
+        """Rank i's `input_tensor` goes into the root's `output_tensor_list[i]`; others pass []."""
         return self._engine.collective(
             "gather", (output_tensor_list, input_tensor), async_op, hints, timeout, root=root
         )
@@ -298,7 +298,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """All ranks' `input` one after the other in the root's `output`; others pass None."""
+        """Concatenates all ranks' `input` in the root's `output`; other ranks pass None."""
         return self._engine.collective("gather_single", (output, input), async_op, hints, timeout, root=root)
 
     # --- point-to-point -----------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def send(
         self, tensor: Tensor, dst: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
-        """Sends `tensor` to rank `dst`. Completes when the tensor may be changed, maybe before it arrived."""
+        """Sends `tensor` to rank `dst`. Completes when `tensor` may be changed, maybe before its arrival."""
         done = self._engine.fast.send(tensor, dst, async_op, hints, timeout)
         if done:
             return done if isinstance(done, Work) else self._engine.fast_failed("send", done)
@@ -315,14 +315,14 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def recv(
         self, tensor: Tensor, src: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
-        """Receives into `tensor` the next message of rank `src`, which must have its dtype and size."""
+        """Receives the next message of rank `src` into `tensor`, which must have its dtype and size."""
         done = self._engine.fast.recv(tensor, src, async_op, hints, timeout)
         if done:
             return done if isinstance(done, Work) else self._engine.fast_failed("recv", done)
         return messages(self._engine, [("recv", tensor, src)], async_op, hints, timeout)
 
     def batch_op_create(self) -> BatchSendRecv:
-        """A new, empty batch of sends and receives, which run together when it is issued."""
+        """Returns an empty batch, whose sends and receives run together when it is issued."""
         from .batch import BatchSendRecv
 
         return BatchSendRecv(self)
@@ -332,7 +332,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def all_gather_p_init(
         self, output: Tensor, hints: Hints = None, timeout: Timeout = None
     ) -> AllGatherHandle:
-        """Prepares repeated all-gathers into `output`. Called by all ranks; see persistent.py."""
+        """Prepares repeated all-gathers into `output`. Called by all ranks."""
         from .persistent import AllGatherHandle
 
         return AllGatherHandle(self, output, hints, timeout)
@@ -351,7 +351,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return check_handle(self, handle, "all_gather_p_exec").run(input, async_op, hints, timeout)
 
     def all_gather_p_free(self, handle: AllGatherHandle) -> None:
-        """Gives the handle back; using it afterwards raises `NotReadyError`."""
+        """Frees the handle; using it afterwards raises `NotReadyError`."""
         from .persistent import check_handle
 
         check_handle(self, handle, "all_gather_p_free").free()
@@ -361,11 +361,11 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def split(
         self, ranks: Sequence[int], name: str = "", hints: Hints = None, timeout: Timeout = None
     ) -> Communicator | None:
-        """A new communicator of `ranks` (ranks of this one), numbered in the order of the list.
+        """Returns a new communicator of `ranks` (ranks of this one), numbered in the order of the list.
 
-        Called by the ranks in the list, with the same list. The others may call it with an empty list, get
-        None and wait for nobody, or need not call it at all. Timeout and hints are this communicator's
-        unless given. The child lives on when this communicator is finalized. An empty `name` becomes
+        Called by the ranks in the list, with the same list. Other ranks may call it with an empty list, which
+        returns None at once, or need not call it at all. Timeout and hints are this communicator's unless
+        given. The new communicator stays usable when this one is finalized. An empty `name` becomes
         `<name>_<lowest rank>`.
         """
         from unicomm.comms.membership.lifecycle import split
@@ -378,17 +378,17 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """Opens a tensor to one-sided access, now or with `Window.tensor_register`. Called by all ranks.
 
         The tensor is from `unicomm.symm.empty(..., comm=comm)`. Connects the communicator's symmetric memory
-        first, as `unicomm.symm.init` does, if that was not done. `UnsupportedError` where the backend has no
-        one-sided access.
+        first, as `unicomm.symm.init` does, unless it is connected. Raises `UnsupportedError` if the backend
+        has no one-sided access.
         """
         from .window import new_window
 
         return new_window(self._engine, tensor, hints, timeout)
 
     def get_init_handle(self) -> str:
-        """What other ranks need to reach this one in `reconfigure`: a text, the same for the whole life.
+        """Returns the text by which other ranks reach this one in `reconfigure`. It never changes.
 
-        It holds an address and a secret: give it to the ranks of the job only. `UnsupportedError` without
+        It holds an address and a secret: give it to ranks of the job only. Raises `UnsupportedError` without
         enable_reconfigure.
         """
         from unicomm.comms.membership.reconfigure import get_init_handle
@@ -402,20 +402,20 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         timeout: Timeout = None,
         hints: Hints = None,
     ) -> Work:
-        """Connects this communicator with other ranks: fewer, more, renumbered. See docs/reconfigure.md.
+        """Connects this communicator with other ranks: fewer, more, or renumbered. See docs/reconfigure.md.
 
         Called by all ranks of the new list, with the same arguments, whatever state the communicator is in.
-        Blocks until all are connected; the Work that it returns has completed. Operations that are pending
-        end with `AbortedError`. The object, its name and its hooks stay; rank, size, uid and sequence numbers
-        are those of a new communicator. When it raises, save for `InvalidArgumentError`, the communicator has
-        no ranks until another call succeeds.
+        Blocks until all are connected; the returned Work has completed. Pending operations end with
+        `AbortedError`. The object, its name and its hooks stay; rank, size, uid and sequence numbers are
+        those of a new communicator. After an error, except `InvalidArgumentError`, the communicator has no
+        ranks until another call succeeds.
 
         Args:
-            uuid: of this attempt, any int that was not used before on this communicator.
+            uuid: names this attempt: any int that was not used before on this communicator.
             init_handles: what `get_init_handle` returned on each new rank, this one among them. The position
                 in a list is the rank; a set is put into some order, the same on all ranks.
             timeout: of the attempt; by default the communicator's.
-            hints: the backend's, which from now on count over those given before.
+            hints: for the backend; they replace those given before, one by one.
 
         Raises:
             InvalidArgumentError, UnsupportedError: before anything has happened.
@@ -433,9 +433,9 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def finalize(self, timeout: Timeout = None) -> None:
         """Runs what is pending and closes the communicator. Called by each rank when it is done with it.
 
-        Waits for this rank's pending operations at most `timeout` (the communicator's by default), then
-        aborts and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
-        operations raise `NotReadyError`; calling it again does nothing.
+        Waits for this rank's pending operations for at most `timeout` (the communicator's by default), then
+        aborts them and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
+        operations raise `NotReadyError`; another `finalize` does nothing.
         """
         from unicomm.comms.membership.lifecycle import finalize
 
@@ -450,10 +450,10 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self.finalize()
 
     def abort(self) -> None:
-        """Gives the communicator up at once, without the other ranks' help; from any thread.
+        """Breaks the communicator at once, without the other ranks' help. May be called from any thread.
 
-        Running and pending operations end with `AbortedError`, on this rank and on those that wait for it.
-        Later ones raise the same. Only `finalize` is left to call.
+        Running and pending operations end with `AbortedError`, on this rank and on the ranks that wait for
+        it. Later operations raise the same error. Only `finalize` may follow.
         """
         if self._dynamic is not None:
             self._dynamic.cancel()
@@ -469,7 +469,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self._engine.break_(error, self._member.backend.abort)
 
     def is_aborted(self) -> bool:
-        """Whether the communicator is broken, by `abort` or by an error it does not survive."""
+        """Whether the communicator is broken: by `abort`, or by an error that leaves it unusable."""
         return self._engine.broken is not None
 
     def set_timeout(self, timeout: timedelta | float) -> None:
@@ -477,10 +477,10 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self._engine.timeout = self._engine.fast.timeout = self._engine.read_timeout("set_timeout", timeout)
 
     def expect_slow(self, name: str, seconds: timedelta | float) -> AbstractContextManager[None]:
-        """`with comm.expect_slow("checkpoint", 600):` this rank does something long; the others wait for it.
+        """`with comm.expect_slow("checkpoint", 600):` makes the other ranks wait for this one.
 
         For up to `seconds` from the block's beginning no operation of the communicator times out, on any
-        rank. Called by one rank or several, without the others' help; docs/failures.md says when it counts.
+        rank. One rank or several may call it, without the others' help. docs/failures.md says what it covers.
         """
         from unicomm.comms.execution.expect_slow import expect_slow
 
@@ -523,14 +523,14 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return self._member.size
 
     def get_ranks(self) -> list[int]:
-        """The ranks' numbers in the whole job, in this communicator's order."""
+        """The numbers of the ranks in the whole job, in this communicator's order."""
         return list(self._member.labels)
 
     def get_name(self) -> str:
         return self._member.name
 
     def get_uid(self) -> str:
-        """A text that is the same on all ranks of this communicator and differs between communicators."""
+        """An identifier, the same on all ranks of this communicator and different for each communicator."""
         return self._member.uid
 
     def get_options(self) -> CommOptions:
@@ -547,7 +547,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         return type(self._member.backend).version()
 
     def get_capabilities(self) -> Capabilities:
-        """What the backend does by itself."""
+        """What the backend can do, as data."""
         return self._member.backend.capabilities
 
     def memory(self) -> dict[str, int]:
@@ -557,15 +557,15 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
     @property
     def mem_allocator(self) -> MemAllocator:
-        """Makes tensors that this communicator's collectives use without staging copies; see memory.py.
+        """Makes tensors that this communicator's collectives use without staging copies.
 
-        `UnsupportedError` where the backend has no such memory.
+        Raises `UnsupportedError` if the backend has no such memory.
         """
         return MemAllocator(self._engine)
 
     @property
     def unsafe_backend(self) -> object:
-        """The backend's own object, for what unicomm does not offer. Using it forgoes all promises."""
+        """The backend's own object, for what unicomm does not offer. unicomm promises nothing for its use."""
         return self._member.backend
 
     @property
@@ -582,23 +582,23 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     # --- hooks --------------------------------------------------------------------------------------
 
     def register_pre_hook(self, hook: PreHook) -> RemovableHandle:
-        """`hook(name, op_id, args)` before each operation; what it raises stops the operation."""
+        """Calls `hook(name, op_id, args)` before each operation; an exception of it stops the operation."""
         return self._engine.hooks.add("pre", hook)
 
     def register_post_hook(self, hook: PostHook) -> RemovableHandle:
-        """`hook(name, op_id, args)` when an operation's call returns."""
+        """Calls `hook(name, op_id, args)` when the call of an operation returns."""
         return self._engine.hooks.add("post", hook)
 
     def register_abort_hook(self, hook: AbortHook) -> RemovableHandle:
-        """`hook(error)` once, when the communicator breaks."""
+        """Calls `hook(error)` once, when the communicator breaks."""
         return self._engine.hooks.add("abort", hook)
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:
     """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
 
-    Short for `comm.mem_allocator.empty(...)`; see there. Local. `UnsupportedError` where the backend has no
-    such memory.
+    Short for `comm.mem_allocator.empty(...)`. Local. Raises `UnsupportedError` if the backend has no such
+    memory.
     """
     return comm.mem_allocator.empty(*size, dtype=dtype)
 

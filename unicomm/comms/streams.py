@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+_NO_CHANGE = contextlib.nullcontext()
 
 
 def numbered(device: torch.device) -> torch.device:
@@ -23,10 +25,16 @@ def numbered(device: torch.device) -> torch.device:
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes `device` this thread's current device within the block. Does nothing for the CPU."""
+    """Makes `device` this thread's current device within the block.
+
+    Does nothing for the CPU and for the device that is the current one already.
+    """
     if device.type == "cpu":
-        return contextlib.nullcontext()
-    return torch.get_device_module(device).device(numbered(device).index)  # type: ignore[no-any-return]
+        return _NO_CHANGE
+    module = torch.get_device_module(device)
+    if device.index is None or module.current_device() == device.index:
+        return _NO_CHANGE
+    return module.device(device.index)  # type: ignore[no-any-return]
 
 
 class Streams(abc.ABC):
@@ -38,9 +46,11 @@ class Streams(abc.ABC):
     Attributes:
         frees_in_order: whether memory that is freed while the current stream uses it is reused by later work
             of that stream only, as torch's allocator guarantees.
+        count_graphs: counts the graphs of `graphs_alive`; set by the executor that follows graphs.
     """
 
     frees_in_order = True
+    count_graphs: Callable[[Streams], int] | None = None
 
     def adopt(self) -> None:  # noqa: B027
         """Makes this device the current one of the calling thread, which belongs to unicomm.
@@ -52,6 +62,10 @@ class Streams(abc.ABC):
     def graph_classes(self) -> Sequence[type]:
         """The classes of graphs that can capture these streams (see execution/device/graphs.py)."""
         return ()
+
+    def graphs_alive(self) -> int:
+        """The number of graphs that hold operations captured on these streams."""
+        return 0 if self.count_graphs is None else self.count_graphs(self)
 
     @abc.abstractmethod
     def current(self) -> Any:

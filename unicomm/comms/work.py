@@ -30,15 +30,15 @@ class Runner(Protocol):
 
 
 class Work:
-    """The handle of an operation. A synchronous operation's has completed.
+    """The handle of an operation. That of a synchronous operation has completed.
 
     Tensors of an asynchronous operation must not be touched until `wait()` has returned. Dropping a Work
-    neither blocks nor loses the operation; its tensors are kept alive until it has run.
+    neither blocks nor cancels the operation; its tensors are kept alive until it has run.
     """
 
     #: The other rank of a message, once it is over; -1 where there is none.
     peer: int = -1
-    # What one that has completed has, which is made in every synchronous call: nothing of its own.
+    # Class attributes, so that a Work that has completed, made in every synchronous call, stores nothing.
     _error: BaseException | None = None
     _pending = False
     _started = True
@@ -103,7 +103,7 @@ class Work:
         self.wait(timeout)
 
     def is_completed(self) -> bool:
-        """Whether the operation is over, well or with an error. Never blocks, never raises."""
+        """Whether the operation is over, with or without an error. Never blocks, never raises."""
         return not self._pending
 
     @property
@@ -119,10 +119,10 @@ class Work:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Calls `callback(work)` once it is over: now if it is, else in the thread that runs it.
+        """Calls `callback(work)` once the operation is over: now if it is, else in the thread that runs it.
 
-        That thread runs the communicator's next operations: a callback must not wait for them. What a
-        callback raises is logged and changes nothing.
+        That thread runs the communicator's next operations, so a callback must not wait for them. An
+        exception of a callback is logged and changes nothing.
         """
         if self._callbacks is None:
             self._call(callback)
@@ -142,7 +142,7 @@ class Work:
     def _call(self, callback: Callable[[Work], None]) -> None:
         try:
             callback(self)
-        except Exception:  # it must not end the thread that has to run the operations after this one
+        except Exception:  # must not end the thread that runs the following operations
             logging.getLogger("unicomm").exception("a callback of %r failed", self)
 
     def _start(self) -> None:
@@ -156,7 +156,7 @@ class Work:
         self._run_callbacks()
 
     def _forget(self) -> None:
-        """In a forked child, where it will never end."""
+        """Ends the work with an error, in a forked child, where the operation will never end."""
         self._error = NotReadyError(
             "pending in the process that this one was forked from",
             op=self.name,

@@ -1,21 +1,28 @@
-"""The flight recorder: always on, readable from outside, also after the process is gone.
+"""The flight recorder: always on, and readable by other processes, also after the recorded process ended.
 
-folder.py   where the rings live: chosen, private, bounded, cleaned
-writer.py   this process's ring (imports the native core, not torch)
-ring.py     reading ring files (imports numpy, not torch)
-formats.py  records -> JSON and the pickle that torch's analyzer reads
-dumps.py    dumps on demand, when a communicator breaks, on a signal
-hook.py     FlightRecorderHook: torchcomms' interface over the ring
-show.py     the rings of all ranks as a table
+A recorded process uses `recording`. All other rooms read: they import neither torch nor the native core,
+except formats/pickles.py. Each room imports only the rooms above it in this list, and `recording` is imported
+by no other room:
+
+texts.py    short texts: lists of ranks, durations
+ring/       the ring file: where rings are stored, how a ring is read and copied
+formats/    torch's dump format: written from rings, read from pickles and JSON; names of operations and types
+recording/  what runs in the recorded process: its ring, its dumps, FlightRecorderHook
+table/      the operations of all ranks in one table of columns, loaded from rings and dumps
+analysis/   what went wrong: matching, wait-for graph, findings with culprits, stragglers, two runs compared
+reports/    rings, reports and differences as text, JSON, Markdown, an HTML page and a Perfetto trace
+live/       what the ranks of running jobs do now
+corpus/     simulated jobs with known faults, which measure the analyzer
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    # The reading half needs neither the native core nor this process's ring, so they are not imported for it.
+    # Readers need neither the native core nor this process's ring: importing the
+    # package loads neither.
     if name in ("dump", "dump_folder"):
-        from .ring import dumps
+        from .recording import dumps
 
         return getattr(dumps, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import SYNCHRONIZING, grouped_median
-from unicomm.flight_recorder.table.columns import Column, Kind
+from unicomm.flight_recorder.table.table import Column
+from unicomm.flight_recorder.texts import format_ranks
 
 from .operation_columns import Operations, TraceFile, dense
 
@@ -141,7 +142,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
 
 def _alone(found: Operations) -> list[int]:
     """Returns the ranks that share none of their collectives with another rank."""
-    rows = np.flatnonzero(found.kind == Kind.COLLECTIVE)
+    rows = np.flatnonzero(found.kind == OpKind.COLLECTIVE)
     size = np.asarray([len(group.ranks) for group in found.groups] or [0])
     rows = rows[size[found.group[rows]] > 1]
     shared = np.bincount(found.cell)[found.cell[rows]] > 1 if len(rows) else np.zeros(0, np.bool_)

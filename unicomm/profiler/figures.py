@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import grouped_median
-from unicomm.flight_recorder.table.columns import Column, Kind
+from unicomm.flight_recorder.table.table import Column
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
@@ -162,7 +163,7 @@ def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Re
     paths = [Path(p) for p in inputs]
     missing = [p for p in paths if not p.exists()]
     if missing:
-        raise TraceError(f"{missing[0]} is not there")
+        raise TraceError(f"{missing[0]} does not exist")
     files: list[TraceFile] = []
     busy: dict[int, _Busy] = {}
     no_trace: list[TraceError] = []
@@ -195,8 +196,8 @@ def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
 
 
 def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations, str]:
-    from unicomm.flight_recorder.formats.readers import load
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
+    from unicomm.flight_recorder.table.load import load
 
     try:
         table = load(paths or [rings_folder()], progress)
@@ -204,7 +205,7 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
         raise TraceError(str(error)) from None
     if not len(table):
         where = ", ".join(map(str, paths)) or "this user's folder"
-        why = f": {table.findings[0].message}" if table.findings else ""
+        why = f": {table.remarks[0].message}" if table.remarks else ""
         raise TraceError(
             f"no trace of unicomm, ring or dump in {where}{why}; give one trace per rank (FOLDER/*.json), or"
             " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
@@ -296,7 +297,7 @@ def _figures(
     out.delays = _delays(found, joined, cost)
     for rank in found.ranks.tolist():
         rows = np.flatnonzero(found.rank == rank)
-        compared = (found.kind[rows] == Kind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
+        compared = (found.kind[rows] == OpKind.COLLECTIVE) & (joined.members[rows] > 1) & found.placed[rows]
         several = rows[compared]
         out.ranks.append(
             RankFigures(
@@ -325,7 +326,7 @@ def _operation(
     found: Operations, joined: Joined, rows: Column, overlap: Column | None, cost: Column
 ) -> OperationFigures:
     group, op = found.groups[found.group[rows[0]]], found.ops[found.op[rows[0]]]
-    collective = found.kind[rows[0]] == Kind.COLLECTIVE
+    collective = found.kind[rows[0]] == OpKind.COLLECTIVE
     ranks = max(len(np.unique(found.rank[rows])), 1)
     lasted = (joined.end - joined.begin)[rows]
     cells, cell = np.unique(found.cell[rows], return_inverse=True)
@@ -385,7 +386,7 @@ def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
         return []
     cells = found.cell
     count = int(cells.max()) + 1
-    compared = (joined.members > 1) & (found.kind == Kind.COLLECTIVE) & found.placed
+    compared = (joined.members > 1) & (found.kind == OpKind.COLLECTIVE) & found.placed
     others = np.flatnonzero(~joined.last & compared)
     base = int(joined.begin.min())
     typical = grouped_median((joined.begin[others] - base).astype(np.float64), cells[others], count)

@@ -14,7 +14,7 @@ except ImportError as error:
         f"--html needs the package 'plotly' ({error}): pip install 'unicomm[profile]'"
     ) from None
 
-from unicomm.flight_recorder.reports.wording import span
+from unicomm.flight_recorder.texts import span
 
 from .figures import Report
 from .figures_text import late_rank, size, summary

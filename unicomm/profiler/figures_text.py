@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from unicomm.flight_recorder.reports.wording import span
+from unicomm.flight_recorder.texts import span
 
 from .figures import OperationFigures, Report
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from unicomm.flight_recorder.formats.byte_columns import Part, integers, records, thousandths
-from unicomm.flight_recorder.table.columns import Column
+from unicomm.flight_recorder.table.table import Column
 
 from .chrome import Event, TraceEvent, Writer
 from .merged_slices import Labels, RankRows, Slices, as_bytes

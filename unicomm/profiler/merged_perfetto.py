@@ -22,7 +22,7 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
     times,
     timestamps,
 )
-from unicomm.flight_recorder.table.columns import Column
+from unicomm.flight_recorder.table.table import Column
 
 from .chrome import TraceEvent
 from .merged_slices import Labels, RankRows, Slices, as_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats.byte_columns import Part, records
-from unicomm.flight_recorder.table.columns import Column
+from unicomm.flight_recorder.table.table import Column
 from unicomm.flight_recorder.table.tracks import side_by_side
 
 from .operation_columns import Joined, Operations, alike

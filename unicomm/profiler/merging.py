@@ -65,7 +65,7 @@ def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress |
     """
     target = Path(output)
     if not target.parent.is_dir():
-        raise TraceError(f"{target}: the folder {target.parent} is not there")
+        raise TraceError(f"{target}: the folder {target.parent} does not exist")
     kind = "".join(target.suffixes[-2:])
     if not kind.endswith((".json", ".json.gz", ".pftrace")):
         raise TraceError(f"{target}: the name has to end in .json, .json.gz or .pftrace")

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from unicomm.flight_recorder.formats.names import kind as kind_of
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.formats.operation_names import kind as kind_of
+from unicomm.flight_recorder.ring import reader as ring
+from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
-from unicomm.flight_recorder.table import columns as tables
-from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+from unicomm.flight_recorder.table.table import Column, Table
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
@@ -122,9 +124,9 @@ class Operations:
 
         Rows of whole replays share it when the replays begin with the same collective.
         """
-        source = np.where(self.kind == Kind.RECV, self.peer, self.rank).astype(np.int64)
-        target = np.where(self.kind == Kind.RECV, self.rank, self.peer).astype(np.int64)
-        collective = self.kind == Kind.COLLECTIVE
+        source = np.where(self.kind == OpKind.RECV, self.peer, self.rank).astype(np.int64)
+        target = np.where(self.kind == OpKind.RECV, self.rank, self.peer).astype(np.int64)
+        collective = self.kind == OpKind.COLLECTIVE
         source[collective] = target[collective] = -1
         # A message received from any source has no sequence number and therefore no partner.
         lone = (~collective & (self.peer < 0)) | (self.seq <= 0)
@@ -312,7 +314,7 @@ def from_recorder(table: Table) -> Operations:
         if s.rank >= 0
     }
     known = (table.group >= 0) & (table.created_ns > 0)
-    single = np.flatnonzero(known & (kind != Kind.OTHER))
+    single = np.flatnonzero(known & (kind != OpKind.OTHER))
     heads = heads[known[heads]]
     rows = np.concatenate([single, heads])
     whole = np.arange(len(rows)) >= len(single)
@@ -359,14 +361,14 @@ def _replays(table: Table) -> tuple[Column, Column]:
     The rows of a replay follow each other among those of their rank and group. A replay whose first rows were
     overwritten begins with the first row that is left.
     """
-    captured = (table.flags & tables.CAPTURED) != 0
-    replayed = ((table.flags & tables.REPLAYED) != 0) & (table.group >= 0)
+    captured = (table.flags & ring.CAPTURED) != 0
+    replayed = ((table.flags & ring.REPLAYED) != 0) & (table.group >= 0)
     replay = np.where(captured & ~replayed, -1, 0)
     order = np.lexsort((table.group, table.rank))  # stable: keeps the order of the calls
     rank, group, inside = table.rank[order], table.group[order], replayed[order]
     follows = np.zeros(len(order), np.bool_)
     follows[1:] = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1]) & inside[:-1]
-    begins = inside & (((table.flags[order] & tables.REPLAY) != 0) | ~follows)
+    begins = inside & (((table.flags[order] & ring.REPLAY) != 0) | ~follows)
     replay[order[inside]] = np.cumsum(begins)[inside]
     return replay, order[begins]
 
@@ -385,7 +387,7 @@ def _first_collective(table: Table, replay: Column, heads: Column) -> Column:
     The replays of different ranks are matched by it.
     """
     numbers = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
-    found = np.flatnonzero((replay > 0) & (table.kind == Kind.COLLECTIVE) & (table.seq > 0))[::-1]
+    found = np.flatnonzero((replay > 0) & (table.kind == OpKind.COLLECTIVE) & (table.seq > 0))[::-1]
     numbers[replay[found]] = table.seq[found]  # the first is written last
     return numbers[replay[heads]]
 
@@ -448,7 +450,7 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     base = int(begin.min())
     typical = clocks.grouped_median((begin - base).astype(np.float64), cells, count)
     late = np.where(found.placed, begin - base - typical[cells].astype(np.int64), 0)
-    ready = np.where(found.kind == Kind.SEND, begin, np.clip(latest[cells], begin, end))
-    collective = (found.kind == Kind.COLLECTIVE) & found.placed
+    ready = np.where(found.kind == OpKind.SEND, begin, np.clip(latest[cells], begin, end))
+    collective = (found.kind == OpKind.COLLECTIVE) & found.placed
     last = collective & (members[cells] > 1) & (begin == latest[cells])
     return Joined(begin, end, ready, late, members[cells], last, still)

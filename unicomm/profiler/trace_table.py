@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from unicomm.flight_recorder.ring.ranks import parse_ranks
+from unicomm.flight_recorder.texts import parse_ranks
 
 from .chrome import TraceError
 

@@ -14,9 +14,9 @@ Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, wit
 a group's name, a check of every output's capacity, and a barrier at the end (`relaxed=True` leaves it out).
 """
 
-from unicomm.comms.memory.symmetric import Capability as Capability
-from unicomm.comms.memory.symmetric import Compare as Compare
-from unicomm.comms.memory.symmetric import SignalOp as SignalOp
+from unicomm.comms.operations.symmetric_table import Capability as Capability
+from unicomm.comms.operations.symmetric_table import Compare as Compare
+from unicomm.comms.operations.symmetric_table import SignalOp as SignalOp
 
 from .autograd import ExpertExchange as ExpertExchange
 from .autograd import Route as Route

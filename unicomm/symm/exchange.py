@@ -18,7 +18,6 @@ from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.execution.one_sided import fail, issue
 from unicomm.comms.memory.symmetric import (
-    Capability,
     NoFastExchange,
     SymmetricMemory,
     attached,
@@ -27,6 +26,7 @@ from unicomm.comms.memory.symmetric import (
     span_of,
 )
 from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import OPERATIONS
 
 Timeout = timedelta | float | None

@@ -11,9 +11,10 @@ import torch
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.memory.initialize import initialize, initialize_team
-from unicomm.comms.memory.symmetric import Capability, memory_of
+from unicomm.comms.memory.symmetric import memory_of
 from unicomm.comms.memory.window import Window
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.symmetric_table import Capability
 
 Timeout = timedelta | float | None
 

@@ -9,8 +9,9 @@ import torch
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.memory.heap_window import wait_for
-from unicomm.comms.memory.symmetric import Capability, Compare, SignalOp, SymmetricMemory, memory_of
+from unicomm.comms.memory.symmetric import SymmetricMemory, memory_of
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.comms.operations.table import OPERATIONS
 
 Timeout = timedelta | float | None

@@ -15,7 +15,7 @@ import torch
 
 import unicomm
 from unicomm.comms.errors import NotReadyError, UnsupportedError
-from unicomm.extensions.torch_bridge import SYMMETRIC, load
+from unicomm.extensions.torch_extensions import SYMMETRIC_MEMORY, load
 
 _NAMESPACE = "symm_mem"
 #: torch's own, which takes any memory.
@@ -44,7 +44,7 @@ def torch_operators() -> list[TorchOperator]:
 
 def load_unit() -> ModuleType:
     """The extension for this torch. Raises `NotReadyError`."""
-    unit = load(SYMMETRIC)
+    unit = load(SYMMETRIC_MEMORY)
     if unit is None:
         raise NotReadyError(
             f"torch's symmetric memory is not built for torch {torch.__version__}",

@@ -12,7 +12,7 @@ import torch
 from common import say
 
 import unicomm
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 
 HOW, BACKEND = sys.argv[1:]
 

@@ -8,7 +8,7 @@ from common import say
 
 import unicomm
 from unicomm import _core, symm
-from unicomm.backends.vendor import shmem as vendors
+from unicomm.backends.vendor import shmem_libraries as vendors
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "device_double"))
 import device_bodies

@@ -14,7 +14,7 @@ from common import say
 
 import unicomm
 from unicomm import _core
-from unicomm.comms.memory.symmetric import Capability, Compare, SignalOp
+from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 
 LIBRARY, HOW = sys.argv[1:]
 T, N = 30.0, 1000

@@ -23,7 +23,7 @@ import torch
 
 from unicomm.backends import shm  # noqa: F401
 from unicomm.backends.gloo import backend as gloo  # noqa: F401
-from unicomm.flight_recorder.ring import writer  # noqa: F401
+from unicomm.flight_recorder.recording import writer  # noqa: F401
 from unicomm.testing import conformance  # noqa: F401
 
 _PR_SET_PDEATHSIG = 1

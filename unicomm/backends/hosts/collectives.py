@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unicomm import _core
-from unicomm.comms.execution.completion import bytes_of, parts_of
 from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.parts import bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
 from .first_step import INLINE, Links, agree, sub

@@ -1,12 +1,34 @@
-"""NCCL and RCCL: GPUs, through the C interface that the two share (csrc/nccl).
+"""The backends `nccl` and `rccl`: GPUs, through the C interface that the two libraries share (csrc/nccl).
 
-library.py     where the library is, what it has, and calls that raise instead of returning a number
-library_log.py what it writes into its log
-errors.py      its result codes as errors of ours
-causes.py      the catalogue of known causes and cures
-types.py       element types and reductions: which it knows, and as what the others travel
-hints.py       options: the fields of its config, and some of ours
-backend.py     the communicator: creation, split, end       operations.py  what it does
-making.py      making the library's communicators           succession.py  from the one before, in reconfigure
-memory.py      memory for tensors, registration, windows
+backend.py            the backend: creation, end, failures, symmetric memory, memory of tensors
+collectives.py        collectives and messages, as calls of the library's functions
+handle.py             one rank's `ncclComm_t`, and the checks of calls on it
+creation.py           creating the library's communicators: new, split, shrink, grow
+shrink_and_grow.py    creating a reconfigured communicator from that of the previous epoch
+registered_memory.py  memory of the library for tensors, its registration, and windows
+window_table.py       symmetric memory on one of the library's windows
+hints.py              hints, most of which are fields of the library's config
+type_codes.py         the library's codes for element types and reductions
+library.py            NCCL and RCCL as data; an opened library, which turns result codes into errors
+library_log.py        the library's log, kept in memory
+result_codes.py       errors for the library's result codes
+known_causes.py       the catalogue of known causes and their cures
 """
+
+from .backend import NcclBackend, RcclBackend
+from .library import NCCL, RCCL, Library, NcclVendor, open_library, version_text
+from .registered_memory import TensorMemory
+from .window_table import WindowTable
+
+__all__ = [
+    "NCCL",
+    "RCCL",
+    "Library",
+    "NcclBackend",
+    "NcclVendor",
+    "RcclBackend",
+    "TensorMemory",
+    "WindowTable",
+    "open_library",
+    "version_text",
+]

@@ -1,23 +1,21 @@
-"""The communicator of NCCL and RCCL: one `ncclComm_t`, made at creation, used on the current stream.
+"""The backends `nccl` and `rccl`: one `ncclComm_t` for each communicator, used on the current stream.
 
-Here is its life and its memory; operations.py has what it does.
+This file has creation, end, failures and memory; collectives.py runs the operations.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.shm import host_identity
-from unicomm.backends.vendor.device_runtime import copies
+from unicomm.backends.bootstrap.same_host import host_identity
+from unicomm.backends.vendor.device_runtime import copies, ipc_table
+from unicomm.backends.vendor.shmem_libraries import NVSHMEM, open_table
 from unicomm.comms.backend import (
     AllocatesMemory,
     Capabilities,
@@ -33,27 +31,28 @@ from unicomm.comms.backend import (
     SplitsInLibrary,
     SurvivesFork,
 )
-from unicomm.comms.errors import BackendError, CommError, PeerLostError
-from unicomm.comms.execution.device import graphs
+from unicomm.comms.errors import BackendError, CommError, PeerLostError, UnsupportedError
 from unicomm.comms.streams import Streams, TorchStreams, numbered
 
-from . import succession, symmetric, types
-from .causes import known_cause
-from .errors import IN_PROGRESS, SUCCESS, aborted, fault_error, log_text
+from . import shrink_and_grow, type_codes
+from .collectives import ALWAYS_NATIVE, Collectives, library_calls
+from .creation import ABORT_SECONDS, NO_COLOR, Creator
+from .handle import Handle
 from .hints import HINTS, settings_of, signals_of
-from .library import NCCL, RCCL, Library, Vendor, open_library, version_text
-from .making import ABORTS, NOBODY, Maker
-from .memory import Memory, PoolMemory, Registrations, Windows, memory_of
-from .operations import OWN, Operations, calls_of
+from .known_causes import known_cause
+from .library import NCCL, RCCL, Library, NcclVendor, open_library, version_text
+from .registered_memory import PoolMemory, Registrations, TensorMemory, Windows, tensor_memory
+from .result_codes import IN_PROGRESS, SUCCESS, fault_error, log_text
+from .window_table import WindowTable
 
-_HERE = contextlib.nullcontext()
-_ENDS = 20.0  # seconds that the end of a communicator is waited for
-_WITH_GRAPHS = 0.1  # the same where that may be for ever
+_END_SECONDS = 20.0  # time that the end of a communicator is waited for
+_WITH_GRAPHS_SECONDS = 0.1  # the same if graphs may delay the end forever
+_REVOKE_SECONDS = 5.0
 _log = logging.getLogger("unicomm")
 
 
 class NcclBackend(
-    Operations,
+    Collectives,
     ChoosesDevice,
     AllocatesMemory,
     RegistersMemory,
@@ -64,19 +63,19 @@ class NcclBackend(
     ReusesEpochs,
     SurvivesFork,
 ):
-    """See the module. A test's double is this class with another library, streams and device."""
+    """The backend `nccl`. A mock library is used by a subclass with another library, streams and memory."""
 
     name = "nccl"
     protocol_version = 1
-    vendor: ClassVar[Vendor] = NCCL
+    vendor: ClassVar[NcclVendor] = NCCL
     capabilities = Capabilities(
         device_types=frozenset({"cuda"}),
-        operations=OWN,
-        reductions=types.reductions(fp8=False),
+        operations=ALWAYS_NATIVE,
+        reductions=type_codes.reductions(fp8=False),
         hints=HINTS,
     )
 
-    # --- what a double replaces ----------------------------------------------------------------------------
+    # --- what a mock library replaces ----------------------------------------------------------------------
 
     @classmethod
     def library(cls) -> Library:
@@ -87,20 +86,12 @@ class NcclBackend(
         return TorchStreams(device)
 
     @classmethod
-    def on_device(cls, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Within, the library's calls of this thread are for that device."""
-        if torch.cuda.current_device() == device.index:
-            return _HERE
-        return torch.cuda.device(device)
-
-    @classmethod
-    def device_memory(cls, library: Library, device: torch.device) -> Memory:
-        """The library's memory for tensors of that device."""
+    def device_memory(cls, library: Library, device: torch.device) -> TensorMemory:
         return PoolMemory(library, device)
 
     @classmethod
     def fp8(cls, library: Library, device: torch.device) -> bool:
-        """Whether the library reduces float8 on that device."""
+        """Returns whether the library reduces float8 on that device."""
         since = cls.vendor.fp8_since
         if since is None or library.version < since:
             return False
@@ -108,53 +99,40 @@ class NcclBackend(
 
     @classmethod
     def runtime_path(cls) -> str:
-        """The device's runtime library; "" for the one that is there."""
+        """Returns the path of the device's runtime library; "" for the one that is installed."""
         return ""
 
     @classmethod
     def device_copies(cls) -> tuple[int, int, int]:
-        """Addresses of functions of the device's: see `device_runtime.copies`."""
+        """Returns addresses of functions of the device's runtime: see `device_runtime.copies`."""
         return copies(cls.vendor.runtime, cls.runtime_path())
 
-    # --- life ----------------------------------------------------------------------------------------------
+    # --- creation and end ----------------------------------------------------------------------------------
 
     def __init__(self, library: Library, comm: int, setup: Setup) -> None:
-        self._library = library
-        self._native = library.native
-        self._comm = comm
+        self._handle = Handle(library, comm, setup.device, self.device_streams(setup.device))
         self._rank, self._size = setup.rank, setup.size
-        self._device = setup.device
-        self._streams = self.device_streams(setup.device)
         self._symmetric = setup.hints["symmetric"]
         self._splits = setup.hints["split_by"] == "split" and library.has("CommSplit")
         self.splits_when_idle = self._splits
         self._token = torch.zeros(1, dtype=torch.uint8, device=setup.device)
-        self._lock = threading.Lock()
-        self._aborted = False
-        self._began = library.listen()
         self._uid = setup.rendezvous.uid
-        # One that may be reconfigured is revoked instead of aborted, so that it can be shrunk after that.
-        shrinks = library.has("CommShrink") and setup.hints["reconfigure_by"] == "shrink"
-        self._revokes = setup.reconfigurable and shrinks and library.has("CommRevoke")
-        self._revoked = 0
-        self._shrinks = shrinks
-        operations = OWN
-        for function, operation in (
-            ("AlltoAll", "all_to_all_single"),
-            ("Gather", "gather_single"),
-        ):
-            if library.has(function):
-                operations |= {operation}
+        # A communicator that may be reconfigured is revoked instead of aborted: it can then be shrunk.
+        self._shrinks = library.has("CommShrink") and setup.hints["reconfigure_by"] == "shrink"
+        self._revokes = setup.reconfigurable and self._shrinks and library.has("CommRevoke")
+        self._revoked = 0  # address of the revoked `ncclComm_t`
+        optional = {"AlltoAll": "all_to_all_single", "Gather": "gather_single"}
+        operations = ALWAYS_NATIVE | {name for function, name in optional.items() if library.has(function)}
         self.capabilities = replace(
             self.capabilities,
             operations=operations,
-            reductions=types.reductions(self.fp8(library, setup.device)),
+            reductions=type_codes.reductions(self.fp8(library, setup.device)),
         )
-        self._direct = types.direct(self.capabilities.reductions)
-        self._calls = calls_of(self._native, operations, setup.size)
-        self._memory = memory_of(library, setup.device, self.device_memory)
+        self._direct = type_codes.direct_codes(self.capabilities.reductions)
+        self._calls = library_calls(library.native, operations, setup.size)
+        self._memory = tensor_memory(library, setup.device, self.device_memory)
         self._registrations = Registrations(library, self._memory)
-        self._windows = Windows(self, self._registrations, signals_of(setup.hints, library))
+        self._windows = Windows(self._handle, self._registrations, signals_of(setup.hints, library))
 
     @classmethod
     def which_device(cls, device: torch.device) -> torch.device:
@@ -164,82 +142,73 @@ class NcclBackend(
     def connect(cls, setup: Setup) -> NcclBackend:
         library = cls.library()
         settings = settings_of(setup.hints, setup.name, library)
-        maker = cls._maker(library, setup.device, settings, setup.timeout)
+        creator = Creator(library, setup.device, settings, setup.timeout)
         parent = setup.parent
         if isinstance(parent, NcclBackend) and parent._splits:
-            comm = maker.split(parent._alive(), setup.color, setup.rank)
-        elif setup.reconfiguring and (plan := succession.agreed(setup, library)) is not None:
-            comm = succession.make(plan, setup, library, maker)
+            comm = creator.split(parent._handle.alive(), setup.color, setup.rank)
+        elif setup.reconfiguring and (plan := shrink_and_grow.agree_on_plan(setup, library)) is not None:
+            comm = shrink_and_grow.create(plan, setup, library, creator)
         else:
-            comm = maker.new(setup.rendezvous, setup.rank, setup.size, setup.hints["large_world"])
+            comm = creator.new(setup, setup.hints["large_world"])
         return cls(library, comm, setup)
-
-    @classmethod
-    def _maker(
-        cls, library: Library, device: torch.device, settings: Sequence[tuple[str, Any]], timeout: float
-    ) -> Maker:
-        return Maker(library, lambda: cls.on_device(device), settings, timeout)
 
     def split_away(self, timeout: float) -> None:
         if self._splits:
-            self._maker(self._library, self._device, [], timeout).split(self._alive(), NOBODY, 0)
+            handle = self._handle
+            Creator(handle.library, handle.device, [], timeout).split(handle.alive(), NO_COLOR, 0)
 
     def streams(self) -> Streams:
-        return self._streams
+        return self._handle.streams
 
     def close(self) -> None:
-        with self._lock:
-            comm, self._comm = self._comm, 0
+        handle = self._handle
+        with handle.lock:
+            comm, handle.comm = handle.comm, 0
             revoked, self._revoked = self._revoked, 0
-        if revoked:
-            with self.on_device(self._device):
-                self._native.abort(revoked, ABORTS)
-        if not comm:
-            return
-        with self.on_device(self._device):
+        with handle.on_device():
+            if revoked:
+                handle.native.abort(revoked, ABORT_SECONDS)
+            if not comm:
+                return
             self._registrations.close(comm)
-            waits = self._patience(_ENDS)
-            result = self._native.end(comm, waits)
-            if result == IN_PROGRESS and waits == _ENDS:
-                _log.warning("%s has not ended a communicator in %g s; it goes on", self.vendor.title, waits)
-            self._library.check("CommDestroy", result)
+            limit = self._limit(_END_SECONDS)
+            result = handle.native.end(comm, limit)
+            if result == IN_PROGRESS and limit == _END_SECONDS:
+                title = self.vendor.title
+                _log.warning("%s has not ended a communicator in %g s; its end goes on", title, limit)
+            handle.library.check("CommDestroy", result)
 
-    def _patience(self, seconds: float) -> float:
-        """How long an end is waited for: the library lets it last until the graphs are gone that have
-        captured its operations."""
-        return seconds if graphs.alive(self._streams) == 0 else _WITH_GRAPHS
+    def _limit(self, seconds: float) -> float:
+        """Returns how long to wait for the end of a communicator.
 
-    def _settle(self, comm: int) -> None:
-        """With blocking=0 a call goes on by itself."""
-        end = time.monotonic() + 5.0
-        while self._native.async_error(comm) == (SUCCESS, IN_PROGRESS) and time.monotonic() < end:
-            time.sleep(0.001)
+        The library keeps it until all graphs are gone that have captured its operations.
+        """
+        return seconds if self._handle.streams.graphs_alive() == 0 else _WITH_GRAPHS_SECONDS
 
     def abort(self) -> None:
-        # A call of the library may be under way in another thread, and this is what ends it.
-        locked = self._lock.acquire(timeout=0.2)
+        # Another thread may hold the lock in a call of the library, which the abort is to end.
+        handle = self._handle
+        locked = handle.lock.acquire(timeout=0.2)
         try:
-            comm, self._comm = self._comm, 0
-            self._aborted = True
+            comm, handle.comm = handle.comm, 0
             if comm:
-                with self.on_device(self._device):
+                with handle.on_device():
                     if self._revokes and self._revoke(comm):
                         self._revoked = comm
                     else:
-                        # It tells the device first; what it waits for after that must not keep the
-                        # watchdog, which has the other communicators to end.
-                        self._native.abort(comm, self._patience(ABORTS))
+                        # The library tells the device first. What it waits for after that must not keep the
+                        # watchdog, which has other communicators to end.
+                        handle.native.abort(comm, self._limit(ABORT_SECONDS))
         finally:
             if locked:
-                self._lock.release()
+                handle.lock.release()
         self._registrations.close(0)
 
     def _revoke(self, comm: int) -> bool:
-        """Ends what runs on it, here; it stays as something to shrink."""
-        result = self._native.revoke(comm, 0)
+        """Ends the operations of this rank and keeps the communicator for a shrink. Returns the success."""
+        result = self._handle.native.revoke(comm, 0)
         if result == IN_PROGRESS:
-            self._settle(comm)
-            result = self._native.async_error(comm)[1]
+            result = self._handle.library.await_state(comm, _REVOKE_SECONDS)
         return bool(result == SUCCESS)
 
     @property
@@ -247,16 +216,16 @@ class NcclBackend(
         return self._shrinks
 
     def take_epoch(self) -> PreviousEpoch | None:
-        with self._lock:
-            comm, clean = (self._comm, True) if self._comm else (self._revoked, False)
+        handle = self._handle
+        with handle.lock:
+            comm, clean = (handle.comm, True) if handle.comm else (self._revoked, False)
             if not comm or not self._shrinks:
                 return None
-            self._comm = self._revoked = 0
-        device = self._device
-        with self.on_device(device):
+            handle.comm = self._revoked = 0
+        with handle.on_device():
             self._registrations.close(comm if clean else 0)
-        return succession.Parent(
-            self._library, lambda: self.on_device(device), comm, self._uid, self._rank, self._size, clean
+        return shrink_and_grow.Parent(
+            handle.library, handle.device, comm, self._uid, self._rank, self._size, clean
         )
 
     @classmethod
@@ -264,22 +233,17 @@ class NcclBackend(
         return addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
 
     def forget(self) -> None:
-        self._comm = 0
+        self._handle.comm = 0
+
+    # --- failures ------------------------------------------------------------------------------------------
 
     def late_error(self) -> CommError | None:
-        with self._lock:
-            if not self._comm:
-                return aborted()
-            asked, state = self._native.async_error(self._comm)
-            result = asked if asked != SUCCESS else state
-            if result in (SUCCESS, IN_PROGRESS):
-                self._library.trim_log()
-                return None
-            return self._library.error("operation", result, self._comm, self._began)
+        return self._handle.late_error()
 
     def explain(self, error: CommError) -> None:
-        with self._lock:
-            _, lines = self._library.said(self._comm, self._began)
+        handle = self._handle
+        with handle.lock:
+            _, lines = handle.library.last_error(handle.comm, handle.log_position)
         error.message += log_text(self.vendor.title, lines)
         error.hint = known_cause("\n".join(lines)) or error.hint
 
@@ -289,28 +253,43 @@ class NcclBackend(
             self.explain(error)
         raise error
 
-    def memory(self) -> dict[str, int]:
-        if not self._comm or not self._library.has("CommMemStats"):
-            return {}
-        result, total = self._native.mem_stats(self._comm, 0)
-        return {"library": total} if result == SUCCESS else {}
+    # --- symmetric memory ----------------------------------------------------------------------------------
 
     def host(self) -> str:
-        return host_identity().split(" ", 1)[1]  # its name may differ between containers of one host
+        return host_identity().split(" ", 1)[1]  # without the name, which containers of one host may change
 
     def symmetric_table(self, one_host: bool = True) -> Any:
-        return symmetric.table_of(self, self._symmetric, one_host)
+        kind = self._symmetric
+        if kind == "auto":
+            kind = "cuda_ipc" if one_host else "windows"
+        if kind == "windows":
+            return WindowTable(self._handle, self._windows, self._registrations, self.device_copies)
+        if kind == "nvshmem":
+            return open_table(NVSHMEM)
+        if not one_host:
+            raise UnsupportedError(
+                "the ranks are on several hosts, whose devices cannot open each other's memory",
+                hint="use the hint symmetric=windows, the backend 'nvshmem', or split by hosts: comm.split",
+            )
+        return ipc_table(self.vendor.runtime, self.runtime_path())
 
     # --- memory --------------------------------------------------------------------------------------------
 
+    def memory(self) -> dict[str, int]:
+        handle = self._handle
+        if not handle.comm or not handle.library.has("CommMemStats"):
+            return {}
+        result, total = handle.native.mem_stats(handle.comm, 0)
+        return {"library": total} if result == SUCCESS else {}
+
     def check_allocates(self) -> None:
-        self._library.need("MemAlloc", "allocates")
+        self._handle.library.require("MemAlloc", "allocating memory")
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return self._memory.allocate(nbytes)
 
     def allocated_here(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._device and self._memory.block_of(tensor)[0] != 0
+        return tensor.device == self._handle.device and self._memory.block_of(tensor)[0] != 0
 
     def bytes_allocated(self) -> int:
         return self._memory.in_use()
@@ -320,22 +299,22 @@ class NcclBackend(
 
     def registered_range(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
         if symmetric:
-            self._library.need("CommWindowRegister", "symmetric")
+            self._handle.library.require("CommWindowRegister", "symmetric registration")
         else:
-            self._library.need("CommRegister", "registers")
+            self._handle.library.require("CommRegister", "registering memory")
         return self._registrations.range_of(tensor, symmetric)
 
     def register(self, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
-        with self.on_device(self._device):
-            self._registrations.add(self._alive(), tensor, symmetric, timeout)
+        with self._handle.on_device():
+            self._registrations.add(self._handle.alive(), tensor, symmetric, timeout)
 
     def deregister(self, tensor: torch.Tensor) -> None:
-        with self.on_device(self._device):
-            self._registrations.remove(self._alive(), tensor)
+        with self._handle.on_device():
+            self._registrations.remove(self._handle.alive(), tensor)
 
     def one_sided(self) -> OneSided:
-        self._library.need("PutSignal", "windows")
-        self._library.need("CommWindowRegister", "windows")
+        for function in ("PutSignal", "CommWindowRegister"):
+            self._handle.library.require(function, "a window")
         return self._windows
 
     @classmethod
@@ -344,7 +323,7 @@ class NcclBackend(
 
 
 class RcclBackend(NcclBackend):
-    """AMD's library: the same interface, another file."""
+    """The backend `rccl`: AMD's library, which has the same interface."""
 
     name = "rccl"
     vendor = RCCL

@@ -1,4 +1,4 @@
-"""Options of a communicator of NCCL or RCCL: the fields of its config, under names like ours."""
+"""Hints of a communicator of NCCL or RCCL. Each field of `ncclConfig_t` is one, under a Python name."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.options import Hint
 
 from .library import Library, version_text
-from .symmetric import AUTO, TABLES
 
-_SIGNALS = 8  # indices of one-sided signals that a communicator asks for, where the library lets it choose
+_SIGNALS = 8  # default number of signal indices of a communicator, if the library supports several
 
 _MEANING = {
-    "blocking": "0: the library's calls return at once, and are asked for their end. Default: 1.",
+    "blocking": "0: the library's calls return at once, and unicomm polls for their end. Default: 1.",
     "cga_cluster_size": "Thread blocks in a cluster, 0 to 8.",
-    "min_ctas": "Fewest thread blocks for an operation, 1 to 32.",
-    "max_ctas": "Most thread blocks for an operation, 1 to 32: fewer leave more of the GPU to computation.",
+    "min_ctas": "Minimum of thread blocks for an operation, 1 to 32.",
+    "max_ctas": "Maximum of thread blocks for an operation, 1 to 32: fewer leave more of the GPU to others.",
     "net_name": "Name of the network plugin to use, such as IB or Socket.",
     "split_share": "1: communicators split from this one share its resources.",
-    "traffic_class": "Traffic class of its messages on InfiniBand.",
+    "traffic_class": "Traffic class of messages on InfiniBand.",
     "comm_name": "Name in the library's own log. Default: the communicator's.",
     "nvls_ctas": "Thread blocks for NVLink SHARP.",
-    "num_rma_sig": f"Counters of signals for each pair of ranks: one for puts, one for each window. "
+    "num_rma_sig": f"Number of signal counters of each pair of ranks: one for puts, one for each window. "
     f"Default: {_SIGNALS}.",
 }
 
 
 def _name(field: str) -> str:
-    """minCTAs -> min_ctas"""
+    """Returns the hint of a config field: minCTAs -> min_ctas."""
     words = re.sub(r"CTAs", "Ctas", re.sub(r"CTA(?!s)", "Cta", field))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words).lower()
 
@@ -42,7 +41,7 @@ _FIELDS = {_name(field): (field, text, since) for field, text, since in _core.nc
 def _whole(text: str) -> int:
     value = int(text)
     if not -(1 << 31) < value < 1 << 31:
-        raise ValueError("expected a number of 32 bits")
+        raise ValueError("expected a 32-bit integer")
     return value
 
 
@@ -61,39 +60,39 @@ def _ranks(text: str) -> int:
     return value
 
 
-# All ranks of a world connect to its root one after the other, so NCCL's guide gives several unique ids where
-# there are hundreds of ranks. Where it begins to pay was not measured here.
+# With one unique ID all ranks connect to one root, one after the other. So NCCL's guide recommends several
+# IDs for hundreds of ranks. The size from which on this pays was not measured.
 _LARGE = 256
 
 HINTS = (
     Hint(
         "symmetric",
-        _one_of(AUTO, *TABLES),
-        AUTO,
-        "What symmetric memory is made of: cuda_ipc, device memory that the processes of one host open; "
-        "windows, the library's own (NCCL since 2.29.2); nvshmem, NVSHMEM's heap. Default: auto, cuda_ipc "
-        "where all ranks are on one host, else windows.",
+        _one_of("auto", "cuda_ipc", "windows", "nvshmem"),
+        "auto",
+        "Memory behind symmetric memory: cuda_ipc, device memory that the processes of one host open; "
+        "windows, the library's own (NCCL since 2.29.2); nvshmem, NVSHMEM's heap. Default: auto, which is "
+        "cuda_ipc if all ranks are on one host, else windows.",
     ),
     Hint(
         "large_world",
         _ranks,
         _LARGE,
-        "From how many ranks on they meet at several roots (CommInitRankScalable, since NCCL 2.23), one for "
-        f"64 ranks, at least 2. Default: {_LARGE}.",
+        "Number of ranks from which on they connect through several roots (CommInitRankScalable, since NCCL "
+        f"2.23): one for 64 ranks, at least 2. Default: {_LARGE}.",
     ),
     Hint(
         "split_by",
         _one_of("split", "init"),
         "split",
-        "How split makes communicators: split, by the library, which takes every rank of the parent; "
-        "init, anew, which takes the members only.",
+        "How split creates communicators: split, by the library's split, which all ranks of the parent call; "
+        "init, as a new communicator, which only the members call.",
     ),
     Hint(
         "reconfigure_by",
         _one_of("shrink", "init"),
         "shrink",
-        "How reconfigure makes communicators: shrink, by the library's shrinking and growing where it can; "
-        "init, always anew.",
+        "How reconfigure creates communicators: shrink, by the library's shrink and grow where possible; "
+        "init, always as new ones.",
     ),
     *(
         Hint(
@@ -108,7 +107,10 @@ HINTS = (
 
 
 def settings_of(hints: Mapping[str, Any], name: str, library: Library) -> list[tuple[str, Any]]:
-    """What goes into the library's config. Raises `UnsupportedError` for what the library is too old for."""
+    """Returns (field, value) pairs for the library's config.
+
+    Raises `UnsupportedError` for a hint whose field the library is too old for.
+    """
     settings = []
     for hint, (field, _, since) in _FIELDS.items():
         value = hints.get(hint)
@@ -129,6 +131,6 @@ def settings_of(hints: Mapping[str, Any], name: str, library: Library) -> list[t
 
 
 def signals_of(hints: Mapping[str, Any], library: Library) -> int:
-    """How many indices of one-sided signals a communicator with these hints has: one, before they were."""
+    """Returns the number of signal indices of a communicator: 1 if the library is older than the hint."""
     since = _FIELDS["num_rma_sig"][2]
     return (hints.get("num_rma_sig") or _SIGNALS) if library.version >= since else 1

@@ -1,8 +1,9 @@
-"""Finding and opening the vendor's library."""
+"""NCCL and RCCL as data, and `Library`: an opened copy, which turns result codes into errors."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +12,22 @@ import torch
 
 from unicomm import _core
 from unicomm.backends.vendor.device_runtime import CUDA, HIP, Runtime
-from unicomm.backends.vendor.library import VendorLibrary
+from unicomm.backends.vendor.library_search import VendorLibrary
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
 
 from . import library_log
-from .causes import known_cause
-from .errors import IN_PROGRESS, SUCCESS, error_of, log_text
+from .known_causes import known_cause
+from .result_codes import IN_PROGRESS, SUCCESS, error_of, log_text
 
 
 @dataclass(frozen=True)
-class Vendor(VendorLibrary):
-    """What tells NCCL and RCCL apart besides.
+class NcclVendor(VendorLibrary):
+    """What distinguishes NCCL from RCCL, beside name and location.
 
     Attributes:
-        fp8_since: the version that brought float8; None where its meaning depends on the GPU.
-        built: whether this torch is built for its GPUs.
-        runtime: of its GPUs.
+        fp8_since: first version that reduces float8; None if the library's float8 types depend on the GPU.
+        built: returns whether this torch is built for the vendor's GPUs.
+        runtime: runtime library of the vendor's GPUs.
     """
 
     fp8_since: int | None
@@ -34,7 +35,7 @@ class Vendor(VendorLibrary):
     runtime: Runtime
 
 
-NCCL = Vendor(
+NCCL = NcclVendor(
     "nccl",
     "NCCL",
     ("libnccl.so.2", "libnccl.so"),
@@ -44,70 +45,86 @@ NCCL = Vendor(
     lambda: torch.version.cuda is not None,
     CUDA,
 )
-RCCL = Vendor(
+RCCL = NcclVendor(
     "rccl",
     "RCCL",
     ("librccl.so.1", "librccl.so"),
     (("torch", "lib/librccl.so"), ("torch", "lib/librccl.so.1")),
     "install a torch for ROCm, which brings it",
-    None,  # gfx942 has other float8 types under the same numbers
+    None,  # gfx942 has other float8 types under the same codes
     lambda: torch.version.hip is not None,
     HIP,
 )
 
 
 class Library:
-    """An opened library. Its methods raise where the C functions return a result."""
+    """An opened library. `native` is its table of C functions, which return result codes."""
 
-    def __init__(self, vendor: Vendor, native: Any) -> None:
+    def __init__(self, vendor: NcclVendor, native: Any) -> None:
         self.vendor = vendor
         self.native = native
         self.version: int = native.version
-        self._there = {name for name, _, there in native.functions() if there}
+        self._present = {name for name, _, present in native.functions() if present}
         self._log: library_log.LibraryLog | None = None
-        self._listening = False
+        self._log_started = False
         self._lock = threading.Lock()
 
-    def listen(self) -> int:
-        """Keeps the library's log from now on, where it may; returns a mark for `said`."""
+    def start_log(self) -> int:
+        """Keeps the library's log from now on, where possible. Returns the log's current position."""
         with self._lock:
-            if not self._listening:
-                self._listening = True
-                self._log = library_log.listen(self.native)
-        return 0 if self._log is None else self._log.mark()
+            if not self._log_started:
+                self._log_started = True
+                self._log = library_log.start(self.native)
+        return 0 if self._log is None else self._log.position()
 
-    def said(self, comm: int = 0, since: int = 0) -> tuple[str, list[str]]:
-        """The library's last error, "" for none, and the last lines of its log behind a mark."""
-        words = " ".join(self.native.last_error(comm).split())
+    def last_error(self, comm: int = 0, since: int = 0) -> tuple[str, list[str]]:
+        """Returns the text of the library's last error, or "", and the last log lines after `since`."""
+        text = " ".join(self.native.last_error(comm).split())
         if self._log is None:
-            return words, []
-        return "" if self._log.is_noise(words) else words, self._log.lines(since)
+            return text, []
+        return "" if self._log.is_noise(text) else text, self._log.lines(since)
 
     def trim_log(self) -> None:
         if self._log is not None:
             self._log.trim()
 
     def has(self, function: str) -> bool:
-        """Whether it has that function, by its C name without the prefix."""
-        return function in self._there
+        """Returns whether the library has a function, named as in C without the prefix."""
+        return function in self._present
 
-    def need(self, function: str, what: str) -> None:
-        """Raises `UnsupportedError` when it lacks the function that `what` needs."""
+    def require(self, function: str, purpose: str) -> None:
+        """Raises `UnsupportedError` if the library lacks a function that `purpose` needs."""
         if not self.has(function):
             since = next(since for name, since, _ in self.native.functions() if name == function)
             raise UnsupportedError(
-                f"{self.vendor.title} {version_text(self.version)} has no nccl{function}, which {what} needs",
+                f"{self.vendor.title} {version_text(self.version)} has no nccl{function}, "
+                f"which {purpose} needs",
                 hint=f"it came with NCCL {version_text(since)}: install a newer one",
             )
 
-    def check(self, what: str, result: int, comm: int = 0, since: int = 0) -> None:
-        """Raises for a result that is an error. `since`: a mark; what the log had before is not about it."""
+    def check(self, function: str, result: int, comm: int = 0, since: int = 0) -> None:
+        """Raises the error of a failed call of `function`. Log lines before `since` are left out."""
         if result not in (SUCCESS, IN_PROGRESS):
-            raise self.error(what, result, comm, since)
+            raise self.error(function, result, comm, since)
 
-    def error(self, what: str, result: int, comm: int = 0, since: int = 0) -> CommError:
-        words, lines = self.said(comm, since)
-        return error_of(self.vendor.title, what, result, words or self.native.error_string(result), lines)
+    def error(self, function: str, result: int, comm: int = 0, since: int = 0) -> CommError:
+        text, lines = self.last_error(comm, since)
+        return error_of(self.vendor.title, function, result, text or self.native.error_string(result), lines)
+
+    def state_of(self, comm: int) -> int:
+        """Returns the result code of the operations on `comm`: IN_PROGRESS while a call goes on by itself.
+
+        The question also continues such a call. So two threads must not ask at the same time.
+        """
+        asked, state = self.native.async_error(comm)
+        return int(asked if asked != SUCCESS else state)
+
+    def await_state(self, comm: int, seconds: float) -> int:
+        """Waits until no call on `comm` is in progress. Returns the result, IN_PROGRESS after `seconds`."""
+        end = time.monotonic() + seconds
+        while (result := self.state_of(comm)) == IN_PROGRESS and time.monotonic() < end:
+            time.sleep(0.001)
+        return result
 
 
 def version_text(code: int) -> str:
@@ -118,10 +135,10 @@ _opened: dict[str, Library] = {}
 _lock = threading.Lock()
 
 
-def open_library(vendor: Vendor) -> Library:
-    """The one copy that this process uses: the one in memory, else torch's, else the system's.
+def open_library(vendor: NcclVendor) -> Library:
+    """Returns the one copy that this process uses: the copy already loaded, else torch's, else the system's.
 
-    Two copies in one process would each believe to own the GPU's connections. Raises `UnsupportedError`.
+    Two copies in one process would both claim the GPU's connections. Raises `UnsupportedError`.
     """
     with _lock:
         if vendor.name not in _opened:
@@ -129,13 +146,16 @@ def open_library(vendor: Vendor) -> Library:
         return _opened[vendor.name]
 
 
-def not_in_time(library: Library, what: str, timeout: float, since: int) -> BackendError:
-    """Of a creation: all ranks are there by then. `since`: a mark of the log where it began."""
+def not_in_time(library: Library, function: str, timeout: float, since: int) -> BackendError:
+    """Returns the error of a creating call that did not return. All ranks have arrived before such a call.
+
+    `since` is the log's position when the call began.
+    """
     title = library.vendor.title
-    _, lines = library.said(since=since)
+    _, lines = library.last_error(since=since)
     return BackendError(
-        f"{title} {what} did not return within {timeout:g} s{log_text(title, lines)}",
+        f"{title} {function} did not return within {timeout:g} s{log_text(title, lines)}",
         hint=known_cause("\n".join(lines))
-        or "all ranks have come, so the library cannot connect them: NCCL_DEBUG=INFO shows where it is; "
+        or "all ranks have arrived, so the library cannot connect them: NCCL_DEBUG=INFO shows its last step; "
         "NCCL_SOCKET_IFNAME chooses the network",
     )

@@ -1,10 +1,10 @@
-"""What the library writes into its log, kept in memory, also where nobody has set NCCL_DEBUG.
+"""The library's log, kept in memory even if nobody has set NCCL_DEBUG.
 
-The library reads NCCL_DEBUG and NCCL_DEBUG_FILE once, with its first line. So a call that it complains about
-is made first, with the two set to warnings and to a file that exists in memory only, and they are taken
-back at once: neither the program nor its children ever see them. Where the program, its environment or a
-file of the library's settings names one of them, the log is theirs, and so it is where somebody else used
-the library before.
+The library reads NCCL_DEBUG and NCCL_DEBUG_FILE once, when it writes its first line. So a call that the
+library complains about is made first, while the two variables select warnings and a file that exists in
+memory only. The variables are removed at once: neither the program nor its children see them. The log stays
+the user's if the program, its environment or a settings file of the library names one of the variables, or if
+the library was used before.
 """
 
 from __future__ import annotations
@@ -19,68 +19,68 @@ from pathlib import Path
 from typing import Any
 
 _SETTINGS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
-_MOST_BYTES = 1 << 20  # in memory: when there is more, the older lines go
-_READ = 1 << 16
-_LINES = 8
-_WIDTH = 300
-# [time] host:pid:thread [device] file:line (function) NCCL WARN words
+_MAX_BYTES = 1 << 20  # size in memory above which older lines are dropped
+_READ_BYTES = 1 << 16
+_MAX_LINES = 8
+_MAX_WIDTH = 300
+# [time] host:pid:thread [device] file:line (function) NCCL WARN text
 _LINE = re.compile(r"(?:(\S+:\d+) (?:\(\S+\) )?)?NCCL (?:WARN|INFO) (.*)")
 _lock = threading.Lock()
-_logs: dict[str, LibraryLog | None] = {}  # by the library's file: it has one log, whoever opened it
+_logs: dict[str, LibraryLog | None] = {}  # by the library's file, which has one log for all its users
 
 
 class LibraryLog:
-    """The end of a library's log."""
+    """The last part of a library's log."""
 
     def __init__(self, descriptor: int, noise: str) -> None:
-        """`noise`: what the first line says, which means nothing."""
+        """`noise` is the text of the first line, which the opening call caused."""
         self._descriptor = descriptor
         self._noise = noise
 
-    def mark(self) -> int:
-        """The place after all lines so far."""
+    def position(self) -> int:
+        """Returns the position after all lines so far."""
         return os.fstat(self._descriptor).st_size
 
     def lines(self, since: int = 0) -> list[str]:
-        """The last lines behind a mark, as "file:line words"."""
-        end = self.mark()
-        begin = max(since, end - _READ)
+        """Returns the last lines after position `since`, as "file:line text"."""
+        end = self.position()
+        begin = max(since, end - _READ_BYTES)
         text = os.pread(self._descriptor, end - begin, begin).replace(b"\0", b"").decode(errors="replace")
         found: list[str] = []
         for line in text.splitlines():
             match = _LINE.search(line)
             words = (f"{match[1]} {match[2]}" if match[1] else match[2]) if match else line
-            words = " ".join(words.split())[:_WIDTH]
+            words = " ".join(words.split())[:_MAX_WIDTH]
             if words and self._noise not in words and words not in found[-1:]:
                 found.append(words)
         self._trim(end)
-        return found[-_LINES:]
+        return found[-_MAX_LINES:]
 
     def trim(self) -> None:
-        """Keeps it small. Costs nothing while it is."""
-        self._trim(self.mark())
+        """Drops the lines so far if they take too much memory."""
+        self._trim(self.position())
 
     def _trim(self, end: int) -> None:
-        # The library goes on writing at the place where it is: what is before that takes no memory.
-        if end > _MOST_BYTES and os.fstat(self._descriptor).st_blocks * 512 > _MOST_BYTES:
+        # The library continues to write at its own position; the hole before that takes no memory.
+        if end > _MAX_BYTES and os.fstat(self._descriptor).st_blocks * 512 > _MAX_BYTES:
             os.ftruncate(self._descriptor, 0)
 
-    def is_noise(self, words: str) -> bool:
-        return words == self._noise
+    def is_noise(self, text: str) -> bool:
+        return text == self._noise
 
 
-def listen(native: Any) -> LibraryLog | None:
-    """Has the library write its log to memory; None where the log is somebody else's.
+def start(native: Any) -> LibraryLog | None:
+    """Makes the library write its log to memory. Returns None if the log belongs to somebody else.
 
-    To be called before anything else of the library that may write.
+    Must be called before any other call that may write to the log.
     """
     with _lock:
         if native.file not in _logs:
-            _logs[native.file] = _listen(native)
+            _logs[native.file] = _start(native)
         return _logs[native.file]
 
 
-def _listen(native: Any) -> LibraryLog | None:
+def _start(native: Any) -> LibraryLog | None:
     if any(name in os.environ for name in _SETTINGS) or _in_settings_files():
         return None
     try:
@@ -89,7 +89,7 @@ def _listen(native: Any) -> LibraryLog | None:
         return None
     os.environ.update(zip(_SETTINGS, ("WARN", f"/proc/self/fd/{descriptor}"), strict=True))
     try:
-        native.count(0)  # of no communicator, which it complains about
+        native.count(0)  # a null communicator, about which the library writes a warning
     finally:
         for name in _SETTINGS:
             del os.environ[name]
@@ -100,7 +100,7 @@ def _listen(native: Any) -> LibraryLog | None:
 
 
 def _in_settings_files() -> bool:
-    """Whether the files that the library takes settings from say where its log goes."""
+    """Returns whether a settings file of the library says where its log goes."""
     return any(name in line.split("=")[0] for line in _settings_lines() for name in _SETTINGS)
 
 

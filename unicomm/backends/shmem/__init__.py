@@ -1,8 +1,7 @@
-"""SHMEM libraries as backends: whatever has a table of csrc/symm/table.hpp with a heap, copies and signals.
+"""The backends `nvshmem` and `rocshmem`, and a base for any library with a table of csrc/symm/table.hpp.
 
-vendors.py   NVSHMEM and rocSHMEM: what tells them apart, and where they are
-heap.py      a library's memory in a process: one heap, with a region for each communicator
-pipe.py      bytes to and from the other ranks of one, in chunks, each with a signal
-making.py    hints, the heap, and connections beside it
-backend.py   the communicator: creation, split, operations, end
+backend.py         the backend: creation, split, operations, failures, end
+creation.py        hints, the heap of the first communicator, and the connections beside it
+heap.py            the library's memory in this process: one heap, with a region for each communicator
+chunk_transfer.py  bytes between ranks, in chunks, each with a signal
 """

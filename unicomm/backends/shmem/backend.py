@@ -1,11 +1,12 @@
-"""The communicator of a SHMEM library: its operations are puts with signals into the members' memory.
+"""The SHMEM backends: their operations are puts with signals into the members' memory.
 
-Beside the library's world, the ranks have connections of our own (watched.py), on which they tell each other
-what goes wrong: SHMEM libraries know of no dead process and cannot be interrupted. Where an operation runs on
-the host, as over the table of the host's memory, the table's own waits are ended. Where it runs on a stream,
-the stream waits for words in this rank's memory; to end it, this rank sets them itself.
+Beside the library's world, the ranks have connections of unicomm's own, on which they tell each other what
+went wrong (out_of_band/fault_channel.py). SHMEM libraries notice no dead process, and their waits cannot be
+interrupted. If operations run on the host, as over the table of the host's memory, the table's own waits are
+ended. If they run on a stream, the stream waits for words in this rank's memory; to end the wait, this rank
+sets them itself.
 
-What reduces is composed (comms/execution/completion.py).
+Reductions are composed (comms/execution/completion.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from unicomm.backends.out_of_band.signatures import AgreementBySockets
 from unicomm.backends.out_of_band.sockets import Sockets
 from unicomm.backends.out_of_band.wire import Fault
 from unicomm.backends.shm import _error as error_of_core
-from unicomm.backends.vendor.shmem import NVSHMEM, ROCSHMEM, Vendor, table_of
+from unicomm.backends.vendor.shmem_libraries import NVSHMEM, ROCSHMEM, ShmemVendor, open_table
 from unicomm.comms.backend import (
     Capabilities,
     ChoosesDevice,
@@ -36,23 +37,22 @@ from unicomm.comms.backend import (
     UsesStreams,
 )
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.execution.completion import parts_of
 from unicomm.comms.failures.first_cause import GRACE
-from unicomm.comms.memory.device_memory import bytes_at
-from unicomm.comms.memory.symmetric import Capability
 from unicomm.comms.operations.call import Call, Message
-from unicomm.comms.streams import Streams, TorchStreams, numbered
+from unicomm.comms.operations.parts import parts_of
+from unicomm.comms.operations.symmetric_table import Capability, bytes_at
+from unicomm.comms.streams import Streams, TorchStreams, numbered, on_device
 
-from . import making
-from .heap import Heap, Region
-from .pipe import Pipe
+from . import creation
+from .chunk_transfer import ChunkTransfer
+from .heap import Heap, Region, current_stream, drain
 
 _TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL, _UNSUPPORTED = 1, 2, 4, 5, 7  # FaultCode
-_HEARD = GRACE + 1.0  # seconds after which all ranks that live know of a fault; only then streams are let go
+_FAULT_KNOWN = GRACE + 1.0  # seconds after which all live ranks know of a fault; streams are released then
 
 
 class _TableFault(RuntimeError):
-    """What a call of the table returned."""
+    """A fault that a call of the table returned."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(detail or f"fault {code}")
@@ -60,9 +60,9 @@ class _TableFault(RuntimeError):
 
 
 class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemory, ReportsMemory):
-    """A base: a class of it for each library says `vendor`. Another table is one with its own `table`."""
+    """The base of the SHMEM backends. A subclass names a `vendor` or has another `table`."""
 
-    vendor: ClassVar[Vendor]
+    vendor: ClassVar[ShmemVendor]
     capabilities = Capabilities(
         device_types=frozenset({"cuda"}),
         operations=frozenset(
@@ -82,39 +82,35 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         ),
         bytes_only=True,
         checks_mismatch=True,
-        captured=False,  # signals are counted, which a graph would repeat
-        hints=making.HINTS,
+        captured=False,  # signals are counted, and a replay would repeat the counts
+        hints=creation.HINTS,
     )
 
-    # --- what another table or device replaces -----------------------------------------------------------
+    # --- what a subclass for another table or device replaces --------------------------------------------
 
     @classmethod
     def table(cls, path: str = "") -> Any:
-        """The library's; `path` where it is asked for."""
-        return table_of(cls.vendor, path)
+        """Returns the library's table; `path` is the file that the hint `library` names."""
+        return open_table(cls.vendor, path)
 
     @classmethod
     def device_streams(cls, device: torch.device) -> Streams | None:
         return TorchStreams(device)
 
     @classmethod
-    def on_device(cls, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Within, the library's calls of this thread are for that device."""
-        found: contextlib.AbstractContextManager[Any] = torch.get_device_module(device).device(device)
-        return found
+    def use_device(cls, device: torch.device) -> None:
+        """Creates this thread's context of the device, from which the library takes the device.
 
-    @classmethod
-    def use_first(cls, device: torch.device) -> None:
-        """The library takes the device by the context that this thread has, which it gets at its first use:
-        choosing a device need not be one."""
+        Only the first use of a device creates its context; choosing the device need not.
+        """
         torch.empty(1, device=device)
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        """On the current stream, as all that a call does."""
+        """Copies on the current stream."""
         if to.data_ptr() != source.data_ptr():
             to.copy_(source)
 
-    # --- life ----------------------------------------------------------------------------------------------
+    # --- creation and end ----------------------------------------------------------------------------------
 
     def __init__(
         self,
@@ -130,14 +126,13 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         self._rank, self._size = setup.rank, setup.size
         self._pes = list(pes)
         self._device, self._streams = setup.device, streams
-        self._said: Sockets = sockets[1] if len(sockets) > 1 else {}
+        self._agreement_sockets: Sockets = sockets[1] if len(sockets) > 1 else {}
         self._aborted = False
-        self._joined: Any = None  # the symmetric memory's own end of the library's world
-        self._pipe = Pipe(heap, region, setup.rank, pes, self._done)
-        super().__init__(
-            setup, sockets[0], AgreementBySockets(self._said, setup.rank) if self._said else None
-        )
-        self.capabilities = replace(self.capabilities, checks_mismatch=bool(self._said))
+        self._symmetric_domain: Any = None  # symmetric memory's own end of the library's world
+        self._transfer = ChunkTransfer(heap, region, setup.rank, pes, self._raise_if_fault)
+        compared = self._agreement_sockets
+        super().__init__(setup, sockets[0], AgreementBySockets(compared, setup.rank) if compared else None)
+        self.capabilities = replace(self.capabilities, checks_mismatch=bool(compared))
 
     @classmethod
     def which_device(cls, device: torch.device) -> torch.device:
@@ -146,63 +141,60 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
     @classmethod
     def connect(cls, setup: Setup) -> ShmemBackend:
         table = cls.table(setup.hints["library"])
-        making.check(setup, cls.name, table)
+        creation.check(setup, cls.name, table)
         streams = cls.device_streams(setup.device)
         parent = setup.parent
-        with cls.on_device(setup.device):
-            cls.use_first(setup.device)
+        with on_device(setup.device):
+            cls.use_device(setup.device)
             if type(parent) is cls:
                 parent._check()
                 heap = parent._heap
             else:
-                heap = making.make_heap(setup, cls.vendor.title, table, streams)
+                heap = creation.create_heap(setup, cls.vendor.title, table, streams)
             pes = [int(pe) for pe in setup.rendezvous.exchange("PEs", str(heap.pe).encode())]
-            region = heap.take(setup.rendezvous)
+            region = heap.acquire_region(setup.rendezvous)
             sockets: list[Sockets] = [{}]
             try:
                 if setup.size > 1:
-                    sockets = making.connect(setup, cls.vendor.title, streams)
+                    sockets = creation.connect(setup, cls.vendor.title, streams)
                 return cls(setup, table, heap, region, pes, streams, sockets)
             except BaseException:
                 for each in sockets:
                     for s in each.values():
                         s.close()
-                heap.leave(region, clean=True)
+                heap.release_region(region, clean=True)
                 raise
 
     def streams(self) -> Streams | None:
         return self._streams
 
     def close(self) -> None:
-        clean = self._watch.fault is None and not self._aborted and self._emptied()
+        clean = self._watch.fault is None and not self._aborted and self._drained()
         self._watch.close()
-        for s in self._said.values():
+        for s in self._agreement_sockets.values():
             s.close()
-        with self.on_device(self._device):
-            self._heap.leave(self._region, clean)
-        del self._heap, self._pipe, self._joined
+        with on_device(self._device):
+            self._heap.release_region(self._region, clean)
+        del self._heap, self._transfer, self._symmetric_domain
 
-    def _emptied(self) -> bool:
-        """Whether all that this rank has said to others is there, so that its region may be used again."""
-        with self.on_device(self._device):
-            stream = self._stream()
-            if self._heap.domain.quiet(stream) is not None:
-                return False
-            return making.emptying(self._streams)()
+    def _drained(self) -> bool:
+        """Returns whether all data that this rank has sent is there, so that its region may be used again."""
+        with on_device(self._device):
+            return self._heap.domain.quiet(self._stream()) is None and drain(self._streams)
 
     def forget(self) -> None:
-        # Its destructor would take this child for its parent.
+        # The destructor of the heap would take this child for its parent.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._heap))
         self._watch.forget()
-        for s in self._said.values():
+        for s in self._agreement_sockets.values():
             s.close()
 
     def _interrupt(self) -> None:
-        for s in self._said.values():
+        for s in self._agreement_sockets.values():
             with contextlib.suppress(OSError):
                 s.shutdown(2)
         if Capability.ABORT in Capability(self._table.capabilities):
-            for domain in filter(None, (self._heap.domain, self._joined)):
+            for domain in filter(None, (self._heap.domain, self._symmetric_domain)):
                 domain.abort()
 
     def abort(self) -> None:
@@ -211,20 +203,21 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
             self._aborted = True
             arguments = self._heap, self._region, self._streams
             threading.Thread(
-                target=self._let_go, args=arguments, name="unicomm-shmem-let-go", daemon=True
+                target=self._release_stream, args=arguments, name="unicomm-shmem-release", daemon=True
             ).start()
 
-    def _let_go(self, heap: Heap, region: Region, streams: Streams) -> None:
-        """Ends what a stream waits for. What comes after it there still runs, and may send what never came:
-        so not before all others know that it must not be used.
+    def _release_stream(self, heap: Heap, region: Region, streams: Streams) -> None:
+        """Ends the waits of a stream. What follows them on the stream still runs and may send data that is
+        worthless. So it waits until all other ranks know of the fault.
         """
-        time.sleep(_HEARD)
-        # By the device and not by the library, which may be of no more use.
-        words, high = (
-            bytes_at(heap.domain, at, heap.words_bytes, self._device) for at in (region.words, heap.high)
+        time.sleep(_FAULT_KNOWN)
+        # A copy of the device, since the library may accept no more calls.
+        words, released = (
+            bytes_at(heap.domain, at, heap.words_bytes, self._device)
+            for at in (region.words, heap.released_words)
         )
-        with self.on_device(self._device), streams.use(streams.new()):
-            self._copy(words, high)
+        with on_device(self._device), streams.use(streams.new()):
+            self._copy(words, released)
 
     def _drop(self) -> None:
         pass
@@ -252,14 +245,14 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         return self._table
 
     def symmetric_joined(self, uid: bytes, domain: Any) -> None:
-        self._joined = domain
+        self._symmetric_domain = domain
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
         code, culprits, _, detail = fault
         if code != _TIMEOUT and (known := self.fault()) is not None:
             raise known
         if code == _UNSUPPORTED:
-            raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=making.SHARED_GPU)
+            raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=creation.SHARED_GPU)
         if code == _INTERNAL:
             raise BackendError(f"{self.vendor.title}: {detail}", culprits=culprits, hint="see docs/shmem.md")
         raise error_of_core(fault, timeout)
@@ -267,9 +260,9 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
     # --- operations ----------------------------------------------------------------------------------------
 
     def _stream(self) -> int:
-        return 0 if self._streams is None else self._streams.handle(self._streams.current())
+        return current_stream(self._streams)
 
-    def _done(self, fault: Any) -> None:
+    def _raise_if_fault(self, fault: Any) -> None:
         if fault is not None:
             raise _TableFault(fault[0], fault[3])
 
@@ -280,16 +273,15 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
         return super()._failure(error, awaits)
 
     def collective(self, call: Call, run: Callable[[], None]) -> None:
-        if self._streams is None or self._agreement is not None:
-            super().collective(call, self._issued(run))
+        if self._streams is None:
+            super().collective(call, run)
+        elif self._agreement is not None:
+            super().collective(call, lambda: self._issue(run))
         else:
             self._issue(run)
 
-    def _issued(self, run: Callable[[], None]) -> Callable[[], None]:
-        return run if self._streams is None else lambda: self._issue(run)
-
     def _issue(self, run: Callable[[], None]) -> None:
-        """Puts an operation on the stream. Its deadline is the business of who watches the stream."""
+        """Puts an operation on the stream. The stream watchdog keeps its deadline."""
         assert self._streams is not None
         self._check()
         try:
@@ -298,21 +290,24 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
             raise self._failure(error, []) from error
 
     def run(self, call: Call) -> None:
-        with self.on_device(self._device):
+        with on_device(self._device):
             if call.name == "broadcast":
-                self._pipe.broadcast(call.outputs[0], call.root, self._stream())
+                self._transfer.broadcast(call.outputs[0], call.root, self._stream())
             elif call.name == "barrier":
-                self._pipe.barrier(self._stream())
+                self._transfer.barrier(self._stream())
             else:
                 self._swap(*_shares(call, self._rank, self._size))
 
     def _swap(self, ins: dict[int, torch.Tensor], outs: dict[int, torch.Tensor]) -> None:
-        """`ins`: what goes to each rank. Nothing is sent for what is empty, which both ends know."""
+        """Moves `ins` to other ranks and `outs` from them, by rank.
+
+        Empty tensors are not sent; both ends know of them.
+        """
         if self._rank in ins:
             self._copy(outs[self._rank], ins[self._rank])
         outgoing = {r: [t] for r, t in ins.items() if r != self._rank and t.numel()}
         incoming = {r: [t] for r, t in outs.items() if r != self._rank and t.numel()}
-        self._pipe.move(outgoing, incoming, self._stream())
+        self._transfer.move(outgoing, incoming, self._stream())
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         outgoing: dict[int, list[torch.Tensor]] = {}
@@ -321,8 +316,8 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
             (outgoing if send else incoming).setdefault(peer, []).append(tensor)
 
         def move() -> None:
-            with self.on_device(self._device):
-                self._pipe.move(outgoing, incoming, self._stream())
+            with on_device(self._device):
+                self._transfer.move(outgoing, incoming, self._stream())
 
         if self._streams is not None:
             self._issue(move)
@@ -337,7 +332,7 @@ class ShmemBackend(WatchedBackend, UsesStreams, ChoosesDevice, HasSymmetricMemor
 
 
 def _shares(call: Call, rank: int, size: int) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """What a call moves, from this rank and to it, by the other rank."""
+    """Returns the tensors that a call moves from this rank and to this rank, by the other rank."""
     name = call.name
     if name.startswith("all_gather"):
         return dict.fromkeys(range(size), call.inputs[0]), _by_rank(call.outputs, None, size)
@@ -356,7 +351,7 @@ def _by_rank(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -
 
 
 class NvshmemBackend(ShmemBackend):
-    """NVIDIA's library."""
+    """The backend `nvshmem`: NVIDIA's library."""
 
     name = "nvshmem"
     library = "NVSHMEM"
@@ -364,7 +359,7 @@ class NvshmemBackend(ShmemBackend):
 
 
 class RocshmemBackend(ShmemBackend):
-    """AMD's library, as `unicomm build rocshmem` has built it."""
+    """The backend `rocshmem`: AMD's library, in the unit that `unicomm build rocshmem` builds."""
 
     name = "rocshmem"
     library = "rocSHMEM"

@@ -1,168 +1,196 @@
-"""A SHMEM library's memory in this process: one symmetric heap, allocated at creation, never later.
+"""A SHMEM library's memory in this process: one symmetric heap, allocated at creation and never later.
 
-SHMEM libraries have one world a process, and only all of it allocates. So what the first communicator
-allocates is enough for those that are split from it: the heap has a region for each. Which one a new
-communicator gets, its members agree on; others need not come. A rank is in no more communicators than
-there are regions.
+SHMEM libraries have one world per process, and all of it takes part in an allocation. So the first
+communicator allocates enough for the communicators that are split from it: the heap has a region for each.
+The members of a new communicator agree on a region; other ranks need not call. A rank can be in as many
+communicators as there are regions.
 
-A region has words for each PE, and room for chunks: how many chunks have come from that PE, how many of ours
-it has taken, how often it has rung at barriers. These only grow, and each end counts what the other will have
-done, also from one communicator to the next in a region. So nothing has to be cleared, and what a rank has
-still to say of a communicator that has ended is not taken for something else.
+A region has three words for each PE, and staging memory for chunks. The words count the chunks that came from
+that PE, the chunks of this PE that it has taken, and its signals in barriers. They only grow, also from one
+communicator to the next in a region, and each end keeps the counts that the other end will reach. So nothing
+has to be cleared, and late signals for a communicator that has ended are not mistaken for new ones.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from unicomm.comms.backend import SetupRendezvous
+from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
-from unicomm.comms.memory.symmetric import Capability
+from unicomm.comms.operations.symmetric_table import Capability
+from unicomm.comms.streams import Streams
 
 _PAGE = 4096
 _WORD = 8
-RELEASED = 1 << 62  # what a rank's words say when it waits no more
+_DRAIN_SECONDS = 5.0  # time in which the stream of a communicator that begins or ends must become empty
+_CURE = "see the library's own output; docs/shmem.md lists its requirements"
+RELEASED = 1 << 62  # value of a rank's words that ends all its waits
 
 
 def _pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
+def current_stream(streams: Streams | None) -> int:
+    """Returns the native pointer of the current stream; 0 on the host."""
+    return 0 if streams is None else streams.handle(streams.current())
+
+
+def drain(streams: Streams | None) -> bool:
+    """Waits until the current stream has completed its work. Returns whether it did in time."""
+    if streams is None:
+        return True
+    event = streams.record(streams.current())
+    end = time.monotonic() + _DRAIN_SECONDS
+    while not streams.is_over(event):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 @dataclass
 class Region:
-    """One communicator's part of the heap, at the same place on all PEs; addresses are this PE's.
+    """One communicator's part of the heap, at the same offset on all PEs. Addresses are this PE's.
 
     Attributes:
-        data, taken, bells: where the words lie, one for each PE. room: where chunks do. nbytes: of the room.
-        put, got, rung, heard: what this PE has done for each other one, and has waited for.
+        words: address of the words. staging: address of the memory for chunks. nbytes: size of the latter.
+        sent, received: number of chunks to and from each PE.
+        signalled, awaited: number of barrier signals to and from each PE.
     """
 
     number: int
     words: int
-    room: int
+    staging: int
     nbytes: int
     pes: int
-    put: list[int] = field(default_factory=list)
-    got: list[int] = field(default_factory=list)
-    rung: list[int] = field(default_factory=list)
-    heard: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    signalled: list[int] = field(default_factory=list)
+    awaited: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for counts in (self.put, self.got, self.rung, self.heard):
+        for counts in (self.sent, self.received, self.signalled, self.awaited):
             counts.extend([0] * self.pes)
 
-    def data(self, pe: int) -> int:
+    def arrived_word(self, pe: int) -> int:
+        """Returns the address of the word that counts the chunks which came from `pe`."""
         return self.words + _WORD * pe
 
-    def taken(self, pe: int) -> int:
+    def taken_word(self, pe: int) -> int:
+        """Returns the address of the word that counts the chunks which `pe` has taken."""
         return self.words + _WORD * (self.pes + pe)
 
-    def bell(self, pe: int) -> int:
+    def barrier_word(self, pe: int) -> int:
+        """Returns the address of the word that counts the barrier signals of `pe`."""
         return self.words + _WORD * (2 * self.pes + pe)
 
 
-_kept: list[Heap] = []
+_kept: list[Heap] = []  # heaps that stay until the process ends
 
 
 class Heap:
-    """This process's end of the library's world. Communicators share it; the last one closes it."""
+    """This process's end of the library's world. Communicators share it; the last one closes it.
+
+    Attributes:
+        domain: the end of the world, from the table. None after the end.
+        nbytes: size of the heap.
+        released_words: address of as many words as a region has, all of them RELEASED.
+    """
 
     def __init__(self, domain: Any, capabilities: Capability, pe: int, pes: int) -> None:
         self.domain, self._capabilities = domain, capabilities
         self.pe, self.pes = pe, pes
         self.nbytes = 0
         self.regions: list[Region] = []
-        self.high = 0  # as many words as a region has, all of them RELEASED
+        self.released_words = 0
         self._free: set[int] = set()
         self._users = 0
         self._lock = threading.Lock()
 
-    def addresses(self, region: Region, pe: int) -> bool:
-        """Whether that PE's memory can be addressed here."""
+    def can_address(self, region: Region, pe: int) -> bool:
+        """Returns whether this process can address that PE's memory."""
         if Capability.POINTER not in self._capabilities:
             return False
         return self.domain.ptr(region.words, _WORD, pe)[0] is None
 
     @property
     def words_bytes(self) -> int:
+        """Size of a region's words, in whole pages."""
         return _pages(3 * _WORD * self.pes)
 
-    def fill(
-        self,
-        regions: int,
-        room: int,
-        device: torch.device,
-        stream: int,
-        emptied: Callable[[], bool],
-        timeout: float,
+    def allocate(
+        self, regions: int, staging: int, device: torch.device, streams: Streams | None, timeout: float
     ) -> str:
-        """Collective: allocates the regions and clears their words, on that stream. "" or what failed.
+        """Allocates the regions and clears their words on the current stream. Collective.
 
-        `emptied` waits until the stream has done that.
+        Returns what failed, or "".
         """
-        words, room = self.words_bytes, _pages(room)
-        self.nbytes = words + regions * (words + room)
+        words, staging, stream = self.words_bytes, _pages(staging), current_stream(streams)
+        self.nbytes = words + regions * (words + staging)
         fault, at = self.domain.allocate(self.nbytes, _PAGE, timeout)
         if fault is not None:
-            return fault[3] or "the ranks did not come to it in time"
-        self.high = at
+            return fault[3] or "not all ranks called it in time"
+        self.released_words = at
         at += words
         clear = torch.zeros(words // _WORD, dtype=torch.int64, device=device)
-        high = torch.full_like(clear, RELEASED)
-        faults = [self.domain.put(self.high, high.data_ptr(), words, self.pe, stream)]
+        released = torch.full_like(clear, RELEASED)
+        faults = [self.domain.put(self.released_words, released.data_ptr(), words, self.pe, stream)]
         for number in range(regions):
-            self.regions.append(Region(number, at, at + words, room, self.pes))
+            self.regions.append(Region(number, at, at + words, staging, self.pes))
             faults.append(self.domain.put(at, clear.data_ptr(), words, self.pe, stream))
-            at += words + room
+            at += words + staging
         self._free = set(range(regions))
         faults.append(self.domain.quiet(stream))
-        if not emptied():
-            return "the device is busy with something else"
+        if not drain(streams):
+            return "the device is busy with other work"
         return next((fault[3] for fault in faults if fault is not None), "")
 
-    def take(self, rendezvous: SetupRendezvous) -> Region:
-        """A region that none of the new communicator's members uses; called by all of them."""
+    def acquire_region(self, rendezvous: SetupRendezvous) -> Region:
+        """Returns a region that is free on all members of a new communicator. All of them call it."""
         attempt = 0
         while True:
             with self._lock:
                 free = sorted(self._free)
-            told = rendezvous.exchange(f"free regions {attempt}", json.dumps(free).encode())
-            common = set.intersection(*(set(json.loads(text)) for text in told))
+            answers = rendezvous.exchange(f"free regions {attempt}", json.dumps(free).encode())
+            common = set.intersection(*(set(json.loads(text)) for text in answers))
             if not common:
                 raise UnsupportedError(
                     f"no room for another communicator: this heap has {len(self.regions)} regions, and each "
-                    "of them is in use on one of these ranks, or was given up after an error",
+                    "is in use on one of these ranks, or was given up after an error",
                     hint="finalize communicators that are not needed, or give the first one a larger hint "
                     "'communicators'",
                 )
             chosen: int = min(common)
-            with self._lock:  # another thread of this rank may be at the same
-                mine = chosen in self._free
+            with self._lock:  # another thread of this rank may have taken the region meanwhile
+                own = chosen in self._free
                 self._free.discard(chosen)
-            if all(said == b"y" for said in rendezvous.exchange(f"region {attempt}", b"y" if mine else b"n")):
+            if all(text == b"y" for text in rendezvous.exchange(f"region {attempt}", b"y" if own else b"n")):
                 with self._lock:
                     self._users += 1
                 return self.regions[chosen]
-            if mine:
-                self.give(chosen)
+            if own:
+                self._free_region(chosen)
             attempt += 1
 
-    def give(self, number: int) -> None:
+    def _free_region(self, number: int) -> None:
         with self._lock:
             self._free.add(number)
 
-    def leave(self, region: Region, clean: bool) -> None:
-        """A communicator ends. Without `clean` others may still write to its region, and streams of the
-        device may wait for its words: it stays unused, and the heap stays until the process ends.
+    def release_region(self, region: Region, clean: bool) -> None:
+        """Called when a communicator ends; the last one ends this process's part in the world.
+
+        If the end is not `clean`, other ranks may still write to the region and streams may wait for its
+        words. Then the region stays unused, and the heap stays until the process ends.
         """
         if clean:
-            self.give(region.number)
+            self._free_region(region.number)
         else:
             _kept.append(self)
         with self._lock:
@@ -173,41 +201,29 @@ class Heap:
             self.domain = None
 
 
-def make(
-    table: Any,
-    rendezvous: SetupRendezvous,
-    title: str,
-    name: str,
-    heap_bytes: int,
-    fill: Callable[[Heap], str],
-) -> Heap:
-    """Collective: initialises the library for the ranks of `rendezvous`, with a heap that `fill` fills."""
+def join_world(table: Any, setup: Setup, title: str, heap_bytes: int) -> Heap:
+    """Initialises the library for the ranks of `setup` and returns a heap without regions. Collective.
+
+    `title` is the library's name in errors.
+    """
+    rendezvous = setup.rendezvous
     uid, trouble = b"", ""
     if rendezvous.rank == 0:
         fault, uid = table.unique_id(rendezvous.size, heap_bytes)
         trouble = "" if fault is None else fault[3]
-    told = json.loads(
-        rendezvous.broadcast(
-            "symmetric heap",
-            json.dumps([trouble, uid.hex()]).encode() if rendezvous.rank == 0 else None,
-        )
-    )
-    if told[0]:
-        raise BackendError(f"{title}: {told[0]}", culprits=[rendezvous.labels[0]], hint=_CURE)
-    fault, domain = table.init(
-        bytes.fromhex(told[1]), rendezvous.rank, rendezvous.size, name, max(0.1, 0.8 * rendezvous.remaining())
-    )
+    own = json.dumps([trouble, uid.hex()]).encode() if rendezvous.rank == 0 else None
+    trouble, uid_text = json.loads(rendezvous.broadcast("symmetric heap", own))
+    if trouble:
+        raise BackendError(f"{title}: {trouble}", culprits=[rendezvous.labels[0]], hint=_CURE)
+    timeout = max(0.1, 0.8 * rendezvous.remaining())
+    fault, domain = table.init(bytes.fromhex(uid_text), rendezvous.rank, rendezvous.size, setup.name, timeout)
     heap = Heap(domain, Capability(table.capabilities), rendezvous.rank, rendezvous.size)
-    trouble = "" if fault is None else fault[3] or "not all ranks came to it in time"
-    all_good(rendezvous, "symmetric heap made", trouble, title)
-    all_good(rendezvous, "symmetric heap filled", fill(heap), title)
+    trouble = "" if fault is None else fault[3] or "not all ranks called it in time"
+    raise_if_any_failed(rendezvous, "symmetric heap made", trouble, title)
     return heap
 
 
-_CURE = "see what the library itself has written; docs/shmem.md has what it needs"
-
-
-def all_good(
+def raise_if_any_failed(
     rendezvous: SetupRendezvous,
     step: str,
     trouble: str,
@@ -215,7 +231,7 @@ def all_good(
     error: type[CommError] = BackendError,
     hint: str = _CURE,
 ) -> None:
-    """Raises on all ranks where one has some trouble."""
+    """Raises `error` on all ranks if one of them passes a non-empty `trouble`. Collective."""
     troubles = [text.decode() for text in rendezvous.exchange(step, trouble.encode())]
     if bad := [r for r, text in enumerate(troubles) if text]:
         raise error(

@@ -1,4 +1,4 @@
-"""The runtime library of a GPU vendor, which symmetric memory of the devices of one host is made with."""
+"""The CUDA and HIP runtime libraries, by which processes of one host share device memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What tells the two apart: the prefix of its functions, and what the loader knows it by."""
+    """What distinguishes the two runtimes: the prefix of their functions, and their file names."""
 
     title: str
     prefix: str
@@ -29,21 +29,18 @@ HIP = Runtime("HIP runtime", "hip", "libamdhip64", ("libamdhip64.so.7", "libamdh
 
 
 def ipc_table(runtime: Runtime, path: str = "") -> Any:
-    """The table over device memory that processes of one host open by its handle.
+    """Returns the table of symmetric memory over device memory that processes of one host share by handles.
 
-    Args:
-        path: of the library. By default the copy in this process, as torch loads one, else the system's.
-
-    Raises `UnsupportedError` where there is none.
+    `path` is the library's file. By default it is the copy that the process has loaded, as torch loads one,
+    else the system's. Raises `UnsupportedError` if there is none.
     """
     return _first(runtime, path, lambda place: _core.symm_cuda_ipc(place, runtime.prefix))
 
 
 def copies(runtime: Runtime, path: str = "") -> tuple[int, int, int]:
-    """Addresses of its functions that copy on a stream, that say whether a stream has done all it has, and
-    that say the last error, and forget it.
+    """Returns the addresses of MemcpyAsync, StreamQuery and GetLastError.
 
-    The argument, and what it raises, as of `ipc_table`.
+    For `path` and the error see `ipc_table`.
     """
     library = _first(runtime, path, ctypes.CDLL)
     names = ("MemcpyAsync", "StreamQuery", "GetLastError")

@@ -1,7 +1,7 @@
-"""What the library underneath lacks, done above it, once for all backends.
+"""Completion: runs collectives that a backend lacks, composed once for all backends.
 
-`run(backend, call)` gives the call to the backend where its capabilities cover it. Otherwise the call is
-composed from smaller ones, down to `Backend.exchange`, which every backend has:
+`run(group, call)` gives the call to the backend if its capabilities cover it. Otherwise the call is composed
+from smaller ones, down to `Backend.exchange`, which every backend has:
 
     reductions      all-to-all of bytes, fold in the native core, all-gather: the traffic of a ring, and
                     the same bits as the shared-memory backend for every element type and operation;
@@ -21,6 +21,7 @@ from unicomm import _core
 from unicomm.comms.backend import Backend, Capabilities, RunsCollectives
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS
 
@@ -31,7 +32,7 @@ _BYTE = torch.uint8
 
 
 class Group:
-    """A backend together with this rank's place in it: what the compositions need to know."""
+    """A backend, and this rank's place in it."""
 
     __slots__ = ("backend", "capabilities", "native", "rank", "size")
 
@@ -76,7 +77,7 @@ def run(group: Group, call: Call) -> None:
 
 
 def compose(group: Group, call: Call) -> None:
-    """Runs a collective of several ranks by smaller ones, also where the backend could."""
+    """Runs a collective of several ranks by smaller ones, even if the backend could run it."""
     _COMPOSED[call.name](group, call)
 
 
@@ -86,43 +87,20 @@ def exchange(group: Group, messages: list[Message], timeout: float) -> None:
 
 
 def as_sent(group: Group, message: Message) -> Message:
-    """As bytes where the backend wants that."""
+    """The message with its tensor as bytes, if the backend wants bytes."""
     return message._replace(tensor=bytes_of(message.tensor)) if group.capabilities.bytes_only else message
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, flat."""
-    flat = tensor.detach().reshape(-1)
-    if flat.stride(0) != 1:  # of no meaning with one element, but `view` insists
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat if flat.dtype == _BYTE else flat.view(_BYTE)
 
 
 def _as_bytes(call: Call) -> Call:
     inputs, outputs = [bytes_of(t) for t in call.inputs], [bytes_of(t) for t in call.outputs]
     in_splits = out_splits = None
     if call.in_splits is not None:
-        in_splits = _byte_splits(call.in_splits, inputs[0].numel())
+        in_splits = byte_splits(call.in_splits, inputs[0].numel())
     if call.out_splits is not None:
-        out_splits = _byte_splits(call.out_splits, outputs[0].numel())
+        out_splits = byte_splits(call.out_splits, outputs[0].numel())
     return call.changed(
         inputs=inputs, outputs=outputs, dtype=_BYTE, in_splits=in_splits, out_splits=out_splits
     )
-
-
-def _byte_splits(rows: list[int], numel: int) -> list[int]:
-    total = sum(rows)
-    width = numel // total if total else 0
-    return [n * width for n in rows]
-
-
-def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
-    """One flat byte tensor per rank, from a list, or from one tensor cut by rows or into equal parts."""
-    if len(tensors) != 1 or (size == 1 and splits is None):
-        return [bytes_of(t) for t in tensors]
-    flat = bytes_of(tensors[0])
-    equal = [flat.numel() // size] * size
-    return list(torch.split(flat, equal if splits is None else _byte_splits(splits, flat.numel())))
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
@@ -131,7 +109,7 @@ def _copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _all_to_all(group: Group, call: Call) -> None:
-    """Also gathers and scatters: whatever each rank's inputs and outputs say, moves together."""
+    """Moves all parts in one exchange; serves gathers and scatters as well."""
     ins = parts_of(call.inputs, call.in_splits, group.size)
     outs = parts_of(call.outputs, call.out_splits, group.size)
     _swap(group, call, ins, outs)
@@ -139,7 +117,7 @@ def _all_to_all(group: Group, call: Call) -> None:
 
 def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
     messages = []
-    for step in range(1, group.size):  # staggered, so that not all ranks talk to the same one at once
+    for step in range(1, group.size):  # staggered, so that ranks do not all send to the same one at once
         to, source = (group.rank + step) % group.size, (group.rank - step) % group.size
         if outs and outs[source].numel():
             messages.append(Message(False, source, outs[source]))
@@ -239,7 +217,7 @@ def _fold(call: Call, out: torch.Tensor, sources: list[torch.Tensor], factors: l
 
 
 def _fold_shares(group: Group, call: Call, shares: list[torch.Tensor], out: torch.Tensor) -> None:
-    """Everyone's `shares[r]` goes to rank r, which folds what it got into its `out`."""
+    """Sends `shares[r]` to rank r; each rank reduces the shares it receives into its `out`."""
     factors = _factors(group, call)
     gathered = [torch.empty_like(out) for _ in range(group.size)]
     gathered[group.rank] = shares[group.rank]
@@ -292,7 +270,7 @@ def _reduce_scatter(group: Group, call: Call) -> None:
 
 
 def _alone(call: Call) -> None:
-    """A group of one rank."""
+    """Runs a collective of a group of one rank."""
     if call.op is not None:
         factors = None if call.op.factor is None else [call.op.factor]
         _fold(call, call.outputs[0].detach(), [call.inputs[0].detach()], factors)
@@ -321,5 +299,5 @@ _COMPOSED: dict[str, Callable[[Group, Call], None]] = {
 
 
 def composed_operations() -> frozenset[str]:
-    """Names of the collectives that can be composed: all of them, which a test holds to."""
+    """Names of the collectives that can be composed: all of them, as a test asserts."""
     return frozenset(_COMPOSED)

@@ -1,4 +1,4 @@
-"""What a native fast path offers, and what stands in its place."""
+"""The fast path: an executor that may take a plain operation whole, its interface and its absence."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 
 class NoFastPath:
-    """Stands where a backend has no native fast path, and says what one has to offer.
+    """The fast path of a backend that has none, and the interface of a fast path.
 
-    A fast path's methods take the arguments of the communicator's methods of the same name. They return
-    False when the call is not for them, before anything happened; the Work when it is done; else the sequence
-    number and what the backend's `raise_fault` makes an error of. `all_reduce_with` takes a process group's
-    arguments, a list of tensors and torch's options, and returns True in place of the Work. A fast path that
-    is blocked answers False. It numbers collectives and messages for the general path too.
+    Its methods take the arguments of the communicator's methods of the same name. They return False, before
+    anything has happened, when the operation needs the general path; the Work when the operation has
+    completed; and (sequence number, fault) when it failed, from which the backend's `raise_fault` makes the
+    error. `all_reduce_with` takes a process group's arguments, a list of tensors and torch's options, and
+    returns True in place of the Work. While it is blocked, each method returns False. The fast path also
+    numbers the collectives and messages of the general path.
     """
 
     def __init__(self) -> None:

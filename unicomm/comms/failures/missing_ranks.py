@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unicomm.comms.errors import CommTimeoutError
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive
 from unicomm.flight_recorder.ring.reader import P2P, RECEIVE, Comm, Ring, RingError, read_ring
 
@@ -124,7 +124,7 @@ def _verdict(rings: list[Path]) -> str:
     if not 0 < len(rings) <= _MOST_RINGS:
         return ""
     from unicomm.flight_recorder.analysis.analyze import analyze
-    from unicomm.flight_recorder.formats.readers import load
+    from unicomm.flight_recorder.table.load import load
 
     # What has just timed out is stuck, however short its time was.
     report = analyze(load(rings), stuck_after=0.0)

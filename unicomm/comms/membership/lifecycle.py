@@ -43,8 +43,8 @@ from unicomm.comms.operations.dtypes import NAMES
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import BY_CODE
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
-from unicomm.flight_recorder.ring import dumps, writer
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.recording import dumps, writer
+from unicomm.flight_recorder.texts import format_ranks
 
 from .endpoint import Endpoint
 from .handles import LOOPBACK

@@ -1,12 +1,11 @@
-"""Tensors in memory that a backend can use where it is, without a copy into its own, and telling it of more.
+"""MemAllocator: tensors in memory that a backend uses without staging copies; registration of other memory.
 
-On `shm`, that is memory which all ranks of the host can read. From 64 KiB on, a collective whose data lie
-there on all ranks (at the root, where one rank sends) reads them where they are; anything else is staged as
-always, so that it never matters for the result where a tensor lies. An operation returns when nobody reads
-its tensors any more.
+On `shm`, all ranks of the host can read that memory. From 64 KiB on, a collective whose data lie there on all
+ranks (only at the root, if one rank sends) reads them in place; other data are staged. The result never
+depends on where a tensor lies. An operation returns when no rank reads its tensors any more.
 
-On `nccl` and `rccl` it is the library's own memory, which other GPUs can map. The library finds out by itself
-what it can do with a tensor, and gains most where it is told of it beforehand: `tensor_register`.
+On `nccl` and `rccl` it is the library's own memory, which other GPUs can map. The library decides by itself
+how it uses a tensor, and gains most from memory that was registered before: `tensor_register`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
 
 
 class MemAllocator:
-    """What `Communicator.mem_allocator` gives: makes tensors that the communicator's backend moves directly.
+    """Makes tensors that a communicator's backend moves directly; returned by `Communicator.mem_allocator`.
 
-    The memory belongs to the process, not to the communicator: every communicator of the same backend in
-    this process uses it as directly, also those that are made later, and it goes when the last tensor on it
-    goes, also after `finalize`. A forked child shares its parent's tensors with it, and writes of the one are
-    seen by the other.
+    The memory belongs to the process, not to the communicator: every communicator of the same backend in this
+    process uses it directly, including later ones, and it is freed with the last tensor on it, even after
+    `finalize`. A forked child shares its parent's tensors: each sees what the other writes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -52,8 +50,8 @@ class MemAllocator:
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """A contiguous tensor with undefined values, as `torch.empty`. Local: no other rank takes part.
 
-        Raises `InvalidArgumentError` for a size or dtype that cannot be, and `BackendError` when there is not
-        enough memory.
+        Raises `InvalidArgumentError` for an impossible size or dtype, and `BackendError` if memory is
+        short.
         """
         dtype = torch.get_default_dtype() if dtype is None else dtype
         shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
@@ -69,7 +67,7 @@ class MemAllocator:
     @property
     def pool(self) -> Any:
         """A `torch.cuda.MemPool` of this memory: `with torch.cuda.use_mem_pool(comm.mem_allocator.pool):`
-        makes all tensors of the block lie there. `UnsupportedError` where the memory is not a GPU's.
+        puts all tensors of the block there. Raises `UnsupportedError` if the memory is not a GPU's.
         """
         pool = self._memory.memory_pool()
         if pool is None:
@@ -79,17 +77,17 @@ class MemAllocator:
         return pool
 
     def tensor_register(self, tensor: Array, symmetric: bool = False, timeout: Timeout = None) -> None:
-        """Tells the communicator's library of a tensor's memory, so that its operations use it directly.
+        """Registers a tensor's memory with the communicator's library, so that operations use it directly.
 
-        A tensor for which `holds` is true on a backend that needs no telling (shm) is accepted as it is. The
-        tensor is kept until it is deregistered or the communicator ends.
+        On a backend without registration (shm) this accepts tensors for which `holds` is true. The tensor is
+        kept alive until it is deregistered or the communicator ends.
 
         Args:
-            symmetric: collective, with tensors of one size at the same place in blocks of one size, as they
-                are when all ranks make the same tensors in the same order. Needs NCCL 2.27.
+            symmetric: the call is collective, with tensors of one size at the same place in blocks of one
+                size, which they have if all ranks make the same tensors in the same order. Needs NCCL 2.27.
 
-        Raises `UnsupportedError` where the library cannot, `MismatchError` on all ranks where symmetric ones
-        differ, `InvalidArgumentError` for a tensor that is registered already or cannot be.
+        Raises `UnsupportedError` if the library cannot register memory, `MismatchError` on all ranks if
+        symmetric tensors differ, `InvalidArgumentError` for a tensor that is registered or cannot be.
         """
         engine, backend = self._engine, self._backend
         engine.check_open("tensor_register")
@@ -110,7 +108,7 @@ class MemAllocator:
         issue(engine, "tensor_register", job, inputs=[tensor], timeout=timeout)
 
     def tensor_deregister(self, tensor: Array, timeout: Timeout = None) -> None:
-        """Undoes `tensor_register`, when no operation uses the tensor: waits for those of this rank."""
+        """Undoes `tensor_register`, after this rank's pending operations."""
         engine, backend = self._engine, self._backend
         engine.check_open("tensor_register")
         engine.refuse_capture("tensor_register")
@@ -133,11 +131,11 @@ class MemAllocator:
         )
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the backend can use the tensor's memory where it is."""
+        """Whether the tensor lies in memory that the backend uses directly."""
         return self._memory.allocated_here(tensor)
 
     def allocated(self) -> int:
-        """Bytes of this process's tensors that are alive."""
+        """Bytes of this process's living tensors in such memory."""
         return self._memory.bytes_allocated()
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""A symmetric heap of devices, with the operations that the native core has for the host's.
+"""DeviceDomain: a symmetric heap on devices, with the operations of the native core's heap on the host.
 
-The table (csrc/symm/table.hpp) allocates, and copies; all else are kernels over the addresses that the other
-ranks' memory has here. Everything is put on the current stream and nothing waits on the host, unless it says
-so. What the kernels refuse, or wait for in vain, is in a record that `outcome` reads.
+The table (csrc/symm/table.hpp) allocates and copies; everything else is done by kernels that address the
+other ranks' memory. Operations are put on the current stream and do not block the host unless they say so.
+The kernels write refusals and timeouts into a record that `outcome` reads.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from .device_kernels import FIELDS, INDEX, Launcher
 
 _THREADS = 256
 _MOST_BLOCKS = 1024
-_UNIT = 16 * 4  # bytes that a thread has on their way
+_UNIT = 16 * 4  # bytes that a thread has under way
 _HEAD, _BLOCK, _EACH = 8, 8, 8  # words: kHead, kArrived and kEach of kernels.cu
 _SIGN, _WORD = 1 << 63, 1 << 64
 _NAP, _LONGEST_NAP = 20e-6, 1e-3
-# Kernels may look at them, and write there, when nobody here waits for them any more; torch would give such
-# memory to others at once.
+# Kernels may read and write these words after this process has stopped waiting for them, and torch's
+# allocator would reuse such memory at once.
 _aborted: list[torch.Tensor] = []
 
-#: What a mismatch, a wait in vain, and a refusal are in a record.
+#: Kinds of errors in a record: two refusals, a mismatch, a timeout, an abort.
 FULL, SPLITS, MISMATCH, LATE, ABORTED = 1, 2, 3, 4, 5
 _REDUCED = {"float64", "float32", "float16", "bfloat16"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 _RED_OPS = (RedOpType.SUM, RedOpType.PRODUCT, RedOpType.MIN, RedOpType.MAX)
 
-# (operation, dtype, reduction, root, relaxed, anything else that all must have, seconds)
+# (operation, dtype, reduction, root, relaxed, further value that all ranks must share, seconds)
 Head = tuple[int, int, int, int, bool, int, float]
-Tile = tuple[int, int, int, int, int]  # address, rows, columns, steps of both in elements
+Tile = tuple[int, int, int, int, int]  # address, rows, columns, strides of both in elements
 
 
 def reduces(dtype: torch.dtype, red: int) -> bool:
-    """Whether there is a kernel for that reduction."""
+    """Whether a kernel has this reduction of this element type."""
     info = DTYPES.get(dtype)
     return info is not None and info.name in _REDUCED and red in _RED_OPS
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What went wrong first: why, the operation's number, whose fault, its rows, four words of each rank."""
+    """The first error: its kind, the operation's code, the culprits, rows, and four words of each rank."""
 
     kind: int
     op: int
@@ -65,25 +65,25 @@ class Outcome:
 
 
 class DeviceDomain:
-    """Stands for the native `SymmDomain`; see there, and csrc/symm/composites.hpp for the operations."""
+    """Has the interface of the native `SymmDomain`; csrc/symm/composites.hpp describes the operations."""
 
     def __init__(self, native: Any, streams: Streams, launcher: Launcher, device: torch.device) -> None:
         self.native, self._streams, self._launcher, self._device = native, streams, launcher, device
         self.begins, self.holds, self.leave = native.begins, native.holds, native.leave
         self.allocate, self.free, self.ptr = native.allocate, native.free, native.ptr
-        self.far: list[int] = []  # ranks whose memory cannot be addressed here
-        self._scratches: list[torch.Tensor] = []  # graphs may use the earlier ones
+        self.far: list[int] = []  # ranks whose memory this process cannot address
+        self._scratches: list[torch.Tensor] = []  # graphs may use the earlier memory
         self._words: torch.Tensor | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
 
     @staticmethod
     def said_bytes(world: int) -> int:
-        """Room that `open` needs: the control block of kernels.cu."""
+        """Bytes that `open` needs: the control block of kernels.cu."""
         return 8 * (_BLOCK + world + 2 * (_HEAD + world))
 
     def open(self, rank: int, world: int, control: int) -> None:
-        """`control`: symmetric memory of zeros. All ranks must have opened before any of them goes on."""
+        """Opens the heap. `control`: zeroed symmetric memory. No rank may go on before all have opened it."""
         self.rank, self.world, self._control = rank, world, control
         distances = []
         for pe in range(world):
@@ -92,11 +92,11 @@ class DeviceDomain:
                 self.far.append(pe)
             distances.append(address - control if address else 0)
         self._distances = torch.tensor(distances, dtype=torch.int64).to(self._device)
-        # The status record, the word that ends waits, and the result of an atomic operation.
+        # The status record, the word that ends waits, the result of an atomic operation.
         words = self._launcher.host_words(_EACH + 4 * world + 2)
         self._record = words[:-2].numpy()
         self._last_words = words[-2:].numpy()
-        self._words = words  # last: the watchdog looks whether they are there
+        self._words = words  # last, since the watchdog checks for it
         self._base = np.zeros(len(FIELDS), np.int64)
         self._result = words.data_ptr() + 8 * (len(words) - 1)
         self._set(
@@ -111,17 +111,17 @@ class DeviceDomain:
         )
 
     def abort(self) -> Any:
-        """From any thread: what waits on the device ends, and what comes later does nothing."""
+        """Ends all waits on the device and disables later operations. May be called from any thread."""
         if self._words is not None:
             self._last_words[0] = 1
             _aborted.append(self._words)
         try:
             return self.native.abort()
-        except AttributeError:  # the library has nothing that would have to end, too
+        except AttributeError:  # the library has no waits of its own
             return None
 
     def barrier(self, limit: float, _: int = 0) -> Any:
-        """The table's own, which waits on the host where it has no other."""
+        """The library's own barrier. Blocks the host if the library has no barrier on streams."""
         return self.native.barrier(limit, self._stream())
 
     def team_split(self, start: int, stride: int, size: int, limit: float) -> tuple[Any, Any]:
@@ -130,7 +130,7 @@ class DeviceDomain:
         return fault, made
 
     def outcome(self, clear: bool = True) -> Outcome | None:
-        """What went wrong since it was last cleared, as far as the device has come."""
+        """The first error since the record was cleared, as far as the device has come; None without one."""
         if self._words is None or not self._record[0]:
             return None
         kind, called, who, rows = self._record[:4].tolist()
@@ -140,7 +140,7 @@ class DeviceDomain:
         return Outcome(kind, called & 0xFFFFFFFF, who, rows, each)
 
     def wait(self, limit: float) -> None:
-        """Waits on the host for what the current stream has. Not within the capture of a graph."""
+        """Blocks the host until the current stream is done. Must not be called while a graph captures it."""
         if self._streams.is_capturing():
             raise UnsupportedError(
                 "the host would have to wait, which a graph cannot capture",
@@ -184,7 +184,7 @@ class DeviceDomain:
     def _call(
         self, head: Head, tensors: Sequence[torch.Tensor], *more: int, ends: bool = False
     ) -> NDArray[np.int64]:
-        """What all kernels of an operation get. `ends`: with a barrier in any case."""
+        """The arguments of all kernels of an operation. `ends`: it always ends with a barrier."""
         op, dtype, red, root, relaxed, other, limit = head
         relaxed = relaxed and not ends
         said = [op, dtype, red, root, int(relaxed), other, *more]
@@ -198,14 +198,14 @@ class DeviceDomain:
         return args
 
     def _scratch(self, words: int) -> int:
-        """Device memory that the operations, which run one after the other, use in turn."""
+        """Device memory that operations share, since they run one after the other."""
         if not self._scratches or len(self._scratches[-1]) < words:
             made = torch.empty(max(2 * words, 1024), dtype=torch.int64, device=self._device)
             self._scratches.append(made)
         return self._scratches[-1].data_ptr()
 
-    def _lanes(self, nbytes: int) -> int:
-        """Blocks for so many bytes from each rank."""
+    def _blocks(self, nbytes: int) -> int:
+        """Number of thread blocks for so many bytes from each rank."""
         return max(1, min(-(-nbytes // (_THREADS * _UNIT)), _MOST_BLOCKS // self.world, 64))
 
     # --- the operations of csrc/symm/composites.hpp ---------------------------------------------------------
@@ -216,7 +216,7 @@ class DeviceDomain:
     def broadcast(self, head: Head, tensor: torch.Tensor) -> None:
         args = self._call(head, [tensor])
         self._launch("symm_meet", args)
-        at, lanes = tensor.data_ptr(), self._lanes(tensor.nbytes)
+        at, lanes = tensor.data_ptr(), self._blocks(tensor.nbytes)
         self._launch("symm_move_blocks", args, lanes, **{"in": at}, out=at, row_bytes=tensor.nbytes)
         self._launch("symm_leave", args)
 
@@ -225,13 +225,13 @@ class DeviceDomain:
         self._launch("symm_meet", args)
         block = input.nbytes // self.world
         places = {"in": input.data_ptr(), "out": out.data_ptr(), "row_bytes": block}
-        self._launch("symm_move_blocks", args, self.world * self._lanes(block), **places)
+        self._launch("symm_move_blocks", args, self.world * self._blocks(block), **places)
         self._launch("symm_leave", args)
 
     def all_to_all_v(
         self, head: Head, input: torch.Tensor, out: torch.Tensor, splits: Sequence[int]
     ) -> tuple[None, tuple[int, int, int] | None, list[int]]:
-        """Waits on the host for what came."""
+        """Blocks the host until the numbers of received rows are known."""
         n, limit = self.world, head[-1]
         if self._streams.is_capturing():
             self.wait(limit)
@@ -287,7 +287,7 @@ class DeviceDomain:
         self._set(args, **{"in": input.data_ptr()}, out=out.data_ptr(), in_rows=rows[0], out_rows=rows[1])
         self._set(args, row_bytes=row_bytes, sources=scratch, scratch=scratch + 8 * columns)
         self._launch(plan, args)
-        self._launch("symm_move_rows", args, self.world * self._lanes(out.nbytes // self.world))
+        self._launch("symm_move_rows", args, self.world * self._blocks(out.nbytes // self.world))
         self._launch("symm_leave", args)
 
     def one_shot(self, head: Head, input: torch.Tensor, out: torch.Tensor) -> None:
@@ -300,7 +300,7 @@ class DeviceDomain:
     def two_shot(self, head: Head, input: torch.Tensor) -> None:
         args = self._call(head, [input], ends=True)
         self._launch("symm_meet", args)
-        # Parts begin where 16 bytes do, as far as the tensor does.
+        # Parts are aligned to 16 bytes if the tensor is.
         pack, count = 16 // input.element_size(), input.numel()
         begin, end = (count * r // self.world // pack * pack for r in (self.rank, self.rank + 1))
         end = count if self.rank == self.world - 1 else end
@@ -334,15 +334,15 @@ class DeviceDomain:
     def _reduce(
         self, args: NDArray[np.int64], dtype: torch.dtype, tile: Tile, out: Tile, spread: int = 0
     ) -> None:
-        """All ranks' `tile` into the own `out`, or all ranks'."""
-        if tile[3] == 1 and tile[4] != 1:  # neighbours in memory for neighbouring threads
+        """Reduces all ranks' `tile` into this rank's `out`, or into the `out` of all ranks."""
+        if tile[3] == 1 and tile[4] != 1:  # neighbouring threads read neighbouring memory
             tile, out = ((t[0], t[2], t[1], t[4], t[3]) for t in (tile, out))
         at, rows, columns, row_step, column_step = tile
         if not rows or not columns:
             return
         if columns == 1:
             column_step, out = 1, (*out[:4], 1)
-        # Of rows that follow each other without gaps one is made.
+        # Rows without gaps between them become one row.
         if column_step == out[4] == 1 and row_step == out[3] == columns:
             rows, columns = 1, rows * columns
         places = {"in": at, "out": out[0], "rows": rows, "columns": columns}
@@ -370,7 +370,7 @@ class DeviceDomain:
         self._wait_for(limit, source, word=word, compare=int(compare), value=value)
 
     def wait_next(self, word: int, counter: int, source: int, limit: float) -> None:
-        """Until `word` is as large as `counter`, own memory, is when it has been raised by one."""
+        """Waits until `word` reaches this rank's `counter` plus one, and raises `counter` by one."""
         self._wait_for(limit, source, word=word, compare=3, counter=counter)
 
     def _wait_for(self, limit: float, source: int, **values: int) -> None:
@@ -382,7 +382,7 @@ class DeviceDomain:
         )
 
     def atomic(self, op: str, words: Sequence[int], pe: int, limit: float) -> tuple[None, int]:
-        """`fetch_add` or `compare_swap` with the native arguments. Waits on the host for what was there."""
+        """Runs `fetch_add` or `compare_swap` with the native arguments. Blocks the host for the old value."""
         names = ("word", "value") if op == "fetch_add" else ("word", "expected", "value")
         if self._streams.is_capturing():
             self.wait(limit)

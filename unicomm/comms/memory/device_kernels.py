@@ -1,7 +1,7 @@
-"""The kernels of symmetric memory on devices: unicomm/symm/kernels, compiled when it is initialised.
+"""Compiles and launches the kernels of symmetric memory on devices (unicomm/symm/kernels).
 
-One source for CUDA and HIP, which cupy gives to the compiler that belongs to the device's runtime, NVRTC or
-hipRTC. A `Launcher` is all that the rest knows of it: tests have one whose kernels a host compiler made.
+CUDA and HIP share one source, which cupy compiles by NVRTC or hipRTC. Other files know only the interface
+`Launcher`; the tests have one whose kernels a host compiler made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPTIONS = ("-std=c++17",)
 
 
 def source() -> str:
-    """All of it in one text, as run-time compilers take it."""
+    """The whole source as one text, for a run-time compiler."""
     text = (FOLDER / "kernels.cu").read_text()
     for header in FOLDER.glob("*.h"):
         text = text.replace(f'#include "{header.name}"', header.read_text().replace("#pragma once\n", ""))
@@ -31,7 +31,7 @@ def source() -> str:
 
 
 def _fields() -> tuple[str, ...]:
-    """What the kernels' one argument is made of, in its order: whole numbers of 64 bits."""
+    """The fields of the kernels' one argument, in order: integers of 64 bits."""
     found = re.search(r"struct Args \{(.*?)\n\};", (FOLDER / "kernels.cu").read_text(), re.DOTALL)
     assert found is not None
     return tuple(re.findall(r"^\s*Int (\w+);", found[1], re.MULTILINE))
@@ -50,24 +50,24 @@ KERNELS = _kernels()
 
 
 class Launcher(abc.ABC):
-    """Puts kernels on streams of one device."""
+    """Launches kernels on streams of one device."""
 
     @abc.abstractmethod
     def launch(self, kernel: str, blocks: int, threads: int, args: NDArray[np.int64], stream: int) -> None:
-        """On the stream with that handle. `args`: a number for each of `FIELDS`; is not kept."""
+        """Launches a kernel on the stream with that handle. `args`: one number per field; not kept."""
 
     @abc.abstractmethod
     def host_words(self, count: int) -> torch.Tensor:
-        """Zeros, int64, in memory that the host and the device's kernels have at the same address."""
+        """Zeros of int64 in memory that the host and the kernels see at the same address."""
 
 
 def by_value(args: NDArray[np.int64]) -> NDArray[Any]:
-    """The numbers as one struct: cupy passes arrays of the host by value, but none of several elements."""
+    """The numbers as one struct: cupy passes a host array by value only if it has one element."""
     return args.view(f"V{args.nbytes}")
 
 
 class _Stream:
-    """A stream of others, by the protocol that libraries have for them."""
+    """A foreign stream, by cupy's protocol for streams."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -77,7 +77,7 @@ class _Stream:
 
 
 class CupyLauncher(Launcher):
-    """Raises `UnsupportedError` where cupy is missing, or cannot compile them."""
+    """Launches by cupy. Raises `UnsupportedError` if cupy is missing or cannot compile the kernels."""
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -91,15 +91,15 @@ class CupyLauncher(Launcher):
         self._cupy: Any = cupy
         self._device = torch.cuda.current_device() if device.index is None else device.index
         self._streams: dict[int, Any] = {}
-        # All of them now: loading one later would end the capture of a graph, and may wait for what runs on
-        # the device, which may be a kernel that waits for this rank.
+        # Load all kernels now. Loading one later would end the capture of a graph, and may wait for a running
+        # kernel, which may wait for this rank.
         try:
             with cupy.cuda.Device(self._device):
                 module = cupy.RawModule(code=source(), options=OPTIONS)
                 self._functions = {name: module.get_function(name) for name in KERNELS}
                 for function in self._functions.values():
                     _ = function.kernel if torch.version.hip else function.num_regs
-        except Exception as error:  # of the compiler, the driver, or cupy's way to them
+        except Exception as error:  # of the compiler, the driver or cupy
             raise UnsupportedError(
                 f"cupy cannot compile the kernels of symmetric memory for {device}: "
                 f"{str(error).partition(chr(10))[0]}",
@@ -114,7 +114,7 @@ class CupyLauncher(Launcher):
     def _stream(self, handle: int) -> Any:
         if (found := self._streams.get(handle)) is None:
             cuda = self._cupy.cuda
-            if hasattr(cuda.Stream, "from_external"):  # since cupy 14, where the other is deprecated
+            if hasattr(cuda.Stream, "from_external"):  # since cupy 14, which deprecates the other
                 found = cuda.Stream.from_external(_Stream(handle))
             else:
                 found = cuda.ExternalStream(handle, self._device)

@@ -1,9 +1,9 @@
-"""Symmetric memory whose heap is on devices: tensors there, and what went wrong there as errors here.
+"""DeviceMemory: symmetric memory on devices, its tensors, and the errors of its kernels.
 
-Operations are put on the current stream, so what the ranks refuse or disagree about is known when the device
-has come to it. All ranks find the same, but not at the same call of theirs: raising it at whatever comes next
-would bring them out of step. So it is raised where the host waits for the device, which all ranks do at the
-same places. What ends a communicator, a wait in vain, is raised by the watchdog as with other operations.
+Operations are put on the current stream, so a refusal or a disagreement is known only when the device has
+reached it. All ranks find the same, but not at the same call: raising the error at the next call would bring
+them out of step. So it is raised where the host waits for the device, which all ranks do at the same places.
+A wait that times out ends the communicator; the watchdog raises it, as for other operations.
 """
 
 from __future__ import annotations
@@ -11,32 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
-from unicomm import _core
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.one_sided import attempt, issue
+from unicomm.comms.operations.symmetric_table import Capability, bytes_at
 from unicomm.comms.operations.table import BY_CODE
 
 from . import device_domain
 from .device_domain import DeviceDomain, Outcome
-from .symmetric import Capability, SymmetricMemory, disagreement
+from .symmetric import SymmetricMemory, disagreement
 
 if TYPE_CHECKING:
     from unicomm.comms.options import Timeout
 
-_GRACE = 2.0  # seconds that the kernels have to say what they wait for, before the watchdog ends them
-_DLPACK = {"cpu": 1, "cuda": 2, "rocm": 10}
-
-
-def bytes_at(native: Any, address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Memory that can be addressed here, of a device or of the CPU, as bytes that hold the domain."""
-    kind = "rocm" if torch.version.hip and device.type == "cuda" else device.type
-    return from_dlpack(_core.symm_device_bytes(native, address, nbytes, _DLPACK[kind], device.index or 0))
+_GRACE = 2.0  # seconds that the kernels have to report a timeout before the watchdog ends them
 
 
 class DeviceMemory(SymmetricMemory):
-    """See the module. `domain` is a `DeviceDomain`."""
+    """The symmetric memory of a communicator on devices. `domain` is a `DeviceDomain`."""
 
     domain: DeviceDomain
     counts_on_device = True
@@ -47,7 +39,7 @@ class DeviceMemory(SymmetricMemory):
         self.domain.open(self.rank, self.size, said.data_ptr())
         issue(self.engine, "symm_init", lambda limit: self.check(self.domain.barrier(limit), limit))
         if Capability.POINTER in self.capabilities and not self.domain.far:
-            self.capabilities |= Capability.SIGNAL | Capability.ATOMICS  # by kernels
+            self.capabilities |= Capability.SIGNAL | Capability.ATOMICS  # by our kernels
 
     def grace(self) -> float:
         return _GRACE
@@ -62,9 +54,9 @@ class DeviceMemory(SymmetricMemory):
         return bytes_at(self.domain.native, address, nbytes, self.engine.member.device)
 
     def abort(self) -> None:
-        self.domain.abort()  # whatever the library can do: the kernels look at a word of their own
+        self.domain.abort()  # by our kernels, which look at a word of their own
 
-    # --- what went wrong on the device ----------------------------------------------------------------------
+    # --- errors of the device ----------------------------------------------------------------------
 
     def settle(self, limit: float) -> None:
         self.domain.wait(limit)
@@ -88,7 +80,7 @@ class DeviceMemory(SymmetricMemory):
             error = self._error(found, 0.0)
             if isinstance(error, CommTimeoutError):
                 explain(error, self.engine.member.uid)
-                error.explained = True  # the device knows who did not come
+                error.explained = True  # the device knows the missing ranks
             return error
         return None
 
@@ -126,7 +118,7 @@ class DeviceMemory(SymmetricMemory):
         )
 
     def _mismatch(self, each: list[list[int]]) -> CommError:
-        """Culprits are the minority; where no call is that of the most, all."""
+        """Makes the error of ranks in different calls; culprits are the minority, if any, else all."""
         heads = [(here, signature) for here, _, _, signature in each]
         most = max(heads, key=heads.count)
         tie = 2 * heads.count(most) <= len(heads)

@@ -1,4 +1,4 @@
-"""A window over symmetric memory: all that a window can do, where the SHMEM library can."""
+"""HeapWindow: a window over symmetric memory, with all that the SHMEM library offers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from unicomm.comms.errors import CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import fail, issue
 from unicomm.comms.operations.dtypes import code_of
+from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.work import Work
 
 from .initialize import initialize
-from .symmetric import Capability, Compare, SignalOp, SymmetricMemory, attached
+from .symmetric import SymmetricMemory, attached
 from .window import Window, WindowAccess, WindowAttr
 
 if TYPE_CHECKING:
     from unicomm.comms.operations.arrays import Array
     from unicomm.comms.options import Hints, Timeout
 
-_LINE = 8  # words: counters of different ranks do not share a line of the caches
+_LINE = 8  # words, so that counters of different ranks do not share a cache line
 _BIAS = 1 << 64
 
 
 class HeapWindow(Window):
-    """See the module. The counters of signals are a tensor of its own, in the same memory."""
+    """A window over symmetric memory. Its signal counters are a tensor in the same memory."""
 
     def __init__(self, memory: SymmetricMemory, timeout: Timeout = None) -> None:
         super().__init__(memory.engine)
@@ -36,11 +37,11 @@ class HeapWindow(Window):
         self._place_at: tuple[int, int, int] | None = None  # address, elements, dtype of the tensor
         self._pad = memory.allocate(memory.size * _LINE * 8, timeout)
         self._pad.zero_()
-        self.barrier(False, timeout=timeout)  # before anybody signals
+        self.barrier(False, timeout=timeout)  # before any rank signals
 
     @classmethod
     def of(cls, engine: Engine, tensor: Any, timeout: Timeout) -> HeapWindow:
-        """Collective. Refuses a tensor that cannot be opened, before anything else."""
+        """Makes the window. Collective. Refuses a tensor that cannot be opened before anything happens."""
         if tensor is not None and engine.symmetric is None:
             engine.check.fail(
                 OPERATIONS["new_window"],
@@ -116,7 +117,7 @@ class HeapWindow(Window):
         return self._fast_done(op, self._memory.fast.move(op, code, put, *arguments, *self._place_at))
 
     def _fast_done(self, op: str, done: Any, source: int = -1) -> Work | None:
-        """The Work that a fast path returned, None where the call was not for it, or the error."""
+        """Returns the Work of a fast path, or None if it did not take the call; raises its error."""
         if isinstance(done, tuple):
             fail(self._engine, op, lambda limit: check_wait(self._memory, done[0], source, limit))
         return done or None
@@ -135,7 +136,7 @@ class HeapWindow(Window):
     def wait_signal(
         self, peer_rank: int, async_op: bool = False, hints: Hints = None, timeout: Timeout = None
     ) -> Work:
-        # Two threads that wait for the same rank wait for different signals of it.
+        # Two threads that wait for one rank wait for different signals.
         with self._engine.order:
             if not self._freed and type(peer_rank) is int and 0 <= peer_rank < self._memory.size:
                 word = self._pad.data_ptr() + peer_rank * _LINE * 8
@@ -243,9 +244,9 @@ class HeapWindow(Window):
 def wait_for(
     memory: SymmetricMemory, word: int, compare: Compare, value: int, source: int, limit: float, only: bool
 ) -> None:
-    """Waits until the own word at that address compares so; errors are about `source`.
+    """Waits until this rank's word at `address` compares as asked; errors name rank `source`.
 
-    `only`: nobody else can make it so.
+    `only`: no other rank can make it so.
     """
     fault = memory.domain.wait_signal(word, compare, value, source if only else ~source, limit, 0)
     check_wait(memory, fault, source, limit)

@@ -16,6 +16,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import agree, issue
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.options import Timeout
 from unicomm.comms.streams import on_device
@@ -23,11 +24,11 @@ from unicomm.comms.streams import on_device
 from .device_domain import DeviceDomain
 from .device_kernels import CupyLauncher
 from .device_memory import DeviceMemory
-from .symmetric import Capability, SymmetricMemory, attached, memory_of
+from .symmetric import SymmetricMemory, attached, memory_of
 
 
 def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> SymmetricMemory:
-    """Collective: gives a communicator symmetric memory. See `unicomm.symm.init`."""
+    """Gives a communicator symmetric memory. Collective. See `unicomm.symm.init`."""
     engine.check_open("symm_init")
     if (memory := attached(engine)) is not None:
         return memory
@@ -45,7 +46,7 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
     table = backend.symmetric_table(one_host)
     if heap_bytes < 0:
         engine.check.fail(OPERATIONS["symm_init"], f"heap_bytes={heap_bytes}", "0 for as many as can be")
-    note = torch.zeros(129, dtype=torch.uint8)  # first whether it failed, then the id
+    note = torch.zeros(129, dtype=torch.uint8)  # whether rank 0 failed, then the unique id
     trouble = ""
     if engine.rank == 0:
         fault, uid = table.unique_id(engine.group.size, heap_bytes)
@@ -88,7 +89,7 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
 
 
 def _look_around(engine: Engine, backend: HasSymmetricMemory, timeout: Timeout) -> tuple[bool, Any]:
-    """Collective: whether all ranks are on one host, and what launches kernels on this rank's device."""
+    """Returns whether all ranks are on one host, and the launcher of this rank's kernels. Collective."""
     launcher: Any = None
     trouble: UnsupportedError | None = None
     try:

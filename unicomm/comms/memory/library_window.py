@@ -1,8 +1,8 @@
-"""A window over a library's own one-sided operations, such as NCCL's: puts and signals on streams.
+"""LibraryWindow: a window over a library's own one-sided operations, such as NCCL's, on streams.
 
-The library counts by an index for each pair of ranks, puts as well as signals. Where it has several indices,
-each window's signals have their own, and all puts share one that nobody waits for. Where it has one, a put
-and the signal after it are counted together: so there is one window at a time, with one put before a signal.
+The library counts puts and signals by pair of ranks and index. If it has several indices, each window has its
+own for signals, and all puts share one that no rank waits for. If it has one index, a put and the signal
+behind it are counted together: then there is one window at a time, with one put before a signal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.options import Hints, Timeout
 
-_PUTS = 0  # the index of puts, where signals have others
+_PUTS = 0  # the index of puts, if signals have others
 
 
 class LibraryWindow(Window):
-    """See the module."""
+    """A window over a library's own windows."""
 
     def __init__(self, engine: Engine, library: OneSided, index: int) -> None:
         super().__init__(engine)
@@ -37,16 +37,16 @@ class LibraryWindow(Window):
         self._index = index
         self._alone = library.indices == 1  # signals and puts are counted together
         size = engine.group.size
-        self._signals = [0] * size  # that this rank has sent to each other one
-        self._waited = [0] * size  # of each other rank's, by the library
-        self._ahead = [0] * size  # of these, how many the user has not asked for yet
+        self._signals = [0] * size  # signals that this rank has sent, by rank
+        self._waited = [0] * size  # signals that the library has counted, by rank
+        self._ahead = [0] * size  # of these, those that the program has not waited for
         self._unsignalled = [0] * size  # puts since the last signal
         self._window = 0
-        self._at: list[int] = []  # the tensor's place in each rank's window, in bytes
+        self._at: list[int] = []  # the tensor's offset in each rank's window, in bytes
 
     @classmethod
     def of(cls, engine: Engine, library: OneSided, tensor: Any) -> LibraryWindow:
-        """Local, with the same result on all ranks, which make their windows in the same order."""
+        """Makes the window. Local; all ranks make their windows in the same order, so results agree."""
         if tensor is not None:
             _check(engine, library, tensor)
         index = library.take_index()
@@ -78,7 +78,7 @@ class LibraryWindow(Window):
         self._open("symm_free")
         self._engine.refuse_capture("symm_free")
         if self._tensor is not None:
-            self.tensor_deregister(timeout)  # with a barrier, after which no signal is on its way
+            self.tensor_deregister(timeout)  # a barrier, after which no signal is under way
         self._library.used.discard(self._index)
         self._freed = True
 
@@ -104,10 +104,10 @@ class LibraryWindow(Window):
         return job
 
     def _signalling(self, peer: int) -> Callable[[float], None]:
-        self._registered("signal")  # the library has no signals before there is a window
+        self._registered("signal")  # the library has no signals before the first window
 
         def job(limit: float) -> None:
-            # Counted together they come in twos, for the receiver cannot know whether there was a put.
+            # Put and signal come in pairs, since the receiver cannot know whether there was a put.
             for _ in range(2 - self._unsignalled[peer] if self._alone else 1):
                 self._library.signal(peer, self._index)
             self._unsignalled[peer] = 0
@@ -143,7 +143,7 @@ class LibraryWindow(Window):
                 self._signalling(peer)(limit)
 
         self._issue("symm_barrier", signal, -1, False, hints, timeout)
-        # Of each pair: what was sent, for what came by the flush alone nobody waits any more.
+        # For each pair, take the number sent: no rank waits for signals of the flush alone.
         said = [2 * sent + (peer in flushed) for peer, sent in enumerate(self._signals)]
         rows = agree(self._engine, "symm_barrier", [self._index], said, timeout)
         mine = [row[self._engine.rank] for row in rows]

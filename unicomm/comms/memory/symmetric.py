@@ -1,13 +1,12 @@
 """Symmetric memory of a communicator: every rank has the same allocations at the same offsets.
 
-Over csrc/symm/table.hpp. `initialize` connects it, explicitly and on all ranks; an allocation never does.
-Allocating and freeing are collectives that say so: all ranks call them in the same order with the same sizes,
-and hear of it if not.
+It uses a SHMEM library through csrc/symm/table.hpp. initialize.py connects it, explicitly and on all ranks;
+an allocation never does. Allocating and freeing are collectives: all ranks call them in the same order with
+the same sizes, and get an error otherwise.
 """
 
 from __future__ import annotations
 
-import enum
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -26,6 +25,7 @@ from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.dtypes import OTHER, code_of
 from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 
 if TYPE_CHECKING:
@@ -35,41 +35,12 @@ if TYPE_CHECKING:
 _MISMATCH, _INTERNAL = 3, 5  # FaultCode
 
 
-class Capability(enum.IntFlag):
-    """What a SHMEM library can do; csrc/symm/table.hpp has the functions behind each."""
-
-    HEAP = 1
-    POINTER = 2
-    PUT_GET = 4
-    SIGNAL = 8
-    ATOMICS = 16
-    TEAMS = 32
-    ABORT = 64
-
-
-class SignalOp(enum.IntEnum):
-    """What a signal does to the receiver's word."""
-
-    SET = 0
-    ADD = 1
-
-
-class Compare(enum.IntEnum):
-    """How a waiting rank compares its word with the value it waits for."""
-
-    EQ = 0
-    NE = 1
-    GT = 2
-    GE = 3
-    LT = 4
-    LE = 5
-
-
 class SymmetricMemory:
     """One rank's end of a communicator's symmetric heap.
 
     Attributes:
-        counts_on_device: how many signals were waited for is counted there, where graphs are replayed.
+        counts_on_device: the number of signals waited for is counted on the device, where graphs are
+        replayed.
     """
 
     counts_on_device = False
@@ -82,7 +53,7 @@ class SymmetricMemory:
         domain: Any,
         whole: SymmetricMemory | None = None,
     ) -> None:
-        """`whole`: whose memory a team uses."""
+        """`whole`: the memory that a team shares; None for a communicator with its own."""
         self.engine = engine
         self.rank, self.size = engine.rank, engine.group.size
         self.capabilities = capabilities
@@ -92,7 +63,7 @@ class SymmetricMemory:
         self.fast: Any = NoFastExchange()
 
     def require(self, op: str, needed: Capability) -> None:
-        """Raises `UnsupportedError` where the library lacks a capability."""
+        """Raises `UnsupportedError` if the library lacks a capability."""
         if missing := needed & ~self.capabilities:
             names = ", ".join(c.name or "" for c in Capability if c in missing).lower()
             self.engine.refuse(op, f"symmetric memory of '{self.library}' lacks: {names}")
@@ -110,7 +81,7 @@ class SymmetricMemory:
     # --- allocations ------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, timeout: Timeout = None, align: int = 64) -> torch.Tensor:
-        """Collective: bytes that all ranks have at the same offset."""
+        """Allocates bytes that all ranks have at the same offset. Collective."""
         self.require("symm_allocate", Capability.HEAP)
         self.engine.refuse_capture("symm_allocate")
         self._refuse_team("symm_allocate")
@@ -120,7 +91,7 @@ class SymmetricMemory:
             self.settle(limit)
             fault, address = self.domain.allocate(nbytes, align, limit)
             if fault is not None and fault[0] == _INTERNAL:
-                raise InvalidArgumentError(  # the same on all ranks, which stay in step
+                raise InvalidArgumentError(  # on all ranks alike, which stay in step
                     fault[3], hint="free tensors, or give unicomm.symm.init more heap_bytes"
                 )
             self.check(fault, limit)
@@ -130,7 +101,7 @@ class SymmetricMemory:
         return self._bytes(addresses[0], nbytes)
 
     def free(self, tensor: Array, timeout: Timeout = None) -> None:
-        """Collective: gives an allocation back. The tensor, and views of it, must not be used any more."""
+        """Frees an allocation. Collective. The tensor and its views must not be used any more."""
         self.engine.refuse_capture("symm_free")
         self._refuse_team("symm_free")
         address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
@@ -152,7 +123,7 @@ class SymmetricMemory:
             whole = self._whole.engine.name
             self.engine.refuse(
                 op,
-                f"a team has no memory of its own, nor windows: it is that of communicator '{whole}'",
+                f"a team has neither memory nor windows of its own: it uses those of communicator '{whole}'",
                 f"allocate, free and make windows with '{whole}', on all its ranks",
             )
 
@@ -174,10 +145,10 @@ class SymmetricMemory:
         writes: bool = True,
         strided: bool = False,
     ) -> torch.Tensor:
-        """The tensor, or the one on an array's memory.
+        """Returns the tensor, made from an array if needed.
 
-        Raises `InvalidArgumentError` unless it is contiguous or may be `strided`, on the right device, and of
-        that dtype.
+        Raises `InvalidArgumentError` if it is on another device, of another dtype than `dtype`, or not
+        contiguous although it has to be.
         """
         tensor = self.engine.check.check_tensor(OPERATIONS[op], name, value, writes, strided)
         if dtype is not None and tensor.dtype != dtype:
@@ -187,7 +158,7 @@ class SymmetricMemory:
     def check_symmetric(
         self, op: str, name: str, value: Any, dtype: torch.dtype | None = None, strided: bool = False
     ) -> torch.Tensor:
-        """The same, and it has to lie in this communicator's symmetric memory."""
+        """Like `check_tensor`, for a tensor that has to lie in this communicator's symmetric memory."""
         tensor = self.check_tensor(op, name, value, dtype, strided=strided)
         if not self.holds(tensor):
             self.invalid(
@@ -198,13 +169,13 @@ class SymmetricMemory:
         return tensor
 
     def remote(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        """`rank`'s copy of a symmetric tensor, as memory of this process."""
+        """Returns `rank`'s copy of a symmetric tensor as memory of this process."""
         fault, address = self.domain.ptr(tensor.data_ptr(), tensor.nbytes, rank)
         self.check(fault, 0.0)
         return self._bytes(address, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 
     def transfer(self, put: bool, plan: Sequence[tuple[int, int, int, int]], limit: float) -> None:
-        """Many copies: (own address, symmetric address, bytes, rank) each; all done when it returns."""
+        """Copies (own address, symmetric address, bytes, rank) each. Returns when all copies are done."""
         if plan:
             rows = torch.tensor(plan, dtype=torch.int64).numpy()
             self.check(self.domain.transfer(put, rows, 0), limit)
@@ -212,7 +183,7 @@ class SymmetricMemory:
     # --- meetings ---------------------------------------------------------------------------------------
 
     def open(self, said: torch.Tensor | None = None) -> None:
-        """Collective, at creation: room for what the ranks tell each other when they meet."""
+        """Allocates what the ranks tell each other at barriers. Collective, called at creation."""
         said = self.allocate(self.domain.said_bytes(self.size)) if said is None else said
         self.domain.open(self.rank, self.size, said.data_ptr())
         if isinstance(self.engine.fast, _core.FastCalls):
@@ -223,30 +194,31 @@ class SymmetricMemory:
         head = heading(op, tensors[0].dtype if tensors else None, limit)
         self.check(self.domain.meet(head, list(tensors)), limit)
 
-    # --- what devices do otherwise: device_memory.py --------------------------------------------------------
+    # --- overridden for devices in device_memory.py
+    # ----------------------------------------------------------
 
     def reduces(self, dtype: torch.dtype, red: int) -> bool:
-        """Whether the composites can."""
+        """Whether composed operations support this element type and reduction."""
         return bool(_core.fold_defined(code_of(dtype), red))
 
     def atomic(self, op: str, words: tuple[int, ...], peer: int, limit: float) -> tuple[Any, int]:
-        """A fault, and what was there."""
+        """Runs an atomic operation; returns (fault or None, old value)."""
         fault, before = getattr(self.domain, op)(*words, peer, 0)
         return fault, before
 
     def settle(self, limit: float) -> None:
-        """Waits until what was put on the current stream is done, and raises what went wrong there."""
+        """Waits for the work of the current stream, and raises its error. Does nothing on the host."""
 
     def synchronize(self, timeout: Timeout = None) -> None:
         """See `unicomm.symm.synchronize`."""
         self.engine.check_open("symm_barrier")
 
     def grace(self) -> float:
-        """Seconds by which the watchdog lets operations be late, which end their waits themselves."""
+        """Seconds beyond its timeout that the watchdog gives an operation, whose kernels time out first."""
         return 0.0
 
     def late_error(self) -> CommError | None:
-        """What ends the communicator; the watchdog asks."""
+        """An error that ends the communicator, or None. Asked by the watchdog."""
         return None
 
     # --- life -------------------------------------------------------------------------------------------
@@ -256,7 +228,7 @@ class SymmetricMemory:
             self.domain.abort()
 
     def close(self) -> None:
-        """Local. Tensors stay readable for as long as somebody holds them."""
+        """Leaves the heap. Local. Tensors stay readable while they are alive."""
         self.domain.leave()
 
 
@@ -276,14 +248,14 @@ def heading(
     root: int = -1,
     relaxed: bool = False,
 ) -> tuple[int, int, int, int, bool, int, float]:
-    """What the ranks compare when they meet, as the native core takes it."""
+    """The values that the ranks compare at a barrier, as the native core takes them."""
     code = 0 if dtype is None else code_of(dtype)
     more = zlib.crc32(str(dtype).encode()) if code == OTHER else 0
     return OPERATIONS[op].code, code, red, root, relaxed, more, limit
 
 
 class NoFastExchange:
-    """Stands where there is no fast path: see csrc/symm/fast.cpp."""
+    """The absence of a fast path: refuses every call. See csrc/symm/fast.cpp."""
 
     def _never(self, *_: object) -> Any:
         return False
@@ -293,7 +265,7 @@ class NoFastExchange:
 
 
 def disagreement(culprits: Sequence[int], claims: Sequence[tuple[int, ...]]) -> MismatchError:
-    """Of ranks that met: (rank, operation, -, reduction, root, -, -) of each."""
+    """Makes the error of ranks that disagree. `claims`: (rank, operation, -, reduction, root, -, -)."""
     said: dict[str, list[int]] = {}
     for rank, op, _, red, root, _, _ in claims:
         row = BY_CODE.get(op)
@@ -320,7 +292,7 @@ def attached(engine: Engine) -> SymmetricMemory | None:
 
 
 def memory_of(engine: Engine, op: str) -> SymmetricMemory:
-    """The communicator's symmetric memory; `NotReadyError` where it was not initialised."""
+    """The communicator's symmetric memory. Raises `NotReadyError` before it has been initialised."""
     engine.check_open(op)
     memory = attached(engine)
     if memory is None:

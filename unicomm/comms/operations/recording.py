@@ -1,15 +1,16 @@
-"""States of a recorded operation, error codes and flags, as csrc/recorder/ring.hpp and csrc/core/error.hpp
-have them."""
+"""Constants of records: states, flags and error codes, from the native core (csrc/recorder/ring.hpp)."""
 
 from __future__ import annotations
 
+from unicomm import _core
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, MismatchError, PeerLostError
 
-COMPLETED, FAILED = 3, 4  # of an operation
-BROKEN = 3  # of a communicator
-ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
-MOST_MS = (1 << 32) - 1  # of a timeout, that a record can hold
-OTHER_ERROR = 100
+COMPLETED, FAILED = _core.RECORD_COMPLETED, _core.RECORD_FAILED  # states of an operation
+BROKEN = _core.COMM_FAILED  # state of a communicator
+ASYNC, P2P, BATCH, RECEIVE = _core.RECORD_ASYNC, _core.RECORD_P2P, _core.RECORD_BATCH, _core.RECORD_RECEIVE
+CAPTURED, REPLAYED, REPLAY = _core.RECORD_CAPTURED, _core.RECORD_REPLAYED, _core.RECORD_REPLAY
+MOST_MS = _core.RECORD_MAX_TIMEOUT_MS
+OTHER_ERROR = _core.RECORD_OTHER_ERROR
 _ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (
     (CommTimeoutError, 1),
     (PeerLostError, 2),

@@ -1,1 +1,14 @@
-"""."""
+"""What went wrong in a job, from its table.
+
+verdict.py           the closed list of verdicts; Finding, Straggler, Report
+analyze.py           analyze: from a table to a report
+matching.py          the calls of one collective compared, sends paired with receives
+call_mismatches.py   findings about collectives that ranks called with different arguments
+size_mismatches.py   findings about exchanges and messages whose sizes do not fit
+wait_graph.py        the wait-for graph of unfinished operations, its components and cycles
+evidence.py          evidence and edges for findings about waiting ranks
+wait_cycles.py       findings about cycles in the wait-for graph
+blocking_ranks.py    findings about ranks that block others: dead, stopped, absent, busy
+stragglers.py        ranks, hosts and groups that are late
+diff.py              compare: two runs, their first differing operations and changed times
+"""

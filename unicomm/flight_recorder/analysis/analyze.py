@@ -1,65 +1,66 @@
-"""From a table to a report: what went wrong, who is to blame, who only suffers, and who is slow."""
+"""analyze: from a table to a report with verdicts, culprits, victims and stragglers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from unicomm.flight_recorder.reports.wording import capital, ranks_text, span
+from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table import clocks
-from unicomm.flight_recorder.table.columns import Column, Table
-from unicomm.flight_recorder.table.columns import Finding as InputFinding
+from unicomm.flight_recorder.table.collectives import CollectiveIndex
+from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.texts import capital, ranks_text, span
 
 from . import stragglers
-from .blame import Blame, health
-from .judge import Judge, Judged
-from .matching import Cells, agreement, divergences, messages, mismatched_messages, uneven_exchanges
-from .parts import Parts
-from .verdict import Kind, Report, Straggler, Verdict
-from .waits import Node, Waits, build, pending_rows
+from .blocking_ranks import BlockingRanks, health
+from .call_mismatches import CallMismatches, Mismatch
+from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
+from .size_mismatches import SizeMismatches
+from .verdict import Finding, Report, Straggler, Verdict
+from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
 
 STUCK_AFTER = 2.0  # seconds
 Progress = Callable[[str], None]
 
-# What is told first. Where two are of one class, the one with more victims is.
+# The order of findings: the greater weight first; of equal weights, more victims first.
 _WEIGHT = {
-    Kind.PROCESS_DEAD: 90,
-    Kind.PROCESS_STOPPED: 88,
-    Kind.MEMBERSHIP: 85,
-    Kind.ORDER_SWAP: 80,
-    Kind.WAIT_CYCLE: 78,
-    Kind.UNMATCHED_P2P: 76,
-    Kind.NEVER_JOINED: 74,
-    Kind.BLOCKED_OUTSIDE: 74,
-    Kind.NEVER_FINISHED: 50,
-    Kind.SLOW: 30,
-    Kind.WRAPPED: 10,
+    Verdict.PROCESS_DEAD: 90,
+    Verdict.PROCESS_STOPPED: 88,
+    Verdict.MEMBERSHIP: 85,
+    Verdict.ORDER_SWAP: 80,
+    Verdict.WAIT_CYCLE: 78,
+    Verdict.UNMATCHED_P2P: 76,
+    Verdict.NEVER_JOINED: 74,
+    Verdict.BLOCKED_OUTSIDE: 74,
+    Verdict.NEVER_FINISHED: 50,
+    Verdict.SLOW: 30,
+    Verdict.WRAPPED: 10,
 }
-_OF_PROCESSES = (Kind.PROCESS_DEAD, Kind.PROCESS_STOPPED)
+_OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
 _STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
 
 
 def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
-    """The report on a table.
+    """Analyzes a table.
 
     Args:
-        stuck_after: an operation of a running process counts as stuck after so many seconds. Dumps and rings
-            of ended processes show the end, and whatever is unfinished in them is stuck.
+        stuck_after: the seconds after which an unfinished operation of a running process counts as stuck. In
+            dumps, and in rings of ended processes, every unfinished operation is stuck.
         progress: called with the name of each step.
     """
     tell = progress or (lambda _: None)
     stuck_ns = int(stuck_after * 1e9)
     tell("comparing collectives")
-    agree, cells = agreement(table), Cells(table)
-    judged = Judge(table, agree).collectives(divergences(table, agree, cells))
-    parts = Parts(table)
-    mismatched = {(j.group, j.seq) for j in judged}
-    judged += [
-        j for j in parts.exchanges(uneven_exchanges(table, cells)) if (j.group, j.seq) not in mismatched
+    signatures, cells = call_signatures(table), CollectiveIndex(table)
+    mismatches = CallMismatches(table, signatures).collectives(divergences(table, signatures, cells))
+    sizes = SizeMismatches(table)
+    mismatched = {(j.group, j.seq) for j in mismatches}
+    mismatches += [
+        j for j in sizes.exchanges(uneven_exchanges(table, cells)) if (j.group, j.seq) not in mismatched
     ]
     tell("matching messages")
     found = messages(table)
-    judged += parts.messages(found, mismatched_messages(table, found))
+    mismatches += sizes.messages(found, mismatched_messages(table, found))
     tell("comparing clocks")
     rows, cell = clocks.sample(table, cells)
     offsets = clocks.offsets(table, rows, cell)
@@ -68,20 +69,20 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     tell("following who waits for whom")
     state = health(table)
     pending, lasting = pending_rows(table, stuck_ns, bool(state.gone))
-    waits = build(table, found, pending, state.gone)
-    explained = _explained(waits, judged)
-    findings = Blame(table, waits, state, explained, slow, stuck_ns).findings()
+    waits = build_wait_graph(table, found, pending, state.gone)
+    explained = _explained(waits, mismatches)
+    findings = BlockingRanks(table, waits, state, explained, slow, stuck_ns).findings()
     findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
-    findings = [*_with_victims(waits, judged), *_not_explained(findings, judged), *_membership(table)]
+    findings = [*_with_victims(waits, mismatches), *_not_explained(findings, mismatches), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
-    weight = {id(j.verdict): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in judged}
+    weight = {id(j.finding): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in mismatches}
     findings.sort(key=lambda f: (-weight.get(id(f), _WEIGHT.get(f.verdict, 0)), -len(f.victims), f.since_ns))
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],
         stragglers=_stragglers(table, late, rows, cell),
-        input_findings=[*table.findings, *(f for s in table.sources for f in s.findings)],
+        remarks=list(table.remarks),
         ranks=len(table.ranks),
         present=len(table.source_of),
         missing=missing,
@@ -91,48 +92,49 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         formats=dict(Counter(s.format for s in table.sources)),
     )
     if missing:
-        report.input_findings.append(InputFinding("", f"no file of {ranks_text(missing)}"))
+        report.remarks.append(InputRemark("", f"no file of {ranks_text(missing)}"))
     return report
 
 
-def _explained(waits: Waits, judged: list[Judged]) -> list[Node]:
-    """Stuck collectives and ranks that are so because of a finding about arguments."""
+def _explained(waits: WaitGraph, mismatches: list[Mismatch]) -> list[WaitNode]:
+    """Returns the stuck collectives and ranks that a mismatch explains."""
     first: dict[int, int] = {}
-    for one in judged:
+    for one in mismatches:
         if one.derails and one.seq >= 0:
             first[one.group] = min(one.seq, first.get(one.group, one.seq))
-    nodes: list[Node] = [n for n in waits.stuck if n[0] in first and n[1] >= first[n[0]]]
-    for one in judged:
-        if one.derails and one.seq < 0:  # a message: both sides stand still
-            nodes += [(rank,) for rank in (*one.verdict.culprits, *one.verdict.victims)]
+    nodes: list[WaitNode] = [n for n in waits.stuck if n[0] in first and n[1] >= first[n[0]]]
+    for one in mismatches:
+        if one.derails and one.seq < 0:  # a message: both sides are stuck
+            nodes += [(rank,) for rank in (*one.finding.culprits, *one.finding.victims)]
     return nodes
 
 
-def _with_victims(waits: Waits, judged: list[Judged]) -> list[Verdict]:
-    for one in judged:
-        nodes: list[Node] = [n for n in waits.stuck if n[0] == one.group and n[1] >= one.seq >= 0]
+def _with_victims(waits: WaitGraph, mismatches: list[Mismatch]) -> list[Finding]:
+    for one in mismatches:
+        nodes: list[WaitNode] = [n for n in waits.stuck if n[0] == one.group and n[1] >= one.seq >= 0]
         if one.seq < 0:
-            nodes += [(rank,) for rank in (*one.verdict.culprits, *one.verdict.victims)]
+            nodes += [(rank,) for rank in (*one.finding.culprits, *one.finding.victims)]
         if one.derails and nodes:
-            more = waits.victims(nodes, one.verdict.culprits)
-            one.verdict.victims = sorted({*one.verdict.victims, *more})
-    return [one.verdict for one in judged]
+            more = waits.victims(nodes, one.finding.culprits)
+            one.finding.victims = sorted({*one.finding.victims, *more})
+    return [one.finding for one in mismatches]
 
 
-def _not_explained(findings: list[Verdict], judged: list[Judged]) -> list[Verdict]:
-    """Without the transport's findings about messages and exchanges whose sizes are wrong."""
+def _not_explained(findings: list[Finding], mismatches: list[Mismatch]) -> list[Finding]:
+    """Drops findings of unfinished messages whose size mismatch is a finding already."""
     wrong = {
-        (j.verdict.group, *sorted((*j.verdict.culprits, *j.verdict.victims))) for j in judged if j.seq < 0
+        (j.finding.group, *sorted((*j.finding.culprits, *j.finding.victims))) for j in mismatches if j.seq < 0
     }
     return [
         f
         for f in findings
-        if f.verdict is not Kind.NEVER_FINISHED or (f.group, *sorted((*f.culprits, *f.victims))) not in wrong
+        if f.verdict is not Verdict.NEVER_FINISHED
+        or (f.group, *sorted((*f.culprits, *f.victims))) not in wrong
     ]
 
 
-def _membership(table: Table) -> list[Verdict]:
-    """Groups whose members the sources do not agree on: the minority is wrong."""
+def _membership(table: Table) -> list[Finding]:
+    """Returns findings about groups for which the sources list different members. The minority is wrong."""
     differing: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for source in table.sources:
         for index, ranks in source.members.items():
@@ -150,8 +152,8 @@ def _membership(table: Table) -> list[Verdict]:
         who = ranks_text(culprits)
         verb = "have" if len(culprits) > 1 else "has"
         out.append(
-            Verdict(
-                Kind.MEMBERSHIP,
+            Finding(
+                Verdict.MEMBERSHIP,
                 sorted({*culprits, *agree}) if tied else culprits,
                 sorted(set(agree) - set(culprits)) if not tied else [],
                 group.name,
@@ -166,19 +168,19 @@ def _membership(table: Table) -> list[Verdict]:
     return out
 
 
-def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> Verdict:
+def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> Finding:
     ranks = sorted(slow)
     worst = max(slow, key=lambda r: slow[r])
     share = float(late.lost_ns[ranks].sum()) / max(late.span_ns, 1.0)
     who = ranks_text(ranks)
     verb = "are" if len(ranks) > 1 else "is"
-    return Verdict(
-        Kind.SLOW,
+    return Finding(
+        Verdict.SLOW,
         ranks,
         [int(r) for r in (late.count > 0).nonzero()[0] if int(r) not in slow],
         confidence=0.9,
         sentence=("" if besides else "Nothing is stuck, but ")
-        + f"{capital(who) if besides else who} {verb} late to collectives again and again,"
+        + f"{capital(who) if besides else who} {verb} repeatedly late to collectives,"
         f" typically by {span(slow[worst])}; the others spend {min(share, 1.0):.0%} of the time waiting.",
         evidence=[
             f"rank {r}: last in {late.last[r]:.0%} of {int(late.count[r])} collectives,"
@@ -195,7 +197,7 @@ def _stragglers(
     return stragglers.scores(table, late, rows, cell) if late else []
 
 
-def _good(table: Table) -> Verdict:
+def _good(table: Table) -> Finding:
     n = len(table.source_of)
     complete = n == len(table.ranks)
     said = f"All good: {len(table)} operations of {n} rank{'s' if n != 1 else ''} fit together"
@@ -204,4 +206,4 @@ def _good(table: Table) -> Verdict:
         if complete
         else f", as far as the files of {n} of {len(table.ranks)} ranks tell."
     )
-    return Verdict(Kind.GOOD, confidence=0.95 if complete else 0.6, sentence=said)
+    return Finding(Verdict.GOOD, confidence=0.95 if complete else 0.6, sentence=said)

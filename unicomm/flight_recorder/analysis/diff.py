@@ -1,4 +1,4 @@
-"""What two runs did differently: the first operation that differs on each rank, and how times changed."""
+"""compare: two runs, with the first operation that differs on each rank, and the changed times."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.reports.wording import place
-from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.rows import place
+from unicomm.flight_recorder.table.table import Column, Table
 
 _SEQ_BITS = 36
 
 
 @dataclass
 class Difference:
-    """Where ranks part from what they did in the other run.
+    """The first operation in which ranks of run A differ from run B.
 
     Attributes:
-        ranks: those that differ in the same way.
-        seq_num: of the collective in the group, or of the message in its pair.
-        peer: of a message, -1 for collectives.
-        a, b: the calls with their arguments; "" where that run has no such operation.
-        a_where, b_where: file:line, "" where it is not known.
-        a_ns: when it was issued in A (in B where A has none), after the run's first operation.
+        ranks: the ranks that differ in the same way.
+        seq_num: the number of the collective in the group, or of the message in its pair.
+        peer: the peer of a message, -1 for collectives.
+        a, b: the calls with their arguments in A and B; "" if the run has no such operation.
+        a_where, b_where: file:line, "" if unknown.
+        a_ns: the time of the call in A (in B if A has none), after the run's first operation.
     """
 
     ranks: list[int]
@@ -40,7 +42,7 @@ class Difference:
 
 @dataclass
 class Change:
-    """Times of one call in one group, over all ranks, in nanoseconds; 0 where a run has none."""
+    """The times of one call in one group in both runs, over all ranks, in nanoseconds; 0 without a call."""
 
     call: str
     group: str
@@ -53,14 +55,21 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """The median time in B by that in A; nan where one of them has none."""
+        """The median time in B divided by that in A; nan if a run has no such call."""
         known = self.a_median_ns > 0 and self.b_count
         return self.b_median_ns / self.a_median_ns if known else float("nan")
 
 
 @dataclass
 class Diff:
-    """`compared` operations stand in both runs. Differences are in order of time, changes by their weight."""
+    """The difference of two runs.
+
+    Attributes:
+        differences: in order of time.
+        changes: the calls, with the greatest change of the total time first.
+        compared: the number of operations that are in both runs.
+        only_a, only_b: the ranks that only one run has.
+    """
 
     differences: list[Difference]
     changes: list[Change]
@@ -70,7 +79,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether both runs have the same ranks, and these did the same."""
+        """Whether both runs have the same ranks with the same operations."""
         return not (self.differences or self.only_a or self.only_b)
 
     def as_data(self) -> dict[str, Any]:
@@ -80,17 +89,17 @@ class Diff:
 
 @dataclass
 class _Side:
-    """One run with numbers for channels and calls that hold for both."""
+    """One run, with numbers for channels and calls that are the same for both runs."""
 
     table: Table
     rows: Column
-    key: Column  # channel and sequence number; sorted
+    key: Column  # channel and sequence number, sorted
     call: Column
     channel: Column  # of each entry of `key`
 
 
 class _Names:
-    """One number for what is the same in both runs."""
+    """Numbers values; equal values of both runs get one number."""
 
     def __init__(self) -> None:
         self.known: dict[Any, int] = {}
@@ -100,7 +109,7 @@ class _Names:
 
 
 def compare(a: Table, b: Table) -> Diff:
-    """Compares collectives by group and number, and messages by pair and number."""
+    """Compares two runs: collectives by group and number, messages by pair and number."""
     first, second = _sides(a, b)
     in_b = np.isin(first.key, second.key)
     in_a = np.isin(second.key, first.key)
@@ -122,14 +131,16 @@ def compare(a: Table, b: Table) -> Diff:
 
 def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
     groups, calls = _Names(), _Names()
-    with_root = all((t.calls.root >= 0).any() for t in (a, b))  # torch's dumps have neither
+    with_root = all(
+        (t.calls.root >= 0).any() for t in (a, b)
+    )  # torch's dumps have neither roots nor reductions
     with_reduction = all(len(t.reductions) > 1 for t in (a, b))
     numbers = []
     for table in (a, b):
         group_numbers = [groups((g.name, tuple(g.ranks.tolist()))) for g in table.groups]
         signatures = [_signature(table, i, with_root, with_reduction) for i in range(len(table.calls))]
         rows = np.flatnonzero(
-            (table.calls.kind[table.call] != Kind.OTHER) & (table.group >= 0) & (table.seq >= 0)
+            (table.calls.kind[table.call] != OpKind.OTHER) & (table.group >= 0) & (table.seq >= 0)
         )
         numbers.append(
             (table, rows, np.asarray(group_numbers or [0]), np.asarray([calls(s) for s in signatures] or [0]))
@@ -173,7 +184,7 @@ def _first_of_each(channel: Column, at_a: Column, at_b: Column) -> Iterator[tupl
 
 
 def _ends(a: _Side, b: _Side) -> Iterator[tuple[int, int, int]]:
-    """Channels that go on in one run only: (channel, next entry in A or -1, next entry in B or -1)."""
+    """Yields channels that are longer in one run: (channel, next entry in A or -1, next entry in B or -1)."""
     for side, other, flip in ((a, b, False), (b, a, True)):
         channels, last = np.unique(other.channel, return_index=True)
         ends = np.append(last[1:], len(other.channel)) - 1
@@ -221,7 +232,7 @@ def _differences(a: _Side, b: _Side, found: dict[int, tuple[int, int]], common: 
 
 
 def _changes(a: Table, b: Table) -> list[Change]:
-    """Calls whose time differs most in sum come first."""
+    """Returns the changes, with the greatest difference of the total time first."""
     times: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for which, table in enumerate((a, b)):
         for key, count, median, total in _times(table):
@@ -232,12 +243,12 @@ def _changes(a: Table, b: Table) -> list[Change]:
 
 
 def _times(table: Table) -> Iterator[tuple[tuple[str, str], int, float, float]]:
-    """((call, group), number, median and sum of its times) over the completed operations."""
+    """Yields ((call, group), count, median time, total time) of the completed operations."""
     rows = np.flatnonzero(
         (table.state == State.COMPLETED)
         & (table.completed_ns > 0)
         & (table.group >= 0)
-        & (table.calls.kind[table.call] != Kind.OTHER)
+        & (table.calls.kind[table.call] != OpKind.OTHER)
     )
     began = np.where(table.started_ns[rows] > 0, table.started_ns[rows], table.created_ns[rows])
     took = np.maximum(table.completed_ns[rows] - began, 0)

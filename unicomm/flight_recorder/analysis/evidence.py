@@ -1,27 +1,28 @@
-"""What a finding about waiting rests on: last words, errors, and the wait-for graph near the culprits."""
+"""Evidence: last operations, errors, and the wait-for graph near the culprits, for findings about waiting."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from unicomm.flight_recorder.reports.wording import at_place, number, place, ranks_text, span
-from unicomm.flight_recorder.table.columns import ERRORS, UNKNOWN, Source, State, Table
-from unicomm.flight_recorder.table.lookup import last_row
+from unicomm.flight_recorder.ring.reader import ERRORS, State
+from unicomm.flight_recorder.table.rows import at_place, last_row, op_text, place
+from unicomm.flight_recorder.table.table import UNKNOWN, Source, Table
+from unicomm.flight_recorder.texts import ranks_text, span
 
 from .verdict import Edge
-from .waits import Node, Stuck, Waits
+from .wait_graph import StuckCollective, WaitGraph, WaitNode
 
 _MOST_EDGES = 8
 
 
 class Evidence:
-    """Reads it from the table and the graph."""
+    """Collects evidence from the table and the wait-for graph."""
 
-    def __init__(self, table: Table, waits: Waits) -> None:
+    def __init__(self, table: Table, waits: WaitGraph) -> None:
         self.table, self.waits = table, waits
 
-    def last_words(self, ranks: list[int], group: int) -> list[str]:
-        """What the culprits did last; alike ones together."""
+    def last_operations(self, ranks: list[int], group: int) -> list[str]:
+        """Says what the ranks did last; ranks with the same text share a line."""
         table = self.table
         said: dict[str, list[int]] = defaultdict(list)
         processes: dict[tuple[str, str], list[Source]] = {}
@@ -36,17 +37,17 @@ class Evidence:
             if group in source.closed:
                 said[f"it has finalized '{table.groups[group].name}'"].append(rank)
             if row is None:
-                said["it recorded no operation at all"].append(rank)
+                said["it recorded no operation"].append(rank)
                 continue
             state = State(int(table.state[row])).name.lower()
             age = ""
             if source.as_of_ns:
                 age = f", {span(source.as_of_ns - int(table.created_ns[row]))} ago"
-            said[f"last operation: {number(table, row)}{at_place(table, row)}, {state}{age}"].append(rank)
+            said[f"last operation: {op_text(table, row)}{at_place(table, row)}, {state}{age}"].append(rank)
             if inside is None:
                 said[f"nothing recorded in '{table.groups[group].name}'"].append(rank)
             elif inside != row:
-                said[f"last in '{table.groups[group].name}': {number(table, inside)}"].append(rank)
+                said[f"last in '{table.groups[group].name}': {op_text(table, inside)}"].append(rank)
         lines = [self._process_line(*where, sources) for where, sources in processes.items()]
         return [*lines[:4], *(f"{ranks_text(of)}: {text}" for text, of in list(said.items())[:6])]
 
@@ -58,20 +59,22 @@ class Evidence:
             text += f", pid {', '.join(pids[:4])}{' ...' if len(pids) > 4 else ''}"
         return f"{ranks_text(s.rank for s in sources)}: {text}" + (f" on {host}" if host else "")
 
-    def errors(self, stuck: Stuck) -> list[str]:
+    def errors(self, stuck: StuckCollective) -> list[str]:
+        """Says with which errors the collective failed, and on which ranks."""
         errors: dict[str, list[int]] = defaultdict(list)
         for rank, row in stuck.waiting.items():
             if int(self.table.error[row]):
                 errors[ERRORS[int(self.table.error[row])]].append(rank)
         return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
 
-    def unknown(self, stuck: Stuck) -> list[str]:
+    def unknown(self, stuck: StuckCollective) -> list[str]:
+        """Says of which members nothing is known."""
         if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
             return []
         return [f"nothing is known of {ranks_text(stuck.unknown)}: no dump, or overwritten"]
 
-    def edges(self, ends: list[Node]) -> list[Edge]:
-        """The part of the graph next to the culprits, one edge for ranks that wait in the same place."""
+    def edges(self, ends: list[WaitNode]) -> list[Edge]:
+        """Returns the edges next to the nodes `ends`; ranks that wait in one collective share an edge."""
         out: list[Edge] = []
         todo, seen = list(ends), set(ends)
         while todo and len(out) < _MOST_EDGES:
@@ -87,7 +90,7 @@ class Evidence:
                     out += [e for e in (self.edge_of_message(before[0], node[0]),) if e]
         return out[:_MOST_EDGES]
 
-    def edge_of_stuck(self, stuck: Stuck, rank: int | None = None) -> Edge:
+    def edge_of_stuck(self, stuck: StuckCollective, rank: int | None = None) -> Edge:
         table = self.table
         absent = sorted({*stuck.missing, *stuck.gone}) or sorted(stuck.unknown)
         who = min(sorted(stuck.waiting), key=lambda r: r in absent) if rank is None else rank
@@ -105,7 +108,7 @@ class Evidence:
         return None
 
     def has_come_before(self, edge: Edge) -> bool:
-        """Whether messages like this one were exchanged before."""
+        """Returns whether a message like this one was exchanged before."""
         table = self.table
         for row in self.waits.lonely.get(edge.rank, ()):
             if int(table.peer[row]) == edge.waits_for[0] and int(table.seq[row]) == edge.seq_num:

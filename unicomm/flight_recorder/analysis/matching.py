@@ -1,20 +1,21 @@
-"""What belongs together: the same collective on all ranks, a send and its receive; and where they differ.
+"""Matches the calls of a collective on all ranks, and sends with receives, and finds those that differ.
 
-Linear in the number of rows: every row is compared with one reference of its collective, and only the few
-collectives in which some row differs from it are looked at closely.
+The time is linear in the number of rows: every row is compared with one reference of its collective, and only
+the first few collectives with a difference are examined closely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from unicomm.flight_recorder.table.columns import Column, Kind, State, Table
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.collectives import CollectiveIndex, CollectiveRows, rows_of
+from unicomm.flight_recorder.table.table import Column, Table
 
-_CHUNK = 1 << 20
-_CLOSE_LOOKS = 16  # differing collectives of one group that are looked at, the first ones
+_CLOSE_LOOKS = 16  # the number of differing collectives of a group to examine, the first ones
 _NO_REFERENCE = -1
 
 _BY_INPUT = ("all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "gather_single")
@@ -24,12 +25,12 @@ EXCHANGES = ("all_to_all", "all_to_all_single", "all_to_all_v_single")
 
 
 @dataclass
-class Agreement:
-    """What the ranks of one collective must have in common, by call.
+class CallSignatures:
+    """The signature of each call: what the calls of all ranks in one collective must have in common.
 
     Attributes:
-        ids: equal for calls that agree.
-        op, root, red, dtype, numel: the parts, -1 where a part does not matter for the operation.
+        ids: a number for each signature, so equal for calls that agree.
+        op, root, red, dtype, numel: the parts of the signatures; -1 if the operation ignores the part.
     """
 
     ids: Column
@@ -40,7 +41,7 @@ class Agreement:
     numel: Column
 
     def difference(self, a: int, b: int) -> str:
-        """The first part in which two calls differ: op, root, dtype, red, numel or ""."""
+        """Returns the first part in which two calls differ: op, root, dtype, red or numel; else ""."""
         for part in ("op", "root", "dtype", "red", "numel"):
             column = getattr(self, part)
             if column[a] != column[b]:
@@ -48,8 +49,8 @@ class Agreement:
         return ""
 
 
-def agreement(table: Table) -> Agreement:
-    """What calls have to have in common, worked out once for each distinct call."""
+def call_signatures(table: Table) -> CallSignatures:
+    """Returns the signatures of the distinct calls of a table."""
     calls = table.calls
     op_names = np.asarray(table.ops, object)[calls.op]
 
@@ -62,7 +63,7 @@ def agreement(table: Table) -> Agreement:
     numel[by_input] = calls.in_numel[by_input]
     numel[by_output] = calls.out_numel[by_output]
     numel[both] = np.maximum(calls.in_numel, calls.out_numel)[both]
-    # Equal parts unless some call has uneven ones; then all may (torch has one name for both).
+    # torch has one name for even and uneven splits: all count as even unless one call has uneven splits.
     even = has("all_to_all_single")
     if even.any() and (calls.in_numel[even] == calls.out_numel[even]).all():
         numel[even] = calls.in_numel[even]
@@ -73,93 +74,15 @@ def agreement(table: Table) -> Agreement:
     red = np.where(has("scatter"), -1, red)
     parts = np.stack([calls.op, calls.root, red, dtype, numel], axis=1)
     _, ids = np.unique(parts, axis=0, return_inverse=True)
-    return Agreement(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
+    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
 
 
-class Cells:
-    """A number for each collective (group, seq), dense enough to index arrays with."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        n = len(table.groups)
-        low = np.full(n + 1, np.iinfo(np.int64).max)
-        high = np.full(n + 1, -1, np.int64)
-        for source in table.sources:
-            for group, first in source.first_seq.items():
-                low[group] = min(low[group], first)
-                high[group] = max(high[group], source.created.get(group, first))
-        span = np.where(high >= low, high - low + 1, 0)
-        self.sparse = bool(span.sum() > 4 * len(table) + 1_000_000) or bool((span < 0).any())
-        if self.sparse:  # numbers far apart, as damage makes them
-            rows = np.flatnonzero(table.kind == Kind.COLLECTIVE)
-            keys = np.stack([table.group[rows].astype(np.int64), table.seq[rows]], axis=1)
-            self._keys, inverse = np.unique(keys, axis=0, return_inverse=True)
-            self._of = np.full(len(table), -1, np.int64)
-            self._of[rows] = inverse.reshape(-1)
-            self.count = len(self._keys)
-            return
-        self.low = np.where(span > 0, low, 0)
-        self.span = span
-        self.base = np.concatenate([[0], np.cumsum(span)[:-1]])
-        self.count = int(span.sum())
-
-    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Column, Column]]:
-        """(rows, cells) of all collectives, some at a time; rows that are out of range are left out."""
-        table = self.table
-        end = len(table) if end is None else end
-        collective = table.calls.kind == Kind.COLLECTIVE
-        everything = bool(collective.all()) and not self.sparse
-        for at in range(begin, end, _CHUNK):
-            stop = min(at + _CHUNK, end)
-            group, seq = table.group[at:stop], table.seq[at:stop]
-            if self.sparse:
-                cell = self._of[at:stop]
-                inside = cell >= 0
-            else:
-                offset = seq - self.low[group]
-                inside = (group >= 0) & (offset >= 0) & (offset < self.span[group])
-                if not everything:
-                    inside &= collective[table.call[at:stop]]
-                cell = self.base[group] + offset
-            if inside.all():
-                yield np.arange(at, stop), cell
-            else:
-                rows = np.flatnonzero(inside)
-                yield rows + at, cell[rows]
-
-    def key(self, cell: int) -> tuple[int, int]:
-        """(group, seq) of a cell."""
-        if self.sparse:
-            return int(self._keys[cell][0]), int(self._keys[cell][1])
-        group = int(np.searchsorted(self.base, cell, side="right")) - 1
-        while not self.span[group]:
-            group -= 1
-        return group, cell - int(self.base[group]) + int(self.low[group])
-
-    def cell(self, group: int, seq: int) -> int:
-        """The number of a collective, -1 where no row has it."""
-        if self.sparse:
-            found = np.flatnonzero((self._keys[:, 0] == group) & (self._keys[:, 1] == seq))
-            return int(found[0]) if len(found) else -1
-        offset = seq - int(self.low[group])
-        return int(self.base[group]) + offset if 0 <= offset < int(self.span[group]) else -1
-
-
-@dataclass
-class Divergence:
-    """A collective in which not all ranks' calls agree."""
-
-    group: int
-    seq: int
-    rows: Column  # of all ranks that have it
-
-
-def divergences(table: Table, agree: Agreement, cells: Cells) -> list[Divergence]:
-    """The first collectives of each group whose calls differ, by group and seq."""
+def divergences(table: Table, signatures: CallSignatures, cells: CollectiveIndex) -> list[CollectiveRows]:
+    """Returns the first collectives of each group whose calls differ, by group and seq."""
     reference = np.full(cells.count, _NO_REFERENCE, np.int32)
     bad = np.zeros(cells.count, np.bool_)
     for rows, cell in cells.chunks():
-        ids = agree.ids[table.call[rows]]
+        ids = signatures.ids[table.call[rows]]
         have = reference[cell]
         fresh = have == _NO_REFERENCE
         if fresh.any():
@@ -178,31 +101,10 @@ def divergences(table: Table, agree: Agreement, cells: Cells) -> list[Divergence
     return list(rows_of(table, cells, chosen))
 
 
-def rows_of(table: Table, cells: Cells, chosen: list[int]) -> Iterator[Divergence]:
-    """The rows of some collectives."""
-    if not chosen:
-        return
-    place = np.full(cells.count, -1, np.int32)
-    place[chosen] = np.arange(len(chosen))
-    found, where = [], []
-    for rows, cell in cells.chunks():
-        at = place[cell]
-        hit = at >= 0
-        if hit.any():
-            found.append(rows[hit])
-            where.append(at[hit])
-    rows, at = np.concatenate(found), np.concatenate(where)
-    order = np.argsort(at, kind="stable")
-    bounds = np.searchsorted(at[order], np.arange(len(chosen) + 1))
-    for i, index in enumerate(chosen):
-        group, seq = cells.key(index)
-        yield Divergence(group, seq, rows[order[bounds[i] : bounds[i + 1]]])
+def uneven_exchanges(table: Table, cells: CollectiveIndex) -> list[CollectiveRows]:
+    """Returns the all_to_all and all_gather_v whose sent elements do not add up to the received ones.
 
-
-def uneven_exchanges(table: Table, cells: Cells) -> list[Divergence]:
-    """all_to_all and all_gather_v in which what is sent does not add up to what is received.
-
-    Only where all members have a row, as nothing adds up otherwise.
+    Only collectives with a row of every member are compared.
     """
     ops = np.asarray([o in EXCHANGES for o in table.ops], np.bool_)[table.calls.op]
     gathers = np.asarray([o == "all_gather_v" for o in table.ops], np.bool_)[table.calls.op]
@@ -237,9 +139,9 @@ class Messages:
     """Sends and receives.
 
     Attributes:
-        rows: all P2P rows whose peer is known.
-        partner: of each of `rows`, the row of the other side, -1 where there is none.
-        unknown: of each of `rows`, whether the other side's record may have been overwritten or is missing.
+        rows: all P2P rows with a known peer.
+        partner: for each of `rows`, the row of the other side, -1 if there is none.
+        unknown: for each of `rows`, whether the record of the other side may be overwritten or missing.
     """
 
     rows: Column
@@ -248,16 +150,16 @@ class Messages:
 
 
 def messages(table: Table) -> Messages:
-    """Pairs the k-th send of a channel (group, from, to) with its k-th receive."""
+    """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive."""
     kinds = table.calls.kind
-    is_p2p = (kinds == Kind.SEND) | (kinds == Kind.RECV)
+    is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
     none = np.zeros(0, np.int64)
     if not is_p2p.any():
         return Messages(none, none, np.zeros(0, np.bool_))
     rows = np.flatnonzero(is_p2p[table.call] & (table.peer >= 0) & (table.group >= 0))
     if not len(rows):
         return Messages(none, none, np.zeros(0, np.bool_))
-    send = kinds[table.call[rows]] == Kind.SEND
+    send = kinds[table.call[rows]] == OpKind.SEND
     rank, peer = table.rank[rows].astype(np.int64), table.peer[rows].astype(np.int64)
     n = int(max(rank.max(), peer.max())) + 1
     source = np.where(send, rank, peer)
@@ -270,11 +172,11 @@ def messages(table: Table) -> Messages:
     for one in table.sources:
         if one.rank < n:
             exact[one.rank], wrapped[one.rank], present[one.rank] = one.exact_p2p, one.wrapped, True
-    lane = channel * 2 + send  # one side of one channel
-    order = np.argsort(lane, kind="stable")
-    starts = np.searchsorted(lane[order], np.arange(int(lane.max()) + 2))
+    side = channel * 2 + send  # one direction of one channel
+    order = np.argsort(side, kind="stable")
+    starts = np.searchsorted(side[order], np.arange(int(side.max()) + 2))
     count = np.empty(len(rows), np.int64)
-    count[order] = np.arange(len(rows)) - starts[lane[order]]
+    count[order] = np.arange(len(rows)) - starts[side[order]]
     number = table.seq[rows].copy()
     counted = ~(exact[rank] & exact[peer])
     number[counted] = count[counted] + 1
@@ -289,9 +191,10 @@ def messages(table: Table) -> Messages:
     sends, receives = np.flatnonzero(send), np.flatnonzero(~send)
     _, a, b = np.intersect1d(key[sends], key[receives], assume_unique=False, return_indices=True)
     partner[sends[a]], partner[receives[b]] = rows[receives[b]], rows[sends[a]]
-    # An overwritten partner is older than what its lane still has.
-    first = np.full(int(lane.max()) + 2, np.iinfo(np.int64).max)
-    np.minimum.at(first, lane, number)
+    # A partner is overwritten if its number is less than the first one that its side of the channel still
+    # has.
+    first = np.full(int(side.max()) + 2, np.iinfo(np.int64).max)
+    np.minimum.at(first, side, number)
     other = channel * 2 + ~send
     unknown = (partner < 0) & (~present[peer] | (wrapped[peer] & (number < first[other])))
     return Messages(rows, partner, unknown)
@@ -300,7 +203,7 @@ def messages(table: Table) -> Messages:
 def _align_tails(
     table: Table, rows: Column, channel: Column, send: Column, number: Column, lost: Column
 ) -> None:
-    """Shifts counted numbers of channels whose beginning was lost: the last completed ones are a pair."""
+    """Shifts the numbers of channels with lost records, so that the last completed messages are a pair."""
     done = table.state[rows] == State.COMPLETED
     last = np.full((2, int(channel.max()) + 1), -1, np.int64)
     for i, side in enumerate((send, ~send)):
@@ -312,10 +215,10 @@ def _align_tails(
 
 
 def mismatched_messages(table: Table, found: Messages) -> Column:
-    """Rows of sends whose receive has another number or type of elements."""
+    """Returns the rows of sends whose receive has another number or type of elements."""
     calls = table.calls
     call = table.call[found.rows]
-    sends = np.flatnonzero((calls.kind[call] == Kind.SEND) & (found.partner >= 0))
+    sends = np.flatnonzero((calls.kind[call] == OpKind.SEND) & (found.partner >= 0))
     a, b = call[sends], table.call[found.partner[sends]]
     sent = np.where(calls.in_numel[a] > 0, calls.in_numel[a], calls.out_numel[a])
     taken = np.where(calls.out_numel[b] > 0, calls.out_numel[b], calls.in_numel[b])

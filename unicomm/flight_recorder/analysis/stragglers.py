@@ -1,4 +1,4 @@
-"""Who is late, on aligned clocks: ranks, hosts and groups, with waiting, transfer and the gap before."""
+"""Late ranks, hosts and groups, on aligned clocks, with their waiting, transfer and gap times."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from unicomm.flight_recorder.table.clocks import grouped_median
-from unicomm.flight_recorder.table.columns import Column, Table
+from unicomm.flight_recorder.table.table import Column, Table
 
 from .verdict import Straggler
 
 _SHOWN = 5
-_ENOUGH = 8  # collectives, before anybody is called slow
+_ENOUGH = 8  # the least number of collectives for calling a rank slow
 
 
 @dataclass
 class Lateness:
-    """By rank of the job (arrays; 0 where a rank has no sampled collective).
+    """Arrival times in the sampled collectives. Arrays are by rank, 0 for a rank without sampled collectives.
 
     Attributes:
-        late_ns: median of the arrival after the typical (lower median) rank's.
-        lost_ns: what others lost by waiting for this rank, over all collectives in which it came last.
-        last: share of its collectives in which it came last.
-        spread_ns: the usual deviation of arrivals, the same for all.
-        step_ns: from one collective to the next of a rank, the median.
-        span_ns: time that the sample covers.
+        count: the number of sampled collectives.
+        late_ns: the median of the arrival after the typical rank, which is the lower median.
+        lost_ns: the time that others lost by waiting for the rank, summed over the collectives in which it
+            came last.
+        last: the share of its collectives in which it came last.
+        waiting_ns, transfer_ns, gap_ns: means, as in `Straggler`.
+        spread_ns: the median deviation of arrivals, over all ranks.
+        step_ns: the median time from one collective of a rank to its next.
+        span_ns: the time that the sample covers.
     """
 
     count: Column
@@ -40,14 +43,14 @@ class Lateness:
     span_ns: float
 
     def slow(self) -> list[int]:
-        """Ranks that come late again and again, by much more than the others scatter."""
+        """Returns the ranks that are repeatedly late, by much more than the spread of arrivals."""
         least = max(6 * self.spread_ns, 0.1 * self.step_ns, 50_000.0)
         found = (self.count >= _ENOUGH) & (self.late_ns > least)
         return [int(r) for r in np.flatnonzero(found)]
 
 
 def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Lateness | None:
-    """From the sampled completed collectives; None when there are too few."""
+    """Computes the lateness from the sample and offsets of table/clocks.py; None for fewer than 2 rows."""
     if len(rows) < 2:
         return None
     ranks = len(offsets)
@@ -78,7 +81,7 @@ def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Laten
     steps = np.where(follows, np.diff(arrived[order]), np.nan)
     step = float(np.nanmedian(steps)) if follows.any() else 0.0
     late = np.nan_to_num(grouped_median(after[several], rank[several], ranks))
-    # Early ranks scatter as late ones do, but are never the slow ones.
+    # Deviations of early ranks count, too; only late ranks can be slow.
     spread = float(np.median(np.abs(after[several] - late[rank[several]]))) if several.any() else 0.0
     return Lateness(
         count=count,
@@ -95,7 +98,7 @@ def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Laten
 
 
 def scores(table: Table, found: Lateness, rows: Column, cell: Column) -> list[Straggler]:
-    """The latest ranks, hosts and groups, for the report."""
+    """Returns the latest ranks, hosts and groups, for the report."""
     if not found.lost_ns.any():
         return []
     span = max(found.span_ns, 1.0)

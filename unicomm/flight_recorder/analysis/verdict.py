@@ -1,15 +1,15 @@
-"""The closed list of verdicts, and what the analyzer says: findings, each with its culprits and evidence."""
+"""The closed list of verdicts; findings with their culprits and evidence; the report."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 
-from unicomm.flight_recorder.table.columns import Finding as InputFinding
+from unicomm.flight_recorder.ring.reader import InputRemark
 
 
-class Kind(str, enum.Enum):
-    """What can be wrong, the closed list. The values are what `--json` writes; they never change."""
+class Verdict(str, enum.Enum):
+    """The closed list of verdicts. `--json` writes the values; they never change."""
 
     NEVER_JOINED = "never-joined"
     WRONG_OPERATION = "wrong-operation"
@@ -34,20 +34,20 @@ class Kind(str, enum.Enum):
 
 @dataclass
 class Edge:
-    """`rank` cannot go on before `waits_for` comes."""
+    """An edge of the wait-for graph: `rank` waits in an operation for the ranks `waits_for`."""
 
     rank: int
     waits_for: list[int]
     group: str
     operation: str  # with its arguments
     seq_num: int
-    where: str = ""  # file:line of `rank`'s call, "" where it is not known
+    where: str = ""  # file:line of the call, "" if unknown
     p2p: bool = False
 
 
 @dataclass
 class Side:
-    """Ranks that did the same in the operation in question: what and where. The majority comes first."""
+    """Ranks that made the same call (`what`) in the operation of a finding, and where."""
 
     ranks: list[int]
     what: str
@@ -55,25 +55,26 @@ class Side:
 
 
 @dataclass
-class Verdict:
+class Finding:
     """One fault.
 
     Attributes:
-        culprits: the ranks that nobody else is to blame for, in order; may be empty where none can be named.
-        victims: ranks that wait because of them.
-        group: name of the communicator, "" where the fault belongs to none.
-        seq_num: of the collective in the group, or of the message in its pair; -1 where there is none.
-        operation: name, "" where the fault belongs to none.
+        verdict: its kind.
+        culprits: the sorted ranks that caused it; empty if none can be named.
+        victims: the ranks that wait because of the culprits.
+        group: the name of the communicator, "" without one.
+        seq_num: the number of the collective in the group, or of the message in its pair; -1 without one.
+        operation: the name of the operation, "" without one.
         confidence: 0 ... 1.
-        sentence: who did what where, in one or two sentences.
-        evidence: the facts that the verdict rests on, a line each.
-        sides: who did what, where the ranks of one operation differ.
-        edges: the wait-for graph around the fault; for a cycle, its edges in order.
-        next_steps: what to look at or do now.
-        since_ns: when it began (wall clock), 0 where it is not known.
+        sentence: who did what and where, in one or two sentences.
+        evidence: the facts behind the verdict, one per line.
+        sides: the differing calls of one operation, the majority first.
+        edges: the wait-for graph next to the culprits; for a cycle, its edges in order.
+        next_steps: what to look at or to do now.
+        since_ns: the wall-clock time at which it began, 0 if unknown.
     """
 
-    verdict: Kind
+    verdict: Verdict
     culprits: list[int] = field(default_factory=list)
     victims: list[int] = field(default_factory=list)
     group: str = ""
@@ -90,20 +91,21 @@ class Verdict:
 
 @dataclass
 class Straggler:
-    """How much a rank, host or group is late, over the collectives that were looked at.
+    """How late a rank, host or group is in the sampled collectives.
 
-    Times are means over one collective, in nanoseconds.
+    Times are means per collective, in nanoseconds.
 
     Attributes:
         who: "rank 3", "host node7", "group tp".
         kind: "rank", "host" or "group".
-        score: share of the time that the others lost by waiting for this one, 0 ... 1.
-        late_ns: arrival after the typical rank (median), by the aligned clocks.
-        last: share of the collectives in which it came last, 0 ... 1.
-        waiting_ns: from its arrival to the last one's.
+        score: the share of the time that others lost by waiting for it, 0 ... 1.
+        late_ns: arrival after the median rank, on aligned clocks.
+        last: the share of the collectives in which it came last, 0 ... 1.
+        waiting_ns: from its arrival to the last rank's.
         transfer_ns: from the last arrival to its completion.
-        gap_ns: from the end of the collective before to its arrival: computing, loading, checkpointing.
-        collectives: how many were looked at.
+        gap_ns: from the end of the previous collective to its arrival: computing, loading, checkpointing.
+        collectives: the number of sampled collectives.
+        rank: the rank, -1 for hosts and groups.
     """
 
     who: str
@@ -120,21 +122,23 @@ class Straggler:
 
 @dataclass
 class Report:
-    """What the analyzer says of a table.
+    """The result of analyzing a table.
 
     Attributes:
-        findings: all faults, the most important first; one of `Kind.GOOD` when there is none.
+        findings: all faults, the most important first; a single `Verdict.GOOD` when there is none.
         stragglers: the latest ranks, hosts and groups, the latest first.
-        input_findings: files that could not be read, ranks without a file, ...
-        ranks: how many ranks the job has; `present` of them have a source.
-        entries: operations that were read.
-        clock_offsets_ns: of each rank whose clock could be compared, against the typical clock.
-        formats: of the sources, by number of files.
+        remarks: problems of the input: unreadable files, ranks without a file, ...
+        ranks: the number of ranks of the job.
+        present: the number of ranks with a source; `missing` lists the others.
+        entries: the number of operations.
+        groups: the number of communicators.
+        clock_offsets_ns: each rank's clock minus the typical clock, for ranks that could be compared.
+        formats: the number of sources of each format.
     """
 
-    findings: list[Verdict]
+    findings: list[Finding]
     stragglers: list[Straggler] = field(default_factory=list)
-    input_findings: list[InputFinding] = field(default_factory=list)
+    remarks: list[InputRemark] = field(default_factory=list)
     ranks: int = 0
     present: int = 0
     missing: list[int] = field(default_factory=list)
@@ -144,10 +148,10 @@ class Report:
     formats: dict[str, int] = field(default_factory=dict)
 
     @property
-    def main(self) -> Verdict:
+    def main(self) -> Finding:
         """The most important finding."""
         return self.findings[0]
 
     @property
     def good(self) -> bool:
-        return self.main.verdict is Kind.GOOD
+        return self.main.verdict is Verdict.GOOD

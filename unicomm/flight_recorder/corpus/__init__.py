@@ -1,7 +1,16 @@
-"""The corpus: kinds of faults, each as a simulated job with the verdict that is right for it.
+"""The corpus: simulated jobs with known faults and the expected findings, which measure the analyzer.
 
-A kind is a function from a size and a random generator to a case. `cases` makes every kind at several sizes,
-as rings and as dumps in torch's format, where a kind can be told from those.
+A fault kind is a function from a number of ranks and a random generator to a case. `cases` makes every kind
+at several sizes, as rings, and as dumps in torch's format if they contain enough to recognize it.
+
+simulated_job.py   SimulatedJob: programs of many ranks run on a simulated clock; the result as rings or dumps
+fault_kinds.py     Case, FaultKind, and programs without a fault
+healthy_jobs.py    kinds without a fault
+absent_ranks.py    kinds with ranks that do not join, and with dead or stopped processes
+wrong_calls.py     kinds with collectives whose calls differ
+wrong_messages.py  kinds with wait cycles, and with wrong sends and receives
+other_faults.py    kinds with faults of transport, time, membership and records, and with two faults
+selftest.py        `unicomm trace selftest`: precision and recall of the analyzer on the corpus
 """
 
 from __future__ import annotations
@@ -10,15 +19,29 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Importing these registers their kinds.
-from . import absent, calls, good, messages, other
-from .kinds import KINDS, Case, FaultKind
+# Importing these files registers their kinds.
+from . import (
+    absent_ranks as absent,
+)
+from . import (
+    healthy_jobs as good,
+)
+from . import (
+    other_faults as other,
+)
+from . import (
+    wrong_calls as calls,
+)
+from . import (
+    wrong_messages as messages,
+)
+from .fault_kinds import KINDS, Case, FaultKind
 
 __all__ = ["KINDS", "Case", "FaultKind", "absent", "calls", "cases", "good", "messages", "other"]
 
 
 def cases(largest: int = 16384, seed: int = 7) -> Iterator[Case]:
-    """All kinds at all their sizes, as rings and, up to 64 ranks, as dumps."""
+    """Yields all kinds at all their sizes up to `largest` ranks, as rings, and up to 64 ranks as dumps."""
     for number, kind in enumerate(KINDS):
         for size in kind.sizes:
             if size > largest:
@@ -28,7 +51,7 @@ def cases(largest: int = 16384, seed: int = 7) -> Iterator[Case]:
                     continue
                 case = kind.make(size, np.random.default_rng([seed, number, size, as_dump]))
                 if case.as_dump and not as_dump:
-                    continue  # only torch's dumps have this fault
+                    continue  # a kind for dumps only
                 case.as_dump = as_dump
                 case.name = f"{kind.name}/{size}/{'dumps' if as_dump else 'rings'}"
                 yield case

@@ -1,4 +1,4 @@
-"""The analyzer against the corpus: precision and recall of the culprits, by verdict."""
+"""`unicomm trace selftest`: precision and recall of the analyzer's culprits on the corpus, by verdict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind, Report
+from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 
 from . import Case, cases
 
@@ -16,9 +16,9 @@ TARGET = 0.95
 
 @dataclass
 class Score:
-    """Counts of one verdict: culprits named rightly, wrongly, and not at all.
+    """Counts of one verdict: culprits named rightly (`right`), wrongly (`wrong`), and not named (`missed`).
 
-    A fault without a culprit that can be named counts as one culprit.
+    A fault without a nameable culprit counts as one culprit.
     """
 
     cases: int = 0
@@ -37,9 +37,9 @@ class Score:
 
 @dataclass
 class Result:
-    """The whole run: scores by verdict, over all, and the cases in which anything was wrong."""
+    """The result of a run: scores by verdict and in total, and the cases with a difference."""
 
-    verdicts: dict[Kind, Score] = field(default_factory=dict)
+    verdicts: dict[Verdict, Score] = field(default_factory=dict)
     total: Score = field(default_factory=Score)
     failures: list[dict[str, Any]] = field(default_factory=list)
     kinds: int = 0
@@ -50,14 +50,14 @@ class Result:
         return self.total.precision >= TARGET and self.total.recall >= TARGET
 
 
-def named(pairs: Iterator[tuple[Kind, list[int]]]) -> set[tuple[Kind, int]]:
-    """(verdict, culprit) for each culprit, with -1 where a fault has none."""
+def named(pairs: Iterator[tuple[Verdict, list[int]]]) -> set[tuple[Verdict, int]]:
+    """Returns (verdict, culprit) for each culprit, and (verdict, -1) for a fault without one."""
     return {(kind, rank) for kind, ranks in pairs for rank in (ranks or [-1])}
 
 
-def judge(case: Case, report: Report, result: Result) -> None:
-    """Adds one case's scores."""
-    expected = case.expected or [(Kind.GOOD, [])]
+def score_case(case: Case, report: Report, result: Result) -> None:
+    """Adds the scores of one case to `result`."""
+    expected = case.expected or [(Verdict.GOOD, [])]
     truth = named(iter(expected))
     found = named((f.verdict, f.culprits) for f in report.findings)
     for kind in {k for k, _ in truth | found}:
@@ -82,13 +82,13 @@ def judge(case: Case, report: Report, result: Result) -> None:
 
 
 def run(largest: int = 16384, progress: Callable[[str], None] | None = None) -> Result:
-    """Makes, analyzes and scores all cases of up to `largest` ranks."""
+    """Analyzes and scores all cases of up to `largest` ranks."""
     result = Result()
     kinds = set()
     for case in cases(largest):
         if progress is not None:
             progress(case.name)
         kinds.add(case.name.split("/")[0])
-        judge(case, analyze(case.table()), result)
+        score_case(case, analyze(case.table()), result)
     result.kinds = len(kinds)
     return result

@@ -6,11 +6,12 @@ that all records share, or an array with one row of bytes for each record.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.table.columns import Column
-
+Column = npt.NDArray[Any]
 Cells = npt.NDArray[np.uint8]  # records x bytes
 Part = bytes | Cells
 _SIGN, _POINT, _ZERO, _SPACE = b"-.0 "

@@ -26,9 +26,7 @@ except ImportError as error:
         f"a Perfetto trace needs the package 'perfetto' ({error}): pip install 'unicomm[trace]'"
     ) from None
 
-from unicomm.flight_recorder.table.columns import Column
-
-from .byte_columns import Cells, Part, fixed64, records, varints, width
+from .byte_columns import Cells, Column, Part, fixed64, records, varints, width
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2  # protobuf's wire types
 _TIME = 9  # bytes of a timestamp: 63 bits

@@ -1,24 +1,26 @@
-"""Reading the pickles of torch's flight recorder as plain data: nothing in them is ever run."""
+"""Reads the pickles of torch's flight recorder as plain data. Nothing in a pickle is run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .columns import Columns, DumpError
+from .dump_columns import DumpColumns, DumpError
 
 
-def read(source: Path | str | bytes) -> Columns:
-    """One dump. Raises `DumpError` for bytes that are none, `OSError` for files that cannot be read.
+def read(source: Path | str | bytes) -> DumpColumns:
+    """Reads one dump.
 
-    The native core parses without the interpreter's lock, so several files can be read side by side in
-    threads. Only plain data is read: dicts, lists, tuples, numbers, texts, bytes, None, true and false. Any
-    opcode that would import or call something is refused, and named with its place. Keys that are missing, or
-    hold another type than they should, count as 0, False, "" or ().
+    The native core parses it without the interpreter's lock, so that threads can read several files in
+    parallel. It accepts plain data only: dicts, lists, tuples, numbers, texts, bytes, None and booleans. A
+    missing key, or one with a value of another type, counts as 0, False, "" or ().
+
+    Raises `DumpError` for bytes that are not a dump, `OSError` when the file cannot be read. An opcode that
+    would import or call something is a `DumpError`, which names the opcode and its position.
     """
-    from unicomm import _core  # only pickles need it: rings and JSON are read where the core cannot be loaded
+    from unicomm import _core  # imported here, so that rings and JSON can be read without the native core
 
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     try:
-        return Columns(**_core.read_dump(data))
+        return DumpColumns(**_core.read_dump(data))
     except (ValueError, MemoryError) as error:
-        raise DumpError(str(error) or "no memory for the dump") from None
+        raise DumpError(str(error) or "not enough memory for the dump") from None

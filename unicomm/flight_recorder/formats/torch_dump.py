@@ -1,46 +1,32 @@
-"""Rings as torch's flight recorder writes its dumps: JSON, and the pickle that torch's own analyzer reads.
+"""A ring in the format of torch's flight recorder, as plain data which is written as JSON or pickle.
 
-The format is version 2.10 of torch's (torch/csrc/distributed/c10d/FlightRecorder.hpp). Two things bend to the
-analyzer: it knows only its own backend names, so ours go by "gloo" there and by their own name in
-`unicomm_backend`; and it takes a P2P operation for part of a collective of the same number, so P2P numbers
-start at 1 000 001.
+The format is torch's version 2.10 (torch/csrc/distributed/c10d/FlightRecorder.hpp). Torch's analyzer accepts
+only torch's backend names, so our backends appear as "gloo", with their own name in `unicomm_backend`. It
+also takes a P2P operation for part of the collective with the same number, so P2P numbers begin at 1 000 001.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, P2P_SEQ_BASE, RECEIVE, Comm, Ring
+from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
+
+from .operation_names import SCALAR_TYPES
 
 VERSION = "2.10"
-# torch's analyzer refuses other names.
+P2P_SEQ_BASE = 1_000_000  # added to P2P numbers, see above
+# The backend names that torch's analyzer accepts.
 _KNOWN_BACKENDS = frozenset({"nccl", "ncclx", "xccl", "gloo", "rccl", "rcclx", "mccl", "hccl"})
-_STATES = {1: "scheduled", 2: "started", 3: "completed", 4: "started"}  # a failed one never completed
-# c10::ScalarType's names.
-_DTYPES = {
-    "": "",
-    "float64": "Double",
-    "float32": "Float",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "float8_e4m3fn": "Float8_e4m3fn",
-    "float8_e5m2": "Float8_e5m2",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "uint8": "Byte",
-    "uint16": "UInt16",
-    "uint32": "UInt32",
-    "uint64": "UInt64",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
+# Torch has no state for a failed operation; it counts as one that has not completed.
+_STATES: dict[int, str] = {
+    State.CREATED: "scheduled",
+    State.STARTED: "started",
+    State.COMPLETED: "completed",
+    State.FAILED: "started",
 }
 
 
@@ -51,20 +37,20 @@ def to_dict(
     after_id: int = 0,
     last: int | None = None,
 ) -> dict[str, Any]:
-    """A ring as torch's dump: plain dicts, lists, numbers and texts.
+    """Returns a ring as torch's dump: plain dicts, lists, numbers and texts.
 
     Args:
-        include_completed: also operations that are over.
-        comms: numbers of the communicators to take; all when None.
-        after_id: only records with a greater id.
-        last: at most so many, the newest.
+        include_completed: whether to include completed operations.
+        comms: the indices of the communicators to include; None for all.
+        after_id: include only records with a greater id.
+        last: the maximum number of operations, the newest ones; None for all.
     """
     wanted = None if comms is None else set(comms)
     records = ring.records[ring.records["id"] > after_id]
     if wanted is not None:
         records = records[np.isin(records["comm"], list(wanted))]
     if not include_completed:
-        records = records[records["state"] != 3]
+        records = records[records["state"] != State.COMPLETED]
     if last is not None:
         records = records[len(records) - min(last, len(records)) :]
     chosen = [c for c in ring.comms if wanted is None or c.index in wanted]
@@ -88,9 +74,9 @@ def to_dict(
 
 
 def _entry(ring: Ring, record: Any) -> dict[str, Any]:
-    nobody = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
+    unknown = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
     index = int(record["comm"])
-    comm = ring.comms[index] if index < len(ring.comms) else nobody
+    comm = ring.comms[index] if index < len(ring.comms) else unknown
     op, flags = ring.op(record), int(record["flags"])
     backend = comm.backend if comm.backend in _KNOWN_BACKENDS else "gloo"
     p2p = bool(flags & P2P)
@@ -116,7 +102,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
         "state": _STATES.get(int(record["state"]), "scheduled"),
         "time_discovered_started_ns": ring.real_ns(began) if began else None,
         "time_discovered_completed_ns": ring.real_ns(ended) if ended else None,
-        "retired": int(record["state"]) == 3,
+        "retired": int(record["state"]) == State.COMPLETED,
         "timeout_ms": int(record["timeout_ms"]),
         "is_p2p": p2p,
         "frames": [] if frame is None else [_frame(frame.function, frame.file, frame.line)],
@@ -137,7 +123,10 @@ def _frame(function: str, file: str, line: int) -> dict[str, Any]:
 
 
 def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
-    """One entry a tensor; the ring keeps the first one's shape, and of the others what they have together."""
+    """One shape per tensor.
+
+    A record has the first tensor's shape; the other tensors share the remaining elements.
+    """
     n, numel = int(record[f"n_{side}"]), int(record[f"{side}_numel"])
     if not n:
         return []
@@ -153,14 +142,4 @@ def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
 
 def _dtypes(ring: Ring, record: Any, side: str) -> list[str]:
     name = ring.dtype(int(record[f"{side}_dtype"]))
-    return [_DTYPES.get(name, "Undefined")] * int(record[f"n_{side}"])
-
-
-def to_json(ring: Ring, include_completed: bool = True) -> str:
-    """A ring as JSON text."""
-    return json.dumps(to_dict(ring, include_completed))
-
-
-def to_pickle_bytes(ring: Ring) -> bytes:
-    """A ring as the pickle that torch's analyzer (`torchfrtrace`) reads."""
-    return pickle.dumps(to_dict(ring))
+    return [SCALAR_TYPES.get(name, "Undefined") if name else ""] * int(record[f"n_{side}"])

@@ -1,4 +1,4 @@
-"""The live view on a terminal."""
+"""`unicomm trace top`: a snapshot on the terminal, drawn again and again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unicomm.flight_recorder.reports.wording import span
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks, span
 
-from .jobs import ABSENT, Job, Operation, Rank, Snapshot
+from .snapshot import ABSENT, CurrentOperation, LiveJob, Rank, Snapshot
 
 _STYLE = {
     "running": "green",
@@ -25,7 +24,7 @@ _STYLE = {
     "dead": "red bold",
     "absent": "red",
 }
-_SINGLE = 32  # so many ranks have a line each; of more, those in the same place share one
+_SINGLE = 32  # up to this number each rank has a line; of more, ranks in the same operation share one
 
 
 def _bytes(n: int) -> str:
@@ -50,7 +49,7 @@ def _since(rank: Rank) -> Text:
     return Text(f"done {age} ago", "dim")
 
 
-def _place(op: Operation) -> str:
+def _place(op: CurrentOperation) -> str:
     file = "/".join(op.file.rsplit("/", 2)[-2:])
     return f"{file}:{op.line} {op.function}" if op.file else "?"
 
@@ -60,7 +59,7 @@ def _who(rank: Rank, hosts: bool) -> str:
 
 
 def _row(ranks: list[Rank], hosts: bool) -> list[RenderableType]:
-    """The cells of ranks that are in the same place; the one that has been there longest speaks for them."""
+    """Returns the cells for ranks in the same operation; those of the rank that has been there longest."""
     rank = max(ranks, key=lambda r: (r.operation.seconds or 0.0) if r.operation else 0.0)
     op = rank.operation
     cells: list[RenderableType] = [
@@ -92,7 +91,7 @@ def _lines(ranks: list[Rank]) -> list[list[Rank]]:
     alike: dict[object, list[Rank]] = defaultdict(list)
     for rank in ranks:
         op = rank.operation
-        # Running and sleeping change from look to look: a rank that waits polls now and sleeps then.
+        # Running and sleeping alternate while a rank waits, because it polls and sleeps in turn.
         place = None if op is None else (op.name, op.group, op.seq, op.state, op.file, op.line)
         alike[rank.gone and rank.process, place, tuple(rank.waits_for)].append(rank)
     return sorted(alike.values(), key=len)
@@ -101,12 +100,12 @@ def _lines(ranks: list[Rank]) -> list[list[Rank]]:
 def _what(rank: Rank) -> str:
     op = rank.operation
     if op is None:
-        return "" if rank.process == ABSENT else ", has done nothing yet"
+        return "" if rank.process == ABSENT else ", has no operation yet"
     inside = "in" if not op.over else "failed in" if op.state == "failed" else "last did"
     return f", {inside} {op.name} #{op.seq} of '{op.group}' at {_place(op)}"
 
 
-def _sentences(job: Job) -> list[Text]:
+def _sentences(job: LiveJob) -> list[Text]:
     of = {rank.rank: rank for rank in job.ranks}
     out = []
     for blocker in job.blockers[:5]:
@@ -119,11 +118,11 @@ def _sentences(job: Job) -> list[Text]:
         out.append(Text(f"and {len(job.blockers) - 5} more", "dim"))
     if job.cycle:
         steps = [f"rank {r} waits for {format_ranks(of[r].waits_for)}{_what(of[r])}" for r in job.cycle]
-        out.append(Text("ranks wait for each other in a circle:\n  " + "\n  ".join(steps), "red"))
+        out.append(Text("ranks wait for each other in a cycle:\n  " + "\n  ".join(steps), "red"))
     return out
 
 
-def _table(job: Job, most: int | None) -> list[RenderableType]:
+def _table(job: LiveJob, most: int | None) -> list[RenderableType]:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("rank", "pid", "process", "operation", "group", "#", "arguments", "size", "since"):
         table.add_column(heading, justify="right" if heading in ("rank", "pid", "#", "size") else "left")
@@ -138,7 +137,7 @@ def _table(job: Job, most: int | None) -> list[RenderableType]:
 
 
 def draw(snapshot: Snapshot, folder: Path | str, height: int | None = None) -> RenderableType:
-    """One frame: who holds the others up, then a line for each rank. `height` is that of the terminal."""
+    """Returns one frame: the blockers, then a line for each rank, within the terminal's `height`."""
     ranks = [rank for job in snapshot.jobs for rank in job.ranks]
     states = Counter(rank.process for rank in ranks)
     counts = ", ".join(f"{n} {state}" for state, n in states.most_common())
@@ -149,13 +148,13 @@ def draw(snapshot: Snapshot, folder: Path | str, height: int | None = None) -> R
         room = None if height is None else max(3, height // len(snapshot.jobs) - len(sentences) - 5)
         parts += [*sentences, *_table(job, room)]
     if snapshot.older:
-        parts.append(Text(f"{snapshot.older} jobs that are over are not shown; --all shows them", "dim"))
+        parts.append(Text(f"{snapshot.older} ended jobs are not shown; --all shows them", "dim"))
     parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in snapshot.findings]
     return Group(*parts)
 
 
 def run(console: Console, take: Callable[[], Snapshot], folder: Path | str, interval: float) -> None:
-    """Draws until the user interrupts."""
+    """Draws a new snapshot every `interval` seconds until the user interrupts."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:

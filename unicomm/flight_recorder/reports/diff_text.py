@@ -1,4 +1,4 @@
-"""The difference of two runs on a terminal."""
+"""`unicomm trace diff`: the difference of two runs on a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from unicomm.flight_recorder.analysis.diff import Change, Diff, Difference
-
-from .wording import ranks_text, span
+from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_DIFFERENCES, _MOST_CHANGES = 8, 15
 
 
 def render(diff: Diff) -> RenderableType:
-    """What `unicomm trace diff` prints."""
+    """Returns what `unicomm trace diff` prints."""
     parts: list[RenderableType] = []
     if diff.same:
-        parts.append(Text(f"The runs did the same: {diff.compared} operations.", "green"))
+        parts.append(Text(f"The runs are the same: {diff.compared} operations.", "green"))
     for ranks, run in ((diff.only_a, "A"), (diff.only_b, "B")):
         if ranks:
             parts.append(Text(f"only in {run}: {ranks_text(ranks)}", "red"))
@@ -54,7 +53,7 @@ def _difference(found: Difference) -> RenderableType:
 
 def _changes(changes: list[Change]) -> RenderableType:
     table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
-    for heading in ("operation", "group", "A", "B", "median A", "in B", "change", "sum"):
+    for heading in ("operation", "group", "count A", "count B", "median A", "median B", "change", "total"):
         table.add_column(
             heading, header_style="bold", justify="left" if heading in ("operation", "group") else "right"
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.formats.perfetto_packets import (
     BEGIN,
     INSTANT,
@@ -21,11 +22,12 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
     flow,
     timestamps,
 )
-from unicomm.flight_recorder.table import timeline
-from unicomm.flight_recorder.table.columns import ERRORS, Column, Kind, State, Table, user_frame
+from unicomm.flight_recorder.ring.reader import ERRORS, State
+from unicomm.flight_recorder.table.table import Column, Table, user_frame
 from unicomm.flight_recorder.table.tracks import side_by_side
+from unicomm.flight_recorder.texts import ranks_text
 
-from .wording import ranks_text
+from . import timeline
 
 MOST_SLICES = 300_000  # the viewer keeps all of them in memory
 _NEVER = 1 << 62
@@ -54,13 +56,13 @@ def flow_ids(table: Table, rows: Column) -> Column:
     """One number for the rows that belong together: a collective, or a send and its receive; 0 for others."""
     kind = table.calls.kind[table.call[rows]]
     rank, peer = table.rank[rows].astype(np.int64), table.peer[rows].astype(np.int64)
-    source = np.where(kind == Kind.RECV, peer, rank)
-    target = np.where(kind == Kind.RECV, rank, peer)
-    collective = kind == Kind.COLLECTIVE
+    source = np.where(kind == OpKind.RECV, peer, rank)
+    target = np.where(kind == OpKind.RECV, rank, peer)
+    collective = kind == OpKind.COLLECTIVE
     source[collective] = target[collective] = -1
     key = np.stack([table.group[rows].astype(np.int64), source, target, table.seq[rows]], axis=1)
     _, ids = np.unique(key, axis=0, return_inverse=True)
-    good = (collective | (kind == Kind.SEND) | (kind == Kind.RECV)) & (table.group[rows] >= 0)
+    good = (collective | (kind == OpKind.SEND) | (kind == OpKind.RECV)) & (table.group[rows] >= 0)
     out: Column = np.where(good, ids.reshape(-1) + 1, 0)
     return out
 

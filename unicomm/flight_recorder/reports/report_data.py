@@ -1,4 +1,4 @@
-"""A report as JSON (report.schema.json beside this file describes it), as Markdown, and without names."""
+"""A report as JSON (described by report.schema.json), as Markdown, and without names of hosts and folders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unicomm.flight_recorder.analysis.verdict import Report, Verdict
-from unicomm.flight_recorder.table.columns import Table
-
-from .wording import ranks_text, span
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.table.table import Table
+from unicomm.flight_recorder.texts import ranks_text, span
 
 SCHEMA_VERSION = 1
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\w.@+~-]*[\\/])+([^\s\\/:,;'\")]+)")
@@ -20,7 +19,7 @@ _MOST_SHOWN = 8
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """The report as plain data. The main finding's keys stand at the top, all findings in `findings`."""
+    """Returns the report as plain data: the main finding's keys at the top, all findings in `findings`."""
     main = report.main
     return {
         "schema": SCHEMA_VERSION,
@@ -34,30 +33,31 @@ def as_data(report: Report) -> dict[str, Any]:
             "entries": report.entries,
             "groups": report.groups,
             "formats": report.formats,
-            "findings": [asdict(f) for f in report.input_findings],
+            "findings": [asdict(f) for f in report.remarks],
         },
         "clock_offsets_ns": {str(rank): offset for rank, offset in report.clock_offsets_ns.items()},
     }
 
 
-def _finding(found: Verdict) -> dict[str, Any]:
+def _finding(found: Finding) -> dict[str, Any]:
     data = asdict(found)
     data["verdict"] = found.verdict.value
     return data
 
 
 def to_json(report: Report, indent: int | None = 1) -> str:
+    """Returns the report as JSON."""
     return json.dumps(as_data(report), indent=indent)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of `to_json`."""
+    """Returns the JSON schema of `to_json`."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text())
     return data
 
 
 def to_markdown(report: Report) -> str:
-    """The report for an issue tracker."""
+    """Returns the report as Markdown, for an issue tracker."""
     lines = []
     for i, found in enumerate(report.findings):
         lines += [f"{'##' if i == 0 else '###'} {found.verdict.value}", "", found.sentence, ""]
@@ -90,7 +90,8 @@ def to_markdown(report: Report) -> str:
         if found.next_steps:
             lines += ["Next:", "", *(f"{n}. {s}" for n, s in enumerate(found.next_steps, 1)), ""]
     if report.stragglers:
-        lines += ["### Who is late", "", "| who | lost to it | late | last | waiting | transfer | gap |"]
+        lines += ["### Who is late", ""]
+        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for s in report.stragglers[:_MOST_SHOWN]:
             lines.append(
@@ -102,7 +103,7 @@ def to_markdown(report: Report) -> str:
         f"{report.entries} operations of {report.present} of {report.ranks} ranks,"
         f" {report.groups} communicators."
     )
-    lines += [f"- {f.path + ': ' if f.path else ''}{f.message}" for f in report.input_findings[:20]]
+    lines += [f"- {f.path + ': ' if f.path else ''}{f.message}" for f in report.remarks[:20]]
     return "\n".join(lines) + "\n"
 
 
@@ -115,7 +116,7 @@ def _code(text: str) -> str:
 
 
 def shared(report: Report, table: Table) -> Report:
-    """A copy without folders and without names of hosts and processes, fit for strangers."""
+    """Returns a copy of the report without folders, host names and pids, to give to others."""
     out = copy.deepcopy(report)
     hosts = sorted({s.host for s in table.sources if s.host}, key=len, reverse=True)
     names = {host: f"host{i}" for i, host in enumerate(sorted(hosts))}
@@ -136,7 +137,7 @@ def shared(report: Report, table: Table) -> Report:
             edge.where = clean(edge.where)
     for straggler in out.stragglers:
         straggler.who = clean(straggler.who)
-    out.input_findings = [type(f)(clean(_file_name(f.path)), clean(f.message)) for f in out.input_findings]
+    out.remarks = [type(f)(clean(_file_name(f.path)), clean(f.message)) for f in out.remarks]
     return out
 
 

@@ -1,4 +1,4 @@
-"""A report on one terminal screen: the verdict first, then why, then what to do."""
+"""`unicomm trace analyze`: a report on one terminal screen: verdict, evidence, next steps."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from rich.text import Text
 
-from unicomm.flight_recorder.analysis.verdict import Edge, Kind, Report, Verdict
-
-from .wording import ranks_text, span
+from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Report, Verdict
+from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
 _MOST_OTHERS = 6
-_COLOUR = {Kind.GOOD: "green", Kind.SLOW: "yellow", Kind.WRAPPED: "yellow"}
+_COLOUR = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.WRAPPED: "yellow"}
 
 
 def render(report: Report) -> RenderableType:
-    """What `unicomm trace analyze` prints."""
+    """Returns what `unicomm trace analyze` prints."""
     parts: list[RenderableType] = [_verdict(report.main), *_details(report.main)]
     if len(report.findings) > 1:
         parts += _others(report.findings[1:])
     worst = report.stragglers[0].score if report.stragglers else 0.0
-    if report.main.verdict is Kind.SLOW or worst > 0.05:
+    if report.main.verdict is Verdict.SLOW or worst > 0.05:
         parts += _stragglers(report)
     parts += _input(report)
     return Group(*parts)
 
 
-def _verdict(found: Verdict) -> Panel:
+def _verdict(found: Finding) -> Panel:
     colour = _COLOUR.get(found.verdict, "red")
     text = Text(found.sentence)
     subtitle = f"confidence {found.confidence:.0%}"
@@ -45,7 +44,7 @@ def _verdict(found: Verdict) -> Panel:
     )
 
 
-def _details(found: Verdict) -> list[RenderableType]:
+def _details(found: Finding) -> list[RenderableType]:
     out: list[RenderableType] = []
     facts = Grid.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
@@ -64,7 +63,7 @@ def _details(found: Verdict) -> list[RenderableType]:
         out.append(Text("why", "bold"))
         out += [Padding(Text(line, overflow="fold"), (0, 0, 0, 2)) for line in found.evidence]
     if found.edges:
-        cycle = found.verdict is Kind.WAIT_CYCLE
+        cycle = found.verdict is Verdict.WAIT_CYCLE
         out.append(Text("the wait cycle" if cycle else "who waits for whom", "bold"))
         out += [_edge(edge) for edge in found.edges]
     if found.next_steps:
@@ -73,7 +72,7 @@ def _details(found: Verdict) -> list[RenderableType]:
     return out
 
 
-def _sides(found: Verdict) -> list[RenderableType]:
+def _sides(found: Finding) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
     for heading in ("ranks", "called", "at"):
         grid.add_column(heading, overflow="fold", header_style="bold")
@@ -94,7 +93,7 @@ def _edge(edge: Edge) -> RenderableType:
     return Padding(text, (0, 0, 0, 2))
 
 
-def _others(found: list[Verdict]) -> list[RenderableType]:
+def _others(found: list[Finding]) -> list[RenderableType]:
     out: list[RenderableType] = [Text(f"also found ({len(found)})", "bold")]
     for one in found[:_MOST_OTHERS]:
         line = Text()
@@ -108,7 +107,15 @@ def _others(found: list[Verdict]) -> list[RenderableType]:
 
 def _stragglers(report: Report) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
-    for heading in ("who is late", "lost to it", "late by", "last", "waits", "transfer", "gap before"):
+    for heading in (
+        "who is late",
+        "lost by others",
+        "late by",
+        "came last",
+        "waiting",
+        "transfer",
+        "gap before",
+    ):
         grid.add_column(heading, header_style="bold", justify="left" if heading == "who is late" else "right")
     for s in report.stragglers[:6]:
         style = "yellow" if s.score > 0.05 else ""
@@ -129,8 +136,8 @@ def _input(report: Report) -> list[RenderableType]:
     line = f"{report.entries} operations of {report.present} of {report.ranks} ranks"
     line += f", {report.groups} communicators ({formats})"
     out: list[RenderableType] = [Text(""), Text(line, "dim")]
-    remarks = [f"{f.path + ': ' if f.path else ''}{f.message}" for f in report.input_findings[:5]]
-    out += [Text(remark, "yellow") for remark in remarks]
-    if len(report.input_findings) > 5:
-        out.append(Text(f"... and {len(report.input_findings) - 5} more remarks on the input", "yellow"))
+    lines = [f"{f.path + ': ' if f.path else ''}{f.message}" for f in report.remarks[:5]]
+    out += [Text(remark, "yellow") for remark in lines]
+    if len(report.remarks) > 5:
+        out.append(Text(f"... and {len(report.remarks) - 5} more remarks on the input", "yellow"))
     return out

@@ -1,1 +1,7 @@
-"""."""
+"""The ring file, into which a process writes its records: where rings are stored, how one is read and copied.
+
+folder.py       the folder for rings: chosen, private, bounded; processes by their number
+reader.py       reads ring files into numpy arrays, without help from the process that wrote them
+record_text.py  the arguments and the call site of a ring's record as text
+copies.py       copies of rings that keep the state of their process
+"""

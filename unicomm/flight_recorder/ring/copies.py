@@ -1,8 +1,8 @@
-"""Copies of rings: of one moment, for another place, and each says how its process was then.
+"""Copies of rings, which keep the state of their process for readers on other hosts and at later times.
 
-A ring's process is looked up on the host that it runs on, while it can be. A copy carries that along, so that
-it can be read elsewhere and later: its flags have the state of the process, and its last pair of clocks the
-time of the copy. A copy may hold fewer records than the ring, the newest.
+The state of a ring's process can be looked up only on its host, and only now. A copy therefore stores that
+state in its flags, and the time of the copy in its last pair of clocks. A copy may keep only the newest
+records of the ring.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from pathlib import Path
 
 import numpy as np
 
-from unicomm.flight_recorder.live.jobs import process_of
-
 from .folder import SUFFIX
-from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, read_ring
+from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, State, read_ring
 
-_UNDER_WAY = (1, 2)  # states of records that are not over
+_UNDER_WAY = (State.CREATED, State.STARTED)
 _STATE_OF = {"dead": "killed"}
 
 
 def copied(data: bytes, process: str, records: int = 0) -> bytes:
-    """A copy of a ring, as of now.
+    """Returns a copy of a ring, with the current time.
 
     Args:
-        process: running, sleeping, stopped, killed or ended.
-        records: how many of the newest the copy holds, and as many more as reach back to the oldest one that
-            is not over; 0: all.
+        process: the state of the process: running, sleeping, stopped, killed or ended.
+        records: the number of newest records to keep; all if 0. The copy keeps more if an older record is
+            still unfinished.
 
-    Raises `RingError` for bytes that are no ring, `ValueError` for an unknown state.
+    Raises `RingError` for bytes that are not a ring, `ValueError` for an unknown state.
     """
     if process not in COPY_STATES[1:]:
-        raise ValueError(f"'{process}' is no state of a process; known: {', '.join(COPY_STATES[1:])}")
+        raise ValueError(f"'{process}' is not a state of a process; known are {', '.join(COPY_STATES[1:])}")
     ring = Ring(data)
     out = np.frombuffer(data, np.uint8)
     head = ring.header.copy()
@@ -50,7 +48,7 @@ def copied(data: bytes, process: str, records: int = 0) -> bytes:
 
 
 def _newest(ring: Ring, data: np.ndarray, head: np.void, records: int) -> tuple[np.ndarray, np.void]:
-    """The ring with fewer places, as a writer with so few would have left it."""
+    """Returns data and header of the ring reduced to `records` records, as a writer would have left them."""
     kept, newest = ring.records, int(head["rec_next"])
     under_way = kept["id"][np.isin(kept["state"], _UNDER_WAY)]
     if len(under_way):
@@ -68,23 +66,24 @@ def _newest(ring: Ring, data: np.ndarray, head: np.void, records: int) -> tuple[
 def folder_copies(
     folder: Path, records: int = 0, running: Collection[int] = ()
 ) -> Iterator[tuple[str, bytes]]:
-    """(name, copy) of each ring in a folder, as `copied` makes them; what is unreadable is left out.
+    """Yields (file name, copy) for each readable ring in a folder.
 
-    `running`: pids of processes that count as running, whatever they are now.
+    Processes whose pid is in `running` count as running, whatever their state is.
     """
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             ring = read_ring(path)
-            state = "running" if ring.pid in running else process_of(ring)
+            state = "running" if ring.pid in running else ring.process_activity
             yield path.name, copied(bytes(ring.data), _STATE_OF.get(state, state), records)
         except RingError:
             continue
 
 
 def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:
-    """Copies the rings of a folder to `target`, a new folder, which appears whole or not at all.
+    """Copies the rings of `folder` into the new folder `target`, which appears complete or not at all.
 
-    Who comes second changes nothing; returns whether this was the first. Raises `OSError`.
+    Returns False, and changes nothing, if `target` exists already. Raises `OSError` when it cannot be
+    written. Processes whose pid is in `running` count as running.
     """
     if target.exists():
         return False
@@ -96,7 +95,7 @@ def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:
     except FileExistsError:
         return False
     except OSError:
-        if target.exists():  # another one was faster, and its folder is not empty
+        if target.exists():  # another caller has created it in the meantime
             return False
         raise
     finally:

@@ -1,4 +1,7 @@
-"""Where the rings live: chosen, private, bounded, cleaned of old runs."""
+"""The folder for rings: how it is chosen, kept private and bounded.
+
+Facts about processes, by their number.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _DAY = 86400.0
 
 
 class FolderError(OSError):
-    """No folder for rings can be used; the message says why and what to do."""
+    """No folder for rings is usable; the message says why, and what to do."""
 
 
 def _candidates() -> list[Path]:
@@ -30,10 +33,10 @@ def _candidates() -> list[Path]:
 
 
 def _private(path: Path) -> str:
-    """Makes `path` if it is not there; why it is not private, or an empty text.
+    """Creates the folder `path` if it is missing. Returns why it is not private, or "" when it is.
 
-    A name in a shared folder can be taken by anybody beforehand, as a link to elsewhere or as a folder that
-    others may write to: neither is used.
+    Another user may have taken the name in a shared folder, with a link or with a folder that others may
+    write to. Neither is used.
     """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -41,7 +44,7 @@ def _private(path: Path) -> str:
     except OSError as error:
         return str(error)
     if not stat.S_ISDIR(info.st_mode):
-        return "it is no folder"
+        return "it is not a folder"
     if info.st_uid != os.getuid():
         return f"it belongs to user {info.st_uid}"
     if info.st_mode & 0o077:
@@ -50,22 +53,28 @@ def _private(path: Path) -> str:
 
 
 def rings_folder() -> Path:
-    """The folder for this user's rings, created if it is not there.
+    """Returns the folder for this user's rings, and creates it if it is missing.
 
-    `UNICOMM_TRACE_DIR` if set, else a private folder on tmpfs. Raises `FolderError` when none can be used.
+    The folder is `UNICOMM_TRACE_DIR` if that is set, else `private_folder()`. Raises `FolderError` when no
+    folder is usable.
     """
     if given := os.environ.get("UNICOMM_TRACE_DIR"):
         path = Path(given)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise FolderError(f"UNICOMM_TRACE_DIR={given}: {error}; name a folder that can be made") from None
+            raise FolderError(
+                f"UNICOMM_TRACE_DIR={given}: {error}; name a folder that can be created"
+            ) from None
         return path
     return private_folder()
 
 
 def private_folder() -> Path:
-    """This user's private folder, on tmpfs where there is one. Raises `FolderError`."""
+    """Returns this user's private folder, on tmpfs if the host has one.
+
+    Raises `FolderError` when no folder is usable.
+    """
     reasons = []
     for path in _candidates():
         reason = _private(path)
@@ -76,24 +85,38 @@ def private_folder() -> Path:
 
 
 def ring_name(rank: int, pid: int) -> str:
-    """A new name for a ring; `rank` is negative for a process that is no rank of a job."""
+    """Returns a new file name for a ring. `rank` is negative if the process is not a rank of a job."""
     host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:48] or "host"
     who = f"rank{rank:05d}" if rank >= 0 else "solo"
     return f"{host}-{who}-{pid}-{secrets.token_hex(4)}{SUFFIX}"
 
 
-def process_start_ticks(pid: int) -> int | None:
-    """When process `pid` started (field 22 of /proc/PID/stat), or None when there is no such process."""
+def _process_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third one on; none when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return text[text.rindex(")") + 2 :].split()
+
+
+def process_code(pid: int) -> str:
+    """The kernel's one-letter state of process `pid` (R, S, D, T, ...); "" when there is no such process."""
+    fields = _process_fields(pid)
+    return fields[0] if fields else ""
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """The start time of process `pid` in clock ticks (field 22 of /proc/PID/stat).
+
+    Returns None when there is no such process, or when it is a zombie.
+    """
+    fields = _process_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def pid_namespace() -> str:
-    """In which numbers of processes mean the same; "" where that is not known."""
+    """Returns the identity of this process's PID namespace, or "" if it is unknown."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -101,7 +124,7 @@ def pid_namespace() -> str:
 
 
 def is_alive(path: Path) -> bool | None:
-    """Whether the process behind a ring runs on this host; None for a file that is no ring."""
+    """Returns whether the process of a ring runs on this host, or None if the file is not a ring."""
     try:
         with path.open("rb") as file:
             head = file.read(48)
@@ -116,9 +139,9 @@ def is_alive(path: Path) -> bool | None:
 def clean(
     folder: Path, max_bytes: int = 256 << 20, max_files: int = 512, max_age_days: float = 3.0
 ) -> list[Path]:
-    """Removes rings of ended processes: old ones, then the oldest until the folder is within its bounds.
+    """Removes rings of ended processes: those older than `max_age_days`, then the oldest beyond the bounds.
 
-    Rings of running processes and files that are no rings stay. Returns what was removed.
+    Rings of running processes, and files that are not rings, stay. Returns the removed paths.
     """
     found = []
     for path in folder.glob(f"*{SUFFIX}"):

@@ -1,11 +1,12 @@
-"""Reading ring files: of running, hung, stopped and dead processes, without their help.
+"""Reads ring files of running, hung, stopped and dead processes, without help from these processes.
 
-The layout is that of csrc/recorder/ring.hpp; a test compares the two. Nothing in a file is trusted: every
-offset and length is checked against the file's size before it is used.
+csrc/recorder/ring.hpp defines the layout; a test compares it with the arrays here. The reader trusts nothing
+in a file: it checks every offset and length against the file's size before use.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import time
@@ -18,18 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .folder import SUFFIX, pid_namespace, process_start_ticks
-from .ranks import parse_ranks
+from unicomm.flight_recorder.texts import parse_ranks
+
+from .folder import SUFFIX, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
 VERSION = 1
-STATES = {1: "created", 2: "started", 3: "completed", 4: "failed"}
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
 ERRORS |= {6: "deadlock", 7: "unsupported", 100: "error"}
+UNKNOWN_ERROR = 100
+PEER_LOST = 2
 COMM_STATES = {1: "open", 2: "finalized", 3: "broken"}
 ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
 GRAPH = CAPTURED | REPLAYED | REPLAY
-P2P_SEQ_BASE = 1_000_000  # torch's analyzer wants P2P numbers apart from those of collectives
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
 HEADER = np.dtype(
@@ -121,21 +123,38 @@ RECORD = np.dtype(
         ("reserved", "V12"),
     ]
 )
+_COMM_NUMBERS = (
+    *("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed"),
+    *("p2p_created", "p2p_completed"),
+)
 _CLEAN_CLOSE = 1
-# A copy says in its flags how the process was when it was made (copies.py): its number here, from bit 8 on.
+# The state of the process when a copy was made (copies.py). The copy's flags hold its index here, from bit 8
+# on.
 COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
 COPY_SHIFT, COPY_MASK = 8, 0x700
 _MAX_META = 1 << 20
 _MOST_RECORDS = 1 << 24
 
 
+class State(enum.IntEnum):
+    """State of a recorded operation."""
+
+    CREATED = 1  # called, but not started
+    STARTED = 2
+    COMPLETED = 3
+    FAILED = 4
+
+
+STATES = {int(state): state.name.lower() for state in State}
+
+
 class RingError(ValueError):
-    """The bytes are no ring, or a broken one; the message says in what way."""
+    """The bytes are not a ring, or the ring is damaged; the message says how."""
 
 
 @dataclass(frozen=True)
 class Comm:
-    """A communicator as a ring has it. `ranks_text` is for `parse_ranks`; `ranks` reads it."""
+    """A communicator in a ring. `rank` and `size` count within it; `ranks_text` is text of `format_ranks`."""
 
     index: int
     name: str
@@ -154,7 +173,7 @@ class Comm:
 
     @property
     def ranks(self) -> list[int]:
-        """The members' ranks in the whole job; counted from 0 where the text is unreadable."""
+        """The members' ranks in the job, by their rank in the communicator; 0, 1, ... if they are damaged."""
         try:
             ranks = parse_ranks(self.ranks_text, max(self.size, 1))
         except ValueError:
@@ -164,8 +183,10 @@ class Comm:
 
 @dataclass(frozen=True)
 class Frame:
-    file: str
+    """A line of a program."""
+
     function: str
+    file: str
     line: int
 
     def __str__(self) -> str:
@@ -173,33 +194,38 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that is wrong with an input file."""
+class InputRemark:
+    """A problem with the input, such as an unreadable file. `path` is "" if it concerns no single file."""
 
     path: str
     message: str
 
 
 class Ring:
-    """One process's records, as they were when they were read.
+    """The records of one process at the time of reading.
 
     Attributes:
-        header: named fields, as in csrc/recorder/ring.hpp.
-        meta: what the process said of itself: host, argv, names of operations and types, ...
-        comms, frames: by the numbers that records use (a record's frame is 1 + its index, 0 unknown).
-        records: numpy array of `RECORD`, by id; torn ones are left out.
-        path: where it came from, "" for bytes. data: the bytes.
+        header: the fields of `HEADER`.
+        meta: what the process wrote about itself: host, argv, names of operations and types, ...
+        comms: the communicators, by the number in a record's field `comm`.
+        frames: the call sites. A record's field `frame` is 1 + the index, 0 if the call site is unknown.
+        records: array of `RECORD`, sorted by id. Records that were being overwritten are left out.
+        path: the file, "" if the ring was given as bytes.
+        data: the bytes of the ring.
     """
 
     def __init__(self, data: bytes | memoryview, path: str = "") -> None:
         self.path = path
         if len(data) < HEADER.itemsize:
-            raise RingError(f"{len(data)} bytes are no ring")
+            raise RingError(f"{len(data)} bytes are not a ring")
         self.header = head = np.frombuffer(data, HEADER, 1)[0]
         if bytes(head["magic"]) != MAGIC:
-            raise RingError("no ring: the first bytes are not UCRING01")
+            raise RingError("not a ring: the first bytes are not UCRING01")
         if int(head["version"]) != VERSION:
-            raise RingError(f"version {head['version']} of the ring format is not known here ({VERSION} is)")
+            raise RingError(
+                f"version {head['version']} of the ring format is unknown;"
+                f" this reader knows version {VERSION}"
+            )
         self.data = data
         self.meta = self._read_meta()
         self._heap = self._span("heap_off", "heap_cap", 1)
@@ -238,29 +264,15 @@ class Ring:
     def _read_comms(self) -> list[Comm]:
         out = []
         for i, c in enumerate(self._table("comm", COMM, int(self.header["comm_count"]))):
-            out.append(
-                Comm(
-                    index=i,
-                    name=self._text(c["name"]),
-                    backend=self._text(c["backend"]),
-                    uid=self._text(c["uid"]),
-                    ranks_text=self._text(c["ranks"]),
-                    rank=int(c["rank"]),
-                    size=int(c["size"]),
-                    state=COMM_STATES.get(int(c["state"]), "unknown"),
-                    created_ns=int(c["created_ns"]),
-                    coll_created=int(c["coll_created"]),
-                    coll_started=int(c["coll_started"]),
-                    coll_completed=int(c["coll_completed"]),
-                    p2p_created=int(c["p2p_created"]),
-                    p2p_completed=int(c["p2p_completed"]),
-                )
-            )
+            fields: dict[str, Any] = {name: self._text(c[name]) for name in ("name", "backend", "uid")}
+            fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
+            state = COMM_STATES.get(int(c["state"]), "unknown")
+            out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
         return out
 
     def _read_frames(self) -> list[Frame]:
         table = self._table("frame", FRAME, int(self.header["frame_count"]))
-        return [Frame(self._text(f["file"]), self._text(f["function"]), int(f["line"])) for f in table]
+        return [Frame(self._text(f["function"]), self._text(f["file"]), int(f["line"])) for f in table]
 
     def _read_records(self) -> npt.NDArray[Any]:
         cap = int(self.header["rec_cap"])
@@ -268,24 +280,24 @@ class Ring:
         ids = table["id"].astype(np.uint64)
         if not cap:
             return table.copy()
-        # A record lies where its id says, or it was torn while it was written.
+        # A record that is not at the place of its id was being written when the ring was read.
         places = (ids - np.uint64(1)) % np.uint64(cap)
         good = (ids > 0) & (ids <= self.header["rec_next"]) & (places == np.arange(cap, dtype=np.uint64))
         good &= table["comm"] < max(len(self.comms), 1)
-        # Records are large and rings many: they are copied only where they have to be.
+        # Records are large, and there are many rings: copy only if necessary.
         n = int(np.count_nonzero(good))
         kept: npt.NDArray[Any] = table[:n] if good[:n].all() else table[good]
         ids = kept["id"]
-        if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped: the oldest one lies in the middle
+        if len(ids) and not (ids[1:] > ids[:-1]).all():  # wrapped: the oldest record is in the middle
             oldest = int(np.argmin(ids))
             kept = np.concatenate([kept[oldest:], kept[:oldest]])
         return kept
 
-    # --- what it means -----------------------------------------------------------------------------
+    # --- meaning -----------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """The process's rank in the whole job; -1 when it was no rank of one."""
+        """The process's rank in the job; -1 if it was not a rank of a job."""
         return int(self.header["rank"])
 
     @property
@@ -298,17 +310,17 @@ class Ring:
 
     @property
     def total(self) -> int:
-        """Records ever begun."""
+        """The number of records the process has begun, overwritten ones included."""
         return int(self.header["rec_next"])
 
     @property
     def wrapped(self) -> bool:
-        """Whether older records were overwritten."""
+        """Whether records were overwritten."""
         return self.total > int(self.header["rec_cap"])
 
     @property
     def closed(self) -> bool:
-        """Whether the process ended by itself rather than being killed."""
+        """Whether the process closed its ring, that is, ended without being killed."""
         return bool(int(self.header["flags"]) & _CLEAN_CLOSE)
 
     def _name(self, table: str, code: int) -> str:
@@ -330,30 +342,30 @@ class Ring:
         return self.frames[index] if 0 <= index < len(self.frames) else None
 
     def shape(self, record: Any, side: str) -> list[int]:
-        """Dimensions of the first input ("in") or output ("out"); at most four are kept."""
+        """The dimensions of the first input ("in") or output ("out") tensor; a record keeps at most four."""
         return [int(d) for d in record[f"{side}_dims"][: int(record[f"{side}_ndim"])]]
 
     def real_ns(self, mono_ns: int) -> int:
-        """A time of this ring on the clock of the day, in nanoseconds since 1970."""
+        """Converts a time of this ring to wall-clock time, in nanoseconds since 1970."""
         return int(mono_ns) + int(self.header["start_real_ns"]) - int(self.header["start_mono_ns"])
 
     @property
     def copied_as(self) -> str:
-        """How the process was when this copy of its ring was made; "" for a ring that is no copy."""
+        """The state of the process when this copy of its ring was made; "" if the ring is not a copy."""
         code = (int(self.header["flags"]) & COPY_MASK) >> COPY_SHIFT
         return COPY_STATES[code] if code < len(COPY_STATES) else ""
 
     @property
     def now_ns(self) -> int:
-        """The time on the clock of the ring's host: now, or when the copy was made."""
+        """The monotonic time of the ring's host, in nanoseconds: now, or when the copy was made."""
         return int(self.header["last_mono_ns"]) if self.copied_as else time.monotonic_ns()
 
     @cached_property
     def process_state(self) -> str:
-        """running, stopped, killed, ended, or elsewhere: on another host, before this host's last start, or
-        where numbers of processes mean others.
+        """The state of the process: running, stopped, killed, ended or elsewhere.
 
-        Of a copy: as it was when the copy was made.
+        "elsewhere" means that the process belongs to another host, to this host before its last boot, or to
+        another PID namespace. For a copy it is the state at the time of the copy.
         """
         if copied := self.copied_as:
             return "running" if copied == "sleeping" else copied
@@ -367,15 +379,30 @@ class Ring:
             return "elsewhere"
         if process_start_ticks(self.pid) != int(self.header["proc_start_ticks"]):
             return "ended" if self.closed else "killed"
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
+        code = process_code(self.pid)
+        if not code:
             return "ended" if self.closed else "killed"
-        return "stopped" if stat[stat.rindex(")") + 2 :][:1] in "Tt" else "running"
+        return "stopped" if code in "Tt" else "running"
+
+    @property
+    def process_activity(self) -> str:
+        """The state of the process in `unicomm trace top`: running, sleeping, stopped, dead or ended.
+
+        "dead" stands for killed and for elsewhere. For a copy it is the state at the time of the copy.
+        """
+        state = self.process_state
+        if state in ("killed", "elsewhere"):
+            return "dead"
+        if self.copied_as:
+            return self.copied_as
+        if state == "running":
+            code = process_code(self.pid)
+            return "running" if code == "R" else "sleeping" if code else "dead"
+        return state
 
 
 def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
-    """The ranks of the job that write into a ring, with their communicators: several if they are threads."""
+    """Yields the ranks that write into a ring, with their communicators. Ranks that are threads share one."""
     uids = [comm.uid for comm in ring.comms]
     if ring.rank >= 0 and len(set(uids)) == len(uids):
         yield ring.rank, ring.comms
@@ -388,7 +415,7 @@ def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
 
 
 def ring_head(data: bytes) -> tuple[int, int] | None:
-    """(rank, number of records) by the first bytes of a ring; None where they are no ring's."""
+    """Returns (rank, number of records) from the first bytes of a ring, or None if they are not a ring's."""
     if len(data) < HEADER.itemsize or not data.startswith(MAGIC):
         return None
     head = np.frombuffer(data, HEADER, 1)[0]
@@ -396,7 +423,7 @@ def ring_head(data: bytes) -> tuple[int, int] | None:
 
 
 def read_ring(source: Path | str | bytes) -> Ring:
-    """Reads a ring from a file or from bytes. Raises `RingError` where it is none."""
+    """Reads a ring from a file or from bytes. Raises `RingError` when that fails."""
     if isinstance(source, bytes):
         return Ring(source)
     try:
@@ -406,13 +433,13 @@ def read_ring(source: Path | str | bytes) -> Ring:
     return Ring(data, str(source))
 
 
-def read_folder(folder: Path | str) -> tuple[list[Ring], list[Finding]]:
-    """All rings of a folder, by rank and pid; what cannot be read becomes a finding."""
-    rings, findings = [], []
+def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
+    """Reads all rings in a folder. Returns them by rank and pid, and a remark for each unreadable one."""
+    rings, remarks = [], []
     for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
         try:
             rings.append(read_ring(path))
         except RingError as error:
-            findings.append(Finding(os.fspath(path), str(error)))
+            remarks.append(InputRemark(os.fspath(path), str(error)))
     rings.sort(key=lambda r: (r.rank, r.pid))
-    return rings, findings
+    return rings, remarks

@@ -1,1 +1,12 @@
-"""."""
+"""The operations of all ranks in one table of columns, whatever files they came from.
+
+table.py        Table, and what its columns refer to: calls, groups, sources
+rows.py         single rows of a table: found, and described as text
+collectives.py  a number for each collective, and the rows of a collective on all ranks
+clocks.py       the offsets between the ranks' clocks, estimated from collectives
+table_store.py  TableStore: columns that grow, and numbers for values that repeat
+ring_rows.py    RingTableBuilder: adds rings to a table
+builder.py      TableBuilder: adds rings and dumps to a table
+load.py         load: folders, files and archives into one table
+tracks.py        slices that overlap in time, put onto tracks beside each other
+"""

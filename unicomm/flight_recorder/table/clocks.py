@@ -1,14 +1,15 @@
-"""How far the ranks' clocks are apart, from the collectives that they completed together."""
+"""The offsets between the ranks' clocks, estimated from the completion times of collectives."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.matching import Cells, rows_of
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.collectives import CollectiveIndex, rows_of
 
-from .columns import Column, State, Table
+from .table import Column, Table
 
-# No rank leaves these before all have come, so all leave them at about the same time.
+# No rank completes one of these before all ranks have joined, so all complete it at about the same time.
 SYNCHRONIZING = (
     "all_reduce",
     "barrier",
@@ -26,8 +27,11 @@ _MOST_ROWS = 1_000_000
 _ROUNDS = 3
 
 
-def sample(table: Table, cells: Cells, most_rows: int = _MOST_ROWS) -> tuple[Column, Column]:
-    """(rows, number of their collective from 0) of each group's newest collectives that synchronize."""
+def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) -> tuple[Column, Column]:
+    """Selects the newest synchronizing collectives of each group.
+
+    Returns their completed rows, and for each row the number of its collective, from 0.
+    """
     spans = _group_cells(table, cells)
     total = sum(len(c) * table.groups[g].size for g, c in spans.items())
     share = min(1.0, most_rows / max(total, 1))
@@ -46,8 +50,8 @@ def sample(table: Table, cells: Cells, most_rows: int = _MOST_ROWS) -> tuple[Col
     return rows[good], cell[good]
 
 
-def _group_cells(table: Table, cells: Cells) -> dict[int, Column]:
-    """The cells of each group with more than one rank."""
+def _group_cells(table: Table, cells: CollectiveIndex) -> dict[int, Column]:
+    """Returns the cells of each group with more than one rank."""
     out: dict[int, Column] = {}
     if cells.sparse:
         return out
@@ -59,7 +63,7 @@ def _group_cells(table: Table, cells: Cells) -> dict[int, Column]:
 
 
 def grouped_median(values: Column, key: Column, count: int) -> Column:
-    """The lower median of the values of each key 0 ... count-1; nan where a key has none."""
+    """Returns the lower median of the values of each key 0 ... count-1; nan for a key without values."""
     out = np.full(count, np.nan)
     if not len(values):
         return out
@@ -74,17 +78,18 @@ def grouped_median(values: Column, key: Column, count: int) -> Column:
 
 
 def offsets(table: Table, rows: Column, cell: Column) -> Column:
-    """Each rank's clock against the typical one in nanoseconds (float64, by rank; nan where unknown).
+    """Returns each rank's clock minus the typical clock, in nanoseconds (float64, by rank; nan if unknown).
 
-    The difference of two clocks shows in the completions of the same collectives. Ranks of different groups
-    are connected by members of both, so a few rounds spread it.
+    Ranks complete a collective at about the same time, so their completion times differ by the offsets of
+    their clocks. Members of two groups connect these groups; a few rounds carry the offsets from group to
+    group.
     """
     count = int(table.ranks.max()) + 1 if len(table.ranks) else 0
     offset = np.zeros(count)
     if not len(rows):
         return np.full(count, np.nan)
     step = max(1, len(rows) // 1_000_000)
-    if step > 1:  # whole collectives, evenly spread
+    if step > 1:  # keep whole collectives, evenly spread
         rows, cell = rows[cell % step == 0], cell[cell % step == 0]
     rank = table.rank[rows]
     ended = (table.completed_ns[rows] - int(table.completed_ns[rows[0]])).astype(np.float64)

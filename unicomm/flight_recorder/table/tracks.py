@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import Column
+from .table import Column
 
 
 def side_by_side(begin: Column, end: Column) -> Column:

@@ -36,22 +36,22 @@ def torch_bridge(
     """
     from rich.console import Console
 
-    from unicomm.extensions.build_torch_bridge import build
-    from unicomm.extensions.builds import BuildError
-    from unicomm.extensions.torch_bridge import UNITS
+    from unicomm.extensions.build_cache import BuildError
+    from unicomm.extensions.build_torch_extension import build
+    from unicomm.extensions.torch_extensions import EXTENSIONS
 
     console = Console(stderr=True)
-    if part and part not in UNITS:
-        raise typer.BadParameter(f"{part!r} is not one of {', '.join(UNITS)}")
-    for name, unit in UNITS.items():
+    if part and part not in EXTENSIONS:
+        raise typer.BadParameter(f"{part!r} is not one of {', '.join(EXTENSIONS)}")
+    for name, extension in EXTENSIONS.items():
         if part in ("", name):
             try:
                 with console.status(f"compiling {name}"):
-                    path = build(unit)
+                    path = build(extension)
             except BuildError as error:
                 print_error(console, error)
                 raise typer.Exit(1) from None
-            console.print(f"built {path}: {unit.text}", markup=False, soft_wrap=True)
+            console.print(f"built {path}: {extension.purpose}", markup=False, soft_wrap=True)
 
 
 @app.command("rocshmem")
@@ -83,8 +83,8 @@ def rocshmem(
 
     from rich.console import Console
 
-    from unicomm.extensions.builds import BuildError
-    from unicomm.extensions.rocshmem import build, find_tools, unit_path
+    from unicomm.extensions.build_cache import BuildError
+    from unicomm.extensions.build_rocshmem import build, find_tools, unit_path
 
     console = Console(stderr=True)
     try:

@@ -61,7 +61,7 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
     def go(errors: Console, bar: Progress) -> None:
         if html is not None:  # reports a missing package before the long work
             if not html.parent.is_dir():
-                raise TraceError(f"--html {html}: the folder {html.parent} is not there")
+                raise TraceError(f"--html {html}: the folder {html.parent} does not exist")
             import_module("unicomm.profiler.figures_html")
         task = bar.add_task("reading", total=None)
         found = figures.report(inputs, lambda at, total: bar.update(task, completed=at, total=total))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
-GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a finding, nothing that could be read
+GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a remark, nothing that could be read
 
 
 class PlainGroup(TyperGroup):
@@ -27,10 +27,10 @@ def print_error(errors: Console, text: object) -> None:
     errors.print(str(text), style="red", markup=False, soft_wrap=True)
 
 
-def print_unreadable(errors: Console, findings: Iterable[Any], most: int = 20) -> None:
-    """Prints the findings of a reader: which file could not be read, and why."""
-    for finding in list(findings)[:most]:
-        print_error(errors, f"{finding.path}: {finding.message}")
+def print_unreadable(errors: Console, remarks: Iterable[Any], most: int = 20) -> None:
+    """Prints a reader's remarks: which file could not be read, and why."""
+    for remark in list(remarks)[:most]:
+        print_error(errors, f"{remark.path}: {remark.message}")
 
 
 def folder_with_rings(folder: Path | None, errors: Console) -> Path:

@@ -45,14 +45,14 @@ def show(
 
     from rich.console import Console
 
-    from unicomm.flight_recorder.reports import show as tables
+    from unicomm.flight_recorder.reports import rings_text as tables
     from unicomm.flight_recorder.ring.reader import read_folder
 
     console, errors = Console(), Console(stderr=True)
     where = folder_with_rings(folder, errors)
-    rings, findings = read_folder(where)
+    rings, remarks = read_folder(where)
     if not rings:
-        print_unreadable(errors, findings)
+        print_unreadable(errors, remarks)
         errors.print(
             f"no rings in {where}. Rings exist while a program with a communicator runs, and after it was"
             " killed or failed; UNICOMM_TRACE_KEEP=always keeps all, UNICOMM_TRACE_DIR sets the folder.",
@@ -60,11 +60,11 @@ def show(
         )
         raise typer.Exit(UNUSABLE)
     if json:
-        print(json_module.dumps(tables.as_data(rings, findings)))
+        print(json_module.dumps(tables.as_data(rings, remarks)))
     elif raw:
         console.print(tables.render_raw(rings, last, comm))
     else:
-        console.print(tables.render(rings, findings, last, comm, rank or None))
+        console.print(tables.render(rings, remarks, last, comm, rank or None))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -12,11 +13,11 @@ from rich.progress import MofNCompleteColumn
 
 from unicomm.flight_recorder.analysis.analyze import analyze as analyze_table
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
-from unicomm.flight_recorder.table.columns import Table
+from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import Table
 
 from .terminal import FOUND, GOOD, UNUSABLE, print_error, print_unreadable, progress
 
@@ -45,14 +46,13 @@ def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table
 def _writers(outputs: Outputs) -> list[tuple[Callable[[Report, Table, Path], None], Path]]:
     """Imports what writes the files, before the long work, so that a missing package is reported at once."""
     out: list[tuple[Callable[[Report, Table, Path], None], Path]] = []
-    for name, path in (("html", outputs.html), ("perfetto", outputs.perfetto)):
+    wanted = (("html", "report_html", outputs.html), ("perfetto", "perfetto", outputs.perfetto))
+    for option, module, path in wanted:
         if path is None:
             continue
-        from importlib import import_module
-
         if not path.parent.is_dir():
-            raise OSError(f"--{name} {path}: the folder {path.parent} is not there")
-        out.append((import_module(f"unicomm.flight_recorder.reports.{name}").write, path))
+            raise OSError(f"--{option} {path}: the folder {path.parent} does not exist")
+        out.append((import_module(f"unicomm.flight_recorder.reports.{module}").write, path))
     return out
 
 
@@ -86,7 +86,7 @@ def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
 
 
 def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
-    print_unreadable(errors, table.findings)
+    print_unreadable(errors, table.remarks)
     where = ", ".join(map(str, paths)) or str(rings_folder())
     errors.print(
         f"no dump or ring in {where}. Rings exist while a program with a communicator runs, and after it was"

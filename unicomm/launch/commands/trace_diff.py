@@ -26,8 +26,8 @@ def diff(
     from rich.console import Console
 
     from unicomm.flight_recorder.analysis.diff import compare
-    from unicomm.flight_recorder.formats.readers import load
     from unicomm.flight_recorder.reports.diff_text import render
+    from unicomm.flight_recorder.table.load import load
 
     errors = Console(stderr=True)
     tables = []
@@ -35,7 +35,7 @@ def diff(
         with errors.status(f"reading {path}"):
             table = load([path])
         if not table.sources:
-            print_unreadable(errors, table.findings)
+            print_unreadable(errors, table.remarks)
             errors.print(f"no dump or ring in {path}", markup=False, soft_wrap=True)
             raise typer.Exit(UNUSABLE)
         tables.append(table)

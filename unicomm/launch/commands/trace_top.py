@@ -43,7 +43,7 @@ def top(
 
     from rich.console import Console
 
-    from unicomm.flight_recorder.live import jobs as live
+    from unicomm.flight_recorder.live import snapshot as live
 
     errors = Console(stderr=True)
     where = folder_with_rings(folder, errors)

@@ -40,7 +40,7 @@ def _shmem(name: str) -> BackendReport:
     try:
         import torch
 
-        from unicomm.backends.vendor import shmem as vendors
+        from unicomm.backends.vendor import shmem_libraries as vendors
     except Exception as error:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
@@ -48,7 +48,7 @@ def _shmem(name: str) -> BackendReport:
     if name == "rocshmem":
         findings.append(rocshmem_unit())
     try:
-        vendors.table_of(vendor)
+        vendors.open_table(vendor)
     except Exception as error:
         findings.append(Finding(vendor.title, None, line_of(error), vendor.cure))
         return BackendReport(name, NOT_HERE, findings)
@@ -59,10 +59,10 @@ def _shmem(name: str) -> BackendReport:
 
 def rocshmem_unit() -> Finding:
     """Checks whether `unicomm build rocshmem` has built the unit over rocSHMEM, and with what."""
-    from unicomm.extensions.rocshmem import built
+    from unicomm.extensions.build_rocshmem import built_unit
 
     what = "unit for rocSHMEM"
-    unit = built()
+    unit = built_unit()
     if unit is None:
         return Finding(what, None, "not built", "with AMD GPUs and rocSHMEM: unicomm build rocshmem")
     return Finding(

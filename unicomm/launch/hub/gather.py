@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import zmq
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.formats.readers import load
 from unicomm.flight_recorder.ring.copies import folder_copies, freeze
 from unicomm.flight_recorder.ring.folder import SUFFIX
+from unicomm.flight_recorder.table.load import load
 
 from .protocol import (
     MOST_ANSWERED,

@@ -6,9 +6,9 @@ import contextlib
 
 import zmq
 
-from unicomm.flight_recorder.live import jobs as live
+from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.ring.folder import FolderError
-from unicomm.flight_recorder.ring.reader import Finding, Ring, RingError
+from unicomm.flight_recorder.ring.reader import InputRemark, Ring, RingError
 from unicomm.launch.run.job_folder import DEFAULT_PORT, HubNote, running_hubs
 
 from .gather import unpacked
@@ -78,13 +78,13 @@ class RemoteView:
             answer = hub.ask(Look(), _PATIENCE)
         if not isinstance(answer, Rings):
             raise HubError(f"the hub at {self.address} sent an answer of another kind")
-        rings, findings = [], [Finding(self.address, text) for text in answer.missing]
+        rings, remarks = [], [InputRemark(self.address, text) for text in answer.missing]
         for where, data in unpacked(answer.rings):
             try:
                 rings.append(Ring(data, where))
             except RingError as error:
-                findings.append(Finding(where, str(error)))
-        self._last = live.snapshot(rings, findings, everything)
+                remarks.append(InputRemark(where, str(error)))
+        self._last = live.snapshot(rings, remarks, everything)
         return self._last
 
     def follow(self, everything: bool = False) -> live.Snapshot:
@@ -94,4 +94,4 @@ class RemoteView:
         except HubError as error:
             if self._last is None:
                 raise
-            return live.Snapshot(self._last.jobs, [Finding(self.address, str(error))], self._last.older)
+            return live.Snapshot(self._last.jobs, [InputRemark(self.address, str(error))], self._last.older)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.flight_recorder.texts import format_ranks
 
 
 @dataclass(frozen=True)

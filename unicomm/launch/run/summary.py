@@ -9,9 +9,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Kind
-from unicomm.flight_recorder.formats.readers import load
+from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.reports.report_text import render
+from unicomm.flight_recorder.table.load import load
 
 from .job import Evidence
 
@@ -42,7 +42,7 @@ def _show(evidence: Evidence, console: Console) -> None:
             return
         report = analyze(table)
         console.print(render(report))
-        if report.main.verdict is Kind.GOOD:
+        if report.main.verdict is Verdict.GOOD:
             _line(console, "Communication was correct; the error above is the cause.")
         _line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
         _line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")

@@ -1,6 +1,6 @@
-// What CUDA and HIP spell differently: whole words that all devices and the host see, clocks, half
-// precision, and floats. NVRTC and hipRTC come without the headers that would have it. Tests define SYMM_HOST and bring
-// this for a host compiler.
+// What CUDA and HIP spell differently: words that all devices and the host see, clocks, half precision, and
+// float arithmetic. NVRTC and hipRTC come without the headers for that. Tests define SYMM_HOST, the name of a
+// header for a host compiler.
 #pragma once
 
 typedef long long Int;
@@ -31,7 +31,7 @@ __device__ inline Word compare_swap(Word* at, Word expected, Word value) {
                                          __HIP_MEMORY_SCOPE_SYSTEM);
     return expected;
 }
-// 100 MHz on all of AMD's devices so far.
+// The clock has 100 MHz on all AMD devices so far.
 __device__ inline Word now_ns() { return Word(wall_clock64()) * 10; }
 __device__ inline void pause_a_little() { __builtin_amdgcn_s_sleep(2); }
 
@@ -88,8 +88,8 @@ __device__ inline unsigned short float_to_half(float value) {
 
 #endif
 
-// Arithmetic of floats. cupy has NVRTC take subnormal ones for zero wherever the language adds, multiplies or
-// compares; what is said in PTX keeps them, as the CPU does.
+// Float arithmetic. cupy makes NVRTC flush subnormal floats to zero in additions, products and comparisons of
+// the language; PTX instructions keep them, like the CPU.
 #if defined(SYMM_AMD) || defined(SYMM_HOST)
 __device__ inline float float_sum(float a, float b) { return a + b; }
 __device__ inline float float_product(float a, float b) { return a * b; }

@@ -1,27 +1,27 @@
-// Operations on symmetric memory of devices: csrc/symm/composites.cpp as kernels, one source for CUDA and HIP,
-// compiled at run time. What differs is in device.h; reductions.h is a part of this file.
+// Operations on symmetric memory of devices: csrc/symm/composites.cpp as kernels, one source for CUDA and
+// HIP, compiled at run time. What differs is in device.h; reductions.h is a part of this file.
 //
-// An operation is some kernels on a stream: one block that meets the other ranks (and looks at all their
-// splits), many blocks that move data, and one block that waits until all have done so. A meeting: each rank
-// says in its own control block what it calls, writes the number of the meeting to all others, waits for
-// theirs, and compares what they say with what it said itself. That number is kept on the device, so graphs
-// can be replayed. Only the kernels of one block wait, so ranks may share a device.
+// An operation is a sequence of kernels on a stream: one block that meets the other ranks (and checks all
+// their splits), many blocks that move data, and one block that waits until all ranks have done so. At a
+// meeting each rank announces its call in its own control block, writes the number of the meeting to all
+// others, waits for theirs, and compares their announcements with its own. The number is kept on the device,
+// so graphs can be replayed. Only kernels of one block wait, so ranks may share a device.
 //
-// No wait lasts for ever: it ends with the others' words, at a time limit, or by the host's `abort` word. What
-// went wrong is written into the host's status record, once, and the data kernels behind it do nothing.
+// Every wait ends: by the words of the others, at a time limit, or by the `abort` word of the host. The first
+// failure is written into the status record of the host, and the data kernels after it do nothing.
 //
-// A thread block is as large as the caller likes; nothing depends on the size of a warp.
+// A thread block may have any size; nothing depends on the size of a warp.
 #include "device.h"
 
-// What a kernel gets. The launcher reads the names here: one whole number each, addresses too.
+// The arguments of a kernel. The launcher reads the names here: each is one integer, addresses too.
 struct Args {
     Int rank;
     Int world;
-    Int distances;  // Int[world]: of the others' memory from the own
+    Int distances;  // Int[world]: distances of the ranks' memory from the own
     Int control;    // the own control block, of control_words, at the same place on all ranks
-    Int status;     // Word[8 + 4 * world] of the host
-    Int abort;      // Word of the host: not 0 ends all waits
-    Int limit_ns;   // that a wait may last
+    Int status;     // Word[8 + 4 * world] of host memory
+    Int abort;      // Word of host memory: nonzero ends all waits
+    Int limit_ns;   // time limit of a wait
     Int called;     // op | dtype << 32 | reduction << 40
     Int signature;
     Int root;
@@ -31,16 +31,16 @@ struct Args {
     Int out;
     Int out_rows;
     Int row_bytes;  // or bytes of a block
-    Int splits;     // symmetric; 0: those that the ranks say at the meeting
-    Int said_splits;  // Int[world] to say there, or 0
+    Int splits;     // symmetric; 0: those of the announcements
+    Int said_splits;  // Int[world] to announce, or 0
     Int results;      // Int[2 * columns]: rows and offsets in `out`
     Int sources;      // Int[columns]: offsets in the others' `in`
     Int scratch;
     Int experts;
-    Int align;  // of experts' blocks, in rows; 0: dense
-    Int by_rank;  // results are rank-major
+    Int align;  // alignment of the blocks of experts, in rows; 0: dense
+    Int by_rank;  // whether results are rank-major
     Int red;
-    Int spread;  // the result goes to all ranks
+    Int spread;  // whether the result goes to all ranks
     Int rows;
     Int columns;
     Int in_row_step;
@@ -52,14 +52,15 @@ struct Args {
     Int value;
     Int expected;
     Int compare;
-    Int counter;  // of the waits for a word that is only ever added to, or 0
+    Int counter;  // count of the waits for a word that only grows, or 0
 };
 
-// Words of the control block. Behind them: one for each rank, which that rank writes; then two places for what
-// is said, used in turn: who is at a meeting a second time has seen all at the one between, after they read.
+// Words of the control block. Behind them is one word for each rank, which that rank writes; then two places
+// for announcements, used in turn: a rank that is at a meeting for the second time has seen all others at the
+// meeting between, after they had read.
 enum { kEpoch = 0, kBroken = 1, kVerdict = 2, kArrived = 8 };
 enum { kMeeting = 0, kSignature = 1, kCalled = 2, kRoot = 3, kHead = 8 };
-// Of the status record; four for each rank behind it.
+// Words of the status record; four for each rank follow.
 enum { kKind = 0, kOperation = 1, kWho = 2, kRows = 3, kEach = 8 };
 enum Verdict { kGood = 0, kFull = 1, kSplits = 2, kMismatch = 3, kLate = 4, kAborted = 5 };
 enum { kSum = 1, kProduct = 2, kMin = 3, kMax = 4 };
@@ -108,7 +109,7 @@ __device__ Verdict wait_for(const Args& a, const Word* word, Int compare, Word v
     Word start = now_ns();
     for (unsigned n = 1;; ++n) {
         if (is_so(load_acquire(word), compare, value)) return kGood;
-        if (n % 32 == 0) {  // the host's memory is far
+        if (n % 32 == 0) {  // access to host memory is slow
             if (load_acquire(at<Word>(a.abort)) != 0) return kAborted;
             if (now_ns() - start > Word(a.limit_ns)) return kLate;
         }
@@ -116,7 +117,7 @@ __device__ Verdict wait_for(const Args& a, const Word* word, Int compare, Word v
     }
 }
 
-// By one thread, when what belongs to it has been written. The first that went wrong counts.
+// Reports a failure; called by one thread, after it has written the other words. Only the first one is kept.
 __device__ void tell(const Args& a, Verdict kind, Int who, Int rows) {
     Word* status = at<Word>(a.status);
     if (load_acquire(status + kKind) == 0) {
@@ -129,7 +130,7 @@ __device__ void tell(const Args& a, Verdict kind, Int who, Int rows) {
     control(a)[kVerdict] = kind;
 }
 
-// All threads of the one block. False when somebody did not come.
+// Meets all ranks; called by all threads of the one block. Returns false if a rank did not come.
 __device__ bool all_arrive(const Args& a) {
     __shared__ Word epoch;
     __shared__ int worst;
@@ -160,7 +161,7 @@ __device__ bool all_arrive(const Args& a) {
     return worst == kGood;
 }
 
-// The same. False when nothing of the operation must be done.
+// Meets all ranks and compares their calls. Returns false if the operation must not run.
 __device__ bool meet(const Args& a) {
     __shared__ int differs;
     Word* own = control(a);
@@ -193,7 +194,7 @@ __device__ bool meet(const Args& a) {
     if (threadIdx.x == 0 && load_acquire(status + kKind) == 0) {
         for (Int p = 0; p < a.world; ++p) {
             const Word* other = theirs<Word>(a, place, p);
-            bool here = other[kMeeting] == epoch;  // else it is at something else than a meeting
+            bool here = other[kMeeting] == epoch;  // else the rank is not at a meeting
             status[kEach + 4 * p] = here;
             status[kEach + 4 * p + 1] = other[kCalled];
             status[kEach + 4 * p + 2] = other[kRoot];
@@ -213,11 +214,11 @@ extern "C" __global__ void symm_leave(Args a) {
     all_arrive(a);
 }
 
-// --- exchanges of rows: all look at all numbers, so that all come to the same end before a row moves --------
+// --- exchanges of rows: all ranks check all splits before a row moves --------------------------------------
 
 __device__ void add(Int* to, Int value) { atomicAdd(reinterpret_cast<Word*>(to), Word(value)); }
 
-// What both plans have in `scratch`, cleared.
+// What both plans keep in `scratch`, initially zero.
 struct Plan {
     Int *before, *total, *filled, *rows, *starts;
     unsigned* bad;  // the first rank whose splits are wrong
@@ -249,7 +250,7 @@ __device__ bool refused(const Args& a, Verdict why, Int who, Int rows) {
     return why != kGood;
 }
 
-// Whose rows do not fit, if any: `rows_of(rank)` is the row behind its last one.
+// Returns the rank with the most rows that do not fit, or -1; `rows_of(rank)` is the end of its last row.
 template <class F>
 __device__ Int fullest(const Args& a, F rows_of, Int* rows) {
     Int who = -1;
@@ -287,7 +288,7 @@ extern "C" __global__ void symm_meet_dispatch(Args a) {
         refused(a, kSplits, *plan.bad, 0);
         return;
     }
-    // Where the last row of each rank would end.
+    // The end of the last row of each rank.
     EACH(q, n) {
         Int start = 0, end = 0;
         for (Int e = 0; e < experts; ++e) {
@@ -326,7 +327,7 @@ extern "C" __global__ void symm_meet_combine(Args a) {
         Int p = i / columns, k = i % columns, to = p * experts + k / n;
         const Int* splits = theirs<Int>(a, a.splits, p);
         Int rows = splits[k], source = splits[columns + k];
-        // The offset of nothing may be anywhere.
+        // The offset of an empty block may be any number.
         bool beyond = rows > a.in_rows || source < 0 || source > a.in_rows - rows;
         if (rows < 0 || (rows > 0 && beyond)) {
             atomicMin(plan.bad, unsigned(p));
@@ -364,14 +365,14 @@ __device__ void copy_units(char* to, const char* from, Int units, Int first, Int
     U* out = reinterpret_cast<U*>(to);
     const U* in = reinterpret_cast<const U*>(from);
     Int i = first;
-    for (; i + 3 * step < units; i += 4 * step) {  // four on their way
+    for (; i + 3 * step < units; i += 4 * step) {  // four loads at a time
         U a = in[i], b = in[i + step], c = in[i + 2 * step], d = in[i + 3 * step];
         out[i] = a, out[i + step] = b, out[i + 2 * step] = c, out[i + 3 * step] = d;
     }
     for (; i < units; i += step) out[i] = in[i];
 }
 
-// By `step` threads, of which this is `first`: 16 bytes at a time where both sides allow it.
+// Copies with `step` threads, of which this is `first`, 16 bytes at a time if both sides allow it.
 __device__ void copy(char* to, const char* from, Int bytes, Int first, Int step) {
     Word skew = Word(to) ^ Word(from);
     Int unit = skew % 16 == 0 ? 16 : skew % 8 == 0 ? 8 : skew % 4 == 0 ? 4 : 1;
@@ -386,14 +387,14 @@ __device__ void copy(char* to, const char* from, Int bytes, Int first, Int step)
     for (Int i = done + first; i < bytes; i += step) to[i] = from[i];
 }
 
-// A kernel of world x k blocks: k of them for each of the others, beginning with the own so that not all ranks
-// read from the same.
+// In a kernel of world x k blocks, k blocks serve each peer. They begin with the own rank, so that not all
+// ranks read from the same one.
 struct Part {
     Int peer, first, step;
 };
 __device__ Part part_of(const Args& a) {
-    Int lanes = gridDim.x / a.world, lane = blockIdx.x / a.world;
-    return {(a.rank + blockIdx.x % a.world) % a.world, lane * blockDim.x + threadIdx.x, lanes * blockDim.x};
+    Int blocks = gridDim.x / a.world, block = blockIdx.x / a.world;
+    return {(a.rank + blockIdx.x % a.world) % a.world, block * blockDim.x + threadIdx.x, blocks * blockDim.x};
 }
 
 extern "C" __global__ void symm_move_rows(Args a) {
@@ -409,7 +410,7 @@ extern "C" __global__ void symm_move_rows(Args a) {
     }
 }
 
-// Blocks of row_bytes: from the root's, or the own one of each.
+// Copies blocks of row_bytes: from the root, or the own one from each rank.
 extern "C" __global__ void symm_move_blocks(Args a) {
     if (control(a)[kVerdict] != kGood) return;
     if (a.root >= 0) {
@@ -429,7 +430,7 @@ extern "C" __global__ void symm_move_blocks(Args a) {
 
 extern "C" __global__ void symm_signal(Args a) {  // compare: 0 sets, 1 adds
     if (threadIdx.x != 0 || control(a)[kBroken]) return;
-    __threadfence_system();  // what the stream has put before
+    __threadfence_system();  // earlier puts of the stream
     Word* word = theirs<Word>(a, a.word, a.peer);
     if (a.compare == 0)
         store_release(word, Word(a.value));

@@ -1,4 +1,4 @@
-// Reductions of kernels.cu, which includes this where what they need has been declared.
+// Reductions of kernels.cu, which includes this file after the declarations that it needs.
 #pragma once
 
 // --- reducing: in order of the ranks, half precision in float, rounded once ---------------------------------
@@ -101,7 +101,7 @@ template <class A>
 __device__ A fold(A a, A b, Int red) {
     if (red == kSum) return sum(a, b);
     if (red == kProduct) return product(a, b);
-    if (b != b) return b;  // NaN passes on, also as the first
+    if (b != b) return b;  // NaN propagates, also from the first
     return red == kMin ? (less(b, a) ? b : a) : (less(a, b) ? b : a);
 }
 
@@ -110,7 +110,7 @@ struct alignas(kCount * sizeof(T)) Pack {
     T each[kCount];
 };
 
-// kCount elements that lie side by side, `from` and `to` bytes behind the beginning.
+// Reduces kCount adjacent elements, `from` and `to` bytes from the beginning.
 template <class T, int kCount>
 __device__ void reduce_pack(const Args& a, Int from, Int to) {
     typedef Pack<T, kCount> P;

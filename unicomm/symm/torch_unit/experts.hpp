@@ -1,4 +1,4 @@
-// The exchanges whose splits are in symmetric memory too. Units are rows of the first dimension; row 0 of a
+// Exchanges whose splits are in symmetric memory, too. Units are rows of the first dimension. Row 0 of a
 // splits_offsets tensor has the splits, row 1 the offsets.
 #pragma once
 #include "kernels.hpp"
@@ -38,7 +38,7 @@ class Rows {
     const int64_t* said(int rank) const { return numbers_[size_t(rank)]; }
     const Tensor& splits() const { return splits_; }
 
-    // All ranks look at the same numbers, so that all raise it, before anything is written.
+    // All ranks check the same numbers, so all of them raise the error, before anything is written.
     void refuse_unless(bool good, const std::string& why) {
         if (good) return;
         handle_->meet();
@@ -88,7 +88,7 @@ class Rows {
     int64_t count = 0, experts = 0;
 };
 
-// `align` 0: blocks by rank, dense, which are those of one expert a rank.
+// `align` 0: dense blocks by rank, for one expert per rank.
 inline void dispatch(const Tensor& input, Tensor out, const Tensor& splits, Tensor results,
                      const std::string& group, int64_t align) {
     TORCH_CHECK(splits.numel() * 2 == results.numel(), "in_splits has ", splits.numel(),
@@ -102,7 +102,7 @@ inline void dispatch(const Tensor& input, Tensor out, const Tensor& splits, Tens
             sum += rows.said(from)[k];
         }
     }
-    // Where each expert's block of a rank begins, and behind its last row.
+    // Computes where the block of each expert of a rank begins; returns the end of the last row.
     auto blocks = [&](int to, std::vector<int64_t>& starts) {
         int64_t at = 0, end = 0;
         for (int64_t x = 0; x < e; ++x) {

@@ -1,4 +1,4 @@
-// One rank's end of an allocation in a group: where the others' memory is, their signals, and waiting.
+// One rank's end of an allocation in a group: the memory of the other ranks, signals, and waiting.
 #pragma once
 #include <ATen/ATen.h>
 #include <linux/futex.h>
@@ -54,8 +54,8 @@ struct Descriptor {
 
 inline void wake(void* word) { syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
 
-// Until ready(value of the word). Who changes it without waking is seen within 50 ms, after each of which
-// check(milliseconds so far) may raise; so does Ctrl-C.
+// Waits until ready(value of the word). A change without a wake is noticed within 50 ms. After each 50 ms
+// check(milliseconds so far) may raise, and so does Ctrl-C.
 template <class T, class F, class C>
 void await_word(T* word, F ready, C check) {
     auto began = Clock::now();
@@ -82,7 +82,7 @@ class Handle : public sm::SymmetricMemory {
   public:
     struct Peer {
         std::shared_ptr<Mapping> memory;
-        std::shared_ptr<Descriptor> process;  // readable when it has ended
+        std::shared_ptr<Descriptor> process;  // readable once it has ended
         char* slot;
     };
 
@@ -113,7 +113,7 @@ class Handle : public sm::SymmetricMemory {
     int* get_rank_to_global_rank_dev() override { return globals_.data(); }
     bool world_within_direct_access() override { return true; }
 
-    // One flag for each pair and channel: who signals again waits until it was taken.
+    // One flag per pair and channel: a second signal waits until the first one was taken.
     void put_signal(int dst, int channel, size_t timeout_ms) override {
         swap(pad_word(dst, channel, rank_), 0, 1, dst, timeout_ms, "take this rank's last signal");
     }
@@ -129,7 +129,7 @@ class Handle : public sm::SymmetricMemory {
         }
     }
 
-    // The operations' own, which leaves the program's pad alone.
+    // A barrier for operations, which does not use the program's signal pad.
     void meet() {
         uint32_t round = ++round_;
         uint32_t* mine = slot_word(rank_, 0);
@@ -141,7 +141,7 @@ class Handle : public sm::SymmetricMemory {
         }
     }
 
-    // Signals that count, of put_signal(src, hdl, peer).
+    // Counting signals, for put_signal(src, hdl, peer).
     void count_signal(int dst) {
         uint32_t* word = slot_word(dst, kCounters / 4 + size_t(rank_));
         Word(*word).fetch_add(1);
@@ -162,7 +162,8 @@ class Handle : public sm::SymmetricMemory {
                     peers_.size());
     }
 
-    // Until ready(value of the word). `peer` is who should change it; its death ends the wait. 0: no timeout.
+    // Waits until ready(value of the word). `peer` is the rank that should change it; its death ends the
+    // wait. timeout_ms 0: no timeout.
     template <class T, class F>
     void await_word(T* word, F ready, int peer, size_t timeout_ms, const char* what) {
         unicomm_torch::await_word(word, ready, [&](size_t passed_ms) {
@@ -173,7 +174,7 @@ class Handle : public sm::SymmetricMemory {
         });
     }
 
-    // For a wait of which nobody says who ends it: any other rank may, unless all have ended.
+    // For a wait that any other rank may end: raises if all of them have ended.
     void check_anybody_left() const {
         int others = 0, ended = 0;
         for (int p = 0; p < int(peers_.size()); ++p) {
@@ -183,7 +184,7 @@ class Handle : public sm::SymmetricMemory {
                          " waits for a signal, but the processes of all ", others, " other ranks have ended");
     }
 
-    // The 64 bits of this allocation that put_with_signal sets where the operation names no word.
+    // The 64-bit value of this allocation that put_with_signal sets if the operation names no word.
     uint64_t* value_of(int rank) { return reinterpret_cast<uint64_t*>(slot_word(rank, 2)); }
 
   private:

@@ -1,5 +1,5 @@
-// torch.ops.symm_mem on CPU tensors: what all ranks of a group do together. They have met when an operation
-// reads or writes what is another one's, and meet again before it returns.
+// torch.ops.symm_mem on CPU tensors: the collectives of a group. The ranks meet before an operation reads or
+// writes memory of another rank, and again before it returns.
 #pragma once
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@ inline Handles handle_of(const Tensor& tensor, const std::string& group, const c
     return handle;
 }
 
-// `rank`'s tensor at the same place.
+// Returns the tensor of `rank` at the same place.
 inline Tensor of_rank(const Handles& handle, const Tensor& like, int rank) {
     char* at =
         static_cast<char*>(handle->get_buffer_ptrs()[size_t(rank)]) + like.storage_offset() * like.itemsize();
@@ -34,7 +34,8 @@ inline void check_like(const Tensor& a, const Tensor& b, const char* what) {
                 " ", b.sizes(), ", input ", a.scalar_type(), " ", a.sizes());
 }
 
-// The sum over the ranks, in their order, so that all get the same bits; `part` cuts what is summed.
+// Returns the sum over the ranks, in their order, so that all get the same bits; `part` selects what is
+// summed.
 template <class F>
 Tensor sum_of(const Handles& handle, const Tensor& like, F part) {
     auto type = at::isReducedFloatingType(like.scalar_type()) ? at::kFloat : like.scalar_type();
@@ -51,7 +52,7 @@ inline void one_shot(const Tensor& input, const std::string& op, const std::stri
     auto handle = handle_of(input, group, "input");
     handle->meet();
     Tensor total = sum_of(handle, input, whole);
-    handle->meet();  // before the sum is written: it may go where others read
+    handle->meet();  // before the sum is written: other ranks may read where it goes
     out.copy_(total.view_as(out));
 }
 
@@ -78,7 +79,7 @@ inline Tensor one_shot_all_reduce_copy(const Tensor& buffer, const Tensor& local
     return one_shot_all_reduce_copy_out(buffer, local, op, group, at::empty_like(local));
 }
 
-// This rank's share of a flat tensor: each rank works on its own.
+// Returns the share of a flat tensor that this rank works on.
 inline Tensor share(const Tensor& flat, int rank, int world) {
     int64_t begin = flat.numel() * rank / world, end = flat.numel() * (rank + 1) / world;
     return flat.narrow(0, begin, end - begin);
@@ -91,7 +92,7 @@ inline Tensor two_shot_all_reduce_(Tensor input, std::string op, std::string gro
     int me = handle->get_rank(), n = handle->get_world_size();
     auto mine = [&](Tensor t) { return share(t.flatten(), me, n); };
     handle->meet();
-    Tensor total = sum_of(handle, input, mine);  // nobody else reads or writes this share
+    Tensor total = sum_of(handle, input, mine);  // no other rank reads or writes this share
     for (int p = 0; p < n; ++p) mine(of_rank(handle, input, p)).copy_(total);
     handle->meet();
     return input;
@@ -167,7 +168,8 @@ inline Tensor all_to_all(const Tensor& input, Tensor out, std::string group) {
     return out;
 }
 
-// Permute-free: this rank's block of each rank's columns goes to rows of `out`, or the other way round.
+// Without a permutation: the block of this rank in the columns of each rank goes to rows of `out`, or the
+// other way round.
 inline void all_to_all_nd(const Tensor& input, Tensor out, int64_t scatter_dim, int64_t gather_dim,
                           std::string group) {
     TORCH_CHECK((scatter_dim == 1 && gather_dim == 0) || (scatter_dim == 0 && gather_dim == 1),
@@ -184,7 +186,7 @@ inline void all_to_all_nd(const Tensor& input, Tensor out, int64_t scatter_dim, 
         return input.dim() == 3 ? t : t.unflatten(scatter_dim, at::IntArrayRef{n, t.size(scatter_dim) / n});
     };
     Tensor own = blocks(input);
-    // Both have the ranks in one dimension, of which the other two are as they were.
+    // Both tensors have the ranks in one dimension; the other two dimensions keep their sizes.
     int64_t rows = own.size(scatter_dim == 1 ? 0 : 1), columns = own.size(2);
     std::vector<int64_t> deep =
         gather_dim == 0 ? std::vector<int64_t>{n, rows, columns} : std::vector<int64_t>{rows, n, columns};
@@ -202,8 +204,7 @@ inline void all_to_all_nd(const Tensor& input, Tensor out, int64_t scatter_dim, 
     handle->meet();
 }
 
-// --- tiles
-// ------------------------------------------------------------------------------------------------------
+// --- tiles ---
 
 inline void check_tile(const Tensor& in, const Tensor& out) {
     TORCH_CHECK(in.dim() == 2 && in.sizes() == out.sizes() && in.scalar_type() == out.scalar_type() &&

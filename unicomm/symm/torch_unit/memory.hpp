@@ -1,9 +1,9 @@
-// Symmetric memory of torch on CPU tensors. Each allocation is a memfd, so that other processes can map it:
-// allocating is local, as torch has it, and a rendezvous tells the group where each rank's lies.
+// Symmetric memory of torch on CPU tensors. Each allocation is a memfd, so that other processes can map it.
+// Allocating is local, as in torch; at a rendezvous the ranks of a group exchange where their memory is.
 //
-//   data | signal pad, the program's | slots, ours
+//   data | signal pad of the program | slots of this unit
 //
-// A group takes a slot of each rank's allocation, of which the ranks tell each other.
+// A group uses one slot of the allocation of each rank, whose numbers the ranks exchange.
 #pragma once
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,13 +15,13 @@
 
 namespace unicomm_torch {
 
-// Python's exchange(group, bytes) -> (rank, bytes of all ranks, their ranks in the job).
+// The Python function exchange(group, bytes) -> (rank, bytes of all ranks, their ranks in the job).
 inline py::object& exchange_function() {
     static auto* function = new py::object();  // outlives the interpreter
     return *function;
 }
 
-// What a rank tells the others of its allocation.
+// What a rank publishes about its allocation.
 struct Offer {
     int64_t pid, fd, slot;
     uint64_t bytes, pad_bytes, inode;
@@ -45,7 +45,7 @@ inline size_t total_bytes(size_t bytes, size_t pad_bytes) {
     return whole_pages(bytes) + whole_pages(pad_bytes) + kSlots * kSlotBytes;
 }
 
-// All allocations of the process. Several names of torch's backends stand for it.
+// All allocations of the process. Several backend names of torch share it.
 class Memory {
   public:
     static Memory& one() {
@@ -72,7 +72,7 @@ class Memory {
     }
 
     void free(void* ptr) {
-        std::shared_ptr<Allocation> gone;  // let go without the lock
+        std::shared_ptr<Allocation> gone;  // released without the lock
         std::lock_guard lock(mutex_);
         auto found = allocations_.find(ptr);
         if (found == allocations_.end()) return;
@@ -86,7 +86,7 @@ class Memory {
         return found == allocations_.end() ? nullptr : found->second;
     }
 
-    // The handle of an allocation; null for other memory, as torch's own backends do it.
+    // Returns the handle of an allocation, or null for other memory, like the backends of torch.
     Handles rendezvous(void* ptr, const std::optional<std::string>& group) {
         auto own = find(ptr);
         if (!own) return {};
@@ -102,7 +102,7 @@ class Memory {
         return own->handles[name] = made;
     }
 
-    // Of operations that name no group: the job's, or the only one that there is.
+    // For operations that name no group: the group of the job, or the only one.
     Handles any(const at::Tensor& tensor) {
         auto own = find(tensor.storage().mutable_data());
         TORCH_CHECK(own, "the tensor is not from symm_mem.empty(), or another storage than it had");
@@ -152,7 +152,7 @@ class Memory {
                 }
             }
         }
-        // Nobody closes what another one has yet to open, and all hear of trouble.
+        // No rank closes what another has yet to open, and all learn of an error.
         auto told = exchange(group, trouble, rank, globals);
         for (size_t p = 0; p < told.size(); ++p) {
             TORCH_CHECK(told[p].empty(), "symmetric memory cannot meet in group '", group, "', says rank ", p,
@@ -204,7 +204,7 @@ class Allocator : public sm::SymmetricMemoryAllocator {
     bool has_multicast_support(int) override { return false; }
     c10::DeviceType supported_device_type() override { return c10::DeviceType::CPU; }
     std::string name() override { return name_; }
-    bool has_allocation(void* ptr) {  // no `override`: torch 2.11 has none
+    bool has_allocation(void* ptr) {  // no `override`: torch 2.11 does not declare it
         return Memory::one().find(ptr) != nullptr;
     }
 

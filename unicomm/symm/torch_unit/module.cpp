@@ -1,5 +1,5 @@
-// torch's symmetric memory on CPU tensors, which needs the ABI of the torch that is installed. Built on
-// demand by `unicomm build torch-bridge`; unicomm/symm/in_torch.py loads it.
+// Symmetric memory of torch on CPU tensors, which needs the ABI of the installed torch. Built on demand by
+// `unicomm build torch-bridge`; unicomm/symm/in_torch.py loads it.
 #include <pybind11/stl.h>
 
 #include "experts.hpp"
@@ -8,9 +8,9 @@
 namespace unicomm_torch {
 namespace {
 
-// Boxed: a torch with CUDA has kernels of its own, and dies of a second one whose C++ type differs by as much
-// as a reference, which changes from release to release. What counts is the schema; an operation that this
-// torch lacks, or declares otherwise, has no kernel.
+// Boxed, because a torch with CUDA has kernels of its own, and aborts if a second kernel has another C++
+// type; even a reference counts, and they change between releases. Only the schema matters then. An operation
+// that this torch lacks, or declares differently, gets no kernel.
 template <auto F>
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     using Pointer = c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(F)>, F>;
@@ -19,7 +19,7 @@ void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::
     c10::impl::make_boxed_from_unboxed_functor<Functor, false>::call(&functor, op, keys, stack);
 }
 
-// A kernel, its schema as C++ has it, and the operation of torch.ops.symm_mem that it is for.
+// A kernel, its schema in C++, and the operation of torch.ops.symm_mem that it implements.
 struct Kernel {
     const char* name;
     std::unique_ptr<c10::FunctionSchema> (*schema)();
@@ -33,7 +33,7 @@ Kernel kernel(const char* name) {
             [] { return torch::CppFunction::makeFromBoxedFunction<&boxed<F>>(); }};
 }
 
-// It has no tensor that tells CPU from GPU, but a handle, which is this one's or torch's.
+// No tensor argument tells CPU from GPU; the handle does: it is one of ours or of torch.
 void wait_for_own_signal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     auto memory = torch::jit::peek(*stack, 0, 2).toCustomClass<sm::SymmetricMemory>();
     if (c10::dynamic_intrusive_pointer_cast<Handle>(memory)) {
@@ -54,7 +54,7 @@ const std::vector<Kernel>& kernels() {
         kernel<two_shot_all_reduce_>("two_shot_all_reduce_"),
         kernel<two_shot_all_reduce_out>("two_shot_all_reduce_out"),
         kernel<reduce_scatter_out>("reduce_scatter_out"),
-        // What multicast does, without it.
+        // What multicast does, without multicast.
         kernel<two_shot_all_reduce_>("multimem_all_reduce_"),
         kernel<one_shot_all_reduce>("multimem_one_shot_all_reduce"),
         kernel<one_shot_all_reduce_out>("multimem_one_shot_all_reduce_out"),
@@ -91,7 +91,7 @@ const std::vector<Kernel>& kernels() {
     return all;
 }
 
-// Why the kernel is not for this torch; empty if it is.
+// Returns why the kernel does not fit this torch; empty if it does.
 std::string misfit(const Kernel& kernel) {
     auto found = c10::Dispatcher::singleton().findSchema({std::string("symm_mem::") + kernel.name, ""});
     if (!found) return "this torch does not declare it";
@@ -100,8 +100,8 @@ std::string misfit(const Kernel& kernel) {
     return "";
 }
 
-// All kernels that there are, each with why it is not for this torch, or nothing: as torch is now, and once
-// they are registered, as it was before.
+// Returns all kernels, each with the reason why it does not fit this torch, or an empty text. Once the
+// kernels are registered, the state before that is returned.
 std::map<std::string, std::string> operators(bool keep) {
     static std::optional<std::map<std::string, std::string>> kept;
     if (kept) return *kept;
@@ -122,8 +122,8 @@ void register_kernels() {
     }
 }
 
-// Once in a process. The first name is the default of CPU tensors; those that this torch has a backend for
-// already are left out.
+// To be called once per process. The first name becomes the default of CPU tensors. Names for which this
+// torch already has a backend are left out.
 std::vector<std::string> install(const std::vector<std::string>& names, py::object exchange) {
     exchange_function() = std::move(exchange);
     register_kernels();

@@ -1,5 +1,4 @@
-// torch.ops.symm_mem on CPU tensors: what a rank does alone, copies to and from others, signals, and a
-// product that waits for them.
+// torch.ops.symm_mem on CPU tensors: one-sided copies, signals, and a product that waits for signals.
 #pragma once
 #include "kernels.hpp"
 
@@ -28,7 +27,8 @@ inline Tensor stream_write_value32_(Tensor input, int64_t offset, int64_t value)
     return memset32_(input, offset, value, 1);
 }
 
-// `peer` of the operations below is a rank of the job's group, or of the only one that the tensor has met in.
+// `peer` of the operations below is a rank of the job's group, or of the only group in which the tensor has
+// met.
 
 inline void put(Tensor tensor, int64_t peer) {
     auto handle = Memory::one().any(tensor);
@@ -81,7 +81,7 @@ inline void handle_wait_signal(const c10::intrusive_ptr<sm::SymmetricMemory>& me
     handle->await_count(int(peer));
 }
 
-// The value is the allocation's own, beside the program's memory and pad, and stays until the next one.
+// The value belongs to the allocation, beside the program's memory and pad, and stays until the next one.
 inline void put_with_value(Tensor tensor, int64_t signal, int64_t peer) {
     put(tensor, peer);
     uint64_t* word = Memory::one().any(tensor)->value_of(int(peer));
@@ -107,7 +107,7 @@ inline void get_out(Tensor dst, const c10::intrusive_ptr<sm::SymmetricMemory>& m
     dst.view(-1).narrow(0, 0, size).copy_(handle->get_buffer(int(peer), {size}, dst.scalar_type(), offset));
 }
 
-// What one store into a multicast address does: into each rank's memory. The ranks do not meet.
+// What a store to a multicast address does: copies into the memory of each rank. The ranks do not meet.
 inline Tensor copy_to_all(Tensor out, const Tensor& source, int64_t byte_offset, std::string group) {
     auto handle = handle_of(out, group, "symm_mem_out");
     TORCH_CHECK(out.is_contiguous() && source.is_contiguous() && byte_offset >= 0 &&
@@ -121,7 +121,7 @@ inline Tensor copy_to_all(Tensor out, const Tensor& source, int64_t byte_offset,
     return out;
 }
 
-// a @ b in chunks of a's rows, each of which is ready when its signal is 1; the pivot's comes first.
+// Computes a @ b in chunks of a's rows. Each chunk is ready when its signal is 1; the pivot's is the first.
 inline Tensor async_input_mm(const Tensor& a, const Tensor& b, const Tensor& signals, int64_t pivot) {
     TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type(),
                 "a ", a.sizes(), " and b ", b.sizes(), " are no matrices that can be multiplied");

@@ -59,6 +59,7 @@ class StreamExecutor:
         self.lookout = Lookout(owner)
         for graph_class in streams.graph_classes():
             graphs.follow(graph_class)
+        streams.count_graphs = graphs.alive
 
     def run(self, op: IssuedOperation) -> StreamWork:
         op.begin(self._owner.member, False)

@@ -1,4 +1,4 @@
-"""Reductions of tensors on a device, for what the library there lacks: by torch, in order of the ranks.
+"""Reductions of tensors on a device that the library there lacks: by torch, in the order of the ranks.
 
 The same results as the native core's on the CPU: float16, bfloat16 and float8 are accumulated in float32 and
 rounded once, integers wrap around, AVG of integers divides toward zero, MIN and MAX pass NaN on.
@@ -32,7 +32,7 @@ _SIGNED = {
     2: torch.int16,
     4: torch.int32,
     8: torch.int64,
-}  # whose bits stand for any integer's
+}  # integers of these sizes hold the bits of any integer type
 _SIGN = -(1 << 63)
 
 

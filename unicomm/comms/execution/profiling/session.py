@@ -19,8 +19,8 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES, code_of
-from unicomm.extensions import torch_bridge
-from unicomm.flight_recorder.ring.ranks import format_ranks
+from unicomm.extensions import torch_extensions
+from unicomm.flight_recorder.texts import format_ranks
 
 VERSION = 2  # 2 brought captured_seq and replay
 KEY = "unicomm"  # of the table in a trace
@@ -203,7 +203,7 @@ class Session:
         )
         self._batch = 0
         self._adding = threading.Lock()
-        self._bridge = torch_bridge.load()
+        self._bridge = torch_extensions.load()
         self.table: dict[str, Any] = {}
 
     def _of(self, owner: Observed) -> tuple[int, dict[str, Any]]:

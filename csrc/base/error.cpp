@@ -1,0 +1,14 @@
+// Errors of the operating system as exceptions.
+#include "base/error.hpp"
+
+#include <cerrno>
+#include <cstring>
+
+namespace unicomm {
+
+void throw_errno(const std::string& what) {
+    int code = errno;
+    throw SystemFailure(what + ": " + std::strerror(code));
+}
+
+}  // namespace unicomm

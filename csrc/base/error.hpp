@@ -1,0 +1,47 @@
+// How the native core reports a failure. No exception crosses into Python: an operation returns a Fault,
+// which Python turns into a CommError with the operation, the communicator and the remedy.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace unicomm {
+
+enum class FaultCode : int32_t {
+    kNone = 0,
+    kTimeout = 1,   // culprits: ranks that had not arrived at the deadline
+    kPeerLost = 2,  // culprits: ranks whose process is gone, or that left the communicator
+    kMismatch = 3,  // culprits: the minority
+    kAborted = 4,   // culprits: the rank that aborted
+    kInternal = 5,
+    kDeadlock = 6,     // culprits: ranks that wait for each other; claims: their operations, `root`: for whom
+    kUnsupported = 7,  // the library cannot do that; nothing was done
+};
+
+// The operation that one rank called, for the message of a mismatch.
+struct Claim {
+    int32_t rank;
+    uint32_t op;
+    uint32_t dtype;
+    uint32_t red;
+    int32_t root;
+    uint64_t count;
+    uint64_t extra;
+};
+
+struct Fault {
+    FaultCode code = FaultCode::kNone;
+    std::vector<int32_t> culprits;
+    std::vector<Claim> claims;
+    std::string detail;
+    explicit operator bool() const { return code != FaultCode::kNone; }
+};
+
+// Failures of the operating system at creation (no memory, no permission), with errno's text.
+struct SystemFailure : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+[[noreturn]] void throw_errno(const std::string& what);
+
+}  // namespace unicomm

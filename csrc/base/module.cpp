@@ -1,0 +1,24 @@
+// The extension module unicomm._core.
+#include "base/bind.hpp"
+#include "base/error.hpp"
+
+NB_MODULE(_core, m) {
+    m.doc() = "unicomm's native core. Private: use the package's Python modules.";
+    // Objects held by a thread that never ended (a daemon, or a thread that a fork did not copy) are no
+    // leaks.
+    nb::set_leak_warnings(false);
+    nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+        try {
+            std::rethrow_exception(p);
+        } catch (const unicomm::SystemFailure& e) {
+            PyErr_SetString(PyExc_OSError, e.what());
+        }
+    });
+    unicomm::bind_recorder(m);
+    unicomm::bind_dump(m);
+    unicomm::bind_reduce(m);
+    unicomm::bind_shm(m);
+    unicomm::bind_nccl(m);
+    unicomm::bind_symm(m);
+    unicomm::bind_torch_options(m);
+}

@@ -1,0 +1,79 @@
+// Waiting that works with idle cores, busy cores and more ranks than cores: spins for some microseconds (only
+// if every rank can have a core), then yields, then sleeps in the kernel. Meanwhile the waiting thread checks
+// the abort flag, the deadline and the processes of its peers.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "shm/memory/segment.hpp"
+
+namespace unicomm::shm {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+int usable_cores();
+
+// Watches the processes of peers through pidfds. Also detects zombies, and never takes a reused pid for the
+// peer.
+class ProcessWatch {
+  public:
+    explicit ProcessWatch(const std::vector<int>& pids);
+    ~ProcessWatch();
+    ProcessWatch(const ProcessWatch&) = delete;
+    ProcessWatch& operator=(const ProcessWatch&) = delete;
+    bool dead(int rank) const;
+
+  private:
+    void release();
+    std::vector<std::pair<int, int>> watched_;  // (pid, pidfd); -1 for a rank of this process
+};
+
+class Waiter {
+  public:
+    Waiter(Segment& segment, int rank);
+
+    // Calls `ready` until it returns true. Returns false if `stop` asks to give up; `stop` is called about
+    // every millisecond, at least every 50 ms, and returns true to give up.
+    template <class Ready, class Stop>
+    bool until(Ready ready, Stop stop) {
+        for (int i = 0; i < spins_; ++i) {
+            if (ready()) return true;
+            cpu_pause();
+        }
+        return slow(std::function<bool()>(ready), std::function<bool(bool)>(stop));
+    }
+    // To be called after publishing what others may sleep for.
+    void wake_others() {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (segment_.header().sleepers.load(std::memory_order_relaxed) != 0) ring_doorbells();
+    }
+    // Makes `until` check again; may be called from another thread.
+    void wake_me();
+    // Sets what is called at the end of a wait for which `stop` was called.
+    void at_end(std::function<void()> call) { at_end_ = std::move(call); }
+
+  private:
+    // Like `slow`; returns nothing if sleeping is better.
+    std::optional<bool> yield(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
+    bool slow(const std::function<bool()>& ready, const std::function<bool(bool)>& stop);
+    void ring_doorbells();
+
+    Segment& segment_;
+    int rank_;
+    int spins_;
+    int sleep_at_once_ = 0;  // number of waits that skip yielding
+    int no_yields_ = 50;     // its value for the next time that yields do harm
+    std::function<void()> at_end_;
+};
+
+}  // namespace unicomm::shm

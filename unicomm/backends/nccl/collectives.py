@@ -1,0 +1,225 @@
+"""Collectives and messages of NCCL and RCCL: the library's functions, called on the current stream.
+
+A collective that the library has is one call. Lists and splits of rows are groups of sends and receives, and
+v-reductions are groups of reduces. What the library cannot reduce (bitwise operations, 16-bit integers) is
+composed in comms/execution/completion.py. Unlike on other backends, sums in float16, bfloat16 and float8 may
+be rounded at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from unicomm.comms.backend import Backend, IssuesDirectly, RunsCollectives
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.table import OPERATIONS, Kind, Role, Size
+
+from . import type_codes
+from .handle import Handle
+from .result_codes import SUCCESS
+
+ALWAYS_NATIVE = frozenset(
+    {
+        "broadcast",
+        "all_reduce",
+        "reduce",
+        "all_gather_single",
+        "reduce_scatter",
+        "reduce_scatter_v",
+        "reduce_scatter_single",
+        "barrier",
+    }
+)
+
+# Operations that are one call: the function's name in error messages, and in csrc/nccl.
+_FUNCTIONS = {
+    "broadcast": ("Broadcast", "broadcast"),
+    "all_reduce": ("AllReduce", "all_reduce"),
+    "reduce": ("Reduce", "reduce"),
+    "all_gather_single": ("AllGather", "all_gather"),
+    "reduce_scatter_single": ("ReduceScatter", "reduce_scatter"),
+    "all_to_all_single": ("AlltoAll", "all_to_all"),
+    "gather_single": ("Gather", "gather"),
+    "send": ("Send", "send"),
+    "recv": ("Recv", "recv"),
+}
+
+
+class LibraryCall(NamedTuple):
+    """How an operation is called, derived from its row of the operation table.
+
+    Attributes:
+        name: the function's name in error messages. function: of the native table.
+        tensors: indices of the operation's tensors whose addresses are passed, in this order.
+        unit: index of the tensor that is counted; None for an operation without tensors.
+        parts: number of parts that the count is divided by.
+        counts_input: whether the counted tensor is an input.
+        in_place: whether the input tensor is also the output.
+        rooted: whether a rank is passed, which is the root or the peer.
+    """
+
+    name: str
+    function: Callable[..., int]
+    tensors: tuple[int, ...] = ()
+    unit: int | None = None
+    parts: int = 1
+    counts_input: bool = True
+    in_place: bool = False
+    rooted: bool = False
+
+
+def library_calls(native: Any, operations: Iterable[str], size: int) -> dict[str, LibraryCall]:
+    """Returns the library's calls for these operations, send and recv, in a communicator of `size` ranks."""
+    out = {"barrier": LibraryCall("AllReduce", native.all_reduce)}
+    for name, (title, function) in _FUNCTIONS.items():
+        row = OPERATIONS[name]
+        message = row.kind is Kind.P2P
+        if name not in operations and not message:
+            continue
+        reads = [i for i, arg in enumerate(row.tensors) if arg.role is not Role.OUT]
+        writes = [i for i, arg in enumerate(row.tensors) if arg.role is not Role.IN]
+        unit = next(i for i in (*reads, *writes) if row.tensors[i].size is Size.COUNT)
+        out[name] = LibraryCall(
+            title,
+            getattr(native, function),
+            (0,) if message else (reads[0], writes[0]),
+            unit,
+            size if row.shared else 1,
+            unit in reads,
+            reads == writes,
+            row.rooted or message,
+        )
+    return out
+
+
+class Collectives(Backend, RunsCollectives, IssuesDirectly):
+    """The part of `NcclBackend` that runs operations."""
+
+    _handle: Handle
+    _rank: int
+    _size: int
+    _token: torch.Tensor  # a byte on the device, for barriers
+    _direct: dict[tuple[torch.dtype, RedOpType], tuple[int, int]]
+    _calls: dict[str, LibraryCall]
+
+    def run(self, call: Call) -> None:
+        with self._handle.on_device():
+            if call.name in _FUNCTIONS:
+                self._one_call(call)
+            else:
+                getattr(self, f"_{call.name}")(call)
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        handle = self._handle
+        comm, stream = handle.alive(), handle.stream()
+        with handle.on_device(), handle.group("Send/Recv"):
+            for send, peer, tensor in messages:
+                function = handle.native.send if send else handle.native.recv
+                result = function(tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, comm, stream)
+                handle.check("Send/Recv", result)
+
+    def _reduction(self, call: Call) -> tuple[int, int, int]:
+        """Returns (type code, reduction code, library elements per element).
+
+        `_release_op` must be called with the reduction code afterwards.
+        """
+        assert call.op is not None
+        assert call.dtype is not None
+        dtype, kind, width = type_codes.reduced_as(call.dtype, call.op.type)
+        code = type_codes.type_code(dtype)
+        if kind is not RedOpType.PREMUL_SUM:
+            return code, type_codes.op_code(kind), width
+        factor, handle = type_codes.factor_bytes(call.op, dtype), self._handle
+        result, op = handle.native.premul_sum(factor, code, handle.alive())
+        handle.check("RedOpCreatePreMulSum", result)
+        return code, op, width
+
+    def _release_op(self, op: int) -> None:
+        """Destroys a created reduction. The library keeps its factor for issued operations."""
+        if op >= type_codes.FIRST_CREATED_OP:
+            handle = self._handle
+            handle.check("RedOpDestroy", handle.native.op_destroy(op, handle.alive()))
+
+    def direct(
+        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+    ) -> Callable[[], None] | None:
+        if (call := self._calls.get(name)) is None:
+            return None
+        if call.unit is None:  # a barrier
+            return self._meet
+        unit = tensors[call.unit]
+        more: tuple[int, ...] = (type_codes.BYTE,)
+        if op is None:
+            count = unit.nbytes // call.parts
+        elif (codes := self._direct.get((unit.dtype, op.type))) is not None:
+            count, more = unit.numel(), codes
+        else:
+            return None
+        if call.rooted:
+            more = (*more, other)
+
+        handle, function, first = self._handle, call.function, tensors[call.tensors[0]].data_ptr()
+        places = (first,) if len(call.tensors) == 1 else (first, tensors[call.tensors[1]].data_ptr())
+
+        def issue() -> None:
+            with handle.on_device():
+                result = function(*places, count, *more, handle.alive(), handle.stream())
+                if result != SUCCESS:
+                    handle.check(call.name, result)
+
+        return issue
+
+    def _one_call(self, call: Call) -> None:
+        """Runs a collective that is one call of the library."""
+        handle, own = self._handle, self._calls[call.name]
+        source = call.inputs[0]
+        to = call.outputs[0] if call.outputs else source if own.in_place else None
+        unit = source if own.counts_input or to is None else to
+        # call.root does not tell: as a part of a rooted operation, any operation has one.
+        root = (call.root,) if own.rooted else ()
+        places = source.data_ptr(), 0 if to is None else to.data_ptr()
+        if call.op is None:
+            count = unit.nbytes // own.parts
+            result = own.function(*places, count, type_codes.BYTE, *root, handle.alive(), handle.stream())
+            handle.check(own.name, result)
+            return
+        dtype, op, width = self._reduction(call)
+        try:
+            count = unit.numel() * width
+            result = own.function(*places, count, dtype, op, *root, handle.alive(), handle.stream())
+            handle.check(own.name, result)
+        finally:
+            self._release_op(op)
+
+    def _reduce_scatter(self, call: Call) -> None:
+        """Runs a group of reduces, each with its own root and size."""
+        handle = self._handle
+        to, comm, stream = call.outputs[0], handle.alive(), handle.stream()
+        dtype, op, width = self._reduction(call)
+        try:
+            with handle.group("Reduce"):
+                for root, share in enumerate(call.inputs):
+                    at = share.data_ptr()
+                    out = to.data_ptr() if root == self._rank else at
+                    if count := share.numel() * width:
+                        result = handle.native.reduce(at, out, count, dtype, op, root, comm, stream)
+                        handle.check("Reduce", result)
+        finally:
+            self._release_op(op)
+
+    _reduce_scatter_v = _reduce_scatter
+
+    def _meet(self) -> None:
+        handle, place = self._handle, self._token.data_ptr()
+        op = type_codes.op_code(RedOpType.MAX)
+        with handle.on_device():
+            comm, stream = handle.alive(), handle.stream()
+            result = handle.native.all_reduce(place, place, 1, type_codes.BYTE, op, comm, stream)
+            handle.check("AllReduce", result)
+
+    def _barrier(self, call: Call) -> None:
+        self._meet()

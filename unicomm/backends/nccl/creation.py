@@ -1,0 +1,148 @@
+"""Creating the library's communicators: new ones by unique IDs, or from others by split, shrink and grow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from unicomm.comms.backend import Setup
+from unicomm.comms.streams import on_device
+
+from .library import Library, not_in_time
+from .result_codes import IN_PROGRESS, SUCCESS
+
+T = TypeVar("T")
+
+ABORT_SECONDS = 5.0  # time that an abort is waited for
+NO_COLOR = -1  # color of a rank that is in no part of a split
+_RANKS_PER_ID = 64  # ranks of a large world that connect to one root
+
+
+def bounded(function: str, library: Library, timeout: float, since: int, call: Callable[[], T]) -> T:
+    """Returns or raises what `call` does, or raises a timeout.
+
+    `call` runs in a thread of its own, because the library's calls cannot be interrupted.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"unicomm-{library.vendor.name}-{function}", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise not_in_time(library, function, timeout, since)
+    return done[0]
+
+
+class Creator:
+    """Creates communicators on one device, each within `timeout` seconds.
+
+    Its methods return the address of a complete `ncclComm_t` and raise a `CommError`. `settings` are the
+    (field, value) pairs of `ncclConfig_t`.
+    """
+
+    def __init__(
+        self, library: Library, device: torch.device, settings: Sequence[tuple[str, Any]], timeout: float
+    ) -> None:
+        self._library = library
+        self._native = library.native
+        self._device = device
+        self._settings = list(settings)
+        self._timeout = timeout
+        with on_device(device):
+            self._log_position = library.start_log()
+
+    def new(self, setup: Setup, large: int) -> int:
+        """Creates a communicator of all ranks of `setup` by a unique ID of rank 0.
+
+        From `large` ranks on, several ranks give IDs, so that not all ranks connect to the same one.
+        """
+        native, rank, size = self._native, setup.rank, setup.size
+        roots = [0]
+        scalable = size >= max(large, 2) and self._library.has("CommInitRankScalable")
+        if scalable:
+            count = max(2, size // _RANKS_PER_ID)
+            roots = [i * size // count for i in range(count)]
+        own = self.unique_id() if rank in roots else b""
+        if scalable:
+            everyone = setup.rendezvous.exchange("unique ids", own)
+            ids = [everyone[root] for root in roots]
+            return self._create(
+                "CommInitRankScalable", lambda: native.init_scalable(size, rank, ids, self._settings)
+            )
+        uid = setup.rendezvous.broadcast("unique id", own or None)
+        return self._create("CommInitRank", lambda: native.init(size, uid, rank, self._settings))
+
+    def unique_id(self) -> bytes:
+        with on_device(self._device):
+            result, uid = self._native.unique_id()
+            self._library.check("GetUniqueId", result, since=self._log_position)
+        return bytes(uid)
+
+    def split(self, parent: int, color: int, key: int) -> int:
+        """Splits `parent`. Returns 0 for the color `NO_COLOR`."""
+        arguments = parent, color, key, self._settings, self._timeout
+        return self._create("CommSplit", lambda: self._native.split(*arguments))
+
+    def shrink(self, parent: int, without: Sequence[int]) -> int:
+        """Creates a communicator of the parent's other ranks, in their order.
+
+        Ends operations that run on the parent; the two communicators share nothing.
+        """
+        arguments = parent, list(without), self._settings, True, self._timeout
+        return self._create("CommShrink", lambda: self._native.shrink(*arguments))
+
+    def grow_id(self, parent: int) -> bytes:
+        """Returns the ID by which other ranks join the parent's ranks. One rank of the parent calls it."""
+        with on_device(self._device):
+            result, uid = self._native.comm_unique_id(parent)
+            self._library.check("CommGetUniqueId", result, parent, self._log_position)
+        return bytes(uid)
+
+    def grow(self, parent: int, size: int, uid: bytes, rank: int) -> int:
+        """Creates a communicator of the parent's ranks and of joining ones.
+
+        The rank that called `grow_id` passes `uid`, and so do joining ranks, with `parent` 0 and their new
+        rank. Ranks of the parent pass the rank -1.
+        """
+        arguments = parent, size, uid, rank, self._settings, self._timeout
+        return self._create("CommGrow", lambda: self._native.grow(*arguments))
+
+    def _create(self, function: str, call: Callable[[], tuple[int, int]]) -> int:
+        def create() -> int:
+            with on_device(self._device):
+                result, comm = call()
+                return self._completed(function, result, comm)
+
+        return bounded(function, self._library, self._timeout, self._log_position, create)
+
+    def _completed(self, function: str, result: int, comm: int) -> int:
+        """Returns the new communicator when it is complete. With blocking=0 its creation still goes on."""
+        library, since = self._library, self._log_position
+        library.check(function, result, comm, since)
+        if result == IN_PROGRESS and not comm:
+            raise not_in_time(library, function, self._timeout, since)
+        if not comm:
+            return 0
+        state = library.await_state(comm, self._timeout)
+        if state == SUCCESS:
+            return int(comm)
+        overdue = state == IN_PROGRESS
+        error = (
+            not_in_time(library, function, self._timeout, since)
+            if overdue
+            else library.error(function, state, comm, since)
+        )
+        library.native.abort(comm, ABORT_SECONDS)
+        raise error

@@ -1,0 +1,86 @@
+"""One rank's `ncclComm_t`: its address, its end, and how the result of a call on it is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unicomm.comms.errors import CommError
+from unicomm.comms.streams import Streams, on_device
+
+from .library import Library
+from .result_codes import IN_PROGRESS, SUCCESS, aborted
+
+
+class Handle:
+    """The `ncclComm_t` of one rank, used on the current stream of its device.
+
+    Attributes:
+        library, native: the opened library, and its table of C functions.
+        comm: address of the `ncclComm_t`; 0 after its end.
+        lock: held while the communicator is ended and while the library is asked for its state.
+        log_position: position of the library's log at creation.
+    """
+
+    def __init__(self, library: Library, comm: int, device: torch.device, streams: Streams) -> None:
+        self.library = library
+        self.native = library.native
+        self.comm = comm
+        self.device = device
+        self.streams = streams
+        self.lock = threading.Lock()
+        self.log_position = library.start_log()
+
+    def alive(self) -> int:
+        """Returns the address of the `ncclComm_t`. Raises `AbortedError` after its end."""
+        if not self.comm:
+            raise aborted()
+        return self.comm
+
+    def stream(self) -> int:
+        """Returns the native pointer of the current stream."""
+        return self.streams.handle(self.streams.current())
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        return on_device(self.device)
+
+    def check(self, function: str, result: int) -> None:
+        """Raises the error of a failed call. With blocking=0, waits until the call's host part is done."""
+        if result == IN_PROGRESS:
+            result = self._await_host_part()
+        if result != SUCCESS:
+            self.library.check(function, result, self.comm, self.log_position)
+
+    def _await_host_part(self) -> int:
+        while True:
+            with self.lock:
+                result = self.library.state_of(self.alive())
+            if result != IN_PROGRESS:
+                return result
+            time.sleep(20e-6)
+
+    @contextlib.contextmanager
+    def group(self, function: str) -> Iterator[None]:
+        """Issues the calls of the body together, as calls of `function`."""
+        self.check(function, self.native.group_start())
+        try:
+            yield
+        finally:
+            result = self.native.group_end()
+        self.check(function, result)
+
+    def late_error(self) -> CommError | None:
+        """Returns the error of operations that were issued without one, or None."""
+        with self.lock:
+            if not self.comm:
+                return aborted()
+            result = self.library.state_of(self.comm)
+            if result in (SUCCESS, IN_PROGRESS):
+                self.library.trim_log()
+                return None
+            return self.library.error("operation", result, self.comm, self.log_position)

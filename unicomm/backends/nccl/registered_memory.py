@@ -1,0 +1,246 @@
+"""Memory for tensors that the library allocates, its registration, and windows on it.
+
+The GPUs of other ranks can map memory of ncclMemAlloc. torch's caching allocator uses it through a pool, so
+that tensors are freed in stream order as all others. A block is one allocation of the library, in which torch
+may place several tensors. The library registers whole blocks.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unicomm.comms.backend import OneSided
+from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
+
+from . import type_codes
+from .handle import Handle
+from .library import Library, not_in_time
+from .result_codes import IN_PROGRESS
+
+ALIGNMENT = 4096  # of the first byte of a window
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC: all ranks register the memory and use it at the same offset
+
+
+class TensorMemory(abc.ABC):
+    """A library's memory for tensors on one device of this process."""
+
+    def __init__(self, library: Library, device: torch.device) -> None:
+        self.library = library
+        self.device = device
+
+    @property
+    @abc.abstractmethod
+    def pool(self) -> Any:
+        """A `torch.cuda.MemPool` of the library's memory."""
+
+    @abc.abstractmethod
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Returns a uint8 tensor in this memory. Raises `BackendError` when there is not enough."""
+
+    def block_of(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Returns (address, bytes) of the block that holds the whole tensor; zeros if none does."""
+        at, nbytes = self.library.native.block_of(tensor.data_ptr())
+        inside = tensor.data_ptr() + tensor.nbytes <= at + nbytes
+        return (at, nbytes) if inside else (0, 0)
+
+    def in_use(self) -> int:
+        """Returns the number of bytes that the library has allocated for this process."""
+        return int(self.library.native.bytes_in_use())
+
+
+class PoolMemory(TensorMemory):
+    """Memory for tensors of torch.cuda, through a pool of torch's allocator."""
+
+    _pool: Any = None
+
+    @property
+    def pool(self) -> Any:
+        if self._pool is None:
+            functions = self.library.native.allocator()
+            with torch.cuda.device(self.device):
+                self._pool = torch.cuda.MemPool(torch._C._cuda_customAllocator(*functions))
+        return self._pool
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        try:
+            with torch.cuda.device(self.device), torch.cuda.use_mem_pool(self.pool):
+                return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise BackendError(
+                f"{self.library.vendor.title} has no {nbytes} bytes for a tensor: {error}".partition("\n")[0],
+                hint="free tensors; torch's default pool may hold unused memory: torch.cuda.empty_cache()",
+            ) from None
+
+
+_memories: dict[tuple[int, torch.device], TensorMemory] = {}
+_lock = threading.Lock()
+
+
+def tensor_memory(
+    library: Library, device: torch.device, create: Callable[[Library, torch.device], TensorMemory]
+) -> TensorMemory:
+    """Returns the memory of that library and device.
+
+    It is kept until the process ends, because torch may hold its blocks that long.
+    """
+    with _lock:
+        key = (id(library), device)
+        if key not in _memories:
+            _memories[key] = create(library, device)
+        return _memories[key]
+
+
+@dataclass
+class _Registered:
+    """A registered block, and the number of the user's registered tensors in it."""
+
+    handle: int
+    tensors: int = 1
+
+
+class Registrations:
+    """The memory that one communicator has registered. Users register tensors, the library blocks.
+
+    Attributes:
+        heaps: domains of symmetric memory, each with a window of its own.
+    """
+
+    def __init__(self, library: Library, memory: TensorMemory) -> None:
+        self._library = library
+        self._native = library.native
+        self._memory = memory
+        self._blocks: dict[tuple[int, int, bool], _Registered] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, tuple[int, int, bool]]] = {}
+        self.heaps: list[Any] = []
+
+    def range_of(self, tensor: torch.Tensor, symmetric: bool) -> tuple[int, int]:
+        """Returns (address, bytes) of the memory to register for a tensor. Raises `InvalidArgumentError`."""
+        if not tensor.nbytes:
+            raise InvalidArgumentError("the tensor has no elements", hint="there is nothing to register")
+        at, nbytes = self._memory.block_of(tensor)
+        if at:
+            return at, nbytes
+        if symmetric and tensor.data_ptr() % ALIGNMENT:
+            raise InvalidArgumentError(
+                f"the tensor is not {self._library.vendor.title}'s memory, and begins at no multiple of"
+                f" {ALIGNMENT} bytes",
+                hint="allocate it with comm.mem_allocator.empty(...), or within the allocator's pool",
+            )
+        return tensor.data_ptr(), tensor.nbytes
+
+    def add(self, comm: int, tensor: torch.Tensor, symmetric: bool, timeout: float) -> None:
+        """Registers the tensor's block unless it is registered. With `symmetric`, the call is collective."""
+        if tensor.data_ptr() in self._tensors:
+            raise InvalidArgumentError("the tensor is registered already", hint="deregister it first")
+        key = (*self.range_of(tensor, symmetric), symmetric)
+        if key in self._blocks:
+            self._blocks[key].tensors += 1
+        else:
+            self._blocks[key] = _Registered(self._register(comm, key, timeout))
+        self._tensors[tensor.data_ptr()] = (tensor, key)
+
+    def _register(self, comm: int, key: tuple[int, int, bool], timeout: float) -> int:
+        at, nbytes, symmetric = key
+        if symmetric:
+            return open_window(self._library, comm, at, nbytes, SYMMETRIC, timeout)
+        result, handle = self._native.register(comm, at, nbytes)
+        self._library.check("CommRegister", result, comm)
+        return int(handle)
+
+    def remove(self, comm: int, tensor: torch.Tensor) -> None:
+        entry = self._tensors.pop(tensor.data_ptr(), None)
+        if entry is None:
+            raise InvalidArgumentError(
+                "the tensor is not registered", hint="pass the tensor that was registered"
+            )
+        key = entry[1]
+        block = self._blocks[key]
+        block.tensors -= 1
+        if not block.tensors:
+            del self._blocks[key]
+            self._deregister(comm, key, block.handle)
+
+    def _deregister(self, comm: int, key: tuple[int, int, bool], handle: int) -> None:
+        function = "window_deregister" if key[2] else "deregister"
+        self._library.check(function, getattr(self._native, function)(comm, handle), comm)
+
+    def close(self, comm: int) -> None:
+        """Deregisters everything before the communicator ends. `comm` is 0 after an abort."""
+        blocks, self._blocks = self._blocks, {}
+        heaps, self.heaps = self.heaps, []
+        for heap in heaps:
+            heap.leave() if comm else heap.abort()
+        if comm:
+            for key, block in blocks.items():
+                self._deregister(comm, key, block.handle)
+        self._tensors.clear()
+
+
+def open_window(library: Library, comm: int, at: int, nbytes: int, flags: int, timeout: float) -> int:
+    """Registers memory that other ranks may write to, or use at the same offset. Collective."""
+    since = library.start_log()
+    result, window = library.native.window_register(comm, at, nbytes, flags, timeout)
+    library.check("CommWindowRegister", result, comm, since)
+    if result == IN_PROGRESS:
+        raise not_in_time(library, "CommWindowRegister", timeout, since)
+    if not window:
+        raise UnsupportedError(
+            f"{library.vendor.title} made no window: these GPUs cannot reach each other's memory",
+            hint="symmetric memory needs NVLink or PCIe peers, or a network that NCCL's one-sided operations "
+            "support; use collectives, or send and recv",
+        )
+    return int(window)
+
+
+class Windows(OneSided):
+    """The library's one-sided operations, for one communicator."""
+
+    def __init__(self, handle: Handle, registrations: Registrations, indices: int) -> None:
+        self._handle = handle
+        self._registrations = registrations
+        self.indices = indices
+        self.used = set()
+
+    def range_of(self, tensor: torch.Tensor) -> tuple[int, int]:
+        return self._registrations.range_of(tensor, True)
+
+    def open(self, at: int, nbytes: int, timeout: float) -> int:
+        handle = self._handle
+        with handle.on_device():
+            return open_window(handle.library, handle.alive(), at, nbytes, SYMMETRIC, timeout)
+
+    def close(self, window: int) -> None:
+        handle = self._handle
+        with handle.on_device():
+            result = handle.native.window_deregister(handle.alive(), window)
+            handle.library.check("CommWindowDeregister", result, handle.comm)
+
+    def put(self, window: int, tensor: torch.Tensor, peer: int, offset: int, index: int) -> None:
+        place = tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, window, offset
+        self._issue("PutSignal", self._handle.native.put_signal, *place, index, 0, 0)
+
+    def signal(self, peer: int, index: int) -> None:
+        self._issue("Signal", self._handle.native.signal, peer, index, 0, 0)
+
+    def wait(self, peer: int, index: int, count: int) -> None:
+        self._issue("WaitSignal", self._handle.native.wait_signal, count, peer, index)
+
+    def _issue(self, name: str, function: Callable[..., int], *arguments: int) -> None:
+        handle = self._handle
+        with handle.on_device():
+            try:
+                handle.check(name, function(*arguments, handle.alive(), handle.stream()))
+            except BackendError as error:
+                if not re.search("RMA|one-sided", error.message):
+                    raise
+                raise UnsupportedError(
+                    f"the library has no one-sided operations on these GPUs: {error.message}",
+                    hint="they need NVLink or PCIe peers, or a network plugin for them; use send and recv",
+                ) from None

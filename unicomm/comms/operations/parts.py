@@ -1,0 +1,32 @@
+"""Tensors as flat bytes, whole or cut into one part for each rank."""
+
+from __future__ import annotations
+
+import torch
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor's memory as a flat uint8 tensor."""
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # the stride of one element means nothing, but `view` requires 1
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat if flat.dtype == torch.uint8 else flat.view(torch.uint8)
+
+
+def byte_splits(rows: list[int], nbytes: int) -> list[int]:
+    """Returns the sizes in bytes of parts that are given in rows of a tensor of `nbytes`."""
+    total = sum(rows)
+    width = nbytes // total if total else 0
+    return [n * width for n in rows]
+
+
+def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
+    """Returns one flat byte tensor per rank.
+
+    The parts come from a list, or from one tensor that is cut by rows or into equal parts.
+    """
+    if len(tensors) != 1 or (size == 1 and splits is None):
+        return [bytes_of(t) for t in tensors]
+    flat = bytes_of(tensors[0])
+    equal = [flat.numel() // size] * size
+    return list(torch.split(flat, equal if splits is None else byte_splits(splits, flat.numel())))

@@ -1,0 +1,278 @@
+"""The wait-for graph of unfinished operations, its strongly connected components and its cycles.
+
+A node is a rank or a stuck collective. A rank has edges to the collectives it is in. A collective has edges
+to the members that have not joined. A rank in an unmatched send or receive has an edge to its peer. Culprits
+are the nodes with incoming and without outgoing edges, and the cycles. A collective has one edge to the
+previous stuck collective of its group, instead of edges to the ranks in that one, so that the size of the
+graph is linear in the number of ranks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.table import Column, Table
+
+from .matching import Messages
+
+WaitNode = tuple[int, ...]  # (rank,) or (group, seq)
+
+
+@dataclass
+class StuckCollective:
+    """A collective that is unfinished on some ranks.
+
+    Attributes:
+        waiting: the unfinished row of each rank in it.
+        missing: the members that have joined the earlier stuck collectives of the group, but not this one.
+        unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
+            the first stuck collective of a group lists them.
+        gone: the members that are in it, but dead or stopped.
+        earlier: the previous stuck collective, if members are missing from it, and so from this one too.
+    """
+
+    group: int
+    seq: int
+    waiting: dict[int, int] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    earlier: StuckCollective | None = None
+
+    @property
+    def node(self) -> WaitNode:
+        return (self.group, self.seq)
+
+
+@dataclass
+class WaitGraph:
+    """The wait-for graph.
+
+    Attributes:
+        stuck: the stuck collectives, by (group, seq).
+        lonely: the rows of unfinished sends and receives without the other side, by rank.
+        paired: the rows of unfinished sends and receives with the other side, by rank.
+        edges: the successors of each node.
+        reverse: the predecessors of each node.
+        waiting: the ranks with an unfinished operation.
+    """
+
+    stuck: dict[WaitNode, StuckCollective] = field(default_factory=dict)
+    lonely: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    paired: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    edges: dict[WaitNode, list[WaitNode]] = field(default_factory=lambda: defaultdict(list))
+    reverse: dict[WaitNode, list[WaitNode]] = field(default_factory=lambda: defaultdict(list))
+    waiting: set[int] = field(default_factory=set)
+
+    def add(self, a: WaitNode, b: WaitNode) -> None:
+        """Adds an edge: `a` waits for `b`."""
+        self.edges[a].append(b)
+        self.reverse[b].append(a)
+
+    def upstream(self, start: Iterable[WaitNode]) -> set[WaitNode]:
+        """Returns all nodes from which a node of `start` is reachable, and `start`."""
+        seen = set(start)
+        todo = list(seen)
+        while todo:
+            for node in self.reverse.get(todo.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        return seen
+
+    def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
+        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
+        excluded = set(but)
+        return sorted(n[0] for n in self.upstream(start) if len(n) == 1 and n[0] not in excluded)
+
+
+def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:
+    """Returns the unfinished rows, and the ranks that have been stuck for `stuck_after_ns`.
+
+    An operation that a running process began less than `stuck_after_ns` ago is not stuck. If no rank is
+    stuck, no rows are returned (unless `always`); else all unfinished rows are, because also the young ones
+    tell where their ranks are.
+    """
+    rows = np.flatnonzero(table.state != State.COMPLETED)
+    if not len(rows):
+        return rows, set()
+    now = np.zeros(int(table.rank[rows].max()) + 1, np.int64)
+    for source in table.sources:
+        if source.rank < len(now):
+            now[source.rank] = source.as_of_ns
+    as_of = now[table.rank[rows]]
+    failed = table.state[rows] == State.FAILED
+    old = (as_of == 0) | failed | (as_of - table.created_ns[rows] >= stuck_after_ns)
+    ranks = {int(r) for r in table.rank[rows[old]]}
+    return (rows if ranks or always else rows[:0]), ranks
+
+
+def build_wait_graph(
+    table: Table, found: Messages, pending: Iterable[int], gone: Collection[int]
+) -> WaitGraph:
+    """Builds the wait-for graph of the rows `pending`.
+
+    The ranks `gone` are dead or stopped: they do not wait.
+    """
+    waits = WaitGraph()
+    rows = np.asarray(pending, np.int64)
+    kinds = table.calls.kind[table.call[rows]]
+    oldest: dict[tuple[int, int], int] = {}
+    for row, kind in zip(rows.tolist(), kinds.tolist(), strict=True):
+        if kind == OpKind.COLLECTIVE and table.group[row] >= 0:
+            oldest.setdefault((int(table.rank[row]), int(table.group[row])), row)
+    for (rank, group), row in oldest.items():
+        seq = int(table.seq[row])
+        one = waits.stuck.get((group, seq))
+        if one is None:
+            one = waits.stuck[group, seq] = StuckCollective(group, seq)
+        one.waiting[rank] = row
+        waits.waiting.add(rank)
+    _connect_collectives(table, waits, set(gone))
+    _connect_messages(table, waits, found, rows, set(gone))
+    return waits
+
+
+def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None:
+    by_group: dict[int, list[StuckCollective]] = defaultdict(list)
+    for one in waits.stuck.values():
+        by_group[one.group].append(one)
+    for group, several in by_group.items():
+        several.sort(key=lambda s: s.seq)
+        numbers = [one.seq for one in several]
+        reached, unknown = _progress(table, group)
+        for rank, seq in reached.items():
+            at = bisect_right(numbers, seq)  # the first one that the rank has not joined
+            if at < len(several):
+                several[at].missing.append(rank)
+        several[0].unknown = unknown
+        behind = False  # whether ranks are missing from an earlier one, and so from this one
+        for i, one in enumerate(several):
+            one.gone = [rank for rank in one.waiting if rank in gone]
+            if behind:
+                one.earlier = several[i - 1]
+                waits.add(one.node, one.earlier.node)
+            for rank in one.waiting:
+                if rank not in gone:
+                    waits.add((rank,), one.node)
+            absent = [*one.missing, *one.gone]
+            # If some ranks are known to be absent, the ranks with unknown progress are not suspected.
+            for rank in absent or ([] if behind else one.unknown):
+                waits.add(one.node, (rank,))
+            behind = behind or bool(absent)
+
+
+def _progress(table: Table, group: int) -> tuple[dict[int, int], list[int]]:
+    """Returns the newest collective that each member has joined, and the members without that information."""
+    reached: dict[int, int] = {}
+    unknown: list[int] = []
+    for rank in table.groups[group].ranks.tolist():
+        source = table.source_of.get(rank)
+        if source is None or (source.wrapped and group not in source.created):
+            unknown.append(rank)
+        else:
+            reached[rank] = source.created.get(group, 0)
+    return reached, unknown
+
+
+def _connect_messages(
+    table: Table, waits: WaitGraph, found: Messages, rows: Iterable[int], gone: set[int]
+) -> None:
+    if not len(found.rows):
+        return
+    here = np.isin(found.rows, np.asarray(rows, np.int64))
+    for i in np.flatnonzero(here).tolist():
+        row, partner = int(found.rows[i]), int(found.partner[i])
+        rank, peer = int(table.rank[row]), int(table.peer[row])
+        waits.waiting.add(rank)
+        if partner >= 0:
+            waits.paired[rank].append(row)
+        else:
+            waits.lonely[rank].append(row)
+        if rank not in gone and (partner < 0 or peer in gone):
+            waits.add((rank,), (peer,))
+
+
+def components(waits: WaitGraph) -> list[list[WaitNode]]:
+    """Returns the strongly connected components (Tarjan's algorithm), successors first."""
+    index: dict[WaitNode, int] = {}
+    low: dict[WaitNode, int] = {}
+    stack: list[WaitNode] = []
+    inside: set[WaitNode] = set()
+    out: list[list[WaitNode]] = []
+    for root in list(waits.edges):
+        if root in index:
+            continue
+        work: list[tuple[WaitNode, int]] = [(root, 0)]
+        while work:
+            node, at = work.pop()
+            if at == 0:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                inside.add(node)
+            descended = False
+            following = waits.edges.get(node, ())
+            for i in range(at, len(following)):
+                other = following[i]
+                if other not in index:
+                    work.append((node, i + 1))
+                    work.append((other, 0))
+                    descended = True
+                    break
+                if other in inside:
+                    low[node] = min(low[node], index[other])
+            if descended:
+                continue
+            if low[node] == index[node]:
+                component = []
+                while True:
+                    other = stack.pop()
+                    inside.discard(other)
+                    component.append(other)
+                    if other == node:
+                        break
+                out.append(component)
+            if work:
+                parent = work[-1][0]
+                low[parent] = min(low[parent], low[node])
+    return out
+
+
+def shortest_cycle(waits: WaitGraph, component: Collection[WaitNode], tries: int = 64) -> list[WaitNode]:
+    """Returns the nodes of a short cycle in a component, in order, starting with a rank."""
+    inside = set(component)
+    best: list[WaitNode] = []
+    starts = sorted(n for n in inside if len(n) == 1)[:tries]
+    for start in starts:
+        came: dict[WaitNode, WaitNode] = {}
+        layer: list[WaitNode] = [start]
+        closed: WaitNode | None = None
+        while layer and closed is None:
+            following: list[WaitNode] = []
+            for node in layer:
+                for other in waits.edges.get(node, ()):
+                    if other == start:
+                        closed = node
+                        break
+                    if other in inside and other not in came:
+                        came[other] = node
+                        following.append(other)
+                if closed is not None:
+                    break
+            layer = following
+        if closed is None:
+            continue
+        path: list[WaitNode] = [closed]
+        while path[-1] != start:
+            path.append(came[path[-1]])
+        path.reverse()
+        if not best or len(path) < len(best):
+            best = path
+    return best

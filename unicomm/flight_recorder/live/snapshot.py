@@ -1,0 +1,333 @@
+"""Snapshot: the current operation of each rank and the ranks it waits for, from their rings alone.
+
+The ranks run no code for it. The rings are those of this host, or new copies of the rings of all hosts of a
+job (unicomm/launch/hub/server.py). top.py draws a snapshot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unicomm.flight_recorder.ring.reader import (
+    ERRORS,
+    P2P,
+    RECEIVE,
+    STATES,
+    Comm,
+    InputRemark,
+    Ring,
+    State,
+    owners,
+    read_folder,
+)
+from unicomm.flight_recorder.ring.record_text import arguments
+
+STOPPED, DEAD, ENDED, ABSENT = "stopped", "dead", "ended", "absent"
+
+
+@dataclass
+class CurrentOperation:
+    """The current or the last operation of a rank.
+
+    Attributes:
+        seq: the number of the collective in the group, or of the message in its pair.
+        size: the bytes of all inputs, or of all outputs if there are no inputs.
+        state: created, started, completed or failed.
+        error: the reason of a failure, else "".
+        seconds: the time since it began if it is unfinished, else since it ended; None for a dead process.
+        file, line, function: the user's call; "", 0, "" if unknown.
+        pending: the number of further unfinished operations of the rank.
+    """
+
+    name: str
+    group: str
+    seq: int
+    arguments: str
+    size: int
+    state: str
+    error: str
+    seconds: float | None
+    file: str
+    line: int
+    function: str
+    pending: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("completed", "failed")
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "?"
+
+
+@dataclass
+class Rank:
+    """One rank of a job.
+
+    Attributes:
+        process: running or sleeping (the kernel's state), stopped, dead (killed or crashed: it ended without
+            closing its ring), ended, or absent (a member of a group without a ring on this host).
+        world: the number of ranks of the job.
+        operations: the number of recorded operations.
+        operation: the current or the last operation; None if there is none.
+        waits_for: the ranks without which the operation cannot complete.
+    """
+
+    rank: int
+    process: str
+    pid: int = 0
+    world: int = 0
+    host: str = ""
+    operations: int = 0
+    operation: CurrentOperation | None = None
+    waits_for: list[int] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an operation is unfinished."""
+        return self.operation is not None and not self.operation.over
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process is stopped, has ended or is absent."""
+        return self.process in (STOPPED, DEAD, ENDED, ABSENT)
+
+
+@dataclass
+class Blocker:
+    """A rank that waits for no rank, and for which the ranks `holds_up` wait, directly or indirectly."""
+
+    rank: int
+    holds_up: list[int]
+
+
+@dataclass
+class LiveJob:
+    """The ranks of processes that share communicators.
+
+    Attributes:
+        blockers: the ranks that hold up others, and the stopped and dead ranks.
+        cycle: ranks of which each waits for the next, and the last for the first; empty without a cycle.
+    """
+
+    ranks: list[Rank]
+    blockers: list[Blocker] = field(default_factory=list)
+    cycle: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Snapshot:
+    """The jobs with a living process, or the latest job if no process is alive."""
+
+    jobs: list[LiveJob]
+    findings: list[InputRemark]
+    older: int = 0  # the number of ended jobs that are left out
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the snapshot as plain data, for JSON."""
+        return asdict(self)
+
+
+def look(folder: Path | str, everything: bool = False) -> Snapshot:
+    """Returns the snapshot of the rings in `folder`; with `everything` also of ended jobs."""
+    rings, findings = read_folder(folder)
+    return snapshot(rings, findings, everything)
+
+
+def snapshot(
+    rings: Iterable[Ring], findings: Iterable[InputRemark] = (), everything: bool = False
+) -> Snapshot:
+    """Returns the snapshot of `rings`; with `everything` also of ended jobs."""
+    jobs = sorted(_jobs(list(rings)), key=lambda job: max(int(r.header["start_real_ns"]) for r in job))
+    shown = jobs if everything else [job for job in jobs if any(_alive(ring) for ring in job)] or jobs[-1:]
+    return Snapshot([_job(rings) for rings in shown], list(findings), len(jobs) - len(shown))
+
+
+def _alive(ring: Ring) -> bool:
+    return ring.process_state in ("running", "stopped")
+
+
+def _jobs(rings: list[Ring]) -> list[list[Ring]]:
+    """Groups the rings that share communicators."""
+    parent = list(range(len(rings)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[str, int] = {}
+    for i, ring in enumerate(rings):
+        for comm in ring.comms:
+            if comm.uid:
+                parent[root(i)] = root(first.setdefault(comm.uid, i))
+    jobs: dict[int, list[Ring]] = {}
+    for i, ring in enumerate(rings):
+        jobs.setdefault(root(i), []).append(ring)
+    return list(jobs.values())
+
+
+@dataclass
+class _Member:
+    """A member of a group, with its ring and the communicator in it."""
+
+    rank: Rank
+    ring: Ring
+    comm: Comm
+
+
+_Group = dict[int, _Member]  # by rank in the group
+
+
+def _job(rings: list[Ring]) -> LiveJob:
+    ranks: dict[int, Rank] = {}
+    groups: dict[str, _Group] = {}
+    ours: list[tuple[Rank, Ring, list[Comm]]] = []
+    for ring in sorted(rings, key=lambda r: int(r.header["start_real_ns"])):
+        process = ring.process_activity
+        for number, comms in owners(ring):
+            rank = Rank(number, process, ring.pid, int(ring.header["world"]), ring.host)
+            ranks[number] = rank  # a later process of a rank replaces an earlier one
+            ours.append((rank, ring, comms))
+            for comm in comms:
+                groups.setdefault(comm.uid, {})[comm.rank] = _Member(rank, ring, comm)
+    for rank, ring, comms in ours:
+        indices = [comm.index for comm in comms]
+        records = ring.records[np.isin(ring.records["comm"], indices)]
+        rank.operations = ring.total if len(indices) == len(ring.comms) else len(records)
+        record = _current(records)
+        if record is None:
+            continue
+        pending = int(np.count_nonzero(records["state"] < State.COMPLETED))
+        rank.operation = _operation(ring, record, ring.now_ns if _alive(ring) else None)
+        rank.operation.pending = max(0, pending - (not rank.operation.over))
+        if int(record["state"]) != State.COMPLETED:
+            comm = ring.comms[int(record["comm"])]
+            seen, unseen = _missing(rank, groups.get(comm.uid, {}), comm, record)
+            rank.waits_for = sorted(seen or unseen)
+            for other in () if seen else unseen:
+                ranks.setdefault(other, Rank(other, ABSENT))
+    job = LiveJob([ranks[r] for r in sorted(ranks)])
+    edges = {r.rank: r.waits_for for r in job.ranks}
+    job.cycle = _cycle(edges)
+    job.blockers = _blockers(job.ranks, edges)
+    return job
+
+
+def _current(records: Any) -> Any:
+    """Returns the oldest started record, else the oldest created one, else the newest record."""
+    for state in (2, 1):
+        found = np.flatnonzero(records["state"] == state)
+        if len(found):
+            return records[found[0]]
+    return records[-1] if len(records) else None
+
+
+def item_size(dtype: str) -> int:
+    """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
+    digits = re.search(r"(?<=[a-z])\d+", dtype)
+    return int(digits.group()) // 8 if digits else 1
+
+
+def _operation(ring: Ring, record: Any, now: int | None) -> CurrentOperation:
+    frame = ring.frame(record)
+    side = "in" if int(record["n_in"]) else "out"
+    began = int(record["completed_ns"]) or int(record["started_ns"]) or int(record["created_ns"])
+    state = STATES.get(int(record["state"]), "unknown")
+    return CurrentOperation(
+        name=ring.op(record),
+        group=ring.comms[int(record["comm"])].name,
+        seq=int(record["seq"]),
+        arguments=arguments(ring, record),
+        size=int(record[f"{side}_numel"]) * item_size(ring.dtype(int(record[f"{side}_dtype"]))),
+        state=state,
+        error=ERRORS.get(int(record["error"]), "error"),
+        seconds=None if now is None else max(0, now - began) / 1e9,
+        file=frame.file if frame else "",
+        line=frame.line if frame else 0,
+        function=frame.function if frame else "",
+    )
+
+
+def _missing(rank: Rank, group: _Group, comm: Comm, record: Any) -> tuple[set[int], set[int]]:
+    """Returns the ranks that keep an operation from completing: those with a ring here, and the others."""
+    numbers = comm.ranks
+    seen, unseen = set(), set()
+    p2p = bool(int(record["flags"]) & P2P)
+    for inside in [int(record["peer"])] if p2p else range(comm.size):
+        if inside == comm.rank or inside not in range(len(numbers)):
+            continue
+        member = group.get(inside)
+        if member is None:
+            if rank.process != DEAD:
+                unseen.add(numbers[inside])
+        elif _holds_up(rank, member, comm, record, p2p):
+            seen.add(member.rank.rank)
+    return seen, unseen
+
+
+def _holds_up(rank: Rank, member: _Member, comm: Comm, record: Any, p2p: bool) -> bool:
+    """Returns whether a member has not joined an operation, or has joined it and is now stopped or dead."""
+    seq = int(record["seq"])
+    if p2p:
+        theirs = member.ring.records
+        wanted = 0 if int(record["flags"]) & RECEIVE else RECEIVE
+        matching = (
+            (theirs["comm"] == member.comm.index)
+            & (theirs["flags"] & (P2P | RECEIVE) == (P2P | wanted))
+            & (theirs["peer"] == comm.rank)
+            & (theirs["seq"] == seq)
+        )
+        states = theirs["state"][matching]
+        arrived, completed = bool(len(states)), bool((states == State.COMPLETED).any())
+    else:
+        arrived, completed = member.comm.coll_created >= seq, member.comm.coll_completed >= seq
+    if not arrived or completed:
+        return not completed
+    # If both were killed or stopped in one operation, the first one is unknown. A member that has ended
+    # cleanly did so because the operation had failed, so it is not the cause.
+    return member.rank.process in (STOPPED, DEAD) and rank.process not in (STOPPED, DEAD)
+
+
+def _cycle(edges: dict[int, list[int]]) -> list[int]:
+    """Returns ranks that wait for each other in a cycle, or []."""
+    left = {rank: [o for o in others if o in edges] for rank, others in edges.items()}
+    while ends := [rank for rank, others in left.items() if not others]:
+        for rank in ends:
+            del left[rank]
+        left = {rank: [o for o in others if o in left] for rank, others in left.items()}
+    if not left:
+        return []
+    path = [min(left)]
+    while left[path[-1]][0] not in path:
+        path.append(left[path[-1]][0])
+    return path[path.index(left[path[-1]][0]) :]
+
+
+def _blockers(ranks: list[Rank], edges: dict[int, list[int]]) -> list[Blocker]:
+    """Returns the blockers, with the one that holds up most ranks first."""
+    waiting: dict[int, set[int]] = {}
+    for number, others in edges.items():
+        for other in others:
+            waiting.setdefault(other, set()).add(number)
+    living = any(not rank.gone for rank in ranks)
+    found = []
+    for rank in ranks:
+        if edges[rank.rank] and not (living and rank.process in (STOPPED, DEAD)):
+            continue
+        held: set[int] = set()
+        fresh = waiting.get(rank.rank, set()) - {rank.rank}
+        while fresh:
+            held |= fresh
+            fresh = {r for f in fresh for r in waiting.get(f, ())} - held - {rank.rank}
+        if held or rank.process in (STOPPED, DEAD):
+            found.append(Blocker(rank.rank, sorted(held)))
+    return sorted(found, key=lambda b: (-len(b.holds_up), b.rank))

@@ -1,0 +1,6 @@
+"""What runs in the recorded process. These files import the native core.
+
+writer.py  this process's ring: opened by the first communicator, closed when the process ends
+dumps.py   dumps of this process's ring: on request, when a communicator breaks, on a signal
+hook.py    FlightRecorderHook: torchcomms' interface to the recorder
+"""

@@ -1,0 +1,163 @@
+"""This process's ring: opened by the first communicator, closed when the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from multiprocessing import parent_process
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import unicomm
+from unicomm import _core
+from unicomm.flight_recorder.ring.folder import (
+    FolderError,
+    clean,
+    pid_namespace,
+    ring_name,
+    rings_folder,
+)
+
+_DEFAULT_RECORDS = 4096
+_KEEP = ("failure", "always", "never")
+
+
+def _folder(file: str) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(file)), "")
+
+
+# A record names the user's frame: frames in this package's folder and in torch's are passed over. Processes
+# with a communicator have imported torch already; this module does not import it.
+_torch = getattr(sys.modules.get("torch"), "__file__", None)
+_core.set_folders(own=_folder(unicomm.__file__), library=_folder(_torch) if _torch else "")
+
+_lock = threading.Lock()
+_recorder: _core.Recorder | None = None
+_keep = "failure"
+_pid = 0
+_failed = False
+on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
+
+
+def _settings() -> tuple[str, int]:
+    keep = os.environ.get("UNICOMM_TRACE_KEEP", "failure")
+    if keep not in _KEEP:
+        raise ValueError(f"UNICOMM_TRACE_KEEP={keep!r} is unknown; set it to one of {', '.join(_KEEP)}")
+    text = os.environ.get("UNICOMM_TRACE_RECORDS", str(_DEFAULT_RECORDS))
+    if not text.isdigit() or not 16 <= int(text) <= 1 << 24:
+        raise ValueError(
+            f"UNICOMM_TRACE_RECORDS={text!r} is not a number of records;"
+            f" set it to 16 ... {1 << 24}, or unset it"
+        )
+    return keep, int(text)
+
+
+def _meta(names: Mapping[str, Any]) -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    job = {k: os.environ[k] for k in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if k in os.environ}
+    facts = {
+        "format": 1,
+        **names,
+        "host": socket.gethostname(),
+        "boot_id": boot,
+        "pid_namespace": pid_namespace(),
+        "argv": sys.argv[:16],
+        "python": sys.version.split()[0],
+        "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "job": job,
+    }
+    return json.dumps(facts)
+
+
+def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recorder:
+    """Returns this process's recorder; the first call creates it.
+
+    Args:
+        names: names for the numbers in records: {"ops": ..., "dtypes": ..., "reductions": ...}.
+        rank, world: the process's rank in the job and the job's size; rank -1 without a job.
+
+    Raises `ValueError` when UNICOMM_TRACE_KEEP or UNICOMM_TRACE_RECORDS is malformed. When no file can be
+    created, the ring is kept in memory, and a warning says so.
+    """
+    global _recorder, _keep, _pid
+    with _lock:
+        if _recorder is not None:
+            return _recorder
+        _keep, records = _settings()
+        meta = _meta(names)
+        try:
+            folder = rings_folder()
+            clean(folder)
+            _recorder = _core.Recorder(str(folder / ring_name(rank, os.getpid())), meta, rank, world, records)
+        except (FolderError, OSError) as error:
+            warnings.warn(
+                f"unicomm's flight recorder has no file, so no other process can read it: {error}"
+                " (set UNICOMM_TRACE_DIR to a folder with room)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            _recorder = _core.Recorder("", meta, rank, world, records)
+        _pid = os.getpid()
+        # A child of multiprocessing prints its exceptions itself, and may end without running exit handlers.
+        if (children := sys.modules.get("multiprocessing.util")) is not None and parent_process() is not None:
+            children.Finalize(None, _child_ends, exitpriority=0)
+        return _recorder
+
+
+def recorder_path() -> Path | None:
+    """Returns the ring's file, or None if there is no recorder yet or its ring is in memory."""
+    return Path(_recorder.path) if _recorder is not None and _recorder.path else None
+
+
+def ring_bytes() -> bytes:
+    """Returns the ring's current bytes; empty if there is no recorder yet."""
+    return b"" if _recorder is None else _recorder.snapshot()
+
+
+def _after_fork() -> None:
+    # The ring belongs to the parent. The child opens its own with its first communicator.
+    global _recorder, _lock, _failed, on_failure
+    _lock = threading.Lock()
+    _recorder = on_failure = None
+    _failed = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _note_failure(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, _next: Any = sys.excepthook
+) -> None:
+    global _failed
+    _failed = True
+    if on_failure is not None and _pid == os.getpid():
+        on_failure()
+    _next(kind, error, trace)
+
+
+sys.excepthook = _note_failure
+
+
+def _child_ends() -> None:
+    error = sys.exc_info()
+    if error[0] is not None and error[1] is not None and not issubclass(error[0], SystemExit):
+        _note_failure(error[0], error[1], error[2], lambda *_: None)
+    _close()
+
+
+@atexit.register
+def _close() -> None:
+    if _recorder is None or _pid != os.getpid():
+        return
+    _recorder.close(_keep == "never" or (_keep == "failure" and not _failed))

@@ -1,0 +1,87 @@
+"""Operations of several ranks on one clock: when each began, when its last rank joined, when it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.table import Column, Table
+
+
+@dataclass
+class Timeline:
+    """Rows of a table with times on one clock, in nanoseconds since 1970.
+
+    Attributes:
+        rows: the rows of the table, by rank, then in the order of issue.
+        begin_ns: when the rank issued the operation.
+        ready_ns: when the last recorded rank issued it; `begin_ns` for messages.
+        end_ns: when it ended; the end of the recording for an unfinished operation.
+        open: whether it is unfinished.
+        first_ns, last_ns: the time span; it ends with the recording of the ranks that are alive.
+    """
+
+    rows: Column
+    begin_ns: Column
+    ready_ns: Column
+    end_ns: Column
+    open: Column
+    first_ns: int
+    last_ns: int
+
+
+def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int) -> Timeline:
+    """Returns the last `most_per_rank` operations of `ranks`. `ready_ns` considers the calls of all ranks."""
+    shift = np.zeros(int(table.ranks.max(initial=0)) + 1, np.int64)
+    for rank, offset in report.clock_offsets_ns.items():
+        shift[rank] = offset
+    chosen = set(ranks)
+    every, own = [], []
+    for source in table.sources:
+        rows = np.arange(max(source.begin, source.end - most_per_rank), source.end)
+        every.append(rows)
+        if source.rank in chosen:
+            own.append((source.rank, rows))
+    rows = _joined([rows for _, rows in sorted(own, key=lambda o: o[0])])
+    begin = table.created_ns[rows] - shift[table.rank[rows]]
+    end = table.completed_ns[rows] - shift[table.rank[rows]]
+    over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
+    ended = table.completed_ns[rows] != 0
+    alive = [source.as_of_ns for source in table.sources if source.as_of_ns and source.rank in chosen]
+    first = int(begin.min(initial=np.iinfo(np.int64).max)) if len(rows) else 0
+    last = max([int(begin.max(initial=0)), int(end[ended].max(initial=0)), *alive])
+    if not alive:  # dumps do not tell how long a stuck operation has lasted: draw a small share
+        last += max((last - first) // 20, 1000)
+    end = np.where(over & ended, end, np.where(over, begin, last))
+    ready = _ready(table, _joined(every), rows, begin, shift)
+    return Timeline(rows, begin, np.minimum(ready, end), np.maximum(end, begin), ~over, first, last)
+
+
+def _joined(parts: list[Column]) -> Column:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _key(table: Table, rows: Column) -> Column:
+    key: Column = (table.group[rows].astype(np.int64) << 40) | (table.seq[rows] & ((1 << 40) - 1))
+    return key
+
+
+def _ready(table: Table, every: Column, rows: Column, begin: Column, shift: Column) -> Column:
+    """Returns for each row when the last rank issued its collective."""
+    kinds = table.calls.kind[table.call[every]]
+    every = every[(kinds == OpKind.COLLECTIVE) & (table.group[every] >= 0)]
+    keys, inverse = np.unique(_key(table, every), return_inverse=True)
+    last = np.zeros(len(keys), np.int64)
+    np.maximum.at(last, inverse, table.created_ns[every] - shift[table.rank[every]])
+    ready = begin.copy()
+    mine = np.flatnonzero(table.calls.kind[table.call[rows]] == OpKind.COLLECTIVE)
+    if len(keys) and len(mine):
+        wanted = _key(table, rows[mine])
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        ready[mine] = np.where(keys[at] == wanted, np.maximum(last[at], begin[mine]), begin[mine])
+    return ready

@@ -1,0 +1,40 @@
+"""A ring's record as text. Imports no package for terminals, so that the live view stays light."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
+
+
+def arguments(ring: Ring, record: Any) -> str:
+    """Returns element type, shape, reduction, and peer or root: `float32[2x3] SUM`."""
+    side = "in" if int(record["n_in"]) else "out"
+    parts = []
+    if int(record[f"n_{side}"]):
+        n = int(record[f"n_{side}"])
+        shape = "x".join(map(str, ring.shape(record, side))) or "1"
+        name = ring.dtype(int(record[f"{side}_dtype"]))
+        parts.append(f"{name}[{shape}]" + (f" x{n}" if n > 1 else ""))
+    if ring.reduction(record):
+        parts.append(ring.reduction(record))
+    flags, peer = int(record["flags"]), int(record["peer"])
+    if flags & P2P:
+        parts.append(f"from {peer}" if flags & RECEIVE else f"to {peer}")
+    elif peer >= 0:
+        parts.append(f"root {peer}")
+    if flags & REPLAYED:
+        parts.append("in a graph's replay")
+    elif flags & ASYNC:
+        parts.append("async")
+    if flags & CAPTURED:
+        parts.append("captured by a graph")
+    return " ".join(parts)
+
+
+def short_place(ring: Ring, record: Any) -> str:
+    """Returns the user's call site as file name and line: `train.py:41`; "?" if it is unknown."""
+    frame = ring.frame(record)
+    if frame is None:
+        return "?"
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"

@@ -1,0 +1,226 @@
+"""TableBuilder: adds rings and dumps to a table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from unicomm.flight_recorder.formats import operation_names as names
+from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
+from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
+from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, Frame, State
+from unicomm.flight_recorder.texts import parse_ranks
+
+from .ring_rows import RingTableBuilder
+from .table import UNKNOWN, Column, Group, Shapes, Source
+
+_MOST_RANKS = 1 << 22
+_STATES = {
+    "scheduled": State.CREATED,
+    "created": State.CREATED,
+    "started": State.STARTED,
+    "completed": State.COMPLETED,
+    "failed": State.FAILED,
+}
+
+
+class TableBuilder(RingTableBuilder):
+    """Builds a table from rings (`add_ring`) and torch's dumps (`add_dump`); `finish` returns it."""
+
+    def add_dump(
+        self,
+        columns: DumpColumns,
+        path: str,
+        rank: int,
+        form: str,
+        host: str = "",
+        pid: int = 0,
+        process: str = "",
+    ) -> None:
+        """Adds the dump of one rank.
+
+        `form` is `Source.format`; `process` is the state of the process, "" if unknown.
+        """
+        source = Source(path, form, rank, pid, host, process or UNKNOWN)
+        config = columns.meta.get("pg_config")
+        config = config if isinstance(config, dict) else {}
+        listed = {str(name): self._dump_group(str(name), entry) for name, entry in config.items()}
+        alone = next(iter(listed.values())) if len(listed) == 1 else None
+        mapped = []
+        for name, desc in columns.groups:
+            index = listed.get(name)
+            if index is None:  # torch's gloo: "" and "0" are both the default group
+                index = listed.get("", alone if name in ("0", "") else None)
+            if index is None:
+                index = self.groups.get((name, "?"))
+                if index is None:
+                    index = self.new_group((name, "?"), Group(name, desc, "", np.zeros(0, np.int32), ""))
+                listed[name] = index
+            mapped.append(index)
+            group = self.group_list[index]
+            group.name = group.name or name
+            group.desc = group.desc or desc
+        for index in listed.values():
+            source.members[index] = None
+        n = len(columns)
+        parsed = [names.profiling_name(text) for text in columns.profiling_names]
+        group_of = np.asarray(mapped or [-1], np.int32)[columns.group] if n else np.zeros(0, np.int32)
+        for both in np.unique(group_of.astype(np.int64) * len(parsed) + columns.profiling_name):
+            index, of = divmod(int(both), len(parsed))
+            if index >= 0 and not self.group_list[index].backend:
+                self.group_list[index].backend = parsed[of][0]
+        call, peer, p2p = self._dump_calls(columns, parsed, group_of)
+        state, completed = self._dump_states(columns, group_of, p2p, source)
+        if not self.take(source):
+            return
+        seq = np.where(p2p, columns.p2p_seq_id, columns.collective_seq_id)
+        source.exact_p2p = "unicomm_async" in columns.extra
+        seq = np.where(p2p & (seq > P2P_SEQ_BASE), seq - P2P_SEQ_BASE, seq)
+        source.wrapped = bool(n) and int(columns.record_id.min()) > 0
+        stacks = [self.stacks(tuple(Frame(*f) for f in stack)) for stack in columns.stacks]
+        threads = [self.threads(t) for t in columns.threads]
+        flags = np.zeros(n, np.uint8)
+        if (asynchronous := columns.extra.get("unicomm_async")) is not None:
+            flags |= asynchronous.astype(np.uint8) * ASYNC
+        if (of_graphs := columns.extra.get("unicomm_graph")) is not None:
+            flags |= (of_graphs & GRAPH).astype(np.uint8)
+        out = {
+            "rank": np.full(n, rank, np.int32),
+            "group": group_of,
+            "call": call,
+            "seq": seq,
+            "peer": peer,
+            "state": state,
+            "error": np.zeros(n, np.uint8),
+            "flags": flags,
+            "created_ns": columns.time_created_ns,
+            "started_ns": columns.time_discovered_started_ns,
+            "completed_ns": completed,
+            "frame": np.asarray(stacks or [0], np.int32)[columns.frames],
+            "thread": np.asarray(threads or [0], np.int32)[columns.thread],
+        }
+        self.put(source, out, ~p2p)
+
+    def _dump_group(self, name: str, entry: Any) -> int:
+        entry = entry if isinstance(entry, dict) else {}
+        text = str(entry.get("ranks", ""))
+        key = (name, text)
+        index = self.groups.get(key)
+        if index is None:
+            members = np.asarray(_rank_list(text), np.int32)
+            desc = str(entry.get("desc", ""))
+            index = self.new_group(key, Group(name, desc, "", members, ""))
+        return index
+
+    def _dump_calls(
+        self, c: DumpColumns, parsed: list[tuple[str, str, int, int]], group: Column
+    ) -> tuple[Column, Column, Column]:
+        """Returns the call of each row, its peer in the job, and whether it is P2P."""
+        n = len(c)
+        if not n:
+            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_)
+        parts = (c.profiling_name, c.input_sizes, c.output_sizes, c.input_dtypes, c.output_dtypes, c.is_p2p)
+        lengths = (len(c.profiling_names), len(c.sizes), len(c.sizes), len(c.dtypes), len(c.dtypes), 2)
+        key: Column = np.zeros(n, np.int64)
+        for column, length in zip(parts, lengths, strict=True):
+            key = key * max(length, 1) + column
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        calls, pairs, kinds = [], [], []
+        for row in first:
+            _, op, _, peer = parsed[int(c.profiling_name[row])]
+            p2p = bool(c.is_p2p[row]) or op in ("send", "recv")
+            kind = names.kind(op, p2p)
+            ins, outs = c.sizes[int(c.input_sizes[row])], c.sizes[int(c.output_sizes[row])]
+            in_types, out_types = c.dtypes[int(c.input_dtypes[row])], c.dtypes[int(c.output_dtypes[row])]
+            calls.append(
+                self.calls(
+                    (
+                        int(kind),
+                        self.ops(op),
+                        0,
+                        -1,
+                        self.dtypes(names.dtype(in_types[0]) if in_types else ""),
+                        self.dtypes(names.dtype(out_types[0]) if out_types else ""),
+                        _elements(ins),
+                        _elements(outs),
+                        self.shapes(ins),
+                        self.shapes(outs),
+                    )
+                )
+            )
+            pairs.append(peer)
+            kinds.append(p2p)
+        where = inverse.reshape(-1)
+        p2p_rows = np.asarray(kinds, np.bool_)[where]
+        inside = np.asarray(pairs, np.int64)[where]
+        peers = np.full(n, -1, np.int32)
+        if p2p_rows.any():
+            peers[p2p_rows] = self.in_job(group[p2p_rows], inside[p2p_rows])
+        return np.asarray(calls, np.int32)[where], peers, p2p_rows
+
+    @staticmethod
+    def _dump_states(c: DumpColumns, group: Column, p2p: Column, source: Source) -> tuple[Column, Column]:
+        """Returns the states and the completion times of the rows.
+
+        torch's gloo, and torchcomms on a CPU, leave all entries "scheduled" and mark completed ones as
+        retired. The status of a group may be a moment behind that.
+        """
+        table = np.asarray([int(_STATES.get(s, State.CREATED)) for s in c.states] or [1], np.uint8)
+        state: Column = table[c.state] if len(c) else np.zeros(0, np.uint8)
+        completed: Column = c.time_discovered_completed_ns.copy()
+        known = np.isnan(c.duration_ms) | (completed != 0) | (c.time_discovered_started_ns == 0)
+        rest = np.flatnonzero(~known & (state == State.COMPLETED))
+        lasted: Column = np.rint(c.duration_ms[rest] * NS_PER_MS).astype(np.int64)
+        completed[rest] = np.add(c.time_discovered_started_ns[rest], lasted)
+        over = (completed != 0) & (state != State.FAILED)
+        retired = c.retired & (state == State.CREATED)
+        status = c.meta.get("pg_status")
+        status = status if isinstance(status, dict) else {}
+        owner: dict[str, int] = {}
+        if len(c):
+            ids, first = np.unique(c.pg_id, return_index=True)
+            owner = {str(int(i)): int(group[f]) for i, f in zip(ids, first, strict=True)}
+        if "unicomm_async" in c.extra:  # our dumps number groups in the order of pg_config
+            config = c.meta.get("pg_config")
+            for i, index in enumerate(source.members if isinstance(config, dict) else ()):
+                owner.setdefault(str(i), index)
+        for key, entry in status.items():
+            owned = owner.get(str(key))
+            if owned is None or not isinstance(entry, dict):
+                continue
+            for name in ("enqueued", "started", "completed"):
+                try:
+                    value = int(entry.get(f"last_{name}_collective", -1))
+                except (TypeError, ValueError):
+                    continue
+                if value >= 0:
+                    kept = {"enqueued": source.created, "started": source.started}.get(name, source.completed)
+                    kept[owned] = value
+        state[over | retired] = State.COMPLETED
+        return state, completed
+
+
+def _elements(shapes: Shapes) -> int:
+    total = 0
+    for shape in shapes:
+        size = 1
+        for dim in shape:
+            size *= dim
+        total += size
+    return max(-1, min(total, 1 << 62))
+
+
+def _rank_list(text: str) -> list[int]:
+    """Reads ranks as written by torch ("[0, 1]") or by us ("0-1"). Returns [] for other text."""
+    if not text:
+        return []
+    try:
+        if text.lstrip().startswith("["):
+            value = json.loads(text)
+            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < _MOST_RANKS for r in value)
+            return value if good else []
+        return parse_ranks(text, _MOST_RANKS)
+    except (ValueError, RecursionError):
+        return []

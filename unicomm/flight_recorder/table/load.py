@@ -1,0 +1,352 @@
+"""load: rings and dumps from folders, files and archives into one table, recognized by content."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from unicomm.flight_recorder.formats import operation_names as names
+from unicomm.flight_recorder.formats.dump_columns import DumpColumns, DumpError, from_dump
+from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
+
+from .builder import TableBuilder
+from .table import Table
+
+Progress = Callable[[int, int], None]
+
+_THREADS = 2  # the native parser of pickles runs in parallel with the interpreter
+_MOST_BYTES = 4 << 30  # of one member of an archive
+_RANK_IN_NAME = re.compile(r"rank[_\-. =]?(\d{1,7})", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,7}")
+# Suffixes of files that often lie beside dumps; such a file is skipped without a remark if it is not a dump.
+_IGNORED = {
+    ".log",
+    ".txt",
+    ".md",
+    ".py",
+    ".html",
+    ".png",
+    ".err",
+    ".out",
+    ".csv",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".part",
+}
+
+
+@dataclass
+class _Dump:
+    """The dump of one rank. `facts` has what `unicomm trace show --json` adds: rank, host, pid, state."""
+
+    path: str
+    form: str
+    facts: dict[str, Any]
+    columns: DumpColumns
+
+
+_Parsed = bytes | memoryview | list[_Dump] | InputRemark
+
+
+@dataclass
+class _Input:
+    """One file, or one member of an archive."""
+
+    path: str
+    read: Callable[[], bytes]
+    head: bytes
+    newest: float = 0.0
+    file: Path | None = None  # None for a member of an archive
+
+
+class _Buffers:
+    """Buffers for rings, used again: new pages cost more than the reading itself."""
+
+    def __init__(self) -> None:
+        self._free: SimpleQueue[bytearray] = SimpleQueue()
+
+    def read(self, path: Path) -> memoryview:
+        size = path.stat().st_size
+        try:
+            buffer = self._free.get_nowait()
+        except Empty:
+            buffer = bytearray(size)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        with path.open("rb", buffering=0) as file:
+            got = 0
+            while got < size and (more := file.readinto(memoryview(buffer)[got:size])):
+                got += more
+        return memoryview(buffer)[:got]
+
+    def give_back(self, data: bytes | memoryview) -> None:
+        if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
+            self._free.put(data.obj)
+
+
+def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
+    """Reads all rings and dumps under `paths` into one table.
+
+    Args:
+        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively.
+        progress: called with the number of files read and the number of all files.
+
+    Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
+    if nothing could be read.
+    """
+    builder = TableBuilder()
+    inputs = list(_inputs(paths, builder.remarks))
+    ranks = _ranks_by_name([i.path for i in inputs if not i.head.startswith(MAGIC)])
+    heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
+    ranks |= {path: rank for path, (rank, _) in heads.items()}
+    # In the order of the table, so that no row has to move. The newest of several files of one rank counts.
+    inputs.sort(key=lambda i: (ranks.get(i.path, -1), -i.newest, i.path))
+    builder.reserve(sum(records for _, records in heads.values()))
+    buffers = _Buffers()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for at, (one, data) in enumerate(_ahead(pool, inputs, buffers)):
+            parsed = _opened(one, data)
+            if progress is not None and at % 16 == 0:
+                progress(at, len(inputs))
+            if isinstance(parsed, InputRemark):
+                builder.remarks.append(parsed)
+            elif isinstance(parsed, Ring):
+                builder.add_ring(parsed)
+                del parsed
+            else:
+                for dump in parsed:
+                    _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
+            if isinstance(data, memoryview):
+                buffers.give_back(data)
+    if progress is not None:
+        progress(len(inputs), len(inputs))
+    return builder.finish()
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, inputs: list[_Input], buffers: _Buffers
+) -> Iterator[tuple[_Input, _Parsed]]:
+    """Yields each input with its content, in order.
+
+    Reads a few inputs ahead, so that few are in memory at once.
+    """
+    running: deque[tuple[_Input, Future[_Parsed]]] = deque()
+    for one in inputs:
+        running.append((one, pool.submit(_parse, one, buffers)))
+        if len(running) > 4 * _THREADS:
+            first, future = running.popleft()
+            yield first, future.result()
+    while running:
+        first, future = running.popleft()
+        yield first, future.result()
+
+
+def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark:
+    """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter."""
+    if not isinstance(parsed, bytes | memoryview):
+        return parsed
+    try:
+        return Ring(parsed, one.path)
+    except RingError as error:
+        return InputRemark(one.path, str(error))
+
+
+# --- files and archives -------------------------------------------------------------------------------
+
+
+def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator[_Input]:
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            files = sorted(Path(folder, name) for folder, _, names_ in os.walk(path) for name in names_)
+            files = [f for f in files if not f.name.startswith(".")]
+            if not files:
+                remarks.append(InputRemark(str(path), "the folder is empty"))
+            for file in files:
+                yield from _file(file, remarks, chosen=False)
+        elif path.exists():
+            yield from _file(path, remarks, chosen=True)
+        else:
+            remarks.append(InputRemark(str(path), "no such file or folder"))
+
+
+def _file(path: Path, remarks: list[InputRemark], chosen: bool) -> Iterator[_Input]:
+    try:
+        info = path.stat()
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
+        return
+    if not chosen and path.suffix.lower() in _IGNORED and not _looks_like_a_dump(head):
+        return
+    try:
+        yield from _unpack(str(path), path.read_bytes, head, info.st_mtime, path)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        remarks.append(InputRemark(str(path), f"the archive is damaged: {error or type(error).__name__}"))
+
+
+def _unpack(
+    path: str, read: Callable[[], bytes], head: bytes, newest: float, file: Path | None
+) -> Iterator[_Input]:
+    """Yields the input itself, or its members if it is an archive."""
+    if head.startswith(b"PK\x03\x04"):
+        with zipfile.ZipFile(file if file is not None else io.BytesIO(read())) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    with archive.open(member) as opened:
+                        data = opened.read(_MOST_BYTES)
+                    yield from _member(f"{path}!{member.filename}", data, newest)
+        return
+    packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
+    if packed or head[257:262] == b"ustar":
+        try:
+            with tarfile.open(
+                fileobj=None if file else io.BytesIO(read()), name=file, mode="r:*"
+            ) as archive_:
+                for entry in archive_:
+                    if entry.isfile() and (opened_ := archive_.extractfile(entry)) is not None:
+                        data = opened_.read(_MOST_BYTES)
+                        yield from _member(f"{path}!{entry.name}", data, newest)
+                return
+        except tarfile.ReadError:
+            if not head.startswith(b"\x1f\x8b"):
+                raise
+        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # a single compressed file
+        yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
+        return
+    yield _Input(path, read, head, newest, file)
+
+
+def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
+    name = path.rsplit("/", 1)[-1]
+    if name.startswith(".") or (Path(name).suffix.lower() in _IGNORED and not _looks_like_a_dump(data[:512])):
+        return
+    yield from _unpack(path, lambda: data, data[:512], newest, None)
+
+
+def _looks_like_a_dump(head: bytes) -> bool:
+    return head.startswith((MAGIC, b"\x80")) or (head.lstrip()[:1] == b"{" and b'"' in head)
+
+
+# --- parsing ------------------------------------------------------------------------------------------
+
+
+def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
+    try:
+        if not one.head:
+            raise DumpError("the file is empty")
+        if one.head.startswith(MAGIC):
+            return one.read() if one.file is None else buffers.read(one.file)
+        if one.head[:1] == b"\x80":
+            from unicomm.flight_recorder.formats import pickles  # loads the native core
+
+            return [_Dump(one.path, "torch pickle", {}, pickles.read(one.read()))]
+        if one.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+            return _json(one)
+        raise DumpError("neither a ring nor a pickle nor JSON, so not a known dump")
+    except DumpError as error:
+        return InputRemark(one.path, str(error))
+    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+        return InputRemark(one.path, f"cannot be read: {error or type(error).__name__}")
+
+
+def _json(one: _Input) -> list[_Dump]:
+    try:
+        data = json.loads(one.read())
+    except ValueError as error:
+        raise DumpError(f"the JSON is malformed: {error}") from None
+    except RecursionError:
+        raise DumpError("the JSON is nested too deeply") from None
+    if isinstance(data, dict) and isinstance(data.get("processes"), list):  # `unicomm trace show --json`
+        several = [p for p in data["processes"] if isinstance(p, dict)]
+        return [_Dump(f"{one.path}#{i}", "JSON", p, from_dump(p.get("trace"))) for i, p in enumerate(several)]
+    if isinstance(data, list):
+        return [_Dump(f"{one.path}#{i}", "JSON", {}, from_dump(d)) for i, d in enumerate(data)]
+    return [_Dump(one.path, "JSON", {}, from_dump(data))]
+
+
+# --- the rank of a dump -------------------------------------------------------------------------------
+
+
+def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
+    """Adds a dump. Torch's dumps do not name their rank: `facts` do, or the file's name, or the messages."""
+    host, pid, state = (dump.facts.get(key) for key in ("host", "pid", "state"))
+    rank = _stated_rank(dump.facts, dump.columns)
+    if rank < 0:
+        rank = named if named >= 0 else _from_messages(dump.columns)
+    builder.add_dump(
+        dump.columns,
+        dump.path,
+        rank,
+        dump.form,
+        host if isinstance(host, str) else "",
+        pid if isinstance(pid, int) else 0,
+        state if state in ("running", "stopped", "killed", "ended") else "",
+    )
+
+
+def _ranks_by_name(paths: list[str]) -> dict[str, int]:
+    """Returns ranks by path, from file names: "rank" and a number, else the number in which names differ."""
+    files = {path: path.rsplit("/", 1)[-1].rsplit("!", 1)[-1] for path in paths}
+    ranks = {path: int(found[-1]) for path, name in files.items() if (found := _RANK_IN_NAME.findall(name))}
+    rest = [path for path in paths if path not in ranks]
+    return ranks | {rest[i]: rank for i, rank in _from_names([files[path] for path in rest]).items()}
+
+
+def _stated_rank(facts: dict[str, Any], columns: DumpColumns) -> int:
+    """Returns the rank that the dump or its facts state, -1 if they state none."""
+    for place in (facts, columns.meta):
+        for key in ("rank", "global_rank"):
+            value = place.get(key)
+            if isinstance(value, int) and 0 <= value < 1 << 24:
+                return value
+    return -1
+
+
+def _from_names(files: list[str]) -> dict[int, int]:
+    """Returns ranks by index, from the last number in the names that differs between all of them."""
+    numbers = [[int(n) for n in _NUMBER.findall(name)][::-1] for name in files]
+    if len(files) == 1:
+        return {0: numbers[0][0]} if numbers[0] else {}
+    shortest = min((len(n) for n in numbers), default=0)
+    for at in range(shortest):
+        found = [n[at] for n in numbers]
+        if len(set(found)) == len(found):
+            return dict(enumerate(found))
+    return {i: n[0] for i, n in enumerate(numbers) if n} if shortest else {}
+
+
+def _from_messages(columns: DumpColumns) -> int:
+    """Returns the rank from a send or receive, which names its own rank in the group; -1 if there is none."""
+    config = columns.meta.get("pg_config")
+    for i, text in enumerate(columns.profiling_names):
+        own = names.profiling_name(text)[2]
+        rows = np.flatnonzero(columns.profiling_name == i)
+        if own < 0 or not len(rows) or not isinstance(config, dict):
+            continue
+        entry = config.get(columns.groups[int(columns.group[rows[0]])][0])
+        try:
+            members = json.loads(entry["ranks"]) if isinstance(entry, dict) else []
+            return int(members[own])
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    return -1

@@ -1,0 +1,264 @@
+"""TableStore, from which a table is built: columns that grow, numbers for values that repeat, groups."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from unicomm.flight_recorder.ring.reader import InputRemark, State
+
+from .table import Calls, Column, Group, Shapes, Source, Stack, Table
+
+T = TypeVar("T")
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "rank": np.int32,
+    "group": np.int32,
+    "call": np.int32,
+    "seq": np.int64,
+    "peer": np.int32,
+    "state": np.uint8,
+    "error": np.uint8,
+    "flags": np.uint8,
+    "created_ns": np.int64,
+    "started_ns": np.int64,
+    "completed_ns": np.int64,
+    "frame": np.int32,
+    "thread": np.int32,
+}
+
+
+_COPIES_AHEAD = 8
+
+
+class Interner(Generic[T]):
+    """Numbers values in the order of their first appearance."""
+
+    def __init__(self, *first: T) -> None:
+        self.table: dict[T, int] = {}
+        for value in first:
+            self(value)
+
+    def __call__(self, value: T) -> int:
+        return self.table.setdefault(value, len(self.table))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def values(self) -> list[T]:
+        return list(self.table)
+
+
+class _Rows:
+    """Columns that grow. Reserved but unused room costs no memory, because its pages are never touched.
+
+    A thread copies the rows while the caller prepares the next ones, because the kernel takes longer to
+    provide new pages than the copying takes.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._copier = ThreadPoolExecutor(1)
+        self._copying: deque[Future[None]] = deque()
+        self.columns: dict[str, Column] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS.items()}
+
+    def reserve(self, rows: int) -> None:
+        if rows > len(self.columns["rank"]):
+            self._wait(0)
+            for name, dtype in _COLUMNS.items():
+                grown = np.empty(rows, dtype)
+                grown[: self.count] = self.columns[name][: self.count]
+                self.columns[name] = grown
+
+    def append(self, out: dict[str, Column]) -> slice:
+        """Appends rows and returns their range."""
+        end = self.count + len(out["rank"])
+        if end > len(self.columns["rank"]):
+            self.reserve(end + end // 2)
+        here = slice(self.count, end)
+        self.count = end
+        self._wait(_COPIES_AHEAD)
+        self._copying.append(self._copier.submit(self._copy, here, out))
+        return here
+
+    def _copy(self, here: slice, out: dict[str, Column]) -> None:
+        for name, column in self.columns.items():
+            column[here] = out[name]
+
+    def _wait(self, most: int) -> None:
+        while len(self._copying) > most:
+            self._copying.popleft().result()
+
+    def close(self) -> None:
+        """Waits until all rows are copied."""
+        self._wait(0)
+        self._copier.shutdown()
+
+
+class TableStore:
+    """Collects rows and the values they refer to; `finish` returns the table.
+
+    A second source of a rank becomes a remark, and its rows are left out. (`load` adds the newest first.)
+    """
+
+    def __init__(self) -> None:
+        self.ops = Interner("")
+        self.reductions = Interner("")
+        self.dtypes = Interner("")
+        self.shapes: Interner[Shapes] = Interner(())
+        self.stacks: Interner[Stack] = Interner(())
+        self.threads = Interner("")
+        self.calls: Interner[tuple[int, ...]] = Interner()
+        self.groups: dict[tuple[str, str], int] = {}
+        self.group_list: list[Group] = []
+        self.sources: list[Source] = []
+        self._rows = _Rows()
+        self.taken: dict[int, str] = {}
+        self.remarks: list[InputRemark] = []
+
+    def new_group(self, key: tuple[str, str], group: Group) -> int:
+        """Adds a group under (identity, text of its ranks) and returns its index."""
+        self.groups[key] = len(self.group_list)
+        self.group_list.append(group)
+        return len(self.group_list) - 1
+
+    def in_job(self, group: Column, inside: Column) -> Column:
+        """Converts ranks in their groups to ranks in the job; a rank out of range becomes -1."""
+        out = np.full(len(group), -1, np.int32)
+        for index in np.unique(group):
+            if index < 0:
+                continue
+            ranks = self.group_list[int(index)].ranks
+            rows = np.flatnonzero((group == index) & (inside >= 0) & (inside < len(ranks)))
+            out[rows] = ranks[inside[rows]]
+        return out
+
+    def take(self, source: Source) -> bool:
+        """Adds the source.
+
+        Returns False, and adds a remark instead, if its rank is unknown or already taken.
+        """
+        if source.rank < 0:
+            message = "neither its content nor its name tells its rank, so its operations were left out"
+        elif source.rank in self.taken:
+            message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
+        else:
+            self.taken[source.rank] = source.path
+            self.sources.append(source)
+            return True
+        self.remarks.append(InputRemark(source.path, message))
+        return False
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows in total."""
+        self._rows.reserve(rows)
+
+    def put(self, source: Source, out: dict[str, Column], collective: Column) -> None:
+        """Appends the rows of a source, and notes in it its first and newest collectives of each group."""
+        here = self._rows.append(out)
+        source.begin, source.end = here.start, here.stop
+        rows = np.flatnonzero(collective & (out["group"] >= 0))
+        if not len(rows):
+            return
+        group, seq = out["group"][rows], out["seq"][rows]
+        low = int(group.min())
+        first = np.full(int(group.max()) - low + 1, -1, np.int64)
+        last = first.copy()
+        first[group[::-1] - low] = seq[::-1]
+        last[group - low] = seq
+        done = first * 0 - 1
+        over = out["state"][rows] == State.COMPLETED
+        done[group[over] - low] = seq[over]
+        for at in np.flatnonzero(first >= 0):
+            index = int(at) + low
+            source.first_seq[index] = int(first[at])
+            source.created[index] = max(source.created.get(index, 0), int(last[at]))
+            source.completed[index] = max(source.completed.get(index, 0), int(done[at]))
+            source.members.setdefault(index, None)
+
+    def finish(self) -> Table:
+        """Returns the table. The store is empty afterwards."""
+        rows, self._rows = self._rows, _Rows()
+        rows.close()
+        sources = sorted(self.sources, key=lambda s: s.rank)
+        if all(a.end <= b.begin for a, b in pairwise(sources)):
+            columns = {name: column[: rows.count] for name, column in rows.columns.items()}
+        else:
+            columns = {}
+            for name in _COLUMNS:  # one at a time, so that only one column is in memory twice
+                column = rows.columns.pop(name)
+                columns[name] = np.concatenate([column[s.begin : s.end] for s in sources])
+            at = 0
+            for source in sources:
+                source.begin, source.end = at, at + source.end - source.begin
+                at = source.end
+        calls = np.asarray(self.calls.values or [(0,) * 10], np.int64)
+        table = Table(
+            **columns,
+            calls=Calls(*(np.ascontiguousarray(calls[:, i]) for i in range(10))),
+            ops=self.ops.values,
+            reductions=self.reductions.values,
+            dtypes=self.dtypes.values,
+            shapes=self.shapes.values,
+            stacks=self.stacks.values,
+            threads=self.threads.values,
+            groups=self.group_list,
+            sources=sources,
+            remarks=self.remarks,
+        )
+        for group_index, group in enumerate(table.groups):
+            if not group.size:  # no configuration lists its members: take the ranks that used it
+                users = [s.rank for s in sources if group_index in s.members]
+                group.ranks = np.asarray(users, np.int32)
+        unite(table, [key[0] for key in self.groups])
+        return table
+
+
+def unite(table: Table, identities: list[str]) -> None:
+    """Merges groups with the same identity (uid, or name) and common members whose lists of members differ.
+
+    The merged group has the members that most sources list. The other sources keep their lists in
+    `Source.members`.
+    """
+    alike: dict[str, list[int]] = {}
+    for index, identity in enumerate(identities):
+        alike.setdefault(identity, []).append(index)
+    several = {i: indices for i, indices in alike.items() if len(indices) > 1}
+    if not several:
+        return
+    listed = np.zeros(len(table.groups), np.int64)
+    for source in table.sources:
+        for index in source.members:
+            listed[index] += 1
+    target = np.arange(len(table.groups) + 1)
+    target[-1] = -1  # for rows with group -1
+    for indices in several.values():
+        owner: dict[int, int] = {}
+        for index in sorted(indices, key=lambda i: (-int(listed[i]), i)):
+            ranks = table.groups[index].ranks.tolist()
+            known = next((owner[r] for r in ranks if r in owner), None)
+            if known is not None and listed[index]:
+                target[index] = known
+            for rank in ranks:
+                owner.setdefault(rank, int(target[index]))
+    moved = np.flatnonzero(target[:-1] != np.arange(len(table.groups)))
+    if not len(moved):
+        return
+    table.group = target[table.group].astype(np.int32)
+    for source in table.sources:
+        for index in moved.tolist():
+            if index not in source.members:
+                continue
+            to = int(target[index])
+            source.members[to] = table.groups[index].ranks
+            del source.members[index]
+            if index in source.closed:
+                source.closed.add(to)
+            for kept in (source.first_seq, source.created, source.started, source.completed):
+                if index in kept:
+                    kept[to] = kept.pop(index)

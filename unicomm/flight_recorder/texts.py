@@ -1,0 +1,76 @@
+"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Returns `ranks` as text, in their order; ranks at equal distances become one range."""
+    if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 2:
+        return f"{ranks[0]}-{ranks[-1]}" + ("" if ranks.step == 1 else f":{ranks.step}")
+    items = list(ranks)
+    parts = []
+    at = 0
+    while at < len(items):
+        end = at + 1
+        step = items[end] - items[at] if end < len(items) else 0
+        while end < len(items) and step > 0 and items[end] - items[end - 1] == step:
+            end += 1
+        if end - at >= 3 or (end - at == 2 and step == 1):
+            parts.append(f"{items[at]}-{items[end - 1]}" + ("" if step == 1 else f":{step}"))
+            at = end
+        else:
+            parts.append(str(items[at]))
+            at += 1
+    return ",".join(parts)
+
+
+def parse_ranks(text: str, limit: int = 1 << 24) -> list[int]:
+    """Returns the ranks in a text of `format_ranks`.
+
+    Raises `ValueError` for any other text, and for more than `limit` ranks.
+    """
+    out: list[int] = []
+    for part in text.split(",") if text else []:
+        span, _, step = part.partition(":")
+        first, dash, last = span.partition("-")
+        begin, end, by = int(first), int(last) if dash else int(first), int(step) if step else 1
+        if begin < 0 or end < begin or by < 1 or (end - begin) // by + 1 + len(out) > limit:
+            raise ValueError(f"'{part}' is not a range of ranks")
+        out.extend(range(begin, end + 1, by))
+    return out
+
+
+def ranks_text(ranks: Iterable[int], most: int = 60) -> str:
+    """Returns "rank 3" or "ranks 0-2, 5", sorted; a list of more than `most` characters is cut."""
+    several = sorted(ranks)
+    text = ", ".join(_runs(several))
+    if len(text) > most:
+        text = format_ranks(several).replace(",", ", ")  # ranges with steps are shorter, but harder to read
+    if len(text) > most:
+        text = text[:most].rsplit(",", 1)[0] + f", ... ({len(several)} ranks)"
+    return f"rank{'' if len(several) == 1 else 's'} {text}"
+
+
+def _runs(ranks: list[int]) -> Iterator[str]:
+    at = 0
+    while at < len(ranks):
+        end = at
+        while end + 1 < len(ranks) and ranks[end + 1] == ranks[end] + 1:
+            end += 1
+        yield f"{ranks[at]}-{ranks[end]}" if end > at + 1 else ", ".join(map(str, ranks[at : end + 1]))
+        at = end + 1
+
+
+def span(ns: float) -> str:
+    """Returns a duration, in nanoseconds, with three digits and a unit: "1.5 ms"."""
+    for unit, size in (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(ns) >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def capital(text: str) -> str:
+    """Returns `text` with an upper-case first letter."""
+    return text[:1].upper() + text[1:]
