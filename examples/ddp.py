@@ -1,4 +1,4 @@
-"""An ordinary DistributedDataParallel script: a network on handwritten digits.
+"""An ordinary DistributedDataParallel script, which trains a network on handwritten digits.
 
 torchrun --standalone --nproc-per-node 2 examples/ddp.py
 """
@@ -20,9 +20,9 @@ from torch.utils.data.distributed import DistributedSampler
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=32, help="images of each rank in a step")
-    parser.add_argument("--width", type=int, default=768, help="of the hidden layers")
-    parser.add_argument("--result", help="file for the figures, as JSON")
+    parser.add_argument("--batch", type=int, default=32, help="images per rank and step")
+    parser.add_argument("--width", type=int, default=768, help="width of the hidden layers")
+    parser.add_argument("--result", help="write rank 0's figures to this file, as JSON")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -61,8 +61,8 @@ def main() -> None:
     with torch.no_grad():
         right = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    everyone = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, weights)
+    of_all_ranks = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all_ranks, weights)
     if rank == 0:
         figures = {
             "group": type(dist.group.WORLD).__name__,
@@ -70,7 +70,7 @@ def main() -> None:
             "accuracy": right,
             "milliseconds": 1000 * statistics.median(seconds[len(seconds) // 10 :]),
             "parameters": weights.numel(),
-            "identical": all(torch.equal(weights, other) for other in everyone),
+            "identical": all(torch.equal(weights, other) for other in of_all_ranks),
         }
         print(f"accuracy {right:.1%}, {figures['milliseconds']:.2f} ms a step", flush=True)
         if options.result:

@@ -1,8 +1,8 @@
-"""`make demo`: two programs that train on real handwritten digits with two ranks under torchrun.
+"""`make demo`: two programs that train on handwritten digits with two ranks under torchrun.
 
-The first averages gradients by a communicator; it is compared with one rank, and the flight recorder shows
-what happened. The second is an ordinary DistributedDataParallel script; it runs once on torch's own Gloo and
-once, unchanged, on unicomm.
+The first sums gradients with a communicator. Its result is compared with that of one rank, and the flight
+recorder shows its operations. The second is an ordinary DistributedDataParallel script, which runs once on
+torch's own Gloo and once, unchanged, on unicomm.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-# Of a run on torch's own Gloo: a thread of it may still let go of a tensor when Python ends, which ends the
-# process by SIGABRT (pytorch/pytorch#190489, #179291).
+# A run on torch's own Gloo is repeated when it fails: one of its threads may still release a tensor when
+# Python ends, which ends the process by SIGABRT (pytorch/pytorch#190489, #179291).
 ATTEMPTS = 6
 console = Console()
 
 
 def run(program: str, ranks: int, folder: Path, *arguments: str, **settings: str) -> dict[str, Any]:
-    """The figures of a program on `ranks` ranks under torchrun; the rings stay in `folder`."""
+    """Runs a program on `ranks` ranks under torchrun and returns its figures; the rings stay in `folder`."""
     folder.mkdir(mode=0o700)
     result = folder / "result.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -49,8 +49,8 @@ def largest_gap(a: list[float], b: list[float]) -> float:
 
 
 def communicator(options: argparse.Namespace) -> bool:
-    """The first program."""
-    console.rule("Gradients averaged by a communicator: examples/digits.py")
+    """Runs the first program and returns whether its checks passed."""
+    console.rule("Gradients summed by a communicator: examples/digits.py")
     with tempfile.TemporaryDirectory(prefix="unicomm-demo-") as temp:
         arguments = (f"--epochs={options.epochs}", f"--backend={options.backend}")
         one = run("digits.py", 1, Path(temp, "one"), *arguments)
@@ -72,21 +72,21 @@ def communicator(options: argparse.Namespace) -> bool:
     table.add_row("accuracy on the test images", f"{one['accuracy']:.1%}", f"{many['accuracy']:.1%}")
     table.add_row("seconds", f"{one['seconds']:.2f}", f"{many['seconds']:.2f}")
     share = many["communicating"] / many["seconds"]
-    table.add_row("of which communicating", "-", f"{many['communicating']:.2f} ({share:.0%})")
+    table.add_row("seconds of communication", "-", f"{many['communicating']:.2f} ({share:.0%})")
     console.print(table)
 
     return report(
         {
             "test accuracy is at least 95 %": many["accuracy"] >= 0.95,
-            "all ranks ended with bit-identical weights": many["identical"],
+            "all ranks have bit-identical weights": many["identical"],
             f"the loss curves agree (largest difference {gap:.1e}, allowed 1e-3)": gap <= 1e-3,
-            "the recorder's table could be shown": shown == 0,
+            "`unicomm trace show` succeeded": shown == 0,
         }
     )
 
 
 def unchanged_program(options: argparse.Namespace) -> bool:
-    """The second program."""
+    """Runs the second program and returns whether its checks passed."""
     console.rule("An ordinary DistributedDataParallel script, unchanged: examples/ddp.py")
     switch = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
     with tempfile.TemporaryDirectory(prefix="unicomm-demo-") as temp:
@@ -98,7 +98,7 @@ def unchanged_program(options: argparse.Namespace) -> bool:
             except subprocess.CalledProcessError:
                 if attempt == ATTEMPTS:
                     raise
-                console.print("[yellow]a rank on torch's own Gloo did not end well; once more[/]")
+                console.print("[yellow]a rank on torch's own Gloo failed at its end; running it again[/]")
         console.print(f"with {switch}=1:")
         ours = run("ddp.py", options.ranks, Path(temp, "ours"), **{switch: "1"})
     gap = largest_gap(stock["losses"], ours["losses"])
@@ -109,14 +109,14 @@ def unchanged_program(options: argparse.Namespace) -> bool:
         table.add_row(f"loss in epoch {epoch + 1}", f"{a:.6f}", f"{b:.6f}")
     table.add_row("accuracy on the test images", f"{stock['accuracy']:.1%}", f"{ours['accuracy']:.1%}")
     times = stock["milliseconds"], ours["milliseconds"]
-    table.add_row("milliseconds a step (median)", f"{times[0]:.2f}", f"{times[1]:.2f}")
+    table.add_row("milliseconds per step (median)", f"{times[0]:.2f}", f"{times[1]:.2f}")
     console.print(table)
-    console.print(f"a step takes {times[1] / times[0]:.2f} of the time it takes on stock Gloo")
+    console.print(f"time per step, relative to stock Gloo: {times[1] / times[0]:.2f}")
     return report(
         {
-            "the first run was on torch's process group": stock["group"] == "ProcessGroup",
-            "the second run was on unicomm": ours["group"] == "UnicommProcessGroup",
-            "all ranks ended with bit-identical weights": stock["identical"] and ours["identical"],
+            "the first run used torch's process group": stock["group"] == "ProcessGroup",
+            "the second run used unicomm": ours["group"] == "UnicommProcessGroup",
+            "all ranks have bit-identical weights": stock["identical"] and ours["identical"],
             f"the loss curves are equal (largest difference {gap:.1e}, allowed 1e-5)": gap <= 1e-5,
         }
     )
@@ -124,9 +124,9 @@ def unchanged_program(options: argparse.Namespace) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20, help="of the first program")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of the first program")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--backend", default="shm", help="of the first program")
+    parser.add_argument("--backend", default="shm", help="backend of the first program")
     options = parser.parse_args()
     good = [communicator(options), unchanged_program(options)]
     return 0 if all(good) else 1

@@ -1,10 +1,9 @@
-"""Data-parallel training by hand: a small classifier on real handwritten digits, gradients averaged by a
-unicomm communicator.
+"""Data-parallel training by hand: a classifier of handwritten digits, whose gradients a communicator sums.
 
     torchrun --nproc-per-node 2 examples/digits.py
 
-Each rank takes its share of every batch, so that the averaged gradients, and with them the loss curve, are
-those of one rank with the whole batch. `make demo` runs this file and checks exactly that.
+Each rank takes its share of every batch. The summed gradients, and therefore the loss curve, are those of one
+rank with the whole batch; `make demo` runs this file and checks that.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BATCH = 64
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """1797 images of 8 x 8 pixels; every fifth one is for testing."""
+    """Loads 1797 images of 8 x 8 pixels; every fifth image is for testing."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32) / 16
     y = torch.tensor(labels)
@@ -50,28 +49,30 @@ def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
             total = torch.zeros(1)
             for batch in torch.randperm(len(x)).split(BATCH):
                 mine = batch[rank::size]
-                # A sum divided by the whole batch's size: ranks may have one image more or less.
+                # The sum is divided by the size of the whole batch, because ranks may have unequal shares.
                 loss = nn.functional.cross_entropy(model(x[mine]), y[mine], reduction="sum") / len(batch)
                 optimizer.zero_grad()
                 loss.backward()
                 start = time.perf_counter()
-                works = [comm.all_reduce(p.grad, unicomm.ReduceOp.SUM, True) for p in model.parameters()]
+                works = [
+                    comm.all_reduce(p.grad, unicomm.ReduceOp.SUM, async_op=True) for p in model.parameters()
+                ]
                 for work in works:
                     work.wait()
                 communicating += time.perf_counter() - start
                 optimizer.step()
                 total += loss.detach() * len(batch)
-            comm.all_reduce(total, unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(total, unicomm.ReduceOp.SUM, async_op=False)
             losses.append(float(total) / len(x))
             progress.update(task, advance=1, loss=losses[-1])
     seconds = time.perf_counter() - began
     accuracy = float((model(x_test).argmax(1) == y_test).float().mean())
 
-    # The same bits on all ranks: gather everyone's weights and compare.
+    # All ranks must have the same bits: gather the weights of all ranks and compare.
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    everyone = [torch.empty_like(weights) for _ in range(size)]
-    comm.all_gather(everyone, weights, False)
-    identical = all(torch.equal(w.view(torch.int32), weights.view(torch.int32)) for w in everyone)
+    of_all_ranks = [torch.empty_like(weights) for _ in range(size)]
+    comm.all_gather(of_all_ranks, weights, async_op=False)
+    identical = all(torch.equal(w.view(torch.int32), weights.view(torch.int32)) for w in of_all_ranks)
     return {
         "ranks": size,
         "losses": losses,
@@ -88,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=20, help="passes over the images (default: 20)")
     parser.add_argument("--backend", default="shm", help="the communicator's backend (default: shm)")
-    parser.add_argument("--result", type=Path, help="write rank 0's figures there as JSON")
+    parser.add_argument("--result", type=Path, help="write rank 0's figures to this file, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with unicomm.new_comm(options.backend, torch.device("cpu"), name="gradients") as comm:

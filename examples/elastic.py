@@ -1,13 +1,13 @@
-"""Elastic data-parallel training: ranks are killed and come back as new processes, and the others go on.
+"""Elastic data-parallel training: ranks are killed and replaced by new processes, and the others go on.
 
-    python examples/elastic.py                        3 ranks, two of which are killed, one after the other
+    python examples/elastic.py                                      # 3 ranks, 2 kills
     python examples/elastic.py --ranks 4 --kills 3 --backend gloo
 
-This process starts the ranks, kills some of them with SIGKILL, starts others in their place, and tells all
-that are alive who is a rank now: in a cluster that is the scheduler's part. The ranks train a small network
-on handwritten digits. Whoever loses a peer, or hears that one has come, calls `reconfigure`, and all take
-over the model of the rank that is furthest. At the end the model is the same on all, and the loss has fallen
-from stage to stage.
+The main process starts the ranks, kills some of them with SIGKILL, starts new ones, and tells all live
+processes which of them are the ranks now. In a cluster the scheduler does that. The ranks train a small
+network on handwritten digits. A rank that loses a peer, or learns of a new one, calls `reconfigure`; then all
+ranks take over the model of the rank with the most steps. At the end the model is the same on all ranks, and
+the loss has fallen from stage to stage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 
 BATCH = 64
 EVERY = 10  # steps between two reports
-STAGE = 60  # steps that a stage has at least
-LEARNED = 0.1  # a loss that need not fall any more
+STAGE = 60  # the minimum number of steps in a stage, which is the time between two changes of the ranks
+LEARNED = 0.1  # the loss below which it need not fall any further
 
 
 # --- a rank ------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def say(**what: object) -> None:
 
 
 class Rank:
-    """What one process trains, whoever the others are."""
+    """The training in one process, with any number of other ranks."""
 
     def __init__(self, backend: str) -> None:
         import torch
@@ -64,19 +64,19 @@ class Rank:
         return [*(p.data for p in self.model.parameters()), *self.velocity]
 
     def catch_up(self) -> None:
-        """Takes over model and momentum of the rank that is furthest: a newcomer is at step 0."""
+        """Takes over model and momentum of the rank with the most steps; a new rank is at step 0."""
         import torch
 
         steps = [torch.zeros(1, dtype=torch.int64) for _ in range(self.comm.get_size())]
-        self.comm.all_gather(steps, torch.tensor([self.step]), False)
+        self.comm.all_gather(steps, torch.tensor([self.step]), async_op=False)
         self.step = int(max(steps))
         root = steps.index(max(steps))
-        works = [self.comm.broadcast(tensor, root, True) for tensor in self.state()]
+        works = [self.comm.broadcast(tensor, root, async_op=True) for tensor in self.state()]
         for work in works:
             work.wait()
 
     def train(self) -> None:
-        """Until this rank, or any other one, has an order."""
+        """Trains until this rank or another one has received an order."""
         import torch
 
         import unicomm
@@ -84,7 +84,7 @@ class Rank:
         rank, size = self.comm.get_rank(), self.comm.get_size()
         total, begun = 0.0, True
         while True:
-            # The same batch whatever the number of ranks, so that the loss does not depend on that.
+            # The batch is the same for any number of ranks, so that the loss does not depend on it.
             order = torch.Generator().manual_seed(self.step)
             batch = torch.randint(len(self.x), (BATCH,), generator=order)
             mine = batch[rank::size]
@@ -93,8 +93,9 @@ class Rank:
             (loss / BATCH).backward()
             grads = [p.grad for p in self.model.parameters()]
             news = torch.tensor([loss.item() / BATCH, float(not self.orders.empty())])
-            works = [self.comm.all_reduce(t, unicomm.ReduceOp.SUM, True) for t in [*grads, news]]
-            for work in works:
+            for work in [
+                self.comm.all_reduce(t, unicomm.ReduceOp.SUM, async_op=True) for t in [*grads, news]
+            ]:
                 work.wait()
             with torch.no_grad():
                 for p, v, g in zip(self.model.parameters(), self.velocity, grads, strict=True):
@@ -127,7 +128,7 @@ class Rank:
                 self.catch_up()
                 self.train()
             except (unicomm.PeerLostError, unicomm.AbortedError, unicomm.CommTimeoutError) as error:
-                # The step that was under way is repeated with those who are left.
+                # The next order has the remaining ranks; they repeat the step that failed.
                 say(event="lost", ranks=error.culprits, what=error.message)
         with torch.no_grad():
             accuracy = float((self.model(self.x_test).argmax(1) == self.y_test).float().mean())
@@ -139,10 +140,10 @@ class Rank:
     def listen(self) -> None:
         for line in sys.stdin:
             self.orders.put(json.loads(line))
-        self.orders.put({"stop": True})  # whoever gives the orders is gone
+        self.orders.put({"stop": True})  # the main process has ended
 
 
-# --- who starts and ends them ------------------------------------------------------------------------------
+# --- the main process --------------------------------------------------------------------------------------
 
 
 class Process:
@@ -156,20 +157,20 @@ class Process:
     def follow(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
-            with contextlib.suppress(ValueError):  # half a line of one that was killed
+            with contextlib.suppress(ValueError):  # a killed process may leave half a line
                 self.events.put((self, json.loads(line)))
         self.popen.wait()
         self.events.put((self, {"event": "ended", "at": time.monotonic()}))
 
     def tell(self, **what: object) -> None:
         assert self.popen.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: its event is on the way
+        with contextlib.suppress(OSError):  # the process has ended, and its "ended" event follows
             self.popen.stdin.write(json.dumps(what) + "\n")
             self.popen.stdin.flush()
 
 
 class Conductor:
-    """Kills and starts processes, and tells those that are alive who is a rank."""
+    """Kills and starts processes, and tells the live ones which of them are the ranks."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -177,7 +178,7 @@ class Conductor:
         self.alive: list[Process] = []
         self.started = self.uuid = 0
         self.deadline = time.monotonic() + options.limit
-        self.stages: list[dict[str, Any]] = []  # of one number of ranks each
+        self.stages: list[dict[str, Any]] = []
         self.times: dict[str, list[float]] = {"after a kill": [], "after a start": []}
 
     def start(self) -> Process:
@@ -189,7 +190,7 @@ class Conductor:
         return self.events.get(timeout=max(0.01, self.deadline - time.monotonic()))
 
     def await_handle(self, wanted: Process) -> None:
-        """Training goes on meanwhile."""
+        """Waits until a new process can be a rank; the others go on training."""
         while not wanted.handle:
             process, said = self.next()
             if said["event"] == "handle":
@@ -208,7 +209,7 @@ class Conductor:
             raise SystemExit(f"process {process.number} ended by itself: {process.popen.returncode}")
 
     def regroup(self, why: str, since: float, what: str) -> None:
-        """Those that are alive are the ranks from now on; returns when they have trained for a while."""
+        """Makes the live processes the ranks, and returns when they have trained for one stage."""
         self.uuid += 1
         began = time.monotonic()
         self.stages.append({"size": len(self.alive), "steps": [], "began": began})
@@ -231,14 +232,14 @@ class Conductor:
         print(f"step {step:5}: {ranks}, loss {loss:.4f}", flush=True)
 
     def run(self) -> list[str]:
-        """The whole play; what went wrong."""
+        """Runs all kills and replacements. Returns what went wrong."""
         began = time.monotonic()
         self.alive = [self.start() for _ in range(self.options.ranks)]
         for process in self.alive:
             self.await_handle(process)
         self.regroup(f"{len(self.alive)} processes joined", began, "")
         for kill in range(self.options.kills):
-            # The first of all is rank 0, which the others met at.
+            # The first victim is rank 0, which hosts the store.
             victim = self.alive.pop(kill % len(self.alive))
             since = time.monotonic()
             victim.popen.send_signal(signal.SIGKILL)
@@ -295,26 +296,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=3, help="how many there are (default: 3)")
-    parser.add_argument("--kills", type=int, default=2, help="how many are killed and replaced (default: 2)")
+    parser.add_argument("--ranks", type=int, default=3, help="number of ranks (default: 3)")
+    parser.add_argument("--kills", type=int, default=2, help="number of kills (default: 2)")
     parser.add_argument("--backend", default="shm", help="shm, gloo or auto (default: shm)")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for all (default: 300)")
-    parser.add_argument("--result", help="file for the figures, as JSON")
+    parser.add_argument("--limit", type=float, default=300.0, help="time limit in seconds (default: 300)")
+    parser.add_argument("--result", help="write the figures to this file, as JSON")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         Rank(options.backend).run()
         return 0
     if options.ranks < 2:
-        parser.error("--ranks is at least 2: one is killed")
+        parser.error("--ranks must be at least 2, because ranks are killed")
     conductor = Conductor(options)
     try:
         wrong = conductor.run()
     except queue.Empty:
-        wrong = [f"nothing happened any more, or it took longer than {options.limit:g} s"]
+        wrong = [f"it was not done within {options.limit:g} s"]
     finally:
         conductor.close()
-    print("FAILED: " + "; ".join(wrong) if wrong else "success: nobody had to start anew", flush=True)
+    print("FAILED: " + "; ".join(wrong) if wrong else "success: no surviving rank had to restart", flush=True)
     return 1 if wrong else 0
 
 

@@ -1,11 +1,11 @@
-"""A mixture of experts on real handwritten digits, with the experts spread over ranks.
+"""A mixture of experts on handwritten digits, with the experts spread over the ranks.
 
     python examples/moe.py                             # 4 ranks, as threads of this process
-    torchrun --nproc-per-node 4 examples/moe.py        # the same as processes
+    torchrun --nproc-per-node 4 examples/moe.py        # the same with processes
 
-Each image is cut into 16 tokens. A gate sends each token to 2 of 8 experts, which live on the ranks, 8 / n
-on each: rows go there by symmetric memory and come back, and so do their gradients. The same layer with all
-experts in one place is trained beside it: the outputs, the gradients and the losses have to be equal.
+Each image is cut into 16 tokens. A gate sends each token to 2 of 8 experts, of which each of n ranks has 8/n.
+Tokens travel to the experts and back through symmetric memory, and so do their gradients. A second layer with
+all experts in one place is trained alongside; outputs, gradients and losses of both have to be equal.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ import unicomm
 from unicomm import symm
 from unicomm.testing import run_ranks
 
-EXPERTS, CHOSEN = 8, 2  # all in all, and for each token
-WIDTH, HIDDEN = 32, 64  # of a token
-TOKENS = 16  # of an image: squares of 2 x 2 pixels
+EXPERTS, CHOSEN = 8, 2  # the number of experts, in total and per token
+WIDTH, HIDDEN = 32, 64  # of a token, and inside an expert
+TOKENS = 16  # per image: squares of 2 x 2 pixels
 BATCH = 96
-DTYPE = torch.float64  # so that equal means equal, and not nearly so
+DTYPE = torch.float64  # so that rounding stays far below the allowed difference
 
 
 class MixtureOfExperts(nn.Module):
-    """y = x + sum of gate weight times expert, over the chosen experts of each token.
+    """y = x + the sum of gate weight times expert, over the chosen experts of each token.
 
-    Without a communicator all experts are here; with one, this rank has its share of them.
+    Without a communicator this module has all experts; with one, it has this rank's share of them.
     """
 
     def __init__(self, comm: unicomm.Communicator | None, tokens: int) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, EXPERTS)
-        everyone = [
+        experts = [
             nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
             for _ in range(EXPERTS)
         ]
         self.exchange: symm.ExpertExchange | None = None
         if comm is not None:
             share = EXPERTS // comm.get_size()
-            everyone = everyone[comm.get_rank() * share :][:share]
+            experts = experts[comm.get_rank() * share :][:share]
             rows = tokens * CHOSEN
             self.exchange = symm.ExpertExchange(comm, share, rows, WIDTH, dtype=DTYPE, major_align=8)
-        self.experts = nn.ModuleList(everyone)
+        self.experts = nn.ModuleList(experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.gate(x).softmax(-1).topk(CHOSEN)
-        order = chosen.flatten().argsort(stable=True)  # of all (token, choice), by expert
+        order = chosen.flatten().argsort(stable=True)  # all (token, choice) pairs, by expert
         token = order // CHOSEN
         splits = chosen.flatten().bincount(minlength=EXPERTS)
         rows = x[token]
@@ -77,7 +77,7 @@ class MixtureOfExperts(nn.Module):
 class Classifier(nn.Module):
     def __init__(self, comm: unicomm.Communicator | None, images: int) -> None:
         super().__init__()
-        self.embed = nn.Linear(4 + TOKENS, WIDTH)  # what is there, and where
+        self.embed = nn.Linear(4 + TOKENS, WIDTH)  # the pixels, and the place in the image
         self.experts = MixtureOfExperts(comm, images * TOKENS)
         self.head = nn.Linear(TOKENS * WIDTH, 10)
 
@@ -94,14 +94,14 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
-    """Figures of this rank: losses of both, and the largest differences of outputs, gradients and losses."""
+    """Trains both layers. Returns their losses, and the largest differences of outputs and gradients."""
     rank, size = comm.get_rank(), comm.get_size()
     if EXPERTS % size:
-        raise SystemExit(f"{EXPERTS} experts cannot be shared by {size} ranks equally: take 1, 2, 4 or 8")
+        raise SystemExit(f"{size} ranks cannot share {EXPERTS} experts equally: use 1, 2, 4 or 8 ranks")
     symm.init(comm)
     images = -(-BATCH // size)
     x, y = data()
-    # The same weights everywhere, and none drawn from a generator that ranks as threads share.
+    # All ranks draw the same weights from a generator of their own; ranks as threads share torch's.
     alone = Classifier(None, BATCH).to(DTYPE)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
     share = EXPERTS // size
 
     def twin(name: str) -> str:
-        """The parameter of `alone` that one of `shared` is a copy of."""
+        """Returns the name in `alone` of a parameter of `shared`."""
         head, found, rest = name.partition("experts.experts.")
         if not found:
             return name
@@ -120,7 +120,7 @@ def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
 
     one = dict(alone.named_parameters())
     shared.load_state_dict({name: one[twin(name)].detach() for name, _ in shared.named_parameters()})
-    everyones = [p for name, p in shared.named_parameters() if "experts.experts" not in name]
+    replicated = [p for name, p in shared.named_parameters() if "experts.experts" not in name]
     optimizers = [torch.optim.Adam(model.parameters(), lr=3e-3) for model in (shared, alone)]
     entropy = nn.functional.cross_entropy
     losses: list[float] = []
@@ -137,14 +137,14 @@ def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
                     optimizer.zero_grad()
                 out, wanted = shared(x[mine]), alone(x[batch])
                 gaps["outputs"] = max(gaps["outputs"], float((out - wanted[rank::size]).detach().abs().max()))
-                # A sum divided by the whole batch's size: ranks may have one image more or less.
+                # The sum is divided by the size of the whole batch, because ranks may have unequal shares.
                 loss = entropy(out, y[mine], reduction="sum") / len(batch)
                 loss.backward()
                 loss_alone = entropy(wanted, y[batch])
                 loss_alone.backward()
-                # An expert's gradient has come back from all ranks' tokens; the others' are summed here.
-                for p in everyones:
-                    comm.all_reduce(p.grad, unicomm.ReduceOp.SUM, False)
+                # An expert's gradient already contains the tokens of all ranks; the other gradients do not.
+                for p in replicated:
+                    comm.all_reduce(p.grad, unicomm.ReduceOp.SUM, async_op=False)
                 for name, p in shared.named_parameters():
                     gap = float((p.grad - one[twin(name)].grad).abs().max())
                     gaps["gradients"] = max(gaps["gradients"], gap)
@@ -152,14 +152,14 @@ def train(comm: unicomm.Communicator, epochs: int) -> dict[str, object]:
                     optimizer.step()
                 total += loss.detach() * len(batch)
                 total_alone += float(loss_alone.detach()) * len(batch)
-            comm.all_reduce(total, unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(total, unicomm.ReduceOp.SUM, async_op=False)
             losses.append(float(total) / len(x))
             losses_alone.append(total_alone / len(x))
             progress.update(task, advance=1, loss=losses[-1])
     assert shared.experts.exchange is not None
     shared.experts.exchange.free()
     worst = torch.tensor([gaps["outputs"], gaps["gradients"]], dtype=DTYPE)
-    comm.all_reduce(worst, unicomm.ReduceOp.MAX, False)
+    comm.all_reduce(worst, unicomm.ReduceOp.MAX, async_op=False)
     return {
         "ranks": size,
         "losses": losses,
@@ -198,8 +198,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=3, help="passes over the images (default: 3)")
-    parser.add_argument("--ranks", type=int, default=4, help="as threads, without torchrun (default: 4)")
-    parser.add_argument("--result", type=Path, help="write the figures there as JSON")
+    parser.add_argument(
+        "--ranks", type=int, default=4, help="ranks as threads, without torchrun (default: 4)"
+    )
+    parser.add_argument("--result", type=Path, help="write the figures to this file, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:

@@ -28,7 +28,14 @@ COMMS_ROOMS = ("operations", "execution", "membership", "failures", "memory")
 #: Tests outside these rooms that name private parts of a communicator, and why.
 PRIVATE = {"tests/c10d/test_group_all_reduce.py": "whether the native fast path took a call is not public"}
 # The recorder's reading half runs where neither torch nor the native core is.
-WRITERS = {"recording.writer", "recording.hook", "recording.dumps", "formats.pickles", "reports.perfetto"}
+WRITERS = {
+    "recording.writer",
+    "recording.hook",
+    "recording.dumps",
+    "formats.pickles",
+    "formats.perfetto_packets",
+    "reports.perfetto",
+}
 READERS = {
     ".".join(path.relative_to(PACKAGE / "flight_recorder").with_suffix("").parts)
     for path in (PACKAGE / "flight_recorder").rglob("*.py")

@@ -95,7 +95,7 @@ def table() -> str:
     ran = verified.load()
     for row in ran.on_hardware:
         lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what} |")
-    for row in ran.on_doubles:
+    for row in ran.on_mocks:
         lines.append(f"| `{row.backend}` | {row.where} | {row.when} | {row.what}; never run on hardware |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What the switch does for env:// below launchers other than torchrun (tests/backends/mpi: below mpiexec)."""
+"""env:// with the switch, under launchers other than torchrun. tests/backends/mpi runs it under mpiexec."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_is_set_stays():
 
 
 def test_a_launcher_below_a_rank():
-    """What the outer one's process filled in does not count for the inner one's."""
+    """Variables that a process of the outer launcher filled in do not count under the inner launcher."""
     environ = {"PMI_RANK": "0", "PMI_SIZE": "1"}
     fill_in(environ)
     assert (environ["RANK"], environ["WORLD_SIZE"]) == ("0", "1")

@@ -1,4 +1,4 @@
-"""`unicomm build rocshmem`: what it finds, what it refuses, and what the real hipcc makes of the unit."""
+"""`unicomm build rocshmem`: the tools it finds, its errors, and the unit as the real hipcc compiles it."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.mocks.rocshmem.install import unit, write_headers
 from unicomm.backends.vendor import shmem_libraries as vendors
 from unicomm.extensions import build_rocshmem as rocshmem_build
 from unicomm.launch.cli import app
-from unicomm.launch.doctor import gpus as gpu_checks
+from unicomm.launch.doctor import gpu_backends as gpu_checks
 
 CSRC = ROOT / "csrc"
 COMMAND = ["build", "rocshmem"]
@@ -22,7 +22,7 @@ COMMAND = ["build", "rocshmem"]
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine that has nothing of ROCm; `bare(name, text)` adds a program."""
+    """A machine without ROCm; `bare(name, text)` adds a program."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("HIPCC", "ROCM_PATH", "ROCSHMEM_HOME", "LDFLAGS"):
@@ -40,7 +40,7 @@ def bare(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prefix(tmp_path):
-    """rocSHMEM 3.5.0's headers, and a file for a library."""
+    """The headers of rocSHMEM 3.5.0, and a file in place of its library."""
     folder = tmp_path / "rocshmem"
     write_headers(folder, 30500)
     (folder / "lib").mkdir()
@@ -162,7 +162,7 @@ def real_hipcc():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("version", "target"), [(20001, "gfx90a"), (30500, "gfx1030")])
 def test_the_real_hipcc_compiles_the_unit(version, target, tmp_path):
-    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the mock's headers.
+    """For waves of 64 (gfx90a) and of 32 (gfx1030), against the headers of the mock library.
 
     Unlike the mock's compiler it tells the host's functions from the device's. What the object lacks says
     which of the library's functions were found.

@@ -1,4 +1,4 @@
-"""`unicomm doctor`: an honest report, and no exception whatever is broken."""
+"""`unicomm doctor`: its report is true, and no check raises when something is broken."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from unicomm import symm
 from unicomm.launch.doctor import backends as backend_checks
-from unicomm.launch.doctor import command as doctor
+from unicomm.launch.doctor import report as doctor
 from unicomm.launch.doctor import verified
 
 
@@ -81,7 +81,7 @@ def test_the_table_says_the_same(capsys):
         assert words in out
 
 
-def test_backends_that_ran_on_doubles_never_pass_as_supported():
+def test_backends_that_ran_on_mock_libraries_never_pass_as_supported():
     report = doctor.collect()
     for name in ("nccl", "rccl", "nvshmem", "rocshmem"):
         found = backend(report, name)
@@ -96,13 +96,13 @@ def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist()
     names = {row.backend for row in ran.on_hardware}
     assert names == {"shm", "gloo", "hosts", "mpi", "fake"}
     assert not names & set(ran.never)
-    assert {row.backend for row in ran.on_doubles} <= set(ran.never)
-    for row in ran.on_hardware + ran.on_doubles:
+    assert {row.backend for row in ran.on_mocks} <= set(ran.never)
+    for row in ran.on_hardware + ran.on_mocks:
         assert row.what
         assert date.fromisoformat(row.when) <= date.today()
 
 
-def test_nccl_is_said_to_have_run_on_a_double_only(monkeypatch, tmp_path):
+def test_nccl_is_said_to_have_run_on_a_mock_library_only(monkeypatch, tmp_path):
     from unicomm.backends.nccl import library
 
     monkeypatch.setattr(library, "_opened", {})
@@ -110,7 +110,7 @@ def test_nccl_is_said_to_have_run_on_a_double_only(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "NCCL", missing)
     found = backend(doctor.collect(), "nccl")
     assert found["status"] == "not on this machine"
-    assert "double" in finding(found["findings"], "proved without a GPU")["detail"]
+    assert "mock library" in finding(found["findings"], "tested without a GPU")["detail"]
     assert "libno-such-nccl" in finding(found["findings"], "NCCL")["detail"]
 
 
@@ -170,7 +170,7 @@ def test_a_launcher_that_contradicts_itself(monkeypatch):
             {"MASTER_ADDR": "node7", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
             "hosted by the launcher",
         ),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "none to meet at"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "none: the ranks cannot meet"),
     ],
 )
 def test_launcher_and_store(monkeypatch, variables, store):

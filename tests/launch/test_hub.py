@@ -1,4 +1,4 @@
-"""The hub: what it answers, to whom, and that nobody comes to harm by it, whatever is on its socket."""
+"""The hub: its answers, its clients, and that no data on its socket can harm a job."""
 
 import contextlib
 import json
@@ -22,21 +22,21 @@ from typer.testing import CliRunner
 from unicomm import _core
 from unicomm.flight_recorder.ring.reader import read_folder
 from unicomm.launch.cli import app
+from unicomm.launch.hub import protocol
 from unicomm.launch.hub import view as hub_view
-from unicomm.launch.hub import wire as hub_wire
-from unicomm.launch.hub.process import HubProcess
-from unicomm.launch.hub.wire import (
+from unicomm.launch.hub.hub_process import HubProcess
+from unicomm.launch.hub.protocol import (
     Announce,
-    Asker,
     Files,
     Gather,
+    HubConnection,
     HubError,
     Look,
     Ping,
     Read,
     zmq_address,
 )
-from unicomm.launch.run import folder as run_folder
+from unicomm.launch.run import job_folder as run_folder
 
 TOKEN = "a token that nobody else has"
 WITHIN = 60.0  # a hang, not a slow machine
@@ -50,7 +50,7 @@ META = json.dumps(
 
 
 class Hub:
-    """A hub as the launcher has it, with a folder of rings."""
+    """A hub as the launcher starts it, with a folder of rings."""
 
     def __init__(self, folder, name, token=TOKEN):
         self.folder = folder / name
@@ -68,7 +68,7 @@ class Hub:
         return (self.folder / "log").read_text()
 
     def ring(self, rank, world):
-        """This test's process plays a rank that waits in its first all-reduce."""
+        """Makes this process play a rank that waits in its first all-reduce."""
         recorder = _core.Recorder(str(self.folder / f"rings/{rank}.ucring"), META, rank, world, 64)
         recorder.add_comm("main", "shm", "u1", f"0-{world - 1}", rank, world)
         recorder.begin(0, 4, 1, 1, [], [], 1)
@@ -77,7 +77,7 @@ class Hub:
 
 @pytest.fixture
 def hubs(tmp_path):
-    """`hubs(n)`: so many that know each other."""
+    """`hubs(n)`: `n` hubs that know each other."""
     made = []
 
     def make(n, token=TOKEN):
@@ -96,12 +96,12 @@ def hubs(tmp_path):
 
 @pytest.fixture
 def ask():
-    """`ask(hub, request)`: its answer, on a connection of its own."""
+    """`ask(hub, request)`: the hub's answer, on a connection of its own."""
     context = zmq.Context()
 
     def ask(hub, request, token=TOKEN, seconds=WITHIN):
-        with Asker(context, hub.address, token) as asker:
-            return asker.ask(request, seconds)
+        with HubConnection(context, hub.address, token) as connection:
+            return connection.ask(request, seconds)
 
     yield ask
     context.destroy(0)
@@ -118,7 +118,7 @@ def test_the_rings_of_this_host_now(hubs, ask):
 
 
 def test_all_hosts_by_any_of_them(hubs, ask, eventually):
-    """The fourth does not know the others itself; the first three do."""
+    """The fourth hub does not know the others; the first three do."""
     several = hubs(4)
     kept = [hub.ring(rank, 4) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[0], Look()).rings) == 4, WITHIN)
@@ -149,7 +149,7 @@ def test_gathering(hubs, ask, eventually):
 
 
 def test_hosts_that_do_not_answer(hubs, ask, eventually):
-    """The first is the one that would gather; the next one does, and says whose rings it has not."""
+    """When the first hub does not answer, the next one gathers, and names the missing hosts."""
     several = hubs(3)
     kept = [hub.ring(rank, 3) for rank, hub in enumerate(several)]
     eventually(lambda: len(ask(several[1], Look()).rings) == len(kept), WITHIN)
@@ -184,18 +184,18 @@ def test_who_does_not_know_the_token(hubs, ask):
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.linger = 0
-    stranger.curve_serverkey = hub_wire.keys(TOKEN, "hub")[0]
+    stranger.curve_serverkey = protocol.keys(TOKEN, "hub")[0]
     stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
     stranger.connect(hub.address)
-    stranger.send(hub_wire.encode(Ping()))
+    stranger.send(protocol.encode(Ping()))
     assert not stranger.poll(500)
     plain = context.socket(zmq.DEALER)
     plain.linger = 0
     plain.connect(hub.address)
-    plain.send(hub_wire.encode(Ping()))
+    plain.send(protocol.encode(Ping()))
     assert not plain.poll(500)
     context.destroy(0)
-    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    assert isinstance(ask(hub, Ping()), protocol.Done)
 
 
 # ZeroMQ's greeting: signature, version 3.0, mechanism, as server or not, filler.
@@ -225,10 +225,10 @@ def test_garbage(hubs, ask):
             open_ones.append(stranger)
             with contextlib.suppress(OSError):  # it hangs up early
                 stranger.sendall(data)
-        assert isinstance(ask(hub, Ping()), hub_wire.Done)
+        assert isinstance(ask(hub, Ping()), protocol.Done)
     for stranger in open_ones:
         stranger.close()
-    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    assert isinstance(ask(hub, Ping()), protocol.Done)
     assert psutil.Process(hub.process.pid).memory_info().rss - before < 64 << 20
 
 
@@ -237,8 +237,8 @@ def test_garbage_from_one_who_knows_the_token(hubs, ask):
     context = zmq.Context()
     guest = context.socket(zmq.DEALER)
     guest.linger = 0
-    guest.curve_serverkey = hub_wire.keys(TOKEN, "hub")[0]
-    guest.curve_publickey, guest.curve_secretkey = hub_wire.keys(TOKEN, "guest")
+    guest.curve_serverkey = protocol.keys(TOKEN, "hub")[0]
+    guest.curve_publickey, guest.curve_secretkey = protocol.keys(TOKEN, "guest")
     guest.connect(hub.address)
     refused = [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Open"}), b"\x91" * 1000, bytes(60000)]
     refused += [msgspec.msgpack.encode({"type": "Read", "name": 3, "offset": "x"})]
@@ -249,7 +249,7 @@ def test_garbage_from_one_who_knows_the_token(hubs, ask):
         assert answer["type"] == "Refused", (data, answer)
     guest.send_multipart([b"several", b"frames"])
     guest.send(bytes(1 << 20))  # more than a request may have: the connection ends
-    assert isinstance(ask(hub, Ping()), hub_wire.Done)
+    assert isinstance(ask(hub, Ping()), protocol.Done)
     context.destroy(0)
 
 
@@ -257,9 +257,9 @@ def test_names_that_lead_elsewhere(hubs, ask):
     [hub] = hubs(1)
     ask(hub, Files())
     for name in ("../../secret", "/etc/passwd", ".ucring", "a/b.ucring", "x.ucring\0", "x.txt", ""):
-        with pytest.raises(HubError, match="no name of a ring"):
-            hub_wire.file_name(name)
-        with pytest.raises(HubError, match="no name of a ring"):
+        with pytest.raises(HubError, match="not the name of a ring"):
+            protocol.file_name(name)
+        with pytest.raises(HubError, match="not the name of a ring"):
             ask(hub, Read(name, 0))
 
 
@@ -272,7 +272,7 @@ def test_requests_that_make_no_sense(hubs, ask):
     with pytest.raises(HubError, match="refused"):
         ask(hub, Read("another.ucring", 0))
     for host in (-1, 1 << 40):
-        with pytest.raises(HubError, match="there is no host"):
+        with pytest.raises(HubError, match="there is no host number"):
             ask(hub, Announce(host, "tcp://127.0.0.1:1", "x", "round0"))
     assert ask(hub, Gather()).hosts == 1
     # Peers that are none cost patience, and are named.
@@ -309,24 +309,24 @@ def test_a_port_that_is_taken(tmp_path):
 def test_unpacking_is_bounded():
     bomb = zlib.compress(bytes(64 << 20))
     with pytest.raises(HubError, match="more than"):
-        hub_wire.unpack(bomb, 64 << 20, 1 << 20)
+        protocol.unpack(bomb, 64 << 20, 1 << 20)
     with pytest.raises(HubError, match="not the 1000 bytes"):
-        hub_wire.unpack(bomb, 1000, 1 << 20)
+        protocol.unpack(bomb, 1000, 1 << 20)
     with pytest.raises(HubError, match="not the 1000 bytes"):
-        hub_wire.unpack(zlib.compress(b"x"), 1000, 1 << 20)
-    with pytest.raises(HubError, match="broken"):
-        hub_wire.unpack(b"nonsense", 10, 1 << 20)
+        protocol.unpack(zlib.compress(b"x"), 1000, 1 << 20)
+    with pytest.raises(HubError, match="damaged"):
+        protocol.unpack(b"nonsense", 10, 1 << 20)
     with pytest.raises(HubError, match="more than"):
-        hub_wire.unpack(b"", -1, 1 << 20)
+        protocol.unpack(b"", -1, 1 << 20)
 
 
 def test_tokens():
-    assert hub_wire.keys(TOKEN, "hub") == hub_wire.keys(TOKEN, "hub")
-    assert len({hub_wire.keys(t, side) for t in (TOKEN, TOKEN + "x") for side in ("hub", "guest")}) == 4
+    assert protocol.keys(TOKEN, "hub") == protocol.keys(TOKEN, "hub")
+    assert len({protocol.keys(t, side) for t in (TOKEN, TOKEN + "x") for side in ("hub", "guest")}) == 4
     for weak in ("", "short", "ü" * 20):
         with pytest.raises(HubError, match="openssl"):
-            hub_wire.check_token(weak)
-    assert hub_wire.check_token(hub_wire.new_token())
+            protocol.check_token(weak)
+    assert protocol.check_token(protocol.new_token())
 
 
 # --- unicomm trace top --connect ----------------------------------------------------------------------
@@ -355,10 +355,10 @@ def test_no_hosts_and_ports(text):
 
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
-    """Where this user's hubs are noted, for this test only."""
+    """The folder with the notes of this user's hubs, for this test only."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(run_folder, "private_folder", lambda: tmp_path)
-    monkeypatch.delenv(hub_wire.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(protocol.TOKEN_VARIABLE, raising=False)
     return tmp_path
 
 
@@ -389,7 +389,7 @@ def test_the_view_by_a_hub(hubs, notes, monkeypatch):
 def test_which_hub_is_meant(notes, monkeypatch):
     with pytest.raises(HubError, match="no job of"):
         hub_view.find("localhost", None)
-    with pytest.raises(HubError, match=f"set {hub_wire.TOKEN_VARIABLE}"):
+    with pytest.raises(HubError, match=f"set {protocol.TOKEN_VARIABLE}"):
         hub_view.find("node7", None)
     here = os.getpid()
     run_folder.note_hub("10.0.0.1", 5001, "first token of two", here, notes)
@@ -403,7 +403,7 @@ def test_which_hub_is_meant(notes, monkeypatch):
     assert hub_view.find("localhost", 5002)[1] == "second token of two"
     with pytest.raises(HubError, match="several jobs"):
         hub_view.find("node7", None)
-    monkeypatch.setenv(hub_wire.TOKEN_VARIABLE, "a token of the user")
+    monkeypatch.setenv(protocol.TOKEN_VARIABLE, "a token of the user")
     assert hub_view.find("::2", None) == (f"tcp://[::2]:{run_folder.DEFAULT_PORT}", "a token of the user")
 
 

@@ -1,4 +1,4 @@
-"""Live ranks of a script, `python -c`, a prompt and a notebook's kernel; that they end with their parent."""
+"""Live ranks of a script, `python -c`, a prompt and a notebook's kernel, and their end with the parent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_prompt() -> None:
 
 
 def test_notebook_kernel() -> None:
-    """Cells run in IPython's kernel: functions of one cell in another, output in the cell, an interrupt."""
+    """Runs cells in IPython's kernel: a function of another cell, output in the cell, an interrupt."""
     pytest.importorskip("ipykernel", reason="needs IPython's kernel: pip install ipykernel")
     from jupyter_client.manager import KernelManager
 
@@ -74,7 +74,7 @@ def test_notebook_kernel() -> None:
         client.wait_for_ready(timeout=WITHIN)
 
         def run(code: str, on_output: Any = lambda text: None) -> str:
-            """All that the cell printed; with the error's text at the end."""
+            """Returns the output of a cell, with the text of its error at the end."""
             texts: list[str] = []
 
             def hear(message: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ ranks = launch(2, modules=(), output=show)
 
 
 def first_pids(parent: subprocess.Popen[str]) -> list[int]:
-    """The processes of both ranks, when both are at work."""
+    """Returns the processes of both ranks, as soon as both run the call."""
     assert parent.stdout is not None
     pids: list[int] = []
     for line in parent.stdout:

@@ -1,4 +1,4 @@
-"""Live ranks: what they return, keep, print, and how they fail (test_live_parents.py: who starts them)."""
+"""Live ranks: results, state, output and failures (test_live_parents.py: what can start them)."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_state_stays_with_the_rank(ranks: Any) -> None:
     assert ranks.run(lambda: state.value) == [5, 51, 7]
     with pytest.raises(RankError, match=r"state\.nothing: no earlier run has set it"):
         ranks.run(lambda: state.nothing)
-    with pytest.raises(AttributeError, match="that of the ranks"):
+    with pytest.raises(AttributeError, match="belongs to the ranks"):
         state.value = 1
-    with pytest.raises(AttributeError, match="that of the ranks"):
+    with pytest.raises(AttributeError, match="belongs to the ranks"):
         _ = state.value
 
 
@@ -193,14 +193,14 @@ def test_timeout_ends_waits_that_hear_no_signal(ranks: Any) -> None:
 
 def test_bad_arguments_start_nothing(ranks: Any) -> None:
     for wrong in (0, -1, True, "2"):
-        with pytest.raises(unicomm.InvalidArgumentError, match="no number of ranks"):
+        with pytest.raises(unicomm.InvalidArgumentError, match="not a number of ranks"):
             launch(wrong)  # type: ignore[arg-type]
     with pytest.raises(unicomm.InvalidArgumentError, match="grace"):
         launch(1, grace=0)
     with pytest.raises(unicomm.CommError, match="nonesuch"):
         launch(1, backend="nonesuch")
     for chosen in ([], [3], [-1], [0, 0], ["0"]):
-        with pytest.raises(unicomm.InvalidArgumentError, match="no ranks of these"):
+        with pytest.raises(unicomm.InvalidArgumentError, match="not ranks of these"):
             ranks.run(os.getpid, ranks=chosen)
     with pytest.raises(unicomm.InvalidArgumentError, match="timeout=0"):
         ranks.run(os.getpid, timeout=0)

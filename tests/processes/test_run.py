@@ -15,8 +15,8 @@ from tests.processes.rank_processes import PROGRAMS
 from unicomm.flight_recorder.analysis.analyze import STUCK_AFTER
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING
-from unicomm.launch.run import command as run
-from unicomm.launch.run import folder as run_folder
+from unicomm.launch.run import job_folder as run_folder
+from unicomm.launch.run import launcher as run
 
 pytestmark = pytest.mark.processes
 
@@ -126,7 +126,7 @@ def test_help_teaches(capsys):
     ("arguments", "said"),
     [
         (["--backend", "shn", "x.py"], "did you mean 'shm'"),
-        (["--hub-port", "70000", "x.py"], "no port"),
+        (["--hub-port", "70000", "x.py"], "not a port"),
         (["--interface", "nonesuch0", "x.py"], "interface 'nonesuch0'"),
         (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:b:c", "x.py"], "a:b:c"),
         (["--trace-dir", "/proc/nowhere/else", "x.py"], "/proc/nowhere"),
@@ -228,8 +228,8 @@ def test_the_live_view_and_a_launcher_that_is_told_to_stop(launch, rings, tmp_pa
 
 def test_folders_of_the_past_are_cleaned(tmp_path):
     for _ in range(12):
-        run_folder.RunFolder(tmp_path).close(keep=True)
-    running = run_folder.RunFolder(tmp_path)
+        run_folder.JobFolder(tmp_path).close(keep=True)
+    running = run_folder.JobFolder(tmp_path)
     old = sorted(tmp_path.glob("run-*"))[-2]
     os.utime(old, (1, 1))
     (tmp_path / "run-of-somebody").mkdir()  # no lock: not ours

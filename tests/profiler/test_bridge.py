@@ -1,4 +1,4 @@
-"""torch's own record of a communication, by the extension that is built on demand."""
+"""torch's own record of a communication, written by the extension that is built on demand."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Operations in torch.profiler: events, the table, and what both say of an operation."""
+"""Operations in torch.profiler: the events, the table, and the records made of both."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ def profile(**options):
 
 
 def raw(prof, path):
-    """The trace as any other reader sees it: its events of ours, and the whole."""
+    """Returns our events in a trace, and the whole trace, as any other reader sees them."""
     prof.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(), parse_float=Decimal)
     return [
@@ -39,7 +39,7 @@ def raw(prof, path):
 
 
 def as_live(read):
-    """Events of a file, with what the profiler itself tells of them."""
+    """Returns the events of a file, after a comparison with those of the profiler itself."""
     if not OLD_TORCH:
         return read
     untold = {name: kind() for name, kind in NOT_IN_OLD_TORCH.items()}
@@ -56,7 +56,7 @@ def comm(monkeypatch):
 
 
 def some_of_each(comm):
-    """One operation of each sort: synchronous, asynchronous, rooted, with splits, messages, a batch."""
+    """Issues one operation of each kind: synchronous, asynchronous, rooted, with splits, a batch, ..."""
     n = comm.get_size()
     comm.all_reduce(torch.ones(4, 2), ReduceOp.SUM, False)
     comm.all_gather_single(torch.ones(3 * n), torch.ones(3), True).wait()
@@ -190,7 +190,7 @@ def test_an_operation_that_fails_is_there(comm):
 
 
 def test_numbers_are_those_of_the_recorder(comm):
-    """Also those of operations before and after the recording, and of a sub-group."""
+    """Includes operations before and after the recording, and those of a sub-group."""
     comm.barrier(False)
     child = comm.split([1, 3, 5], "odd")
     with profile() as prof:
@@ -210,7 +210,7 @@ def test_numbers_are_those_of_the_recorder(comm):
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_all_ranks_have_the_same_numbers(backend):
-    """Ranks as threads, one after the other under the profiler: its table has the operations of all."""
+    """With ranks as threads, one after the other under the profiler, the table has the operations of all."""
     inside, outside = threading.Barrier(3), threading.Barrier(3)
 
     def rank(comm):

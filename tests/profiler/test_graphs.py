@@ -1,4 +1,4 @@
-"""Annotations of CUDA graphs, on fixtures: nothing here has run on a GPU."""
+"""Annotations of CUDA graphs, with generated traces: nothing here has run on a GPU."""
 
 import contextlib
 import gzip
@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from unicomm import InvalidArgumentError, ReduceOp, new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate
-from unicomm.profiler.graphs import GraphAnnotations
+from unicomm.profiler.annotations import GraphAnnotations
 
 
 class Capture:
-    """Plays torch's part: a scope's kernels get numbers, as cudaGraphNodeGetToolsId gives them."""
+    """Plays torch's part: numbers the kernels of a scope, as cudaGraphNodeGetToolsId does."""
 
     def __init__(self):
         self.active = False
@@ -44,7 +44,7 @@ def comm():
 
 
 def replayed(nodes):
-    """A trace with two replays of a graph, as torch's profiler writes it."""
+    """A trace with two replays of a graph, in the form of torch's profiler."""
     kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "dur": 1.5}
     events = [
         kernel | {"name": f"k{n}", "ts": 10.0 * at, "args": {"graph node id": n, "stream": 7}}

@@ -14,10 +14,11 @@ import unicomm.profiler
 from benchmarks import profile_merge as generator
 from tests.profiler.traces import decode, load, operations, processes
 from unicomm import ReduceOp, new_comm
+from unicomm.flight_recorder import formats
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
-from unicomm.profiler.operations import join, load_traces
+from unicomm.profiler.operation_columns import join, load_traces
 
 CPU = torch.device("cpu")
 
@@ -130,7 +131,7 @@ def test_perfetto(job, tmp_path):
 
 
 def test_ranks_are_those_of_the_job(tmp_path):
-    """Root and peer of a sub-group's operations, whose events count them within the group."""
+    """Root and peer in a sub-group are ranks of the job, although its events have ranks of the group."""
     comm = new_comm("fake", CPU, rank=3, size=8, name="main")
     child = comm.split([1, 3, 5], "odd")
     with torch.profiler.profile() as prof:
@@ -148,7 +149,7 @@ def test_ranks_are_those_of_the_job(tmp_path):
 
 @pytest.mark.parametrize("shapes", [False, True])
 def test_both_forms_say_the_same(tmp_path, shapes):
-    """A real trace, with operations of each sort, to the last slice and argument."""
+    """Compares all slices and arguments of a real trace with operations of each kind."""
     comm = new_comm("fake", CPU, rank=1, size=4, name="main")
     with torch.profiler.profile(record_shapes=shapes) as prof:
         x = torch.ones(64, requires_grad=True)
@@ -195,11 +196,11 @@ def test_perfetto_without_the_package(job, tmp_path, monkeypatch):
             raise ImportError("No module named 'perfetto'")
         return real(name, *args, **kwargs)
 
-    for name in ("pftrace", "wire"):
-        monkeypatch.delitem(sys.modules, f"unicomm.profiler.{name}", raising=False)
-        monkeypatch.delattr(unicomm.profiler, name, raising=False)
+    for package, name in ((unicomm.profiler, "merged_perfetto"), (formats, "perfetto_packets")):
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+        monkeypatch.delattr(package, name, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'unicomm\[profile\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'unicomm\[trace\]'"):
         merge(job, tmp_path / "m.pftrace")
     assert list(tmp_path.iterdir()) == []
 
@@ -218,7 +219,7 @@ def test_pieces_of_any_size_give_the_same(job, monkeypatch, tmp_path):
 
 
 def test_odd_but_right_traces(tmp_path, monkeypatch):
-    """Texts that look like ends of events, nested lists of objects, an inner 'traceEvents', a bare list."""
+    """Texts that look like the end of an event, nested lists, an inner 'traceEvents', a bare list."""
     events = [
         {
             "ph": "X",
@@ -288,7 +289,7 @@ def test_inputs_that_do_not_fit(job, tmp_path):
         merge(job, tmp_path / "m.txt")
     with pytest.raises(TraceError, match="is one of the traces"):
         merge(job, job[0])
-    with pytest.raises(TraceError, match="is not there"):
+    with pytest.raises(TraceError, match="does not exist"):
         merge(job, tmp_path / "no" / "m.json")
     with pytest.raises(TraceError, match="cannot read"):
         merge([tmp_path / "none.json"], tmp_path / "m.json")
@@ -312,7 +313,7 @@ def test_inputs_that_do_not_fit(job, tmp_path):
 
 
 def test_sorted_keys(job, tmp_path):
-    """A tool that sorts the keys puts the table behind the events."""
+    """A tool that sorts the keys puts the table after the events."""
     paths = []
     for path in job:
         paths.append(tmp_path / path.name)

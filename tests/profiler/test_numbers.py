@@ -1,4 +1,4 @@
-"""One number for an operation: in the profiler, the recorder, its Work and its error, on all ranks."""
+"""An operation has the same number in the profiler, the recorder, its Work and its error, on all ranks."""
 
 import io
 import re
@@ -22,7 +22,7 @@ BACKENDS = ["shm", "gloo"]
 
 
 def recorded(*uids):
-    """(uid, rank, operation, number, peer) of what the recorder holds of some communicators."""
+    """Returns (uid, rank, operation, number, peer) of the recorder's records of some communicators."""
     ring = read_ring(recorder_path())
     found = []
     for record in ring.records:
@@ -39,7 +39,7 @@ def profiled(prof):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_profiler_and_recorder_agree(backend):
-    """Synchronous and asynchronous operations, coalesced ones, batches, messages of lanes, a sub-group."""
+    """Synchronous, asynchronous and coalesced operations, batches, queued messages, a sub-group."""
     ready, over = threading.Barrier(4), threading.Barrier(4)
     uids = []
 
@@ -116,7 +116,7 @@ def test_a_compiled_program():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.timeout(120)
 def test_a_compiled_program_on_all_ranks(backend):
-    """Numbers of compiled operations, coalesced ones too, in a sub-group and after eager ones."""
+    """Compiled operations, also coalesced ones, in a sub-group and after eager ones."""
     uids = []
 
     def rank(comm):
@@ -154,7 +154,7 @@ def test_a_compiled_program_on_all_ranks(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_coalesced_form(backend):
-    """Those that torch's coalescing manager calls, between operations of the communicator itself."""
+    """Operations of torch's coalescing manager, between operations of the communicator itself."""
     uids = []
 
     def rank(comm):
@@ -203,7 +203,7 @@ def test_the_log_has_the_same_numbers(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("later", [False, True])
 def test_a_mismatch_has_one_number(backend, later):
-    """Signatures are compared in a sub-group that is behind the others: its number is said everywhere."""
+    """A mismatch in a sub-group that is behind its parent: all places have the sub-group's number."""
     said, uids = {}, []
 
     def rank(comm):
@@ -230,7 +230,7 @@ def test_a_mismatch_has_one_number(backend, later):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("later", [False, True])
 def test_the_error_of_an_operation_has_its_number(backend, later):
-    """Also the one that ends with an error stands in the profile under it."""
+    """An operation that ends with an error has its number in the profile, too."""
     left = threading.Event()
 
     def rank(comm):

@@ -15,7 +15,7 @@ from unicomm import new_comm
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report
 from unicomm.profiler.alignment import align
-from unicomm.profiler.operations import load_traces
+from unicomm.profiler.operation_columns import load_traces
 from unicomm.profiler.trace_table import KEY
 
 
@@ -26,7 +26,7 @@ def job(tmp_path_factory):
 
 
 def changed(path, target, change):
-    """A trace with its table or events changed."""
+    """Returns a trace with a changed table or changed events."""
     trace = json.loads(path.read_text())
     change(trace)
     target.write_text(json.dumps(trace))
@@ -34,7 +34,7 @@ def changed(path, target, change):
 
 
 def test_a_cut_off_trace_is_found_before_any_work(job, tmp_path, monkeypatch):
-    """Also one with so many brackets near its end that trying each would take for ever."""
+    """Includes a trace with so many brackets near its end that trying each of them would not end."""
     text = job[3].read_text()
     for at, end in enumerate((text[:-40], text[: text.rindex("},")], text + "junk")):
         path = tmp_path / f"{at}.json"
@@ -102,7 +102,7 @@ def test_a_missing_column_is_said(job, tmp_path):
 
 
 def test_one_broken_trace_of_several_is_named(job, tmp_path):
-    """Not taken for a ring of the flight recorder."""
+    """A damaged trace is not taken for a ring of the flight recorder."""
     (tmp_path / "broken.json").write_text('{"traceEvents": [')
     with pytest.raises(TraceError, match=r"broken\.json is no Chrome trace"):
         report([*job, tmp_path / "broken.json"])
@@ -134,16 +134,16 @@ def test_traces_of_two_runs_are_not_compared_silently(job, tmp_path):
 
     paths = [*job[:2], *(changed(p, tmp_path / p.name, other_run) for p in job[2:])]
     done = merge(paths, tmp_path / "m.json")
-    assert any("nothing tells how far these clocks are apart" in r and "0-1; 2-3" in r for r in done.remarks)
-    assert any("nothing tells" in r for r in report(paths).remarks)
+    assert any("the offset between these clocks is not known" in r and "0-1; 2-3" in r for r in done.remarks)
+    assert any("the offset between these clocks" in r for r in report(paths).remarks)
     told = CliRunner().invoke(app, ["profile", "merge", *map(str, paths), "-o", str(tmp_path / "m.json")])
     assert told.exit_code == 0
-    assert "note: nothing tells" in told.output
+    assert "note: the offset between these clocks" in told.output
     assert merge(job, tmp_path / "m.json").remarks == []
 
 
 def test_traces_of_two_cycles_are_not_compared_silently(job, tmp_path):
-    """One machine and one communicator, but other numbers: there is nothing to join."""
+    """One machine and one communicator, but other sequence numbers: nothing can be joined."""
 
     def later(trace):
         for row in trace[KEY]["rows"]:
@@ -157,9 +157,9 @@ def test_traces_of_two_cycles_are_not_compared_silently(job, tmp_path):
 
 def test_missing_ranks_are_said(job, tmp_path):
     done = merge([job[0], job[3]], tmp_path / "m.json")
-    assert done.remarks == ["no trace of ranks 1-2: nobody is seen to wait for them"]
+    assert done.remarks == ["no trace of ranks 1-2: waiting for them is not shown"]
     assert done.flows == 80
-    assert report([job[0]]).remarks == ["no trace of ranks 1-3: nobody is seen to wait for them"]
+    assert report([job[0]]).remarks == ["no trace of ranks 1-3: waiting for them is not shown"]
 
 
 def test_a_folder_is_no_trace(job, tmp_path):
@@ -173,7 +173,7 @@ def test_operations_beyond_the_limit_are_said(job, tmp_path):
 
 
 def pairwise_job(folder, clocks, rounds=30):
-    """Ranks in a chain: each has a communicator with the next one only; their clocks are apart."""
+    """Ranks in a chain: each shares a communicator with the next rank only, and their clocks differ."""
     rng = random.Random(1)
     last = len(clocks) - 1
     for rank, clock in enumerate(clocks):
@@ -223,7 +223,7 @@ def pairwise_job(folder, clocks, rounds=30):
 
 
 def test_clocks_of_hosts_that_are_joined_by_others_only(tmp_path):
-    """Seconds apart, along a chain of pairs: each clock is known by way of all before it."""
+    """Clocks that are seconds apart, along a chain of pairs: each is known through all before it."""
     clocks = [0, 5_000_000_000, -2_000_000_000, 40_000_000, 9_000_000_000, 123_456_789, -7_000_000, 0]
     files, found = load_traces(pairwise_job(tmp_path, clocks))
     assert [f.rank for f in files] == list(range(8))
@@ -235,7 +235,7 @@ def test_clocks_of_hosts_that_are_joined_by_others_only(tmp_path):
 
 
 def test_ranks_of_one_machine_have_one_clock(tmp_path):
-    """What scatters among its ranks is no difference of clocks; that of two machines is found."""
+    """Differences among ranks of one machine are noise; the offset of two machines is found."""
     paths = generator.generate(tmp_path, 4, 400, 0.2)
     for rank, path in enumerate(paths):
         ahead = random.Random(rank).randrange(-5_000_000, 5_000_000)  # as the generator has it
@@ -269,7 +269,7 @@ def test_the_clock_of_a_trace_is_that_of_the_machine(tmp_path):
 
 
 def test_another_order_gives_no_wrong_labels(job, tmp_path):
-    """A tool that sorts events by name or size: which event is the k-th of its thread is not known then."""
+    """A tool that sorts events by name or size: the k-th event of a thread is not known then."""
 
     def shuffle(trace):
         random.Random(3).shuffle(trace["traceEvents"])
@@ -288,7 +288,7 @@ def test_another_order_gives_no_wrong_labels(job, tmp_path):
 
 
 def test_a_large_table_behind_the_events(job, tmp_path, monkeypatch):
-    """Sorted keys, and a table of many blocks: all there, with one look at the end."""
+    """Sorted keys, and a table of many blocks, are read completely."""
     monkeypatch.setattr(chrome, "_BLOCK", 1000)
     path = tmp_path / "a.json"
     path.write_text(json.dumps(json.loads(job[0].read_text()), sort_keys=True))
@@ -335,7 +335,7 @@ def test_events_before_the_first_operation_have_no_negative_time(job, tmp_path):
 
 
 def test_slices_that_do_not_nest(job, tmp_path):
-    """As torch has them with Python functions: each is to be seen with its own begin and end."""
+    """Slices that do not nest, as torch's with Python functions: each keeps its own begin and end."""
     thread = {"ph": "X", "cat": "user_annotation", "pid": 5, "tid": 5}
     spans = {"step": (5, 1000), "call": (0, 10), "inner": (6, 3), "next": (20, 2000), "late": (900, 50)}
 
@@ -359,7 +359,7 @@ def test_slices_that_do_not_nest(job, tmp_path):
 
 
 def test_events_without_a_length(job, tmp_path):
-    """A slice of no length keeps its `dur`, without which viewers take it for one that never ends."""
+    """A slice of length 0 keeps its `dur`; without it viewers show a slice that never ends."""
 
     def shorten(trace):
         for e in trace["traceEvents"][:9]:
@@ -381,7 +381,7 @@ def test_events_without_a_length(job, tmp_path):
 
 
 def test_flows_with_names_and_flows_at_the_edge_of_a_piece(job, tmp_path, monkeypatch):
-    """Each rank's own flows stay apart, and bound to their slices wherever a piece ends."""
+    """The flows of each rank stay apart, and stay with their slices wherever a piece ends."""
 
     def flows(trace):
         out = []

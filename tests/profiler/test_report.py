@@ -1,4 +1,4 @@
-"""Reports: a real job in which one rank is late, rings instead of traces, and the figures themselves."""
+"""Reports of a real job in which one rank is late, of rings instead of traces, and the single figures."""
 
 import io
 import json
@@ -136,7 +136,7 @@ def test_a_union_of_intervals():
 
 
 def test_messages_are_matched(tmp_path):
-    """A receive waits for its send; a send for nobody."""
+    """A receive waits for its send; a send does not wait."""
 
     def rank(comm):
         x = torch.ones(1000)
@@ -188,7 +188,7 @@ def test_the_command(tmp_path):
 
 
 def test_the_text_fits_a_terminal(tmp_path):
-    """Also one of 80 columns, and a pipe: no name and no figure is cut."""
+    """On a terminal of 80 columns and in a pipe, no name and no figure is cut."""
     paths = generator.generate(tmp_path, 3, 100, 0.2, late=1)
     out = io.StringIO()
     Console(file=out, width=80).print(render(report(paths)))
@@ -199,7 +199,7 @@ def test_the_text_fits_a_terminal(tmp_path):
 
 
 def test_nothing_to_report(tmp_path):
-    with pytest.raises(TraceError, match="is not there"):
+    with pytest.raises(TraceError, match="does not exist"):
         report([tmp_path / "none"])
     with pytest.raises(TraceError, match="no trace of unicomm, ring or dump"):
         report([tmp_path])

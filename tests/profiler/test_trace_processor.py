@@ -1,7 +1,7 @@
-"""Merged traces in Perfetto's own trace processor, by SQL, where one is at hand.
+"""SQL queries on merged traces in Perfetto's own trace processor, if there is one.
 
-Nothing is downloaded. PERFETTO_TRACE_PROCESSOR names a trace_processor_shell; else that is taken which the
-`perfetto` package has fetched when it was used before, or one in PATH.
+Nothing is downloaded. The trace processor is the one that PERFETTO_TRACE_PROCESSOR names, else the one that
+the `perfetto` package has downloaded earlier, else trace_processor_shell in PATH.
 """
 
 import os
@@ -18,7 +18,7 @@ CACHE = Path("~/.local/share/perfetto/prebuilts").expanduser()
 
 
 def shell():
-    """The trace processor, or None."""
+    """Returns the path of the trace processor, or None."""
     if named := os.environ.get(NAMED):
         assert Path(named).is_file(), f"{NAMED}={named} is no file"
         return named
@@ -67,7 +67,7 @@ def test_a_process_a_rank(query):
 
 
 def test_each_collective_has_a_flow_through_all_ranks(query):
-    """80 collectives of 4 ranks: three steps each, from one process to another, with one number."""
+    """80 collectives of 4 ranks: three arrows each, between processes, and the same sequence number."""
     flows = f"from flow join {SLICES} a on slice_out = a.id join {SLICES} b on slice_in = b.id"
     same = f"{arg('a', 'seq_num')} = {arg('b', 'seq_num')}"
     assert query(f"select count(*) {flows}") == [(240,)]
@@ -89,7 +89,7 @@ def test_waiting_is_apart_from_transfer(query):
 
 
 def test_the_late_rank_by_sql(query):
-    """Who came last to the collective that was waited for longest."""
+    """Finds the rank that came last to the collective with the longest waiting."""
     longest = f"""select {arg("whole", "seq_num")} as seq, {arg("whole", "comm_uid")} as uid
                   from slice part join slice whole on part.parent_id = whole.id
                   where part.name = 'waiting' order by part.dur desc limit 1"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def load(path):
-    """A trace, and the checks that every viewer relies on: slices of a thread nest."""
+    """Reads a trace, and checks what every viewer relies on: the slices of a thread nest."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     trace = json.loads(text)
     by_thread = {}

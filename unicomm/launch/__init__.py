@@ -1,1 +1,9 @@
-"""Reserved by the design; see docs/design."""
+"""The `unicomm` command, and ranks started from a notebook. Stands on all other packages.
+
+cli.py     the command: puts its subcommands together
+commands/  the options of each subcommand, and what they print
+run/       `unicomm run`: torchrun with a folder for rings, a hub, and a verdict when ranks fail
+hub/       a process beside the launcher of each host: the live view, and the rings of all hosts in one folder
+doctor/    `unicomm doctor`: checks of this machine and installation
+notebook/  processes that run functions of a notebook as ranks, call after call
+"""

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from .commands import build as build_cli
-from .commands import profile as profile_cli
-from .commands import trace as trace_cli
-from .run import cli as run_cli
+from .commands import build, doctor, profile, run, trace
 
 app = typer.Typer(
     help="unicomm: one communicator for PyTorch, and a flight recorder that is always on.",
     no_args_is_help=True,
     add_completion=False,
 )
-app.add_typer(trace_cli.app, name="trace", help="Look at what the flight recorder holds.")
-app.add_typer(profile_cli.app, name="profile", help="Look at profiles of all ranks together.")
-app.add_typer(build_cli.app, name="build", help="Build optional parts with this machine's compiler.")
-app.command(context_settings=run_cli.SETTINGS)(run_cli.run)
+app.add_typer(trace.app, name="trace", help="Reads the flight recorder: what ranks did, and what went wrong.")
+app.add_typer(
+    profile.app, name="profile", help="Merges the profiler's traces of all ranks, and reports on them."
+)
+app.add_typer(build.app, name="build", help="Builds optional parts with this machine's compiler.")
+app.command(context_settings=run.SETTINGS)(run.run)
+app.command()(doctor.doctor)
 
 
 @app.callback()
 def _root() -> None:
-    """Keeps `unicomm COMMAND` the form of every call."""
-
-
-@app.command()
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-) -> None:
-    """What works on this machine, what is missing, and the cure.
-
-    Exit code 0 when the core and at least one backend work, else 1.
-    """
-    from unicomm.launch.doctor.command import run
-
-    raise typer.Exit(run(json))
+    """Makes every call have the form `unicomm COMMAND`."""
 
 
 def main() -> None:

@@ -1,15 +1,28 @@
-"""The profiler: every operation of every rank on one timeline, joined by its sequence number.
+"""The profiler: the operations of all ranks on one timeline, matched by communicator and sequence number.
 
-trace_table.py  the table of operations that comms/execution/profiling/events.py leaves in a trace
-chrome.py       Chrome traces read and written a piece at a time
-records.py      typed records of one rank's operations, from a profiler or from a trace
-operations.py   the operations of all ranks as columns: waiting, lateness
-alignment.py    the ranks' clocks put onto one
-merging.py      one trace of all ranks                     timeline.py     tracks, slices and flows in it
-merged_json.py  as Chrome JSON      pftrace.py, wire.py    as Perfetto's packets
-stencil.py      many records that differ in a few numbers, as bytes
-figures.py      where the time goes and who is late        figures_text.py  figures_html.py
-graphs.py       operations captured in CUDA graphs, put onto the replayed kernels
+While a profiler runs, comms/execution records every operation and writes a table of them into the trace. This
+package reads these traces, or the flight recorder's rings, and imports torch only for `events`.
+
+Reading:
+trace_table.py        the table of operations in a trace, read and checked
+chrome.py             Chrome traces of any size, read and written a piece at a time
+records.py            typed records of one rank's operations, from a profiler or from its trace
+operation_columns.py  the operations of all ranks as columns; arrivals compared, waiting and lateness
+alignment.py          offsets between the ranks' clocks
+
+Merging:
+merging.py            one trace of all ranks, and what its two output formats have in common
+merged_slices.py      the tracks, slices and flows of the operations in it
+merged_json.py        output as Chrome JSON
+merged_perfetto.py    output as Perfetto's packets
+
+Reports:
+figures.py            where the time of communication goes, and which ranks are late
+figures_text.py       the report on a terminal
+figures_html.py       the report as a page with plots
+
+CUDA graphs:
+annotations.py        annotations of captured operations, put onto the replayed kernels of a trace
 """
 
 from typing import Any
@@ -21,14 +34,14 @@ _WHERE = {
     "TraceError": "chrome",
     "merge": "merging",
     "report": "figures",
-    "graph_annotations": "graphs",
-    "annotate": "graphs",
+    "graph_annotations": "annotations",
+    "annotate": "annotations",
 }
 __all__ = sorted(_WHERE)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    # The reading half needs no torch, so nothing is imported before it is asked for.
+    # The reading half needs no torch, so each name is imported when it is first used.
     if name in _WHERE:
         from importlib import import_module
 

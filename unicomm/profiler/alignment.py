@@ -1,8 +1,8 @@
-"""The ranks' clocks put onto one, by the collectives that the ranks completed together.
+"""Offsets between the ranks' clocks, from the collectives that the ranks completed together.
 
-No rank leaves a collective that synchronizes before all have come, so its ranks leave it at about one time.
-In each communicator that gives its members' clocks against each other; communicators that share a clock are
-then joined one after the other. Ranks on one machine have one clock, which needs no estimate.
+No rank leaves a synchronizing collective before all ranks have entered it, so they leave it at about the same
+time. The completions in each communicator give the offsets between its members' clocks; communicators that
+share a clock are then joined one after the other. Ranks on one machine share a clock and need no estimate.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import SYNCHRONIZING, grouped_median
+from unicomm.flight_recorder.table.table import Column
 from unicomm.flight_recorder.texts import format_ranks
 
-from .operations import Column, Operations, TraceFile, dense
+from .operation_columns import Operations, TraceFile, dense
 
 
 @dataclass
 class Clocks:
-    """What is known of the clocks.
+    """The offsets of the ranks' clocks.
 
     Attributes:
-        offsets: nanoseconds by which each rank's clock is ahead of the typical one it is tied to.
-        tied: ranks whose clocks are known against each other, the most first; a rank that has neither clock
-            nor collective in common with others stands alone.
+        offsets: nanoseconds by which each rank's clock is ahead of the typical clock of its set in `tied`.
+        tied: sets of ranks whose offsets to each other are known, the largest first. A rank that shares
+            neither a clock nor a collective with others is alone in its set.
     """
 
     offsets: dict[int, int]
@@ -34,9 +35,9 @@ class Clocks:
 
 
 def align(found: Operations) -> Clocks:
-    """The clocks of the ranks in `found`."""
+    """Estimates the offsets of the clocks of all ranks in `found`."""
     names: dict[str, int] = {}
-    # Also ranks that issued nothing: their clock may be another one's.
+    # Includes ranks that issued nothing: they may share another rank's clock.
     ranks = sorted({*found.ranks.tolist(), *(rank for rank in found.clocks if rank >= 0)})
     clock_of = {rank: names.setdefault(found.clocks.get(rank, f"rank {rank}"), len(names)) for rank in ranks}
     of = np.zeros(max(ranks, default=0) + 1, np.int64)
@@ -48,7 +49,7 @@ def align(found: Operations) -> Clocks:
             of_clock.setdefault(clock, []).append(number)
     known: dict[int, float] = {}
     tied: list[set[int]] = []
-    # The communicators with the most to go by first, and then those that have a clock in common with them.
+    # Begins with the communicators that have the most completions, and goes on to those that share a clock.
     for start in sorted(range(len(groups)), key=lambda g: -groups[g][0]):
         if known.keys() & groups[start][1].keys():
             continue
@@ -78,17 +79,17 @@ def align(found: Operations) -> Clocks:
 
 
 def _within_groups(found: Operations, clock_of: Column) -> list[tuple[int, dict[int, float]]]:
-    """Of each communicator: how many completions there are to compare, and its members' clocks by them."""
+    """Returns, for each communicator, the number of compared completions and its members' clock offsets."""
     wanted = np.asarray([op in SYNCHRONIZING for op in found.ops] or [False], np.bool_)
     if not len(found):
         return []
-    # A graph may go on after its last collective: replays do not end together.
+    # Replays are left out: a graph may run on after its last collective, so they do not end together.
     rows = np.flatnonzero(wanted[found.op] & (found.completed_ns > 0) & (found.replay == 0))
     if not len(rows):
         return []
     cells = found.cell[rows]
     members = np.bincount(cells)[cells]
-    # Of a communicator those that most of its ranks completed: the median is then always of the same ranks.
+    # Only the collectives that the most ranks completed: their medians are then over the same ranks.
     most = np.zeros(len(found.groups), np.int64)
     np.maximum.at(most, found.group[rows], members)
     full = (members > 1) & (members == most[found.group[rows]])
@@ -112,7 +113,7 @@ def _within_groups(found: Operations, clock_of: Column) -> list[tuple[int, dict[
 
 
 def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[str]:
-    """What a reader of the figures should know: what is missing, and clocks that nothing ties."""
+    """Sentences about what is missing in the traces, and about clocks whose offset is not known."""
     out = []
     dropped = sum(f.dropped for f in files)
     if dropped:
@@ -122,7 +123,7 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
     if missing and files:
         some = format_ranks(missing)
         out.append(
-            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: nobody is seen to wait for them"
+            f"no trace of rank{'s' * (len(missing) > 1)} {_short(some)}: waiting for them is not shown"
         )
     alone = _alone(found) if len(files) > 1 else []
     if alone:
@@ -133,14 +134,14 @@ def remarks(found: Operations, clocks: Clocks, files: list[TraceFile]) -> list[s
     if files and clocks.tied[1:]:
         named = "; ".join(format_ranks(t) for t in clocks.tied)
         out.append(
-            "nothing tells how far these clocks are apart, so their times do not compare: ranks"
+            "the offset between these clocks is not known, so their times cannot be compared: ranks"
             f" {_short(named)}"
         )
     return out
 
 
 def _alone(found: Operations) -> list[int]:
-    """Ranks with collectives, of which no other rank has any."""
+    """Returns the ranks that share none of their collectives with another rank."""
     rows = np.flatnonzero(found.kind == OpKind.COLLECTIVE)
     size = np.asarray([len(group.ranks) for group in found.groups] or [0])
     rows = rows[size[found.group[rows]] > 1]

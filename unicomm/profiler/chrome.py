@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +17,11 @@ from msgspec import UNSET, Raw, UnsetType
 
 Event = dict[str, Any]
 Progress = Callable[[int, int], None]
-Kind = TypeVar("Kind")
+Decoded = TypeVar("Decoded")
 
 _BLOCK = 4 << 20
 _LONGEST_HEAD = 512 << 20  # bytes before the events, the table of operations among them
-_LONGEST = 64 << 20  # bytes of one event, before a file counts as broken
+_LONGEST = 64 << 20  # bytes of one event; a file with a longer one counts as broken
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _GZIP = b"\x1f\x8b"
@@ -27,7 +29,7 @@ _SPACE = b" \t\r\n"
 
 
 class Exact(float):
-    """A number with its text: a double has no room for a time of today in nanoseconds."""
+    """A number with its text, because a double cannot hold a present-day time in nanoseconds."""
 
     __slots__ = ("text",)
     text: str
@@ -39,17 +41,17 @@ class Exact(float):
 
     @property
     def thousandfold(self) -> int:
-        """Microseconds as nanoseconds."""
+        """The number times 1000: microseconds as nanoseconds."""
         return int(Decimal(self.text) * 1000)
 
 
 def nanoseconds(microseconds: Any) -> int:
-    """A time of an event."""
+    """Converts a time of an event."""
     return microseconds.thousandfold if isinstance(microseconds, Exact) else round(microseconds * 1000)
 
 
 class TraceEvent(msgspec.Struct, omit_defaults=True, gc=False):
-    """An event with the fields that the format knows: much quicker than a dictionary. Arguments stay JSON."""
+    """An event with the fields of the format, which decodes faster than a dictionary. Arguments stay JSON."""
 
     ph: str = ""
     name: str = ""
@@ -72,23 +74,23 @@ class TraceEvent(msgspec.Struct, omit_defaults=True, gc=False):
 Decoder = msgspec.json.Decoder
 EXACT: Decoder[list[Event]] = Decoder(list[Event], float_hook=Exact)  # numbers with a fraction are `Exact`
 TYPED: Decoder[list[TraceEvent]] = Decoder(list[TraceEvent])
-NOTHING: Decoder[list[Raw]] = Decoder(list[Raw])  # to come by what stands behind the events
+NOTHING: Decoder[list[Raw]] = Decoder(list[Raw])  # skips the events, to read what comes after them
 _plain: Decoder[list[Event]] = Decoder(list[Event])
 _parts = Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
 
 class TraceError(ValueError):
-    """A file is no trace, or a broken one, or traces do not fit together; the message says in what way."""
+    """A file is no trace or a damaged one, or traces do not belong together; the message says why."""
 
 
 class Reader:
-    """One trace. `head` and `tail` are what stands before and after the events; `pieces` gives those."""
+    """Reads one trace. `head` and `tail` hold the keys around the events; `pieces` yields the events."""
 
     def __init__(self, path: Path | str, facts: bool = True) -> None:
-        """Reads up to the events. Raises `TraceError`, also where an uncompressed file lacks its end.
+        """Reads up to the events. Raises `TraceError`, also when an uncompressed file is cut off at its end.
 
-        Without `facts` nothing is kept of what stands around the events: a table may have a million rows.
+        Without `facts`, `head` and `tail` stay empty: they may hold a table with a million rows.
         """
         self._facts = facts
         self.path = Path(path)
@@ -130,12 +132,12 @@ class Reader:
         of_data = (TypeError, KeyError, AttributeError, OverflowError, ValueError, msgspec.MsgspecError)
         damage = isinstance(error, of_data)
         if damage and not isinstance(error, TraceError):
-            # Events are used as they come: looking at every field first would take longer than the rest.
+            # Events are used unchecked: to check every field first would take longer than all the rest.
             raise self.broken(f"an event of it is damaged ({error!r})") from error
 
     @property
     def position(self) -> int:
-        """Bytes of the file that have been read."""
+        """The number of bytes of the file that have been read."""
         return self._raw.tell()
 
     def broken(self, why: str) -> TraceError:
@@ -163,7 +165,7 @@ class Reader:
                 if start and start != b"{":
                     break
             for end in [found.end() for found in _EVENTS.finditer(self._buffer, at)]:
-                # The key at the top, not one within something else: what is before it closes with one brace.
+                # Accepts the key at the top level only: the text before it then closes with one brace.
                 try:
                     parts = _parts.decode(self._buffer[:end] + b"]}")
                 except msgspec.DecodeError:
@@ -180,11 +182,11 @@ class Reader:
         return {key: msgspec.json.decode(value) for key, value in parts.items()} if self._facts else {}
 
     def pieces(self) -> Iterator[list[Event]]:
-        """All events as dictionaries, some at a time, in the order of the file."""
+        """Yields all events as dictionaries, several at a time, in the order of the file."""
         return self.pieces_as(_plain)
 
-    def pieces_as(self, decoder: Decoder[list[Kind]]) -> Iterator[list[Kind]]:
-        """All events as `decoder` gives them."""
+    def pieces_as(self, decoder: Decoder[list[Decoded]]) -> Iterator[list[Decoded]]:
+        """Yields all events in the type that `decoder` decodes to."""
         while self._more():
             piece = self._whole(decoder)
             if piece:
@@ -193,26 +195,26 @@ class Reader:
                 raise self.broken(f"an event is damaged, or has more than {_LONGEST >> 20} MB")
         yield self._last(decoder)
 
-    def _whole(self, decoder: Decoder[list[Kind]]) -> list[Kind]:
-        """The events that are in the buffer as a whole."""
+    def _whole(self, decoder: Decoder[list[Decoded]]) -> list[Decoded]:
+        """Decodes the events that are complete in the buffer, and removes them from it."""
         low = max(0, len(self._buffer) - (_BLOCK // 4))
         for cut in reversed([m.start() + 1 for m in _BETWEEN.finditer(self._buffer, low)][-64:]):
-            # A list that is cut anywhere but between its elements does not decode.
+            # A list that is not cut exactly between two elements does not decode.
             try:
                 found = decoder.decode(b"[" + self._buffer[:cut] + b"]")
             except msgspec.ValidationError:
-                raise  # it is JSON, and no event
+                raise  # valid JSON, but not an event
             except msgspec.DecodeError:
                 continue
             del self._buffer[: self._buffer.index(b",", cut) + 1]
             return found
         return []
 
-    def _last(self, decoder: Decoder[list[Kind]]) -> list[Kind]:
+    def _last(self, decoder: Decoder[list[Decoded]]) -> list[Decoded]:
         try:
             if self._bare:
                 text = bytes(self._buffer.rstrip(_SPACE))
-                if not text.endswith(b"]"):  # the format allows to leave the bracket out
+                if not text.endswith(b"]"):  # the format allows the closing bracket to be missing
                     text = text.removesuffix(b",") + b"]"
                 return decoder.decode(b"[" + text)
             parts = _parts.decode(b'{"traceEvents":[' + self._buffer)
@@ -225,8 +227,25 @@ class Reader:
         return found
 
 
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yields the path of a temporary file, which replaces `target` when the block succeeds.
+
+    Raises `TraceError` when it cannot be written.
+    """
+    end = ".gz" if target.suffix == ".gz" else ""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part{end}")
+    try:
+        yield part
+        part.replace(target)
+    except OSError as error:
+        raise TraceError(f"cannot write {target}: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
 class Writer:
-    """A trace that is written piece by piece; `.gz` at the end of the name compresses it."""
+    """Writes a trace piece by piece, compressed when the file name ends in `.gz`."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         self._raw = path.open("wb")
@@ -241,14 +260,14 @@ class Writer:
             self.write_text(_encoder.encode(events)[1:-1])
 
     def write_text(self, text: bytes) -> None:
-        """Events as JSON, with commas between them."""
+        """Writes events that are already JSON, separated by commas."""
         if not self._first:
             self._file.write(b",\n")
         self._first = False
         self._file.write(text)
 
     def close(self, facts: dict[str, Any] | None = None) -> None:
-        """`facts` go behind the events."""
+        """Writes `facts` after the events and closes the file."""
         more = b"," + _encoder.encode(facts)[1:-1] if facts else b""
         try:
             self._file.write(b"\n]" + more + b"}\n")

@@ -1,6 +1,6 @@
-"""Where the time of communication goes, by group and operation, and which ranks are late by how much.
+"""The figures of a report: where the time of communication goes, and which ranks are late by how much.
 
-From one trace a rank, or from what the flight recorder holds, without any profiler.
+They come from one trace per rank, or from the flight recorder's rings, without a profiler.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import grouped_median
+from unicomm.flight_recorder.table.table import Column
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
-from .operations import Column, Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
+from .operation_columns import Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 from .trace_table import REPLAY
 
 _MOST_DELAYS = 10
@@ -33,7 +34,7 @@ _NOT_COMPUTE = (
     "record_param_comms",
 )
 
-# Bus bandwidth as NCCL's tests define it: bytes that must cross a rank's link, by the operation's size.
+# Bus bandwidth as NCCL's tests define it: the share of the operation's bytes that crosses a rank's link.
 _BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(
@@ -49,21 +50,24 @@ _BUS: dict[str, Callable[[int], float]] = {
 
 @dataclass
 class OperationFigures:
-    """One operation of one group. Times in nanoseconds, by rank unless said otherwise.
+    """The figures of one operation in one group. Times are in nanoseconds.
 
     Attributes:
-        op: the operation. "replay" is a graph's replay as a whole; "all_reduce (in replays)" counts what ran
-            in replays, which have its time, and "all_reduce (captured)" what graphs took down.
-        timed: whether it has times of its own: not what ran in replays or was captured, whose times are 0.
-        count: collectives, or messages sent or received; unfinished: of these, not over on some rank.
-        bytes: of one rank, all together (the larger side of each operation).
-        time_ns, waiting_ns, transfer_ns: the mean over ranks of all together; waiting is for the last rank.
-        median_ns: of one operation.
-        bus_bandwidth: bytes a second during transfers, as NCCL's tests count them; 0 where nothing moves.
-        skew_ns, most_skew_ns: median and largest time from the first to the last arrival.
-        late_rank: the rank that came last most often, -1 for messages; late_share: in how many of them;
-            late_ns: its median lateness then, against the typical rank; late_cost_ns: what the others lost.
-        overlap: share of the time in which the rank computed meanwhile; None where that is not known.
+        op: the operation. "replay" is the whole replay of a graph. "all_reduce (in replays)" counts the
+            operations that ran in replays, "all_reduce (captured)" those that were captured.
+        timed: whether the operation has times of its own. The times of replayed and captured ones are 0.
+        count: the number of collectives, or of messages sent or received; unfinished: the number of these
+            that did not complete on every rank.
+        bytes: the bytes of one rank, all operations together (the larger side of each).
+        time_ns, waiting_ns, transfer_ns: the time that a rank spent, on average over the ranks; a rank waits
+            until the last rank has arrived, and transfers after that.
+        median_ns: the median time of one operation.
+        bus_bandwidth: bytes per second during transfers, as NCCL's tests define it; 0 if nothing moves.
+        skew_ns, most_skew_ns: the median and the largest time from the first to the last arrival.
+        late_rank: the rank that arrived last most often, -1 for messages; late_share: the share of operations
+            in which it was last; late_ns: its median lateness in these, compared with the typical rank;
+            late_cost_ns: the time that the other ranks lost by waiting for it.
+        overlap: the share of the time in which the rank computed; None when it is not known.
     """
 
     group: str
@@ -90,9 +94,9 @@ class OperationFigures:
 
 @dataclass
 class Delay:
-    """A rank that came late to one collective, `late_ns` after the typical one of the others.
+    """The late arrival of a rank at one collective, `late_ns` after the typical one of the other ranks.
 
-    `cost_ns` is what the others waited, all together.
+    `cost_ns` is the time that all others together waited for it.
     """
 
     rank: int
@@ -106,7 +110,7 @@ class Delay:
 
 @dataclass
 class RankFigures:
-    """One rank. `last` is the share of its collectives to which it came last; times in nanoseconds."""
+    """The figures of one rank. `last` is the share of its collectives at which it arrived last."""
 
     rank: int
     operations: int
@@ -119,8 +123,10 @@ class RankFigures:
 
 @dataclass
 class Report:
-    """The figures; operations by time (those of replays beneath these), delays by lateness, ranks in order;
-    what a reader should know."""
+    """All figures. Operations are sorted by time (replayed ones follow their replays), delays by lateness.
+
+    `remarks` tell what is missing or uncertain, a sentence each.
+    """
 
     source: str
     span_ns: int
@@ -132,7 +138,7 @@ class Report:
 
 @dataclass
 class _Busy:
-    """When a rank computed: disjoint intervals, and how much there is before each."""
+    """The intervals in which a rank computed, disjoint, and the total time before each."""
 
     begin: Column
     end: Column
@@ -150,14 +156,14 @@ class _Busy:
 
 
 def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Report:
-    """The figures of Chrome traces (one a rank), or of rings and dumps of the flight recorder.
+    """Returns the figures of Chrome traces (one per rank), or of rings and dumps of the flight recorder.
 
-    Raises `TraceError` where there is nothing, or nothing that fits together.
+    Raises `TraceError` when nothing can be read, or when the traces do not belong together.
     """
     paths = [Path(p) for p in inputs]
     missing = [p for p in paths if not p.exists()]
     if missing:
-        raise TraceError(f"{missing[0]} is not there")
+        raise TraceError(f"{missing[0]} does not exist")
     files: list[TraceFile] = []
     busy: dict[int, _Busy] = {}
     no_trace: list[TraceError] = []
@@ -201,14 +207,14 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
         where = ", ".join(map(str, paths)) or "this user's folder"
         why = f": {table.remarks[0].message}" if table.remarks else ""
         raise TraceError(
-            f"no trace of unicomm, ring or dump in {where}{why}; give one trace a rank (FOLDER/*.json), or"
+            f"no trace of unicomm, ring or dump in {where}{why}; give one trace per rank (FOLDER/*.json), or"
             " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
         )
     return from_recorder(table), f"{len(table.sources)} ranks of the flight recorder"
 
 
 class _Work(msgspec.Struct, gc=False):
-    """What is looked at of an event."""
+    """The fields of an event that tell when a rank computed."""
 
     name: str = ""
     cat: str = ""
@@ -220,7 +226,7 @@ _work = msgspec.json.Decoder(list[_Work])
 
 
 def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | None) -> dict[int, _Busy]:
-    """When each rank computed: its kernels, or without any torch's operators; but no communication."""
+    """Finds when each rank computed: its kernels, or torch's operators if there are none."""
     total = sum(f.path.stat().st_size for f in files)
     done = 0
     out = {}
@@ -239,7 +245,7 @@ def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | 
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
-        # Beside kernels, operators are no more than the work of issuing them.
+        # Where there are kernels, operators only issue them.
         times = np.asarray(kernels or operators, np.float64).reshape(-1, 2)
         begin = np.rint(times[:, 0] * 1000).astype(np.int64) + shift
         end = begin + np.rint(times[:, 1] * 1000).astype(np.int64)
@@ -266,7 +272,7 @@ def _figures(
         raise TraceError(f"{source} hold no operation")
     overlap = np.zeros(len(found), np.int64)
     for rank, one in busy.items():
-        # A synchronous operation overlaps with nothing: its thread waits for it.
+        # A synchronous operation overlaps with no computation: its thread waits for it.
         mine = np.flatnonzero((found.rank == rank) & found.is_async)
         overlap[mine] = one.within(joined.begin[mine], joined.end[mine])
     first, last = int(joined.begin.min()), int(joined.end.max())
@@ -277,7 +283,7 @@ def _figures(
     order = np.argsort(key, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(key))[:-1]):
         out.operations.append(_operation(found, joined, rows, overlap if busy else None, cost))
-    # By time, and what has none of its own beneath the replays that have it.
+    # Operations without times of their own follow the replays in which they ran.
     replays = {o.uid: o.time_ns for o in out.operations if o.op == REPLAY}
     out.operations.sort(
         key=lambda o: (
@@ -308,7 +314,7 @@ def _figures(
 
 
 def _cost(found: Operations, joined: Joined) -> Column:
-    """What all others of a collective lost by waiting for its last rank, in that rank's row; else 0."""
+    """Returns, in the row of a collective's last rank, the time all others waited for it; 0 elsewhere."""
     cells = found.cell
     lost = np.zeros(int(cells.max()) + 1, np.int64)
     np.add.at(lost, cells, joined.waiting)
@@ -338,7 +344,7 @@ def _operation(
     factor = 1.0 if of_size is None else of_size(max(len(group.ranks), 1))
     good = over & (transfer > 0)
     bandwidth = float(size[good].sum() * factor / (transfer[good].sum() / 1e9)) if good.any() else 0.0
-    if found.replay[rows[0]]:  # the graph does more in that time
+    if found.replay[rows[0]]:  # the graph may do other work in that time
         bandwidth = 0.0
     skew = (late - first)[(np.bincount(cell, minlength=n) > 1) & found.placed[rows[0]]]
     lasts = rows[joined.last[rows]]
@@ -374,7 +380,7 @@ def _operation(
 
 
 def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
-    """The largest delays: how much later than the typical one of the other ranks the last rank came."""
+    """Returns the largest delays: the lateness of last ranks, compared with the typical other rank."""
     lasts = np.flatnonzero(joined.last)
     if not len(lasts):
         return []
@@ -402,5 +408,5 @@ def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
 
 
 def to_json(found: Report) -> str:
-    """The fields of the dataclasses above."""
+    """Returns the report as JSON, with the fields of the dataclasses above."""
     return json.dumps(asdict(found), indent=1)

@@ -1,4 +1,4 @@
-"""A report as one HTML file with plots that needs nothing from the network."""
+"""The report as one HTML file with plots, which loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ImportError as error:
 from unicomm.flight_recorder.texts import span
 
 from .figures import Report
-from .figures_text import size, summary
+from .figures_text import late_rank, size, summary
 
 _STYLE = (
     "body{font:14px system-ui;margin:2em auto;max-width:75em;padding:0 1em}table{border-collapse:collapse}"
@@ -59,14 +59,14 @@ def _times(found: Report) -> Any:
     names = [escape(f"{o.op} ({o.group})") for o in timed]
     waiting = go.Bar(name="waiting", x=names, y=[o.waiting_ns / 1e6 for o in timed])
     transfer = go.Bar(name="transfer", x=names, y=[o.transfer_ns / 1e6 for o in timed])
-    return _figure("Where the time goes", "", "ms of one rank", waiting, transfer, stacked=True)
+    return _figure("Time spent in operations", "", "ms per rank", waiting, transfer, stacked=True)
 
 
 def _ranks(found: Report) -> Any:
     ranks = [r.rank for r in found.ranks]
-    waits = go.Bar(name="waits for others", x=ranks, y=[r.waiting_ns / 1e6 for r in found.ranks])
-    costs = go.Bar(name="others wait for it", x=ranks, y=[r.cost_ns / 1e6 for r in found.ranks])
-    return _figure("Who waits, and for whom", "rank", "ms", waits, costs)
+    waits = go.Bar(name="waits for other ranks", x=ranks, y=[r.waiting_ns / 1e6 for r in found.ranks])
+    costs = go.Bar(name="other ranks wait for it", x=ranks, y=[r.cost_ns / 1e6 for r in found.ranks])
+    return _figure("Waiting by rank", "rank", "ms", waits, costs)
 
 
 def _delays(found: Report) -> Any:
@@ -77,7 +77,7 @@ def _delays(found: Report) -> Any:
         y=[d.late_ns / 1e6 for d in found.delays],
         text=[escape(f"rank {d.rank}: {d.op} #{d.seq} of {d.group}") for d in found.delays],
     )
-    return _figure("Largest delays", "ms after the first of them", "ms late", points)
+    return _figure("Largest delays", "ms after the first delay", "ms late", points)
 
 
 def _table(found: Report) -> str:
@@ -86,20 +86,19 @@ def _table(found: Report) -> str:
         "operation",
         "count",
         "bytes",
-        "time",
+        "time spent",
         "waiting",
         "median",
-        "bus/s",
-        "skew",
+        "bus bandwidth",
+        "median skew",
         "late rank",
     )
     rows = []
     for o in found.operations:
-        late = f"{o.late_rank} ({o.late_share:.0%}, {span(max(o.late_ns, 0))})" if o.late_rank >= 0 else ""
         times = (o.time_ns, o.waiting_ns, o.median_ns, o.skew_ns)
         time, waiting, median, skew = (span(t) if o.timed else "" for t in times)
         cells = [o.group, o.op, str(o.count), size(o.bytes), time, waiting]
-        cells += [median, size(o.bus_bandwidth), skew, late]
+        cells += [median, f"{size(o.bus_bandwidth)}/s" if o.bus_bandwidth else "", skew, late_rank(o)]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

@@ -1,4 +1,4 @@
-"""A report on a terminal."""
+"""The report on a terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from rich.text import Text
 
 from unicomm.flight_recorder.texts import span
 
-from .figures import Report
+from .figures import OperationFigures, Report
 
 _SHOWN_RANKS = 16
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Formats a number of bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def late_rank(one: OperationFigures) -> str:
+    """Formats the rank that was last most often, its share and its lateness; "" when there is none."""
+    if one.late_rank < 0:
+        return ""
+    return f"{one.late_rank} ({one.late_share:.0%}, {span(max(one.late_ns, 0))})"
 
 
 def _grid(title: str, *columns: str, left: int = 1) -> Table:
@@ -32,37 +39,33 @@ def _grid(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def summary(found: Report) -> str:
-    """What matters most, in a sentence."""
+    """Returns the largest delay and the most expensive rank as two sentences."""
     if not found.delays:
-        return "No collective of several ranks: nobody waits for anybody."
+        return "There is no collective of several ranks, so no rank waits for another."
     worst = found.delays[0]
     costly = max(found.ranks, key=lambda r: r.cost_ns)
     return (
         f"The largest delay: rank {worst.rank} came {span(worst.late_ns)} late to {worst.op} #{worst.seq} of"
-        f" '{worst.group}', and the others waited {span(worst.cost_ns)} together."
-        f" Most time was lost by waiting for rank {costly.rank}: {span(costly.cost_ns)} of all other ranks,"
-        f" last in {costly.last:.0%} of its collectives."
+        f" '{worst.group}', and the other ranks together waited {span(worst.cost_ns)}."
+        f" Most time was lost by waiting for rank {costly.rank}: {span(costly.cost_ns)} of all other ranks;"
+        f" it was last in {costly.last:.0%} of its collectives."
     )
 
 
 def render(found: Report) -> RenderableType:
-    # Two tables: one of all columns would not fit a terminal of 80.
+    # Two tables, because one with all columns would not fit 80 columns of a terminal.
     operations = _grid(
-        "Operations (times of one rank)",
+        "Operations (totals of one rank)",
         *("group", "operation", "count", "bytes", "time", "waiting", "bus/s"),
         left=2,
     )
     singly = _grid(
-        "One of them",
-        *("group", "operation", "median", "overlap", "skew", "most", "late rank"),
+        "Per call",
+        *("group", "operation", "median", "overlap", "skew", "maximum", "late rank"),
         left=2,
     )
     for one in found.operations:
-        late = (
-            f"{one.late_rank} ({one.late_share:.0%}, {span(max(one.late_ns, 0))})"
-            if one.late_rank >= 0
-            else ""
-        )
+        late = late_rank(one)
         operations.add_row(
             Text(one.group),
             one.op,
@@ -100,7 +103,7 @@ def render(found: Report) -> RenderableType:
             f"{rank.clock_ns / 1000:+.1f} us",
         )
     more = len(found.ranks) - len(shown)
-    tail = [Text(f"and {more} more ranks, that cost less")] if more else []
+    tail = [Text(f"and {more} more ranks, which cost the others less time")] if more else []
     title = Text(f"{found.source}, {span(found.span_ns)} from the first to the last operation.")
     return Group(
         title, Text(summary(found)), Text(), operations, Text(), singly, Text(), delays, Text(), ranks, *tail

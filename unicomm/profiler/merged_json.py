@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from .chrome import Event, TraceEvent, Writer
-from .operations import Column, TraceFile
-from .stencil import Part, alike, integers, records, thousandths
-from .timeline import Labels, RankRows, Slices
+from unicomm.flight_recorder.formats.byte_columns import Part, integers, records, thousandths
+from unicomm.flight_recorder.table.table import Column
 
-_FLOW_SPAN = 1 << 32  # a rank's own flows get numbers apart from the other ranks'
+from .chrome import Event, TraceEvent, Writer
+from .merged_slices import Labels, RankRows, Slices, as_bytes
+from .operation_columns import TraceFile
+
+_FLOW_SPAN = 1 << 32  # each rank's own flows get numbers apart from those of the other ranks
 
 
 def _text(value: Any) -> str:
@@ -22,7 +24,7 @@ def _text(value: Any) -> str:
 
 
 class JsonSink:
-    """See `merging.Sink`."""
+    """Writes a merged trace as Chrome JSON; see `merging.Sink`."""
 
     def __init__(self, path: Path, base: int, offsets: dict[int, int]) -> None:
         facts = {
@@ -64,7 +66,7 @@ class JsonSink:
         pid, threads, more = self._pid, self._threads, self._pid * _FLOW_SPAN
         for at, e in enumerate(piece):
             if e.ph == "M" and e.name.startswith("process_"):
-                continue  # the rank is the process, whatever the trace has: CPU, devices, spans
+                continue  # the rank is the process, whatever processes the trace has (CPU, devices, spans)
             place = (e.pid, e.tid)
             thread = threads.get(place)
             if thread is None:
@@ -86,7 +88,7 @@ class JsonSink:
         return len(kept)
 
     def _described(self, rows: Column, shared: int) -> list[Part]:
-        """What stands in the arguments of all events of these rows, which have the same shared ones."""
+        """The arguments of all events of these rows, which have the same shared ones."""
         own = self._own
         text = _text(own.shared[shared])[1:-1].encode()
         parts: list[Part] = [
@@ -101,26 +103,20 @@ class JsonSink:
         return parts
 
     def _labelled(self, args: Any, row: int) -> Raw:
+        """The arguments of an event, with those of its row where it was recorded without them."""
         before = b"{}" if args is UNSET else bytes(args)
-        if b'"seq_num"' in before:  # it was recorded with arguments
+        if b'"seq_num"' in before:
             return Raw(before)
         if not before.startswith(b"{"):
             raise TypeError("the arguments of an event are no object")
         return Raw(before[:-1] + (b"," if b":" in before else b"") + self._label[row] + b"}")
 
     def slices(self, made: Slices) -> None:
-        own, row = self._own, made.row
-        waits, runs = made.ready > made.begin, made.end > made.ready
-        out: list[bytes] = [b""] * len(row)
-        kinds = (own.op[row], own.shared_of[row], own.completed[row], own.root[row] >= 0, own.peer[row] >= 0)
-        for at in alike(made.track, waits, runs, made.flow > 0, made.place, made.issue > 0, *kinds):
-            for i, text in zip(at.tolist(), self._records(made, at), strict=True):
-                out[i] = text
-        if out:
-            self._writer.write_text(b",\n".join(out))
+        if texts := as_bytes(made, self._own, self._records):
+            self._writer.write_text(b",\n".join(texts))
 
     def _records(self, made: Slices, at: Column) -> list[bytes]:
-        """The events of some operations that have the same."""
+        """The events of some operations that have the same form."""
         own, rows, one = self._own, made.row[at], int(at[0])
         row = int(rows[0])
         name = _text(own.names[int(own.op[row])]).encode()

@@ -1,15 +1,15 @@
-"""The traces of all ranks as one: clocks aligned, a process a rank, a flow through each collective.
+"""Merges the traces of all ranks: clocks aligned, one process per rank, a flow through each collective.
 
-Each trace is read twice, a piece at a time: its table first, then its events, which go on to the output.
-Above the ranks' own threads each has a track for each communicator, on which an operation has its time of
-waiting for the last rank apart from the transfer.
+Each trace is read twice, a piece at a time: first its table, then its events, which are copied to the output.
+Each rank has a track for each of its communicators, above its own threads. An operation on it is divided into
+waiting for the last rank, and transfer.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,15 +17,15 @@ from typing import Protocol
 from msgspec import UNSET
 
 from .alignment import align, remarks
-from .chrome import TYPED, Progress, Reader, TraceError, TraceEvent
-from .operations import Joined, Operations, TraceFile, join, load_traces
+from .chrome import TYPED, Progress, Reader, TraceError, TraceEvent, replacing
+from .merged_slices import RankRows, Slices, flows, slices, tracks
+from .operation_columns import Joined, Operations, TraceFile, join, load_traces
 from .records import PREFIX
-from .timeline import RankRows, Slices, flows, slices, tracks
 
 
 @dataclass
 class Merged:
-    """What was put together. `remarks` say what a reader of the trace should know."""
+    """The result of a merge. `remarks` tell what is missing or uncertain in the trace, a sentence each."""
 
     path: Path
     ranks: list[int]
@@ -37,35 +37,35 @@ class Merged:
 
 
 class Sink(Protocol):
-    """Where a merged trace goes: a rank, its events, its operations, and the next rank."""
+    """The output of a merge: for each rank `open_rank`, then its events, then its operations as slices."""
 
     def open_rank(self, file: TraceFile, own: RankRows, names: list[str]) -> None:
-        """A rank begins, with these tracks of communicators."""
+        """Begins a rank; `names` are its communicators' tracks."""
 
     def events(
         self, piece: list[TraceEvent], labels: Mapping[int, int], issues: Mapping[int, int], shift_us: float
     ) -> int:
-        """Events of the rank's own trace; how many were taken.
+        """Writes events of the rank's own trace, and returns the number of written ones.
 
-        `labels` are the rows of those that are operations, by their place in `piece`; `issues` the number of
-        the flow that begins at a row's event.
+        `labels` maps the position in `piece` of each event that is an operation to its row; `issues` maps a
+        row to the number of the flow that begins at its event.
         """
 
     def slices(self, made: Slices) -> None:
-        """Some of the rank's operations."""
+        """Writes some of the rank's operations."""
 
     def close(self) -> None: ...
 
 
 def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress | None = None) -> Merged:
-    """Merges one Chrome trace a rank into `output`: .json, .json.gz or .pftrace.
+    """Merges one Chrome trace per rank into `output`: .json, .json.gz or .pftrace.
 
-    `progress(done, total)` is told bytes. Nothing is left under the name of `output` when it fails. Raises
-    `TraceError`, and `ImportError` with a cure where a package is missing.
+    Calls `progress(done, total)` with numbers of bytes. Raises `TraceError`, or `ImportError` when a package
+    is missing; `output` then does not exist.
     """
     target = Path(output)
     if not target.parent.is_dir():
-        raise TraceError(f"{target}: the folder {target.parent} is not there")
+        raise TraceError(f"{target}: the folder {target.parent} does not exist")
     kind = "".join(target.suffixes[-2:])
     if not kind.endswith((".json", ".json.gz", ".pftrace")):
         raise TraceError(f"{target}: the name has to end in .json, .json.gz or .pftrace")
@@ -78,24 +78,14 @@ def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress |
     files, found = load_traces(paths)
     clocks = align(found)
     joined = join(found, clocks.offsets)
-    # Before anything that was recorded, since some viewers take no negative times.
+    # Earlier than everything recorded, because some viewers accept no negative times.
     base = min(f.started_ns - clocks.offsets.get(f.rank, 0) for f in files)
     if len(found):
         base = min(base, int(joined.begin.min()))
-    part = target.with_name(target.name + f".{os.getpid()}.part" + (".gz" if kind.endswith(".gz") else ""))
     result = Merged(target, [f.rank for f in files], offsets_ns=clocks.offsets)
     result.remarks = remarks(found, clocks, files)
-    try:
-        sink = make(part, base, clocks.offsets)
-        try:
-            _run(files, found, joined, sink, base, result, progress)
-        finally:
-            sink.close()
-        part.replace(target)
-    except OSError as error:
-        raise TraceError(f"cannot write {target}: {error}") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(target) as part, closing(make(part, base, clocks.offsets)) as sink:
+        _run(files, found, joined, sink, base, result, progress)
     return result
 
 
@@ -105,7 +95,7 @@ class _Make(Protocol):
 
 def _sink(kind: str) -> _Make:
     if kind.endswith(".pftrace"):
-        from .pftrace import PerfettoSink
+        from .merged_perfetto import PerfettoSink
 
         return PerfettoSink
     from .merged_json import JsonSink
@@ -152,7 +142,7 @@ def _run(
 
 
 def _with_their_flows(pieces: Iterable[list[TraceEvent]]) -> Iterator[list[TraceEvent]]:
-    """The same events, cut so that a slice and the flows bound to it, which follow, stay together."""
+    """Yields the same events, cut so that a slice and the flows that follow it stay in one piece."""
     held: list[TraceEvent] = []
     for piece in pieces:
         together = held + piece
@@ -163,7 +153,7 @@ def _with_their_flows(pieces: Iterable[list[TraceEvent]]) -> Iterator[list[Trace
 
 
 class _Matching:
-    """Finds the row of an event: the k-th that was recorded in a thread has its k-th event."""
+    """Finds the row of an event: the k-th traced row of a thread belongs to the thread's k-th event."""
 
     def __init__(self, own: RankRows) -> None:
         self._names = own.names_of
@@ -174,13 +164,13 @@ class _Matching:
                 self._queues.setdefault(thread, deque()).append(row)
 
     def row_of(self, e: TraceEvent) -> int:
-        """The row, or -1 for an event that has none or cannot be told."""
+        """Returns the row, or -1 when the event has none or it cannot be determined."""
         if e.ph != "X" or e.name.endswith(" (run)") or e.tid is UNSET or e.ts is UNSET:
             return -1
         queue = self._queues.get(e.tid)
         if not queue or e.name != self._names[queue[0]]:
             return -1
-        if e.ts < self._latest.get(e.tid, e.ts):  # another order than that of time: there is no k-th event
+        if e.ts < self._latest.get(e.tid, e.ts):  # events out of order cannot be counted
             queue.clear()
             return -1
         self._latest[e.tid] = e.ts

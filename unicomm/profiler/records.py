@@ -1,4 +1,4 @@
-"""Typed records of one rank's operations: from a profiler, or from the trace that it wrote."""
+"""Typed records of one rank's operations, from a profiler or from the trace that it wrote."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 PREFIX = "unicomm::"
-_FLOWS = {"fwdbwd": 1, "ac2g": 2}  # the numbers that kineto gives them
-# What torch 2.11 does not tell, and files that it writes do.
+_FLOWS = {"fwdbwd": 1, "ac2g": 2}  # Kineto's numbers of these kinds of flows
+# Fields that torch 2.11 does not provide in Python, though its traces have them.
 NOT_IN_OLD_TORCH = {
     "activity_type": str,
     "external_id": int,
@@ -32,29 +32,30 @@ class CommEvent:
     """One operation of one rank.
 
     Attributes:
-        op, seq_num: the operation and its number, the same on all ranks, in the recorder and in errors.
-            Messages count apart, per pair and direction; one received from any source has 0.
+        op, seq_num: the operation and its sequence number, which is the same on all ranks, in the recorder
+            and in errors. Messages are numbered per pair and direction; one received from any source has 0.
         group: the communicator, with name, uid, the process group's name and description, and ranks.
-        in_elements, out_elements: of all tensors together. `bytes`: the larger of the two, in bytes.
-        dtype: of the tensors, "" for a barrier.
+        in_elements, out_elements: the numbers of elements of all inputs and of all outputs. `bytes`: the
+            larger of the two, in bytes.
+        dtype: the tensors' element type, "" for a barrier.
         root, peer: rank in the group, None where the operation has none.
-        in_splits, out_splits: rows for each rank, None where the parts are equal.
-        batch: number of the batch of messages that run together, 0 for others.
-        replay: which replay of its graph it ran in, from 1; 0 for an operation that was called. Its times are
-            those of the whole replay. One more record with the op "replay" stands for the replay itself: its
-            seq_num and captured_seq are those of its first collective, its sizes the sums.
-        captured_seq: in a replay, the number of the call that the graph took down; on all ranks the same.
-        captured: a graph took it down; it ran nothing, and its times are those of the call.
+        in_splits, out_splits: the number of rows for each rank, None where the parts are equal.
+        batch: the number of the batch of messages that run together, 0 for others.
+        replay: the replay of its graph in which it ran, from 1; 0 for an operation that was called. Its times
+            are those of the whole replay. One more record with the op "replay" stands for the replay itself:
+            its seq_num and captured_seq are those of its first collective, its sizes are the sums.
+        captured_seq: in a replay, the sequence number of the captured call, the same on all ranks.
+        captured: whether the call was captured by a graph: it ran nothing, and its times are of the call.
         state: created, started, completed or failed, when the recording ended.
-        issued_ns, started_ns, completed_ns: on the clock of the day; 0 where it had not come to it.
-        thread: the issuing thread, as the system numbers it.
+        issued_ns, started_ns, completed_ns: nanoseconds since 1970; 0 when that had not happened yet.
+        thread: the issuing thread's number in the operating system.
 
-    The event in torch's trace, None or 0 where torch did not record the thread:
-        start_ns, duration_ns: of a synchronous operation its run, of an asynchronous one its issue.
+    Fields of the event in torch's trace, None or 0 when torch did not record the thread:
+        start_ns, duration_ns: the run of a synchronous operation, the issue of an asynchronous one.
         activity_type, external_id, flow_id, flow_type (0 none, 1 forward to backward, 2 to a kernel),
-        flow_start: as torch has them.
-        arguments: what stands in the event itself; empty without `record_shapes=True`.
-        stack: Python functions around the event, the innermost first; empty without `with_stack=True`.
+        flow_start: torch's values.
+        arguments: the arguments of the event; empty without `record_shapes=True`.
+        stack: the Python functions around the event, innermost first; empty without `with_stack=True`.
     """
 
     op: str
@@ -90,7 +91,7 @@ class CommEvent:
 
     @property
     def name(self) -> str:
-        """As it stands in the trace."""
+        """The event's name in the trace."""
         return PREFIX + self.op
 
     @property
@@ -100,7 +101,7 @@ class CommEvent:
 
     @property
     def finished(self) -> bool:
-        """Whether it was over, well or with an error, when the recording ended."""
+        """Whether it had completed or failed when the recording ended."""
         return self.state in (STATES[COMPLETED], STATES[FAILED])
 
 
@@ -115,13 +116,13 @@ class _Seen:
 
 
 def events(prof: torch.profiler.profile) -> list[CommEvent]:
-    """All operations that were issued while `prof` recorded, in the order of their issue.
+    """Returns all operations that were issued while `prof` recorded, in the order of their issue.
 
-    `prof` is a stopped `torch.profiler.profile`, in `on_trace_ready` or after its block. Records of the same
-    fields come from the trace it writes by `read_events(path)`. Raises `TraceError` when `prof` has recorded
-    nothing, or so long ago that its table is gone (those of the last four recordings are kept).
+    `prof` is a stopped `torch.profiler.profile`, in `on_trace_ready` or after its block. `read_events(path)`
+    returns the same records from the trace that it writes. Raises `TraceError` when `prof` has recorded
+    nothing, or when its table is no longer kept (only the last four recordings are).
 
-    torch 2.11 does not tell of flows, correlation numbers and Python functions: `read_events` has these.
+    With torch 2.11 flows, correlation numbers and Python functions are missing; `read_events` has them.
     """
     results = getattr(getattr(prof, "profiler", None), "kineto_results", None)
     if results is None:
@@ -129,21 +130,19 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
     from unicomm.comms.execution.profiling import events as profiling
 
     if not profiling.supported:
-        raise TraceError(
-            "this torch starts its profiler in a way that unicomm does not know; see docs/profiler.md"
-        )
+        raise TraceError("unicomm cannot hook into the profiler of this torch version; see docs/profiler.md")
     begun = results.trace_start_ns()
     for session in reversed(profiling.finished):
         if session.started_ns <= begun <= session.stopped_ns:
             seen = list(_from_results(results.events()))
             return list(_joined(read(session.table, "the profiler"), seen))
     if any(e.name().startswith(PREFIX) for e in results.events()):
-        raise TraceError("the recording is too old: read_events(path) reads the trace that was written of it")
+        raise TraceError("the recording is too old to be kept in memory: use read_events on its trace")
     return []
 
 
 def read_events(path: Path | str) -> list[CommEvent]:
-    """The same from a Chrome trace, `.gz` or not. Raises `TraceError` where it holds no table."""
+    """Returns the same records from a Chrome trace, `.gz` or not. Raises `TraceError` if it has no table."""
     table: Any = None
     seen: list[_Seen] = []
     frames: dict[int, list[tuple[int, int, str]]] = {}
@@ -216,7 +215,7 @@ def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
 
 
 def _add_stacks(seen: list[_Seen], frames: dict[int, list[tuple[int, int, str]]]) -> None:
-    """The functions that were running when an event began, by time: calls of one thread nest."""
+    """Finds the functions that were running when each event began, by time: calls of one thread nest."""
     by_thread: dict[int, list[_Seen]] = {}
     for one in seen:
         by_thread.setdefault(one.thread, []).append(one)
@@ -239,14 +238,14 @@ def _add_stacks(seen: list[_Seen], frames: dict[int, list[tuple[int, int, str]]]
 
 
 def _joined(table: TraceTable, seen: list[_Seen]) -> Iterator[CommEvent]:
-    """Rows with their events: the k-th row that was recorded in a thread has its k-th event."""
+    """Joins rows and events: the k-th traced row of a thread belongs to the thread's k-th event."""
     queues: dict[int, deque[_Seen]] = {}
     for one in sorted(seen, key=lambda s: s.start_ns):
         queues.setdefault(one.thread, deque()).append(one)
     for values in zip(*table.columns.values(), strict=True):
         row = dict(zip(table.columns, values, strict=True))
         queue = queues.get(row["thread"]) if row["traced"] else None
-        # An event may be missing at the end, when torch stopped recording before unicomm did.
+        # The last events may be missing, because torch stops recording before unicomm does.
         event = queue.popleft() if queue and queue[0].name == PREFIX + row["op"] else None
         more = {} if event is None else {"start_ns": event.start_ns, **event.found}
         yield CommEvent(

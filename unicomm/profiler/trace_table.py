@@ -1,4 +1,4 @@
-"""The table of operations in a trace of comms/execution/profiling, read and checked. Imports no torch."""
+"""The table of operations that comms/execution/profiling writes into a trace: read and checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unicomm.flight_recorder.texts import parse_ranks
 from .chrome import TraceError
 
 KEY = "unicomm"
-VERSIONS = (1, 2)  # 2 brought captured_seq and replay
+VERSIONS = (1, 2)  # 2 added captured_seq and replay
 _MOST_RANKS = 1 << 22
 _TEXTS = ("op", "dtype", "in_splits", "out_splits")
 _NUMBERS = (
@@ -20,7 +20,7 @@ _NUMBERS = (
     *("captured_seq", "replay"),
 )
 _SINCE_2 = ("captured_seq", "replay")
-REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
+REPLAY = "replay"  # the operation of a row that stands for the whole replay of a graph
 
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED: "failed"}
@@ -28,7 +28,7 @@ STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED
 
 @dataclass(frozen=True)
 class Group:
-    """A communicator. `ranks` are its members' ranks in the whole job, `rank` this one among them."""
+    """A communicator. `ranks` are its members' ranks in the whole job; `rank` is the index of this one."""
 
     uid: str
     name: str
@@ -47,7 +47,7 @@ class Group:
 class TraceTable:
     """One recording of one process. `columns` have a value for each operation; times in ns since 1970.
 
-    Recordings with the same `clock` were made by one clock; "" where that is not known.
+    Recordings with the same `clock` share a clock; "" when the clock is not known.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class TraceTable:
 
 
 def read(data: Any, where: str) -> TraceTable:
-    """The table from what stands under `KEY`. Raises `TraceError`; `where` is for its message."""
+    """Reads the table from the value of `KEY` in a trace. Raises `TraceError`, which names `where`."""
     try:
         if data["version"] not in VERSIONS:
             raise TraceError(
@@ -97,18 +97,18 @@ def read(data: Any, where: str) -> TraceTable:
 
 
 def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """Checked, so that nobody has to look again: numbers are integers of 64 bits, texts are texts.
+    """Returns the columns. Checks that numbers are integers of 64 bits and that texts are texts.
 
-    `absent`: columns of zeros, which its version does not have yet.
+    `absent`: columns that the table's version does not have; they become zeros.
     """
     if rows and {len(row) for row in rows} != {len(names)}:
-        raise ValueError("a row has another number of columns")
+        raise ValueError("a row has a wrong number of columns")
     columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
     columns |= {name: (0,) * len(rows) for name in absent}
     for known, kinds in ((_TEXTS, {str}), (_NUMBERS, {int, bool})):
         for name in known:
             if not set(map(type, columns[name])) <= kinds:
-                raise ValueError(f"'{name}' of a row is none")
+                raise ValueError(f"'{name}' of a row has a wrong type")
     if any(
         not -(1 << 63) <= edge < 1 << 63
         for n in _NUMBERS
@@ -131,5 +131,5 @@ def _group(entry: dict[str, Any]) -> Group:
         rank=int(entry["rank"]),
     )
     if not 0 <= group.rank < len(ranks):
-        raise ValueError(f"rank {group.rank} is none of {len(ranks)}")
+        raise ValueError(f"rank {group.rank} is not one of {len(ranks)}")
     return group

@@ -20,7 +20,7 @@ from unicomm.flight_recorder.ring.reader import REPLAY, REPLAYED, read_ring
 from unicomm.flight_recorder.table.load import load
 from unicomm.profiler import report
 from unicomm.profiler.figures_text import render
-from unicomm.profiler.operations import from_recorder
+from unicomm.profiler.operation_columns import from_recorder
 from unicomm.testing import drain, run_ranks
 
 SUM = unicomm.ReduceOp.SUM

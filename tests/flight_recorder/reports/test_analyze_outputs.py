@@ -150,4 +150,4 @@ def test_share_has_no_folders_hosts_and_pids(folder):
 def test_a_folder_that_is_not_there_is_told_before_the_work(folder, tmp_path):
     done = command(folder, "--html", tmp_path / "none" / "x.html")
     assert done.returncode == 2
-    assert "is not there" in done.stderr
+    assert "does not exist" in done.stderr

@@ -11,6 +11,7 @@ import torch
 from tests.flight_recorder.reports.test_html import missing_rank, table_of
 from tests.flight_recorder.rings import ALL_REDUCE, RECV, SEND
 from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.table.tracks import side_by_side
 
 perfetto = pytest.importorskip(
     "unicomm.flight_recorder.reports.perfetto", reason="needs the package perfetto"
@@ -131,11 +132,11 @@ def test_queued_operations_get_tracks_beside_each_other(tmp_path):
     assert trace.tracks[trace.of(0)[3]["track"]].name == "main"
 
 
-def test_lanes():
+def test_slices_side_by_side():
     begin, end = np.array([0, 1, 5, 6, 20]), np.array([4, 9, 6, 8, 30])
-    nothing = np.zeros(5, bool)
-    assert perfetto.lanes(begin, end, nothing) == [0, 1, 0, 0, 0]
-    assert perfetto.lanes(begin, end, np.array([True, False, False, False, False])) == [0, 1, 2, 2, 1]
+    assert side_by_side(begin, end).tolist() == [0, 1, 0, 0, 0]
+    end[0] = 1 << 62
+    assert side_by_side(begin, end).tolist() == [0, 1, 2, 2, 1]
 
 
 def test_the_newest_operations_where_there_are_too_many(monkeypatch, tmp_path):
@@ -154,6 +155,7 @@ def test_without_the_package(monkeypatch):
         return real(name, *more, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    monkeypatch.delitem(sys.modules, "unicomm.flight_recorder.reports.perfetto")
+    for module in ("reports.perfetto", "formats.perfetto_packets"):
+        monkeypatch.delitem(sys.modules, f"unicomm.flight_recorder.{module}")
     with pytest.raises(ImportError, match=r"pip install 'unicomm\[trace\]'"):
         importlib.import_module("unicomm.flight_recorder.reports.perfetto")

@@ -8,4 +8,5 @@ table_store.py  TableStore: columns that grow, and numbers for values that repea
 ring_rows.py    RingTableBuilder: adds rings to a table
 builder.py      TableBuilder: adds rings and dumps to a table
 load.py         load: folders, files and archives into one table
+tracks.py        slices that overlap in time, put onto tracks beside each other
 """

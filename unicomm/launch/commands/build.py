@@ -1,4 +1,4 @@
-"""`unicomm build`: optional parts that need this machine's compiler."""
+"""`unicomm build`: optional parts that this machine's compiler builds."""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ from typing import Annotated
 
 import typer
 
-from .trace import PlainGroup
+from .terminal import PlainGroup, print_error
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 
 
 @app.callback()
 def _root() -> None:
-    """Build optional parts with this machine's compiler."""
+    """Builds optional parts with this machine's compiler."""
 
 
 @app.command("torch-bridge")
 def torch_bridge(
     part: Annotated[
-        str, typer.Option(help="Only this part: record (torch's events) or symmetric (its symmetric memory).")
+        str, typer.Option(help="only this part: record (torch's events) or symmetric (its symmetric memory)")
     ] = "",
 ) -> None:
-    """Builds what needs torch's own ABI: its record_param_comms events, its symmetric memory on CPU tensors.
+    """Builds the parts that need torch's own ABI.
 
-    Needs a C++ compiler (CXX, else g++ or c++) and about 1 GB of memory for some ten seconds each. Another
-    torch needs another build. Exit code 1 when it fails.
+    These are torch's record_param_comms events, and its symmetric memory on CPU tensors. The build needs a
+    C++ compiler (CXX, else g++ or c++), and about 1 GB of memory and ten seconds for each part. Build again
+    after another torch was installed.
+
+        unicomm build torch-bridge
+        unicomm build torch-bridge --part record
+
+    Exit code 1 when the build fails.
     """
     from rich.console import Console
 
@@ -36,14 +42,14 @@ def torch_bridge(
 
     console = Console(stderr=True)
     if part and part not in EXTENSIONS:
-        raise typer.BadParameter(f"{part!r} is none of {', '.join(EXTENSIONS)}")
+        raise typer.BadParameter(f"{part!r} is not one of {', '.join(EXTENSIONS)}")
     for name, extension in EXTENSIONS.items():
         if part in ("", name):
             try:
                 with console.status(f"compiling {name}"):
                     path = build(extension)
             except BuildError as error:
-                console.print(str(error), style="red", markup=False, soft_wrap=True)
+                print_error(console, error)
                 raise typer.Exit(1) from None
             console.print(f"built {path}: {extension.purpose}", markup=False, soft_wrap=True)
 
@@ -51,22 +57,27 @@ def torch_bridge(
 @app.command("rocshmem")
 def rocshmem(
     prefix: Annotated[
-        Path | None, typer.Option("--rocshmem", help="Where rocSHMEM is installed; else ROCSHMEM_HOME, ROCm.")
+        Path | None,
+        typer.Option("--rocshmem", help="installation of rocSHMEM; default: ROCSHMEM_HOME, else ROCm's"),
     ] = None,
     targets: Annotated[
         list[str] | None,
-        typer.Option("--offload-arch", help="A GPU target, such as gfx942; else those here."),
+        typer.Option("--offload-arch", help="GPU target, such as gfx942; default: the GPUs here"),
     ] = None,
     mpi: Annotated[
         Path | None,
-        typer.Option(help="Where MPI is installed, if rocSHMEM was built with it; else by mpicc."),
+        typer.Option(help="installation of the MPI that rocSHMEM was built with; default: mpicc's"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the commands.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print the commands")] = False,
 ) -> None:
-    """Builds what the backend rocshmem needs: a table of symmetric memory over this machine's rocSHMEM.
+    """Builds the part that the backend rocshmem needs: a unit over this machine's rocSHMEM.
 
-    Needs ROCm's hipcc (HIPCC, ROCM_PATH, else on the PATH) and rocSHMEM 2.0 or later. Another rocSHMEM, or
-    another GPU, needs another build. Exit code 1 when it fails.
+    The build needs ROCm's hipcc (HIPCC, ROCM_PATH, else on the PATH) and rocSHMEM 2.0 or later. Build again
+    after another rocSHMEM or another GPU was installed.
+
+        unicomm build rocshmem --rocshmem /opt/rocshmem --offload-arch gfx942
+
+    Exit code 1 when the build fails.
     """
     import shlex
 
@@ -87,9 +98,9 @@ def rocshmem(
             markup=False,
             soft_wrap=True,
         )
-        with console.status("compiling, then linking device code: it may take minutes"):
+        with console.status("compiling, then linking device code; this may take minutes"):
             path = build(tools, lambda text: console.print(text, style="dim", markup=False, soft_wrap=True))
     except BuildError as error:
-        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        print_error(console, error)
         raise typer.Exit(1) from None
     console.print(f"built {path}: the backend rocshmem uses it", markup=False, soft_wrap=True)

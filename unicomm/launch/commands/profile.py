@@ -1,4 +1,4 @@
-"""`unicomm profile`: the traces of all ranks. Imports neither torch nor, before a command runs, numpy."""
+"""`unicomm profile`: merge, report, annotate. Imports neither torch nor, before a command runs, numpy."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Annotated
 
 import typer
 
-from .trace import PlainGroup
+from .terminal import PlainGroup
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 
-Traces = Annotated[list[Path], typer.Argument(help="one Chrome trace a rank (.json or .json.gz)")]
+Traces = Annotated[list[Path], typer.Argument(help="one Chrome trace per rank (.json or .json.gz)")]
 
 
 @app.callback()
 def _root() -> None:
-    """Look at profiles of all ranks together."""
+    """Merges the profiler's traces of all ranks, and reports on them."""
 
 
 @app.command()
 def merge(
     traces: Traces,
-    output: Annotated[Path, typer.Option("--output", "-o", help="merged .json, .json.gz or .pftrace")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="merged .json, .json.gz or .pftrace file")],
 ) -> None:
-    """Puts the ranks' traces onto one clock and joins each collective by a flow through all ranks.
+    """Merges the ranks' traces on one clock, with a flow through all ranks for each collective.
 
         unicomm profile merge traces/*.json -o merged.json.gz
         unicomm profile merge traces/*.json -o merged.pftrace
 
     Open the result in ui.perfetto.dev. Exit code 2 when a trace cannot be used.
     """
-    from .profile_run import merge as run
+    from .profile_actions import merge as run
 
     raise typer.Exit(run(traces, output))
 
@@ -41,21 +41,21 @@ def report(
     inputs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="one Chrome trace a rank; or folders, files or archives with rings or dumps of the flight"
+            help="one Chrome trace per rank; or folders, files or archives with rings or dumps of the flight"
             " recorder; default: this user's rings"
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
     html: Annotated[Path | None, typer.Option(help="write one HTML file with plots")] = None,
 ) -> None:
-    """Where the time of communication goes, and which ranks are late by how much.
+    """Reports where the time of communication goes, and which ranks are late by how much.
 
         unicomm profile report traces/*.json
         unicomm profile report /tmp/rings --json
 
     Exit code 2 when nothing could be read.
     """
-    from .profile_run import report as run
+    from .profile_actions import report as run
 
     raise typer.Exit(run(inputs or [], json, html))
 
@@ -63,13 +63,15 @@ def report(
 @app.command()
 def annotate(
     trace: Annotated[Path, typer.Argument(help="a Chrome trace with replayed CUDA graphs")],
-    annotations: Annotated[Path, typer.Argument(help="what graph_annotations(...).save wrote")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="annotated .json or .json.gz")],
+    annotations: Annotated[Path, typer.Argument(help="the file that graph_annotations(...).save wrote")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="annotated .json or .json.gz file")],
 ) -> None:
-    """Puts operations captured in CUDA graphs onto the replayed kernels of a trace.
+    """Adds operations captured in CUDA graphs to the arguments of the replayed kernels of a trace.
+
+        unicomm profile annotate rank0.json rank0.annotations.json -o rank0.annotated.json
 
     Exit code 2 when an input cannot be used.
     """
-    from .profile_run import annotate as run
+    from .profile_actions import annotate as run
 
     raise typer.Exit(run(trace, annotations, output))

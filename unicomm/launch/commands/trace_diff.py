@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+from .terminal import FOUND, GOOD, UNUSABLE, print_unreadable
 
 
 def diff(
@@ -15,11 +15,11 @@ def diff(
     b: Annotated[Path, typer.Argument(help="the other run")],
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
 ) -> None:
-    """Compares two runs: the first operation that differs, and how the operations' times changed.
+    """Compares two runs: finds the first operation that differs, and how the operations' times changed.
 
         unicomm trace diff good-run/ bad-run/
 
-    Exit code 0: they did the same; 1: they differ; 2: nothing that could be read.
+    Exit code 0: both did the same; 1: they differ; 2: nothing could be read.
     """
     import json as json_module
 
@@ -35,8 +35,7 @@ def diff(
         with errors.status(f"reading {path}"):
             table = load([path])
         if not table.sources:
-            for finding in table.remarks[:20]:
-                errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
+            print_unreadable(errors, table.remarks)
             errors.print(f"no dump or ring in {path}", markup=False, soft_wrap=True)
             raise typer.Exit(UNUSABLE)
         tables.append(table)
@@ -45,4 +44,4 @@ def diff(
         print(json_module.dumps(found.as_data()))
     else:
         Console().print(render(found))
-    raise typer.Exit(SAME if found.same else DIFFERENT)
+    raise typer.Exit(GOOD if found.same else FOUND)

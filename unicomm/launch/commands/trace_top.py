@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-UNUSABLE = 2
+from .terminal import UNUSABLE, folder_with_rings, print_error, print_unreadable
 
 
 def top(
@@ -15,21 +15,24 @@ def top(
         Path | None, typer.Argument(help="folder with rings; default: where this user's processes write them")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="print one frame and end")] = False,
-    json: Annotated[bool, typer.Option("--json", help="one frame as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print one frame as JSON")] = False,
     interval: Annotated[float, typer.Option(min=0.05, help="seconds between frames")] = 0.5,
-    everything: Annotated[bool, typer.Option("--all", help="also jobs that are over")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="also show jobs that have ended")] = False,
     connect: Annotated[
         str | None,
-        typer.Option(metavar="HOST[:PORT]", help="all hosts of a job of `unicomm run`, by the hub of one"),
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="all hosts of a job of `unicomm run`, through one of its hubs",
+        ),
     ] = None,
 ) -> None:
-    """Watches the ranks on this host: what each does, for how long, and who waits for whom.
+    """Watches the ranks on this host: what each does, for how long, and which rank it waits for.
 
-    Reads only their rings, so it costs them nothing and shows hung, stopped and killed ranks like any other.
+    Reads only the rings, so it costs the ranks nothing, and it also shows hung, stopped and killed ranks.
 
         unicomm trace top
         unicomm trace top --once
-        unicomm trace top --connect localhost      # the job of `unicomm run` that runs here, on all its hosts
+        unicomm trace top --connect localhost   # the job of `unicomm run` on this host
 
     Exit code 2 when there is nothing to show.
     """
@@ -41,25 +44,19 @@ def top(
     from rich.console import Console
 
     from unicomm.flight_recorder.live import snapshot as live
-    from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 
     errors = Console(stderr=True)
-    try:
-        where = rings_folder() if folder is None else folder
-    except FolderError as error:
-        errors.print(str(error), style="red")
-        raise typer.Exit(UNUSABLE) from None
+    where = folder_with_rings(folder, errors)
 
     def take() -> live.Snapshot:
         return live.look(where, everything)
 
     snapshot = take()
     if not snapshot.jobs and (once or json or not where.is_dir()):
-        for finding in snapshot.findings:
-            errors.print(f"cannot read {finding.path}: {finding.message}", style="red", soft_wrap=True)
+        print_unreadable(errors, snapshot.findings)
         errors.print(
-            f"no rings in {where}: no program with a communicator runs on this host as this user, or it keeps"
-            " its rings elsewhere (UNICOMM_TRACE_DIR)",
+            f"no rings in {where}: no program with a communicator runs on this host as this user, or its"
+            " rings are elsewhere (UNICOMM_TRACE_DIR)",
             soft_wrap=True,
         )
         raise typer.Exit(UNUSABLE)
@@ -78,7 +75,7 @@ def top(
 def _connected(
     where: str, folder: Path | None, once: bool, json: bool, interval: float, everything: bool
 ) -> None:
-    """The same by a hub."""
+    """Shows all hosts of a job, through a hub."""
     import json as json_module
 
     from rich.console import Console
@@ -88,12 +85,12 @@ def _connected(
     errors = Console(stderr=True)
     try:
         if folder is not None:
-            raise ValueError("a folder or --connect, not both")
+            raise ValueError("give a folder or --connect, not both")
+        from unicomm.launch.hub.protocol import HubError
         from unicomm.launch.hub.view import RemoteView
-        from unicomm.launch.hub.wire import HubError
     except (ValueError, ImportError) as error:
         cure = ": pip install 'unicomm[hub]'" if isinstance(error, ImportError) else ""
-        errors.print(f"{error}{cure}", style="red", markup=False, soft_wrap=True)
+        print_error(errors, f"{error}{cure}")
         raise typer.Exit(UNUSABLE) from None
     console = Console()
     try:
@@ -106,5 +103,5 @@ def _connected(
             else:
                 view.run(console, lambda: remote.follow(everything), remote.address, interval)
     except HubError as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        print_error(errors, error)
         raise typer.Exit(UNUSABLE) from None

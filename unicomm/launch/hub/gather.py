@@ -1,4 +1,4 @@
-"""What a hub reads: the rings of its host, those of all hosts for the live view, and all in one folder."""
+"""What a hub reads: the rings of its host, and those of all hosts, for the live view or into one folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from unicomm.flight_recorder.ring.copies import folder_copies, freeze
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.table.load import load
 
-from .wire import (
+from .protocol import (
     MOST_ANSWERED,
     MOST_RING,
     PART,
     Announce,
-    Asker,
     Files,
     Gathered,
+    HubConnection,
     HubError,
     Look,
     Packed,
@@ -43,20 +43,21 @@ from .wire import (
 )
 
 _T = TypeVar("_T")
-_AT_ONCE = 16  # hosts that are asked side by side
+_AT_ONCE = 16  # hosts that are asked at the same time
 _MOST_SHOWN = MOST_ANSWERED // 2  # bytes of rings in one answer
-_MOST_LOOK = 1 << 20  # bytes of one ring in the live view, unpacked
+_MOST_LOOK = 1 << 20  # bytes of one uncompressed ring in the live view
 _MOST_RECORDS = 4096
 MOST_GATHERED = 8 << 30  # bytes of all rings of a job together
 
 
 @dataclass(frozen=True)
-class Place:
-    """Folders of the ranks that run now.
+class RingFolders:
+    """The folders of the ranks that run now.
 
     Attributes:
-        rings: where they write. frozen: for the rings of this host as they were when a rank failed.
-        job: for those of all hosts.
+        rings: where the ranks write.
+        frozen: for copies of this host's rings, made when a rank failed.
+        job: for the rings of all hosts.
     """
 
     rings: Path
@@ -64,7 +65,7 @@ class Place:
     job: Path
 
     def files(self) -> list[tuple[str, int]]:
-        """The rings as they were when a rank failed; where none has, as they are now, from now on."""
+        """Returns names and sizes of the copies from the failure; makes copies now if no rank has failed."""
         freeze(self.rings, self.frozen)
         return [(path.name, path.stat().st_size) for path in sorted(self.frozen.glob(f"*{SUFFIX}"))]
 
@@ -76,24 +77,24 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Asking:
-    """The other hubs of a job that has `hosts` hosts."""
+class OtherHubs:
+    """The known other hubs of a job that has `hosts` hosts."""
 
     context: zmq.Context[Any]
     token: str
     peers: list[Announce]
     hosts: int
 
-    def all(self, ask: Callable[[Asker, Announce], _T]) -> tuple[list[_T], list[str]]:
-        """What the others answer, and a sentence for each that does not."""
+    def all(self, ask: Callable[[HubConnection, Announce], _T]) -> tuple[list[_T], list[str]]:
+        """Returns the answers of all other hubs, and a sentence for each that does not answer."""
         missing = []
         if (unknown := self.hosts - 1 - len(self.peers)) > 0:
-            missing.append(f"{unknown} of {self.hosts} hosts have no hub, or it was not heard of")
+            missing.append(f"{unknown} of {self.hosts} hosts have no hub, or one that is not known here")
 
         def one(peer: Announce) -> _T | str:
             try:
-                with Asker(self.context, peer.address, self.token) as asker:
-                    return ask(asker, peer)
+                with HubConnection(self.context, peer.address, self.token) as hub:
+                    return ask(hub, peer)
             except (HubError, OSError) as error:
                 return f"{peer.name}: {error}"
 
@@ -110,17 +111,18 @@ class Asking:
 # --- the live view ------------------------------------------------------------------------------------
 
 
-def look(place: Place, records: int) -> Rings:
-    """The rings of this host, as they are now."""
+def look(folders: RingFolders, records: int) -> Rings:
+    """Returns copies of this host's rings, as they are now."""
     host, found = socket.gethostname(), []
-    for name, data in folder_copies(place.rings, min(max(records, 1), _MOST_RECORDS)):
+    for name, data in folder_copies(folders.rings, min(max(records, 1), _MOST_RECORDS)):
         found.append(Packed(host, name, len(data), pack(data)))
     return _fitting(found, [])
 
 
-def look_everywhere(place: Place, records: int, asking: Asking, seconds: float) -> Rings:
-    answers, missing = asking.all(lambda asker, _: asker.ask(Look(records, False), seconds))
-    rings = list(look(place, records).rings)
+def look_everywhere(folders: RingFolders, records: int, others: OtherHubs, seconds: float) -> Rings:
+    """Returns copies of all hosts' rings, as they are now."""
+    answers, missing = others.all(lambda hub, _: hub.ask(Look(records, False), seconds))
+    rings = list(look(folders, records).rings)
     for answer in answers:
         if isinstance(answer, Rings):
             rings += answer.rings
@@ -140,7 +142,7 @@ def _fitting(rings: list[Packed], missing: list[str]) -> Rings:
 
 
 def unpacked(rings: Iterable[Packed]) -> list[tuple[str, bytes]]:
-    """(where, ring) of what `look` packed. Raises `HubError` for what it did not."""
+    """Returns (where, ring) for each ring that `look` has packed. Raises `HubError` for damaged data."""
     return [
         (f"{ring.host}:{file_name(ring.name)}", unpack(ring.data, ring.size, _MOST_LOOK)) for ring in rings
     ]
@@ -149,31 +151,32 @@ def unpacked(rings: Iterable[Packed]) -> list[tuple[str, bytes]]:
 # --- all rings in one folder ------------------------------------------------------------------------------
 
 
-def gather(place: Place, asking: Asking, seconds: float, patience: float) -> Gathered:
-    """Puts the rings of all hosts into one folder, analyzes them, and tells the others. Raises `OSError`.
+def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: float) -> Gathered:
+    """Copies the rings of all hosts into one folder, analyzes them, and tells the other hubs.
 
-    `seconds`: that rings may take. `patience`: seconds in which a hub has to say anything at all.
+    Copying may take `seconds`; a hub that gives no first answer within `patience` seconds is left out. Raises
+    `OSError`.
     """
     deadline = time.monotonic() + seconds
-    place.files()
-    folder = place.frozen
+    folders.files()
+    folder = folders.frozen
     there: list[Announce] = []
     missing: list[str] = []
-    if asking.hosts > 1:
-        part = Path(tempfile.mkdtemp(prefix=".part-", dir=place.job.parent))
+    if others.hosts > 1:
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=folders.job.parent))
         try:
-            for path in place.frozen.glob(f"*{SUFFIX}"):
+            for path in folders.frozen.glob(f"*{SUFFIX}"):
                 os.link(path, part / path.name)
-            budget = MOST_GATHERED // asking.hosts
+            budget = MOST_GATHERED // others.hosts
 
-            def fetch(asker: Asker, peer: Announce) -> Announce:
-                asker.ask(Ping(), patience)
-                _fetch(asker, part, budget, deadline)
+            def fetch(hub: HubConnection, peer: Announce) -> Announce:
+                hub.ask(Ping(), patience)
+                _fetch(hub, part, budget, deadline)
                 return peer
 
-            there, missing = asking.all(fetch)
-            os.rename(part, place.job)
-            folder = place.job
+            there, missing = others.all(fetch)
+            os.rename(part, folders.job)
+            folder = folders.job
         finally:
             with contextlib.suppress(OSError):
                 shutil.rmtree(part)
@@ -181,18 +184,18 @@ def gather(place: Place, asking: Asking, seconds: float, patience: float) -> Gat
     report = analyze(table)
     sentence = report.main.sentence if table.sources else ""
     found = Gathered(socket.gethostname(), str(folder), 1 + len(there), missing, sentence)
-    replace(asking, peers=there, hosts=1).all(lambda asker, _: asker.ask(Tell(found), patience))
+    replace(others, peers=there, hosts=1).all(lambda hub, _: hub.ask(Tell(found), patience))
     return found
 
 
-def _fetch(asker: Asker, folder: Path, budget: int, deadline: float) -> None:
-    """Copies the rings of another host here. Raises `HubError`, `OSError`."""
+def _fetch(hub: HubConnection, folder: Path, budget: int, deadline: float) -> None:
+    """Copies the rings of another host into `folder`. Raises `HubError`, `OSError`."""
 
     def ask(request: Files | Read) -> Any:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise HubError("there was no time left for its rings")
-        return asker.ask(request, left)
+            raise HubError("the time for copying was over before its rings were copied")
+        return hub.ask(request, left)
 
     files = ask(Files()).files
     for name, size in files:

@@ -1,10 +1,10 @@
-"""The hub: a process beside the launcher of each host, which shows and gathers the rings of a job.
+"""The hub's process, which runs beside the launcher of each host and serves the rings of a job.
 
-    python -m unicomm.launch.hub.server        # started by `unicomm run`, which talks to it through its stdin
+    python -m unicomm.launch.hub.server        # started by `unicomm run`, which writes commands to its stdin
 
-It reads rings, which costs the ranks nothing, and is in no operation's path: without it, or with one that is
-stopped or killed, a job runs as before. What it can be asked is in hub_wire.py. The hubs of the first hosts
-know those of all others; the first of them that answers gathers when a rank fails.
+The hub reads rings, which costs the ranks nothing, and takes no part in operations: a job runs on without it,
+or when it is stopped or killed. protocol.py lists the requests. The hubs of the first hosts (the directories)
+know the hubs of all others; when a rank fails, the first directory that answers gathers the rings.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from . import gather as hub_gather
-from . import wire as hub_wire
-from .wire import (
+from . import gather, protocol
+from .protocol import (
     Announce,
     AnyAnswer,
     AnyRequest,
-    Asker,
     Done,
     Files,
     Gather,
     Gathered,
+    HubConnection,
     HubError,
     Listing,
     Look,
@@ -48,18 +47,18 @@ from .wire import (
     Tell,
 )
 
-_MOST_AT_ONCE = 32  # requests that take a while
+_MOST_AT_ONCE = 32  # requests under way in the pool
 _MOST_HOSTS = 1 << 16
 _MOST_ROUNDS = 4
 _WORKERS = 8
 _DOMAIN = "unicomm"
-PATIENCE = 2.0  # seconds that another hub gets for a small answer
-GATHERING = 20.0  # seconds that another hub gets for gathering
-_TRANSFERS = 15.0  # of which for rings to come in
+PATIENCE = 2.0  # seconds in which another hub has to answer a small request
+GATHERING = 20.0  # seconds in which another hub has to gather
+_TRANSFERS = 15.0  # of these, seconds for copying rings
 
 
 class Hub:
-    """Serves one launcher. `tell` sends the launcher a message."""
+    """Serves one launcher; `tell` sends the launcher a message."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self._tell = tell
@@ -71,69 +70,69 @@ class Hub:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._token = self._address = ""
-        self._place: hub_gather.Place | None = None
+        self._place: gather.RingFolders | None = None
         self._host, self._hosts, self._round = 0, 1, ""
         self._directories: dict[int, tuple[str, str]] = {}  # host: (address, round)
         self._announced: dict[str, dict[int, Announce]] = {}  # by round
         self._gathering = threading.Lock()
         self._gathered: Gathered | None = None  # by this hub
-        self._told: Gathered | None = None  # by another one
+        self._told: Gathered | None = None  # by another hub
 
-    # --- what the launcher says ------------------------------------------------------------------------
+    # --- commands of the launcher ----------------------------------------------------------------------
 
     def open(self, token: str, address: str, port: int, others: bool) -> None:
-        """Listens at a port of `address`; at any where `port` is taken and `others` will do."""
+        """Listens at `port` of `address`; with `others`, at any free port if that one is taken."""
         self._token = token
-        self._authenticator = authenticator = ThreadAuthenticator(self._context)  # stops when it is let go
+        self._authenticator = authenticator = ThreadAuthenticator(self._context)  # stops when dropped
         authenticator.start()
-        authenticator.configure_curve_callback(_DOMAIN, hub_wire.OnlyGuests(token))
+        authenticator.configure_curve_callback(_DOMAIN, protocol.GuestKeyCheck(token))
         router = self._context.socket(zmq.ROUTER)
         router.linger = 0
-        router.maxmsgsize = hub_wire.MOST_ASKED
+        router.maxmsgsize = protocol.MOST_ASKED
         router.rcvhwm, router.sndhwm = 64, 4
         router.handshake_ivl = 5000
         router.ipv6 = ":" in address
         router.zap_domain = _DOMAIN.encode()
-        hub_wire.serve_securely(router, token)
+        protocol.use_hub_keys(router, token)
         for wanted in (port, 0) if others and port else (port,):
             try:
-                router.bind(hub_wire.zmq_address(address, wanted))
+                router.bind(protocol.zmq_address(address, wanted))
             except zmq.ZMQError as error:
                 why = f"cannot listen at {address}, port {wanted}: {error}"
             else:
                 self._router = router
                 bound = int(router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
-                self._address = hub_wire.zmq_address(address, bound)
+                self._address = protocol.zmq_address(address, bound)
                 self._tell({"say": "open", "address": address, "port": bound})
                 return
         router.close()
         self._tell({"say": "closed", "why": why})
 
     def attempt(self, rings: str, frozen: str, job: str) -> None:
-        """Other processes run now, and write their rings to other folders."""
-        self._place = hub_gather.Place(Path(rings), Path(frozen), Path(job))
+        """New processes run now, and write their rings to other folders."""
+        self._place = gather.RingFolders(Path(rings), Path(frozen), Path(job))
         self._gathered = self._told = None
 
     def join(self, host: int, hosts: int, round: str, directories: list[tuple[int, str, str]]) -> None:
-        """This host's number among the job's, and the hubs that know the others, with their rounds."""
+        """Sets this host's number in the job, and (number, address, round) of the directories."""
         self._host, self._hosts, self._round = host, hosts, round
         self._directories = {number: (address, theirs) for number, address, theirs in directories}
         self._pool.submit(self._introduce)
 
     def note(self, what: str) -> None:
-        """Something for the log."""
+        """Writes a line into the log."""
         print(what, file=sys.stderr, flush=True)
 
     def failed(self) -> None:
-        """A rank of this host failed: the launcher waits for what all rings tell."""
+        """Reacts to a failed rank of this host: the launcher waits for the result of gathering."""
         self._tell({"say": "gathering"})
         self._pool.submit(self._report)
 
     # --- other hubs --------------------------------------------------------------------------------------
 
     def _ask(self, address: str, request: AnyRequest, seconds: float) -> Any:
-        with Asker(self._context, address, self._token) as asker:
-            return asker.ask(request, seconds)
+        with HubConnection(self._context, address, self._token) as hub:
+            return hub.ask(request, seconds)
 
     def _introduce(self) -> None:
         for number, (address, round) in sorted(self._directories.items()):
@@ -150,7 +149,7 @@ class Hub:
         return {n: a for n, a in self._announced.get(self._round, {}).items() if n != self._host}
 
     def _first_directory(self) -> tuple[int, str]:
-        """The first hub that knows the others and answers; this one where none does."""
+        """Returns number and address of the first directory that answers; of this hub if none does."""
         for number, (address, _) in sorted(self._directories.items()):
             if number == self._host:
                 break
@@ -176,16 +175,16 @@ class Hub:
                 place = self._where()
                 end = time.monotonic() + PATIENCE
                 while len(self._peers()) + 1 < self._hosts and time.monotonic() < end:
-                    time.sleep(0.02)  # hosts that have just come are about to say so
-                asking = hub_gather.Asking(
+                    time.sleep(0.02)  # hubs that have just started are about to announce themselves
+                asking = gather.OtherHubs(
                     self._context, self._token, list(self._peers().values()), self._hosts
                 )
-                self._gathered = hub_gather.gather(place, asking, _TRANSFERS, PATIENCE)
+                self._gathered = gather.gather(place, asking, _TRANSFERS, PATIENCE)
             return self._gathered
 
     # --- requests --------------------------------------------------------------------------------------
 
-    def _where(self) -> hub_gather.Place:
+    def _where(self) -> gather.RingFolders:
         if self._place is None:
             raise HubError("no ranks were started yet")
         return self._place
@@ -200,27 +199,27 @@ class Hub:
                 return self._where().read(request.name, request.offset)
             case Gather():
                 return self._gather()
-        raise HubError("nothing to do")
+        raise HubError("a request that hubs do not answer")
 
     def _look(self, request: Look) -> Rings:
         place = self._where()
         if not request.everywhere:
-            return hub_gather.look(place, request.records)
+            return gather.look(place, request.records)
         if self._hosts > 1 and self._host not in self._directories:
             number, address = self._first_directory()
             if number != self._host:
                 answer = self._ask(address, request, 2 * PATIENCE)
                 if isinstance(answer, Rings):
                     return answer
-        asking = hub_gather.Asking(self._context, self._token, list(self._peers().values()), self._hosts)
-        return hub_gather.look_everywhere(place, request.records, asking, PATIENCE)
+        asking = gather.OtherHubs(self._context, self._token, list(self._peers().values()), self._hosts)
+        return gather.look_everywhere(place, request.records, asking, PATIENCE)
 
     def _received(self, frames: list[bytes]) -> None:
         if len(frames) != 2:
             return
         who, data = frames
         try:
-            request = hub_wire.read_request(data)
+            request = protocol.read_request(data)
         except HubError as error:
             self._answer(who, Refused(str(error)))
             return
@@ -233,14 +232,14 @@ class Hub:
                 self._told = request.found
                 self._answer(who, Done())
             case _ if self._busy >= _MOST_AT_ONCE:
-                self._answer(who, Refused("too much at once; try again"))
+                self._answer(who, Refused("too many requests at once; try again"))
             case _:
                 self._busy += 1
                 self._pool.submit(self._work, who, request)
 
     def _note(self, request: Announce) -> AnyAnswer:
         if not 0 <= request.host < _MOST_HOSTS:
-            return Refused(f"there is no host {request.host}")
+            return Refused(f"there is no host number {request.host}")
         known = self._announced.setdefault(request.round[:64], {})
         known[request.host] = request
         while len(self._announced) > _MOST_ROUNDS:
@@ -259,12 +258,12 @@ class Hub:
     def _answer(self, who: bytes, answer: AnyAnswer) -> None:
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # who does not take it does not get it
-            self._router.send_multipart([who, hub_wire.encode(answer)], zmq.NOBLOCK)
+            self._router.send_multipart([who, protocol.encode(answer)], zmq.NOBLOCK)
 
     # --- the loop --------------------------------------------------------------------------------------
 
     def run(self, commands: int) -> None:
-        """Serves until the launcher is gone. `commands`: where it says what it wants, a line of JSON each."""
+        """Serves until the launcher is gone. `commands`: a descriptor with a line of JSON per command."""
         poller, opened, pending = zmq.Poller(), False, b""
         for descriptor in (commands, self._wake_read):
             poller.register(descriptor, zmq.POLLIN)
@@ -301,9 +300,8 @@ def _plain(found: Gathered) -> dict[str, Any]:
 
 def _die_with_the_launcher() -> None:
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(
-            1, signal.SIGKILL
-        )  # PR_SET_PDEATHSIG: its end is a hub's end, also a stopped one's
+        # PR_SET_PDEATHSIG: the hub ends with the launcher, even when the hub is stopped.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def main() -> None:
@@ -315,10 +313,10 @@ def main() -> None:
             os.write(1, json.dumps(message).encode() + b"\n")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # for the launcher, which ends the hub when it is done
+        signal.signal(number, signal.SIG_IGN)  # the launcher handles them, and ends the hub
     Hub(tell).run(0)
     sys.stdout.flush()
-    os._exit(0)  # whatever is under way: nobody is left who wants it
+    os._exit(0)  # drops requests that are under way, because nobody waits for them any more
 
 
 if __name__ == "__main__":

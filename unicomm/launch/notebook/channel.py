@@ -1,4 +1,4 @@
-"""What a live worker and its parent say to each other: messages over a socket pair, and functions in them."""
+"""Messages between a live worker and its parent over a socket pair, and functions in them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from unicomm.comms.errors import InvalidArgumentError
 
 _LENGTH = struct.Struct("<Q")
-_SEND = 120  # seconds without progress of one message: a worker reads at once, unless it is stopped
+_SEND = 120  # seconds without progress of one message; only a stopped worker does not read at once
 EXTRA = "pip install 'unicomm[notebook]'"
 
-Source = dict[str, list[str]]  # lines of code that is in no file, by the name that tracebacks give it
+Source = dict[str, list[str]]  # the lines of code that is in no file, by its name in tracebacks
 
 
 class Channel:
-    """One end of a socket pair. Messages are tuples; several threads may send, one receives."""
+    """One end of a socket pair. Messages are tuples; several threads may send, one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -32,14 +32,14 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, *message: Any) -> None:
-        """Raises `OSError` when the other end is gone or does not read; the channel is of no use then."""
+        """Raises `OSError` when the other end is gone or does not read; the channel is then unusable."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(data)))
             self._socket.sendall(data)
 
     def receive(self) -> tuple[Any, ...] | None:
-        """The next message; None when the other end is gone."""
+        """Returns the next message; None when the other end is gone."""
         try:
             head = self._read(_LENGTH.size)
             data = self._read(_LENGTH.unpack(head)[0])
@@ -62,7 +62,7 @@ class Channel:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The parent's end and the worker's. The parent does not wait for ever for a stopped worker to read."""
+    """Returns the parent's and the worker's end. The parent's has a timeout, for a worker that is stopped."""
     mine, theirs = socket.socketpair()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND, 0))
     return mine, theirs
@@ -77,42 +77,42 @@ def _cloudpickle() -> Any:
 
 
 def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """A call for `load`. With cloudpickle `fn` may be anything that can be called, else it has a module.
+    """Pickles a call for `load`. Without cloudpickle, `fn` has to be a function of a module.
 
-    Raises `InvalidArgumentError` for what cannot be sent.
+    Raises `InvalidArgumentError` for a call that cannot be sent.
     """
     if not callable(fn):
         raise InvalidArgumentError(f"{fn!r} cannot be called", hint="pass a function, and its arguments")
     name = getattr(fn, "__qualname__", repr(fn))
-    better = _cloudpickle()
-    if better is None and getattr(fn, "__module__", None) == "__main__":
+    cloudpickle = _cloudpickle()
+    if cloudpickle is None and getattr(fn, "__module__", None) == "__main__":
         raise InvalidArgumentError(
             f"{name} is defined in a notebook or a script, where other processes cannot import it",
-            hint=f"install cloudpickle ({EXTRA}), or move it to a module",
+            hint=f"install cloudpickle ({EXTRA}), or move the function to a module",
         )
     try:
-        data = (better or pickle).dumps((fn, tuple(args), dict(kwargs)))
+        data = (cloudpickle or pickle).dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
-        hint = "open files, locks and connections stay where they are; make them inside of the function"
+        hint = "open files, locks and connections cannot be sent; create them inside the function"
         raise InvalidArgumentError(
             f"{name} and its arguments cannot be sent to other processes: {error}",
-            hint=hint if better else f"install cloudpickle ({EXTRA}); or: {hint}",
+            hint=hint if cloudpickle else f"install cloudpickle ({EXTRA}); or: {hint}",
         ) from error
     return bytes(data)
 
 
 def dump(value: Any) -> bytes:
-    """A result or an exception for `load`."""
+    """Pickles a result or an exception for `load`."""
     return bytes((_cloudpickle() or pickle).dumps(value))
 
 
-load = pickle.loads  # what cloudpickle wrote is a pickle, too
+load = pickle.loads  # cloudpickle's output is a pickle, too
 
 
 def sources(known: set[str]) -> Source:
-    """The code that is in no file, such as a notebook's cells, as far as it is not in `known`; adds it there.
+    """Returns the code that is in no file, such as a notebook's cells, except for names in `known`.
 
-    A worker's tracebacks show its lines only if it has them.
+    Adds its names to `known`. A worker needs this code to show its lines in tracebacks.
     """
     found: Source = {}
     for name, entry in list(linecache.cache.items()):
@@ -123,8 +123,8 @@ def sources(known: set[str]) -> Source:
 
 
 def learn(source: Source) -> None:
-    """Takes what `sources` found in another process."""
+    """Makes the code that `sources` returned in another process known to tracebacks here."""
     for name, lines in source.items():
         with contextlib.suppress(TypeError):
-            # Without a time of change, traceback does not look for a file and forget it.
+            # Without a modification time, traceback keeps the entry instead of looking for a file.
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

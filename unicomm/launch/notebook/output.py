@@ -1,4 +1,4 @@
-"""Output of several ranks on one screen: whole lines, each with its rank in front."""
+"""Output of several ranks on one screen: whole lines, each after its rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Listener = Callable[[int, str, str], object]
 
 
 class RankOutput:
-    """Shows lines as they become complete. `listener` gets (rank, "stdout" or "stderr", line) instead."""
+    """Prints lines as they become complete, or passes (rank, "stdout" or "stderr", line) to `listener`."""
 
     def __init__(self, size: int, listener: Listener | None) -> None:
         self._width = len(str(size - 1))
@@ -23,7 +23,7 @@ class RankOutput:
         self._begun: dict[tuple[int, str], str] = {}
 
     def add(self, rank: int, stream: str, text: str) -> None:
-        """Takes some output of a rank."""
+        """Adds output of a rank, and shows the lines that it completes."""
         *lines, rest = (self._begun.pop((rank, stream), "") + text).split("\n")
         for line in lines:
             self._listener(rank, stream, _last(line.removesuffix("\r")))
@@ -31,14 +31,14 @@ class RankOutput:
             self._begun[rank, stream] = rest
 
     def flush(self) -> None:
-        """Shows lines that have no end yet."""
+        """Shows incomplete lines."""
         begun, self._begun = self._begun, {}
         for (rank, stream), line in begun.items():
             if shown := _last(line.rstrip("\r")):
                 self._listener(rank, stream, shown)
 
     def say(self, text: str) -> None:
-        """A line that is no rank's."""
+        """Prints a line that comes from no rank."""
         _console(sys.stderr).print(Text(text, style="bold yellow"), soft_wrap=True)
 
     def _print(self, rank: int, stream: str, line: str) -> None:
@@ -50,13 +50,13 @@ class RankOutput:
 
 
 def _last(line: str) -> str:
-    """What a terminal would show of a line that was written over: a progress bar's last state."""
+    """Returns the part of a line that a terminal would show last, such as a progress bar's last state."""
     return line.rpartition("\r")[2]
 
 
 def _console(stream: Any) -> Console:
-    # For each line: a notebook and a test have another stream for each cell. A notebook shows colors, and
-    # rich's own way there would make each line an object of its own.
+    # A console per line, because notebooks and tests replace the streams for each cell. In a notebook colors
+    # are forced, because rich's own support of notebooks would show each line as a separate object.
     in_notebook = type(stream).__module__.partition(".")[0] == "ipykernel"
     return Console(
         file=stream, force_jupyter=False, force_terminal=True if in_notebook else None, highlight=False

@@ -1,4 +1,7 @@
-"""What `unicomm run` does around torchrun's agent: folders for rings, the hub, and who failed first."""
+"""This host's part of a job of `unicomm run`: rings and hub of each attempt, and how an attempt failed.
+
+An attempt is one start of the ranks. torchrun's agent, in a subclass, reports to `Job` what happens.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from unicomm.flight_recorder.ring.copies import freeze
-from unicomm.launch.hub.process import HubProcess
+from unicomm.launch.hub.hub_process import HubProcess
 
-from .folder import RunFolder, note_hub
+from .job_folder import JobFolder, note_hub
 
 _PREFIX = "unicomm/hub/"
-_DIRECTORIES = 3  # hosts, the first ones, whose hubs know all others
-_LOOKS = (0.05, 5.0)  # seconds between looks for what others write into the store: at first, at last
-_STARTING = 30.0  # seconds that a hub may take to start
-_ACKNOWLEDGED, _GATHERED = 3.0, 25.0  # seconds for the hub to say that it gathers, and that it has
+_DIRECTORIES = 3  # the number of hosts, the first ones, whose hubs know all others
+_PAUSES = (0.05, 5.0)  # seconds between two polls of the store: the first pause, and the longest
+_STARTING = 30.0  # seconds in which a hub has to start
+_ACKNOWLEDGED, _GATHERED = 3.0, 25.0  # seconds until the hub says that it gathers, and that it is done
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,19 @@ class HubSettings:
 
 @dataclass
 class Attempt:
-    """One start of this host's ranks. `failure` is why it ended, "" while it has not failed."""
+    """One start of this host's ranks. `failure` says why it failed, "" if it has not."""
 
     number: int
     failure: str = ""
-    joined: bool = False
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where the rings of a failed attempt are.
+    """The rings of a failed attempt.
 
     Attributes:
-        folder: of all hosts, or of this one where the others' could not be had.
-        elsewhere: the host that has them, with its main finding; "" where it is this one.
+        folder: the folder with the rings of `hosts` hosts: of all, or of this one alone.
+        elsewhere: the host of that folder, "" if it is this one; `sentence` is then its main finding.
         remarks: what is missing, a sentence each.
     """
 
@@ -68,7 +70,7 @@ class Evidence:
 class Job:
     """This host's part of a job."""
 
-    def __init__(self, folder: RunFolder, hub: HubProcess | None, settings: HubSettings | None) -> None:
+    def __init__(self, folder: JobFolder, hub: HubProcess | None, settings: HubSettings | None) -> None:
         self.folder = folder
         self._hub, self._settings = hub, settings
         self._note: Path | None = None
@@ -78,21 +80,21 @@ class Job:
     # --- starting ranks --------------------------------------------------------------------------------
 
     def starting(self) -> None:
-        """Ranks are about to be started: they inherit where to write."""
+        """Begins an attempt: the ranks, which are about to be started, inherit the folder for their rings."""
         self.attempt = Attempt(self.attempt.number + 1)
         rings = self.folder.rings(self.attempt.number)
         rings.mkdir(mode=0o700)
         os.environ["UNICOMM_TRACE_DIR"] = str(rings)
 
     def started(self, store: Any, host: int, hosts: int) -> None:
-        """They run; the hub is introduced to those of other hosts beside that, and without haste."""
+        """Notes that the ranks run, and introduces the hub to those of other hosts in the background."""
         if self._hub is None:
             return
         number = self.attempt.number
         self._hub.forget("gathering", "gathered", "not gathered")
         places = (self.folder.rings(number), self.folder.frozen(number), self.folder.job(number))
         self._hub.tell("attempt", **dict(zip(("rings", "frozen", "job"), map(str, places), strict=True)))
-        with contextlib.suppress(AttributeError, RuntimeError):  # not every store can be
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every store can be cloned
             store = store.clone()
         introduction = threading.Thread(
             target=self._introduce, args=(self.attempt, store, host, hosts), name="hubs", daemon=True
@@ -100,7 +102,7 @@ class Job:
         introduction.start()
 
     def _introduce(self, attempt: Attempt, store: Any, host: int, hosts: int) -> None:
-        """The hubs find each other through the store of the rendezvous: one key a host, for the first few."""
+        """Lets the hubs find each other through the rendezvous store: one key for each of the first hosts."""
         assert self._hub is not None
         assert self._settings is not None
         try:
@@ -108,7 +110,7 @@ class Job:
             if not token or (here := self._open(token)) is None:
                 return
             if host == 0:
-                print(f"unicomm: watch it by: unicomm trace top --connect {here[6:]}", file=sys.stderr)
+                print(f"unicomm: to watch the job: unicomm trace top --connect {here[6:]}", file=sys.stderr)
             told: dict[int, tuple[int, str, str]] = {}
             own = secrets.token_hex(8)
             if host < _DIRECTORIES:
@@ -132,8 +134,8 @@ class Job:
         return self._look_up(store, key, _STARTING)
 
     def _look_up(self, store: Any, key: str, seconds: float) -> str:
-        """What a key holds as soon as it is there; "" when it does not come. Holds the store only shortly."""
-        pause, longest = _LOOKS
+        """Polls the store for a key and returns its value; "" if it is not set within `seconds`."""
+        pause, longest = _PAUSES
         while not store.check([key]):
             seconds -= pause
             if seconds <= 0 or self._ended.wait(pause):
@@ -142,7 +144,7 @@ class Job:
         return bytes(store.get(key)).decode()
 
     def _open(self, token: str) -> str | None:
-        """The hub's address, as soon as it listens."""
+        """Lets the hub listen, and returns its address; None if it cannot."""
         assert self._hub is not None
         assert self._settings is not None
         if self._note is None:
@@ -153,29 +155,29 @@ class Job:
         said = self._hub.wait("open", "closed", seconds=_STARTING)
         if said is None or said["say"] == "closed":
             why = said["why"] if said else "its process does not answer"
-            print(f"unicomm: no hub: {why}", file=sys.stderr, flush=True)
+            print(f"unicomm: there is no hub: {why}", file=sys.stderr, flush=True)
             return None
         if self._note is None:
             self._note = note_hub(said["address"], said["port"], token, self._hub.pid, self.folder.path)
-        from unicomm.launch.hub.wire import zmq_address
+        from unicomm.launch.hub.protocol import zmq_address
 
         return zmq_address(said["address"], said["port"])
 
-    # --- ends ----------------------------------------------------------------------------------------------
+    # --- failures ------------------------------------------------------------------------------------------
 
     def look_at(self, pids: Iterable[int]) -> None:
-        """Notes a failed process before the agent does, which ends all others when it sees one."""
+        """Notes a failed process before the agent sees it and ends all others."""
         for pid in pids:
             try:
                 end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # the agent knows
+            except ChildProcessError:  # the agent has seen it already
                 continue
             if end is not None and (end.si_code != os.CLD_EXITED or end.si_status != 0):
                 self.fail("a rank failed")
                 return
 
     def fail(self, why: str, running: Collection[int] = ()) -> None:
-        """Keeps the rings as they are. `running`: processes that ran until the agent ended them."""
+        """Notes a failure and copies the rings. `running`: processes that ran until the agent ended them."""
         if self.attempt.failure or self.attempt.number < 0:
             return
         self.attempt.failure = why
@@ -186,7 +188,7 @@ class Job:
             self._hub.tell("failed")
 
     def evidence(self) -> Evidence:
-        """Where the rings of the failed attempt are; waits for those of other hosts, but not for ever."""
+        """Returns the rings of the failed attempt; waits a limited time for those of other hosts."""
         own = self.folder.frozen(self.attempt.number)
         if self._hub is None:
             return Evidence(own)
@@ -203,7 +205,7 @@ class Job:
         return Evidence(found.folder, found.hosts, said["host"], said["sentence"], found.remarks)
 
     def close(self, keep: bool) -> None:
-        """Ends the hub, and removes the rings or, with `keep`, those that were kept twice."""
+        """Ends the hub, and removes the rings unless `keep`."""
         self._ended.set()
         if self._note is not None:
             with contextlib.suppress(OSError):
@@ -214,7 +216,7 @@ class Job:
 
 
 def agent_class(job: Job, on_restart: Any) -> type[LocalElasticAgent]:
-    """torchrun's agent, which tells `job` what happens. `on_restart`: called when failed ranks start anew."""
+    """Returns a subclass of torchrun's agent that reports to `job`, and calls `on_restart` at restarts."""
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
@@ -238,7 +240,7 @@ def agent_class(job: Job, on_restart: Any) -> type[LocalElasticAgent]:
             if job.attempt.failure:
                 on_restart()
             else:
-                job.attempt.failure = "other hosts came or went"
+                job.attempt.failure = "hosts joined or left the job"
             super()._restart_workers(worker_group)
 
         def _shutdown(self, *arguments: Any, **more: Any) -> None:

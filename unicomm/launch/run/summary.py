@@ -1,4 +1,4 @@
-"""What `unicomm run` prints under torchrun's own summary when ranks have failed."""
+"""The verdict that `unicomm run` prints after torchrun's error summary when ranks have failed."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from unicomm.flight_recorder.table.load import load
 
 from .job import Evidence
 
-_NARROW = 100  # columns where stderr is no terminal
+_NARROW = 100  # columns when stderr is not a terminal
 
 
 def show(evidence: Evidence) -> None:
-    """Prints the verdict, where the rings are, and how to look further. Raises nothing."""
+    """Prints the verdict, the folder of the rings, and commands that show more. Never raises."""
     console = Console(stderr=True, width=None if sys.stderr.isatty() else _NARROW)
     try:
         _show(evidence, console)
-    except Exception as error:  # the job's own error counts, whatever is wrong with this
+    except Exception as error:  # must not hide the job's own error
         _line(console, f"unicomm could not analyze {evidence.folder}: {error}")
 
 
 def _show(evidence: Evidence, console: Console) -> None:
     console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
     if evidence.elsewhere:
-        _line(console, evidence.sentence or "No rank had made a communicator.")
+        _line(console, evidence.sentence or "No rank had created a communicator.")
         _line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
     else:
         table = load([evidence.folder])
         if not table.sources:
             _line(
                 console,
-                "Nothing was recorded: no rank had made a communicator. The error above is the cause.",
+                "Nothing was recorded: no rank had created a communicator. The error above is the cause.",
             )
             return
         report = analyze(table)
         console.print(render(report))
         if report.main.verdict is Verdict.GOOD:
-            _line(console, "Communication was in order; the error above is the cause.")
+            _line(console, "Communication was correct; the error above is the cause.")
         _line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
         _line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
         _line(console, f"              unicomm trace show {evidence.folder}")

@@ -1,21 +1,20 @@
-"""Operations captured in CUDA graphs, put onto the kernels that the graphs replay.
+"""Annotations of operations captured in CUDA graphs, put onto the kernels that the graphs replay.
 
-A replayed graph runs no Python, so its kernels have no events but the one around the launch. Operations
-issued while a graph is captured leave an annotation instead, keyed to the graph nodes that they made, by
-means of torch's own marks (torch.cuda._graph_annotations, torch 2.12 and later). A profiler's trace names the
-node of each replayed kernel, and `annotate` brings the two together.
+A replayed graph runs no Python, so its kernels have no events of their own, only the one around the launch.
+`graph_annotations` therefore records, for each operation issued during a capture, the graph nodes that it
+made (torch.cuda._graph_annotations, torch 2.12 and later). A profiler's trace names the node of each replayed
+kernel, and `annotate` joins the two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chrome import Event, Progress, Reader, TraceError, Writer
+from .chrome import Event, Progress, Reader, TraceError, Writer, replacing
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _NODE = "graph node id"
-_MARK = "unicomm"  # in an annotation: it is ours
+_MARK = "unicomm"  # the key that all of our annotations have
 Mark = Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]
 
 
@@ -34,15 +33,15 @@ class GraphAnnotations:
 
         annotations = unicomm.profiler.graph_annotations(comm)
         with torch.cuda.graph(graph, enable_annotations=True):
-            comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, async_op=False)
         annotations.save("rank0.annotations.json")
 
-    `records` has what was issued during captures: operation, group, uid, bytes, and the number at the
-    capture, which all replays share. Outside a capture it costs a call of a hook.
+    `records` holds the operations issued during captures: name, communicator, bytes, and the sequence number
+    at the capture, which all replays share. Outside a capture each operation costs the call of a hook.
     """
 
     def __init__(self, mark: Mark | None = None, capturing: Callable[[], bool] | None = None) -> None:
-        """Not for users; `mark` and `capturing` stand in for torch's on machines without a GPU."""
+        """Use `graph_annotations`. Tests without a GPU replace torch by `mark` and `capturing`."""
         self._mark = _torch_mark if mark is None else mark
         self._capturing = _torch_capturing if capturing is None else capturing
         self._handles: list[RemovableHandle] = []
@@ -79,16 +78,16 @@ class GraphAnnotations:
         self._handles += [comm.register_pre_hook(before), comm.register_post_hook(after)]
 
     def remove(self) -> None:
-        """Takes the hooks away; the records stay."""
+        """Removes the hooks; the records stay."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._open.clear()  # of operations that failed
+        self._open.clear()  # operations that failed have left entries
 
     def save(self, path: Path | str, kernels: Mapping[int, list[Any]] | None = None) -> int:
-        """Writes the annotations by graph node, after the capture; how many nodes have one.
+        """Writes the annotations by graph node, after the capture; returns the number of annotated nodes.
 
-        `kernels` are torch's (`torch.cuda._graph_annotations.get_kernel_annotations()` by default).
+        `kernels` are all annotations; default: `torch.cuda._graph_annotations.get_kernel_annotations()`.
         """
         if kernels is None:
             from unicomm.c10d.compat import kernel_annotations
@@ -104,7 +103,7 @@ class GraphAnnotations:
 
 
 def graph_annotations(*comms: Communicator) -> GraphAnnotations:
-    """Annotations of these communicators' captured operations; see `GraphAnnotations`."""
+    """Begins to annotate the captured operations of these communicators; see `GraphAnnotations`."""
     out = GraphAnnotations()
     for comm in comms:
         out.register_with_comm(comm)
@@ -129,9 +128,9 @@ def _torch_mark(annotation: dict[str, Any]) -> contextlib.AbstractContextManager
 def annotate(
     trace: Path | str, annotations: Path | str, output: Path | str, progress: Progress | None = None
 ) -> int:
-    """Writes `trace` again with annotations in the arguments of replayed kernels; how many got one.
+    """Copies `trace`, adds annotations to the arguments of replayed kernels, and returns their number.
 
-    Raises `TraceError` when an input is unusable. Nothing is left under the name of `output` then.
+    Raises `TraceError` when an input is unusable; `output` then does not exist.
     """
     by_node = _read(Path(annotations))
     target = Path(output)
@@ -139,35 +138,28 @@ def annotate(
         raise TraceError(f"{target}: the name has to end in .json or .json.gz")
     if target.exists() and Path(trace).exists() and target.samefile(trace):
         raise TraceError(f"{target} is the trace itself; choose another name for the output")
-    part = target.with_name(target.name + f".{os.getpid()}.part" + (".gz" if target.suffix == ".gz" else ""))
     count = 0
-    try:
-        with Reader(trace) as reader:
-            writer = Writer(part, reader.head)
-            try:
-                for piece in reader.pieces():
-                    count += sum(_annotate(e, by_node) for e in piece)
-                    writer.write(piece)
-                    if progress is not None:
-                        progress(reader.position, reader.size)
-            finally:
-                writer.close(reader.tail)
-        part.replace(target)
-    except OSError as error:
-        raise TraceError(f"cannot write {target}: {error}") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(target) as part, Reader(trace) as reader:
+        writer = Writer(part, reader.head)
+        try:
+            for piece in reader.pieces():
+                count += sum(_annotate(e, by_node) for e in piece)
+                writer.write(piece)
+                if progress is not None:
+                    progress(reader.position, reader.size)
+        finally:
+            writer.close(reader.tail)
     return count
 
 
-def _annotate(e: Event, by_node: dict[int, dict[str, Any]]) -> int:
+def _annotate(e: Event, by_node: dict[int, dict[str, Any]]) -> bool:
     if e.get("cat") not in _WORK:
-        return 0
+        return False
     arguments = e.get("args")
     if not isinstance(arguments, dict) or (found := by_node.get(arguments.get(_NODE, 0))) is None:
-        return 0
+        return False
     e["args"] = arguments | found
-    return 1
+    return True
 
 
 def _read(path: Path) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How ranks fail, and what is said about it."""
+"""The failures of live ranks, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from unicomm.flight_recorder.texts import format_ranks
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank's call failed.
+    """The failure of one rank's call.
 
     Attributes:
-        rank: which.
-        kind: "raised" an exception, "ended" as a process, not done at the "timeout", or "interrupted",
-            because other ranks had failed and this one did not end by itself.
-        summary: one line.
-        traceback: of the rank; where it was, when it was interrupted. May be empty.
-        exception: what it raised, when that could be sent, else None.
+        rank: the rank that failed.
+        kind: "raised": its function raised; "ended": its process ended; "timeout": it was not done in time;
+            "interrupted": other ranks had failed and it did not end by itself.
+        summary: the failure in one line.
+        traceback: the rank's traceback; for an interrupted rank, its stack then. May be empty.
+        exception: the exception that it raised, None if there is none or it could not be sent.
     """
 
     rank: int
@@ -31,11 +31,11 @@ class RankFailure:
 
 
 class RankError(RuntimeError):
-    """Some ranks failed. The message names all of them and has their tracebacks.
+    """Some ranks failed. The message names all of them and contains their tracebacks.
 
     Attributes:
-        failures: by rank; those who failed by themselves first, in the order in which it was noticed.
-        results: what the other ranks returned, by rank.
+        failures: the failures by rank; those that were not caused by others come first.
+        results: the results of the other ranks, by rank.
     """
 
     def __init__(self, failures: Mapping[int, RankFailure], results: Mapping[int, Any]) -> None:
@@ -58,13 +58,13 @@ def _explain(failures: Mapping[int, RankFailure], total: int) -> str:
 
 
 def names(ranks: Iterable[int]) -> str:
-    """Ranks in words."""
+    """Formats ranks, as "rank 3" or "ranks 0-2, 5"."""
     chosen = sorted(ranks)
     return f"rank{'s' if len(chosen) > 1 else ''} {format_ranks(chosen).replace(',', ', ')}"
 
 
 def end_of(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Describes the end of a process by its exit code."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     try:

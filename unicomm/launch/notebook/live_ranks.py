@@ -1,4 +1,4 @@
-"""`launch`, and the ranks that it starts."""
+"""`launch`, and `Ranks`: the processes that it starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from unicomm.c10d.switch import VARIABLE
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError, NotReadyError
 from unicomm.comms.membership.environment import LAUNCHERS, METHOD
 
-from .call import Run
 from .channel import dump_call, sources
-from .errors import end_of, names
 from .output import Listener, RankOutput
-from .process import Event, Worker
+from .rank_call import RankCall
+from .rank_errors import end_of, names
+from .worker_process import Event, WorkerProcess
 
-_CLOSE = 10.0  # seconds that workers get to end by themselves
-_SLOW = 5.0  # seconds of start-up without a word
+_CLOSE = 10.0  # seconds in which workers can end by themselves
+_SLOW = 5.0  # seconds of start-up between two messages about its progress
 
 
 def launch(
@@ -39,29 +39,29 @@ def launch(
     modules: Sequence[str] = ("torch",),
     output: bool | Listener = True,
 ) -> Ranks:
-    """Starts `n` ranks on this host and returns when all are there; `Ranks.run` gives them work.
+    """Starts `n` ranks on this host and returns when all are ready; `Ranks.run` calls functions on them.
 
-    In each of them `unicomm.new_comm` and `torch.distributed.init_process_group` find the others by the
-    environment. They end with the `with` block, by `Ranks.close`, and whenever this process ends.
+    In each rank `unicomm.new_comm` and `torch.distributed.init_process_group` find the other ranks by the
+    environment. The ranks end with the `with` block, with `Ranks.close`, and whenever this process ends.
 
     Args:
-        n: how many.
-        backend: what stands behind torch.distributed, by the switch: "auto", "shm", "gloo" or another name
-            that `new_comm` takes. None leaves torch.distributed as it is.
-        env: more environment variables; they go before all others.
-        timeout: seconds that each `run` may take which brings no other; None: no limit.
-        grace: seconds that ranks get to end by themselves when another one has failed, and again when they
-            were interrupted, before they are killed.
-        start_timeout: seconds until all have started.
-        modules: what they import before they are ready.
-        output: True shows what they print, with the rank before each line; False drops it; a function gets
-            each line as (rank, "stdout" or "stderr", line). Shown while a call runs, and when they end.
+        n: the number of ranks.
+        backend: the backend behind torch.distributed, by the switch: "auto", "shm", "gloo" or another name
+            that `new_comm` accepts. None leaves torch.distributed as it is.
+        env: additional environment variables, which override all others.
+        timeout: seconds that a `run` without a `timeout` of its own may take; None: no limit.
+        grace: seconds in which ranks can end by themselves when another one has failed, and again after
+            they were interrupted; then they are killed.
+        start_timeout: seconds in which all ranks have to start.
+        modules: the modules that the ranks import before they are ready.
+        output: True shows what the ranks print, with the rank before each line; False drops it; a function
+            gets each line as (rank, "stdout" or "stderr", line). Shown while a call runs, and at the end.
 
-    Raises `InvalidArgumentError` before anything is started, `BackendError` when a worker does not come up,
-    `CommTimeoutError` when it is too slow.
+    Raises `InvalidArgumentError` before anything is started, `BackendError` when a rank fails to start,
+    `CommTimeoutError` when it takes too long.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InvalidArgumentError(f"n={n!r} is no number of ranks", hint="pass 1 or more")
+        raise InvalidArgumentError(f"n={n!r} is not a number of ranks", hint="pass 1 or more")
     for name, seconds in (("timeout", timeout), ("grace", grace), ("start_timeout", start_timeout)):
         if seconds is not None and not seconds > 0:
             raise InvalidArgumentError(f"{name}={seconds!r} is not positive", hint="pass seconds")
@@ -73,10 +73,10 @@ def launch(
 
 
 class Ranks:
-    """Live ranks; `launch` makes them. Used by one thread at a time.
+    """Live ranks, which `launch` starts. Only one thread may use them at a time.
 
     Attributes:
-        size: how many they are.
+        size: the number of ranks.
         pids: the process ids, by rank.
     """
 
@@ -109,16 +109,17 @@ class Ranks:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """Calls `fn(*args, **kwargs)` on all ranks, or on `ranks`; what they return, in order of rank.
+        """Calls `fn(*args, **kwargs)` on all ranks, or on `ranks`; returns the results in order of rank.
 
-        `fn` may be a lambda or a function of this notebook or script, and may use what it finds there: it
-        gets copies. What is to stay in the rank for the next call belongs into `state`.
+        `fn` may be a lambda or a function of this notebook or script. It may use the notebook's variables, of
+        which it gets copies. Keep values for later calls in `state`.
 
-        Ctrl-C ends the call, not the ranks; a rank that does not react within the grace is killed, and by a
-        second Ctrl-C at once.
+        Ctrl-C ends the call, not the ranks. A rank that does not react within the grace period is killed; a
+        second Ctrl-C kills at once.
 
-        Raises `RankError` when ranks raise, end or are not done within `timeout` seconds;
-        `InvalidArgumentError` for what cannot be sent, `NotReadyError` after `close` and during another run.
+        Raises `RankError` when ranks raise, end, or are not done within `timeout` seconds;
+        `InvalidArgumentError` for a call that cannot be sent; `NotReadyError` after `close` and during
+        another run.
         """
         chosen = self._choose(ranks)
         limit = self._timeout if timeout is None else timeout
@@ -126,32 +127,32 @@ class Ranks:
             raise InvalidArgumentError(f"timeout={timeout!r} is not positive", hint="pass seconds")
         if os.getpid() != self._owner:
             raise NotReadyError(
-                "these ranks are those of the process that forked this one", hint="launch own ones"
+                "these ranks belong to the process that forked this one", hint="launch new ones here"
             )
         if not self._workers:
             raise NotReadyError("these ranks are closed", hint="launch new ones, or restart()")
         call = dump_call(fn, args, kwargs)
         if not self._busy.acquire(blocking=False):
-            raise NotReadyError("another thread runs something here", hint="one call at a time")
+            raise NotReadyError("another thread runs a call on these ranks", hint="make one call at a time")
         try:
             self._runs += 1
-            run = Run(self._workers, chosen, self._runs, self._events, self._output, self._grace)
-            run.start(call, sources(self._known), limit)
-            results = run.wait()
+            running = RankCall(self._workers, chosen, self._runs, self._events, self._output, self._grace)
+            running.start(call, sources(self._known), limit)
+            results = running.wait()
         finally:
             self._output.flush()
             self._busy.release()
         return [results[rank] for rank in chosen]
 
     def restart(self) -> None:
-        """New processes in place of all of them: after one was killed, or to import changed modules."""
+        """Replaces all processes by new ones: after one was killed, or to import changed modules."""
         self.close()
         self._start()
 
     def close(self) -> None:
-        """Ends the ranks. Those that are still at work after 10 seconds are killed."""
+        """Ends the ranks. Ranks that still run a call after 10 seconds are killed."""
         self._end()
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerProcess] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 rank, what, *more = self._events.get_nowait()
@@ -171,31 +172,31 @@ class Ranks:
         return f"<{self.size} ranks{how}>" if self._workers else f"<{self.size} ranks, closed>"
 
     def __reduce__(self) -> Any:
-        raise TypeError("ranks cannot be used by the ranks themselves: leave it out of the function")
+        raise TypeError("a `Ranks` object cannot be sent to its ranks: leave it out of the function")
 
     def _choose(self, ranks: Iterable[int] | None) -> list[int]:
         chosen = list(range(self.size)) if ranks is None else list(ranks)
         good = all(type(r) is int and 0 <= r < self.size for r in chosen) and len(set(chosen)) == len(chosen)
         if not chosen or not good:
             raise InvalidArgumentError(
-                f"ranks={chosen} are no ranks of these", hint=f"each once, from 0 to {self.size - 1}"
+                f"ranks={chosen} are not ranks of these", hint=f"pass each once, from 0 to {self.size - 1}"
             )
         return sorted(chosen)
 
     def _start(self) -> None:
-        self._known: set[str] = set()  # the names of code that the workers have
+        self._known: set[str] = set()  # the names of sources that the workers have
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._workers = []
         self._owner = os.getpid()
         store = _host_store()
         environment = self._environment(store.port)
-        # At the end of the interpreter, too, and when nobody holds these ranks any more.
+        # Also runs at the end of the interpreter, and when this object is collected.
         self._end = weakref.finalize(self, _end, self._owner, self._workers, store)
         try:
             for rank in range(self.size):
                 places = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 env = environment | places | self._env
-                self._workers.append(Worker(rank, env, self._modules, self._events))
+                self._workers.append(WorkerProcess(rank, env, self._modules, self._events))
             self._await_start()
         except BaseException:
             for worker in self._workers:
@@ -205,7 +206,7 @@ class Ranks:
         self.pids = tuple(worker.pid for worker in self._workers)
 
     def _environment(self, port: int) -> dict[str, str]:
-        """What all ranks have: torchrun's variables, and none of a launcher that started this process."""
+        """Returns the ranks' environment: torchrun's variables, without those of this process's launcher."""
         foreign = {METHOD} | {name for row in LAUNCHERS for name in (row.rank, *row.sizes)}
         inherited = {name: value for name, value in os.environ.items() if name not in foreign}
         cores = len(os.sched_getaffinity(0))
@@ -225,7 +226,7 @@ class Ranks:
     def _await_start(self) -> None:
         missing = set(range(self.size))
         began = now = time.monotonic()
-        said = began
+        reported = began
         while missing:
             try:
                 rank, what, *more = self._events.get(timeout=0.5)
@@ -240,22 +241,22 @@ class Ranks:
                 self._output.flush()
                 why = more[1].rstrip() if what == "broken" else end_of(more[0])
                 raise BackendError(
-                    f"rank {rank} did not start: {why}", culprits=[rank], hint="see what it printed"
+                    f"rank {rank} did not start: {why}", culprits=[rank], hint="look at its output"
                 )
             elif now - began > self._start_timeout:
                 raise CommTimeoutError(
                     f"{names(missing)} did not start within {self._start_timeout:g} s",
                     culprits=sorted(missing),
-                    hint="see what else runs on this machine; raise start_timeout=",
+                    hint="check what else runs on this machine, or raise start_timeout=",
                 )
-            if missing and now - said > _SLOW:
-                said = now
+            if missing and now - reported > _SLOW:
+                reported = now
                 count = self.size - len(missing)
                 self._output.say(f"{count} of {self.size} ranks are ready after {now - began:.0f} s")
 
 
 def _host_store() -> Any:
-    """The store of all ranks, in this process, so that no port has to be free twice; on loopback alone."""
+    """Creates the ranks' store in this process, on loopback; its port is bound when it is chosen."""
     from unicomm.c10d.compat import TCPStore
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -265,9 +266,9 @@ def _host_store() -> Any:
     )
 
 
-def _end(owner: int, workers: Sequence[Worker], store: Any) -> None:
+def _end(owner: int, workers: Sequence[WorkerProcess], store: Any) -> None:
     if os.getpid() != owner:
-        return  # a child that was forked, and that ends
+        return  # a forked child that ends
     for worker in workers:
         if worker.ended is None:
             worker.send("close")

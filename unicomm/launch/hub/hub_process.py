@@ -1,4 +1,4 @@
-"""The hub as the launcher has it: a child that is told things, and may be slow, stopped or gone."""
+"""The hub as the launcher sees it: a child process that may be slow, stopped or gone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-_MOST_PENDING = 1 << 16  # bytes, what a pipe takes
+_MOST_PENDING = 1 << 16  # bytes that a pipe holds
 
 
 class HubProcess:
-    """A hub. Nothing here raises or waits because of it, except `wait`, which waits as long as it is told."""
+    """A hub's process. No method raises or blocks because of its state; `wait` waits up to its time limit."""
 
     def __init__(self, log: Path) -> None:
         with log.open("wb") as errors:
@@ -26,7 +26,7 @@ class HubProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # what the user's keys end is the job; the hub ends after it
+                start_new_session=True,  # Ctrl-C ends the job, and the launcher then ends the hub
             )
         assert self._process.stdin is not None
         self._commands = self._process.stdin.fileno()
@@ -52,20 +52,20 @@ class HubProcess:
             self._changed.notify_all()
 
     def tell(self, do: str, **what: Any) -> None:
-        """Says something, unless the hub is gone or has not listened for long."""
+        """Sends the hub a command; does nothing if the hub is gone or its pipe is full."""
         line = json.dumps({"do": do} | what).encode() + b"\n"
         if len(line) < _MOST_PENDING:
             with contextlib.suppress(OSError):
                 os.write(self._commands, line)
 
     def forget(self, *what: str) -> None:
-        """What it said of this does not count any more."""
+        """Discards the messages of these kinds that the hub has sent so far."""
         with self._changed:
             for each in what:
                 self._said.pop(each, None)
 
     def wait(self, *what: str, seconds: float) -> dict[str, Any] | None:
-        """The first of these that it says, or has said; None when it is gone, or says none in time."""
+        """Returns the first message of these kinds; None when the hub is gone or sends none in time."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
@@ -78,7 +78,7 @@ class HubProcess:
                 self._changed.wait(left)
 
     def close(self) -> None:
-        """Ends it."""
+        """Kills the process."""
         with contextlib.suppress(OSError):
             os.kill(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

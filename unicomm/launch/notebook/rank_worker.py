@@ -1,8 +1,8 @@
-"""A live worker: runs what its parent sends, one call after the other, until the parent says so or is gone.
+"""The process of a live rank: runs the calls that its parent sends, until the parent closes it or ends.
 
-Started by process.py as a process of its own, with the numbers of two descriptors: its end of the
-channel, and the end of a pipe in which nobody ever writes. The pipe breaks when the parent ends, however it
-ends, and then the kernel kills the worker and all that it started, even while it holds Python's lock.
+worker_process.py starts it with the numbers of two descriptors: its end of the channel, and the reading end
+of a pipe into which nothing is written. The pipe breaks whenever the parent ends; the kernel then kills the
+worker and all processes that it has started, even while the worker holds Python's lock.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from typing import Any
 from .channel import Channel, dump, learn, load
 
 _F_SETSIG = 10  # of Linux' <fcntl.h>; the fcntl module has no name for it
-_PATIENCE = 1.0  # seconds after Ctrl-C, before operations that do not hear it are aborted
-_AGAIN = 5  # so many of these until it is said once more
+_PATIENCE = 1.0  # seconds after an interrupt until operations that do not react to it are aborted
+_AGAIN = 5  # the interrupt is repeated after this many of these periods
 _here = False  # whether this process is a worker
 
 
 class _State:
-    """Attributes that live in a worker from run to run; every worker has its own."""
+    """A namespace that lives in a worker from call to call; each worker has its own."""
 
     def __reduce__(self) -> str:
-        return "state"  # by name: a function that is sent finds the worker's
+        return "state"  # pickled by name, so that a function finds the state of its worker
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not _here:
-            raise AttributeError("state is that of the ranks: use it in functions that they run")
+            raise AttributeError("state belongs to the ranks: use it in functions that they run")
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        where = "no earlier run has set it" if _here else "state is that of the ranks: use it there"
+        where = "no earlier run has set it" if _here else "state belongs to the ranks: use it there"
         raise AttributeError(f"state.{name}: {where}")
 
 
@@ -50,7 +50,7 @@ state: Any = _State()
 
 
 def main(arguments: list[str]) -> None:
-    """The worker's life. `arguments`: descriptor of the channel, of the pipe, and modules to import."""
+    """Runs the worker. `arguments`: the descriptors of the channel and the pipe, and modules to import."""
     global _here
     channel, pipe, *modules = arguments
     _die_with_parent(int(pipe))
@@ -74,12 +74,12 @@ def main(arguments: list[str]) -> None:
 
 
 def _die_with_parent(pipe: int) -> None:
-    # Owner and signal belong to the open file, which this worker therefore shares with nobody.
+    # Owner and signal are properties of the open file, so no other worker may share it.
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(pipe, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
-    poll.register(pipe, 0)  # that it is broken is always told
+    poll.register(pipe, 0)  # a broken pipe is always reported
     if poll.poll(0):
         _die()
 
@@ -89,14 +89,14 @@ def _die() -> None:
 
 
 class _Worker:
-    """The main thread runs calls; another one listens, so that a call can be interrupted."""
+    """Runs calls in the main thread; another thread receives messages, so that calls can be interrupted."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._calls: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
-        self._running = 0  # the number of the run; 0 for none
-        self._ended = threading.Event()  # the run
-        self._interrupted = 0  # the number of the run that is to end
+        self._running = 0  # the number of the running call; 0 for none
+        self._ended = threading.Event()  # set when the call has ended
+        self._interrupted = 0  # the number of the call that was interrupted
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="unicomm-worker", daemon=True).start()
@@ -120,7 +120,7 @@ class _Worker:
                 learn(*more)
             else:
                 self._calls.put(None)
-        _die()  # the parent is gone, or has closed
+        _die()  # the parent has ended or closed the channel
 
     def _interrupt(self, number: int) -> None:
         thread = threading.main_thread().ident
@@ -132,20 +132,20 @@ class _Worker:
         threading.Thread(target=self._press, args=[number, thread], daemon=True).start()
 
     def _press(self, number: int, thread: int) -> None:
-        """Interrupts a run until it ends: once is not enough where code swallows it, as some imports do."""
+        """Interrupts a call until it ends; repeats it, because some code swallows a KeyboardInterrupt."""
         signal.pthread_kill(thread, signal.SIGINT)
         seconds = 0
         while not self._ended.wait(_PATIENCE) and self._running == number:
             seconds += 1
-            # Native waits do not hear it. They end when their communicator does.
+            # Native waits do not react to signals. They end when their communicator is aborted.
             if (lifecycle := sys.modules.get("unicomm.comms.membership.lifecycle")) is not None:
                 lifecycle.abort_all()
             if seconds % _AGAIN == 0:
                 signal.pthread_kill(thread, signal.SIGINT)
 
     def _run(self, number: int, call: bytes) -> tuple[Any, ...]:
-        """The answer to a call: its result, or how it failed."""
-        # A group that is made again, in another run, finds nothing of the first one in the store.
+        """Runs a call and returns the answer: its result, or its failure."""
+        # Separates the keys in the store of groups that are created again in a later call.
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
         try:
             try:
@@ -166,7 +166,7 @@ class _Worker:
 
 
 def _describe(error: BaseException, trace: Any) -> tuple[str, str, bytes | None]:
-    """An exception in one line, with its traceback, and as a pickle if it has one."""
+    """Returns an exception as one line, with its traceback, and as a pickle if it can be pickled."""
     text = "".join(traceback.format_exception(type(error), error, trace))
     line = "".join(traceback.format_exception_only(type(error), error)).strip()
     try:
@@ -181,4 +181,4 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    ctypes.CDLL(None).fflush(None)  # what C code printed
+    ctypes.CDLL(None).fflush(None)  # output of C code

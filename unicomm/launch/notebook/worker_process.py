@@ -1,4 +1,4 @@
-"""The parent's side of a live worker: its process, and a thread that hears all it says."""
+"""A live worker as its parent sees it: the process, and a thread that receives its messages and output."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from typing import Any
 
 from .channel import Channel, pair
 
-# The parent's search path before the first import, so that the worker finds the same modules; without the
-# parent's program, which is not run again.
+# Sets the parent's search path before the first import, so that the worker finds the same modules. The
+# worker does not run the parent's program.
 _START = (
     "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); "
-    "from unicomm.launch.notebook.worker import main; main(sys.argv[1:])"
+    "from unicomm.launch.notebook.rank_worker import main; main(sys.argv[1:])"
 )
 _CHUNK = 1 << 16
-_MOST = 20000  # events that may wait to be shown; more output than that is dropped
+_MOST = 20000  # events that may wait to be shown; further output is dropped
 
 Event = tuple[Any, ...]  # rank, what, more
 
 
-class Worker:
-    """One worker process. What it says goes into `events`, as (rank, what, ...):
+class WorkerProcess:
+    """One worker process. Its messages go into the queue `events`, as (rank, kind, ...).
 
-    ("text", stream, text) for output, ("ready", pid), ("broken", ...), ("done", ...), ("failed", ...) and
-    ("where", ...) as worker.py sends them, and at its end ("ended", exit code, negative for a signal).
-    Output that was written before an answer comes before it.
+    The kinds are "text" (stream, text) for output; "ready" (pid), "broken", "done", "failed" and "where" as
+    rank_worker.py sends them; and at the end "ended" (exit code, negative for a signal). Output that was
+    written before an answer comes before it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Worker:
         events: queue.SimpleQueue[Event],
     ) -> None:
         mine, theirs = pair()
-        # The worker ends when the last writer of this pipe is gone, which is this process.
+        # The worker ends when the last writer of this pipe is gone; this process is the only writer.
         reader, self._writer = os.pipe()
         self.rank = rank
         self.ended: int | None = None
@@ -60,7 +60,7 @@ class Worker:
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno(), reader],
                 env=dict(env),
-                start_new_session=True,  # Ctrl-C in the terminal is for the parent, who passes it on
+                start_new_session=True,  # Ctrl-C in the terminal goes to the parent, which forwards it
             )
         except BaseException:
             os.close(self._writer)
@@ -73,7 +73,7 @@ class Worker:
         self._thread.start()
 
     def send(self, *message: Any) -> bool:
-        """Whether it could be sent. A worker that does not take it, or only a part, is killed."""
+        """Sends a message; returns whether it was sent. A worker that does not accept all of it is killed."""
         sent = False
         try:
             self._channel.send(*message)
@@ -86,13 +86,13 @@ class Worker:
         return sent
 
     def kill(self) -> None:
-        """Kills it and what it has started."""
+        """Kills the worker and all processes that it has started."""
         if self.ended is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def join(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, within `seconds`."""
+        """Waits up to `seconds` for the end of the worker; returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -105,7 +105,7 @@ class Worker:
         }
         for output in outputs:
             os.set_blocking(output, False)
-        # Not the channel's end: what the worker has forked may hold it as well.
+        # The pidfd tells the worker's end. The channel may not, because its forks may hold it open.
         process = os.pidfd_open(self.pid)
         with selectors.DefaultSelector() as selector:
             sources: list[Any] = [self._channel, process, *outputs]
@@ -138,14 +138,14 @@ class Worker:
                     message = self._channel.receive()
                     if message is None:
                         selector.unregister(self._channel)
-                        self.kill()  # of no use any more
+                        self.kill()  # unusable without its channel
                     else:
                         read_all()
                         self._events.put((self.rank, *message))
                         alive = True  # there may be another one
             read_all()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is still that of the worker
         self.ended = self._process.wait()
         for descriptor in (self._process.stdout, self._process.stderr, self._channel):
             descriptor.close()
@@ -154,7 +154,7 @@ class Worker:
         self._events.put((self.rank, "ended", self.ended))
 
     def _tell_text(self, stream: str, text: str) -> None:
-        if self._events.qsize() > _MOST:  # nobody looks: a thread prints between two runs
+        if self._events.qsize() > _MOST:  # nothing reads the events: a thread prints between two runs
             self._dropped += len(text)
             return
         if self._dropped:

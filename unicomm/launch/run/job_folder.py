@@ -1,9 +1,9 @@
-"""Folders of a job of `unicomm run` on one host: where its ranks write, and what was kept; where its hub is.
+"""The folders of a job of `unicomm run` on one host, and the notes that say where its hub listens.
 
-run-DATE-PID-.../       of one `unicomm run`; locked while it runs
-    0/ 1/ ...           rings of the ranks' first start, of the second, ...
-    failed-0/ ...       rings of this host as they were when a rank failed
-    job-0/ ...          rings of all hosts
+run-DATE-PID-.../       one call of `unicomm run`; locked while it runs
+    0/ 1/ ...           the rings of the first attempt, of the second, ...
+    failed-0/ ...       copies of this host's rings, made when a rank failed
+    job-0/ ...          the rings of all hosts
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from unicomm.flight_recorder.ring.folder import private_folder, process_start_ticks
 
-DEFAULT_PORT = 29401  # of hubs: the next one to that of torch's rendezvous
+DEFAULT_PORT = 29401  # of hubs: the port after that of torch's rendezvous
 _OLDEST = 3 * 86400.0  # seconds that a job's rings are kept
-_MOST = 8  # jobs of the past whose rings are kept
+_MOST = 8  # the number of ended jobs whose rings are kept
 _LOCK, _LOG = "lock", "hub.log"
 
 
-class RunFolder:
-    """A new folder in `base`. Raises `OSError`."""
+class JobFolder:
+    """The folder of a new job, created in `base`. Raises `OSError`."""
 
     def __init__(self, base: Path) -> None:
         name = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -52,7 +52,7 @@ class RunFolder:
         return self.path / f"job-{attempt}"
 
     def close(self, keep: bool) -> None:
-        """Removes it, or what nobody needs after the job."""
+        """Unlocks the folder, and removes it unless `keep`."""
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -63,7 +63,7 @@ class RunFolder:
 
 
 def _ended(folder: Path) -> bool:
-    """Whether nobody runs in a folder any more."""
+    """Whether the job of a folder has ended."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -78,7 +78,7 @@ def _ended(folder: Path) -> bool:
 
 
 def clean(base: Path) -> None:
-    """Removes what jobs of the past have left: the old ones, and all but the latest few."""
+    """Removes the folders of ended jobs, except the few latest that are not old."""
     past = sorted((f for f in base.glob("run-*") if _ended(f)), reverse=True)
     for number, folder in enumerate(past):
         with contextlib.suppress(OSError):
@@ -86,14 +86,14 @@ def clean(base: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- the hubs of this host ------------------------------------------------------------------------------
+# --- hubs of this host ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HubNote:
-    """Where the hub of a job of this user is. Only this user can read it, for it has the token.
+    """Where the hub of a job listens, and its token; a file that only this user can read.
 
-    `numbers` tells whose process numbers `pid` is one of: containers may share the folder, but not these.
+    `numbers` identifies the process namespace of `pid`: containers may share the folder, but not their pids.
     """
 
     address: str
@@ -101,12 +101,12 @@ class HubNote:
     token: str
     pid: int
     numbers: str
-    ticks: int  # when the process started: another one with its number is no hub
+    ticks: int  # when the process started, to recognize another process with the same number
     folder: str
 
 
 def note_hub(address: str, port: int, token: str, pid: int, folder: Path) -> Path:
-    """Writes the note; its file. Raises `OSError`."""
+    """Writes a note and returns its file. Raises `OSError`."""
     path = private_folder() / f"hub-{pid}-{secrets.token_hex(3)}.json"
     note = HubNote(address, port, token, pid, _numbers(), process_start_ticks(pid) or 0, str(folder))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -115,7 +115,7 @@ def note_hub(address: str, port: int, token: str, pid: int, folder: Path) -> Pat
 
 
 def running_hubs() -> Iterator[HubNote]:
-    """Hubs of this user's jobs that run on this host; notes of others are removed."""
+    """Yields the notes of this user's running hubs on this host, and removes those of ended hubs."""
     for file in sorted(private_folder().glob("hub-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             note = HubNote(**json.loads(file.read_text()))

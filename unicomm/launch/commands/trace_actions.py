@@ -1,16 +1,17 @@
-"""What `unicomm trace analyze` and `unicomm trace selftest` do; imported when they run."""
+"""What `unicomm trace analyze` and `unicomm trace selftest` do."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 
-from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.analyze import analyze as analyze_table
 from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
 from unicomm.flight_recorder.reports.report_text import render
@@ -18,12 +19,12 @@ from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import Table
 
-GOOD, FOUND, UNUSABLE = 0, 1, 2
+from .terminal import FOUND, GOOD, UNUSABLE, print_error, print_unreadable, progress
 
 
 @dataclass
 class Outputs:
-    """What the user asked for besides, or instead of, the text on the terminal."""
+    """The outputs that the user asked for, besides or instead of the text on the terminal."""
 
     json: bool = False
     markdown: bool = False
@@ -32,51 +33,37 @@ class Outputs:
     share: bool = False
 
 
-def _progress(errors: Console) -> Progress:
-    # Goes to stderr and vanishes, so that pipes and logs see the report alone.
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-
-
 def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
-    with _progress(errors) as bar:
+    with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
         table = load(paths, lambda done, total: bar.update(task, completed=done, total=total))
         if not table.sources:
             return table, None
         step = bar.add_task("analyzing", total=None)
-        return table, analyze(table, stuck_after, lambda name: bar.update(step, description=name))
+        return table, analyze_table(table, stuck_after, lambda name: bar.update(step, description=name))
 
 
 def _writers(outputs: Outputs) -> list[tuple[Callable[[Report, Table, Path], None], Path]]:
-    """The modules that write files; asked for before the long work, so that a missing one is told at once."""
+    """Imports what writes the files, before the long work, so that a missing package is reported at once."""
     out: list[tuple[Callable[[Report, Table, Path], None], Path]] = []
-    for name, path in (("html", outputs.html), ("perfetto", outputs.perfetto)):
+    wanted = (("html", "report_html", outputs.html), ("perfetto", "perfetto", outputs.perfetto))
+    for option, module, path in wanted:
         if path is None:
             continue
-        from importlib import import_module
-
         if not path.parent.is_dir():
-            raise OSError(f"--{name} {path}: the folder {path.parent} is not there")
-        out.append((import_module(f"unicomm.flight_recorder.reports.{name}").write, path))
+            raise OSError(f"--{option} {path}: the folder {path.parent} does not exist")
+        out.append((import_module(f"unicomm.flight_recorder.reports.{module}").write, path))
     return out
 
 
-def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
-    """Reads, analyzes and prints; the exit code."""
+def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
+    """Reads, analyzes and prints. Returns the exit code."""
     console, errors = Console(), Console(stderr=True)
     try:
         writers = _writers(outputs)
         table, report = _load(paths or [rings_folder()], stuck_after, errors)
     except (FolderError, OSError, ImportError) as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        print_error(errors, error)
         return UNUSABLE
     if report is None:
         return _nothing(paths, table, errors)
@@ -86,7 +73,7 @@ def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
         try:
             write(report, table, path)
         except OSError as error:
-            errors.print(f"cannot write {path}: {error}", style="red", markup=False, soft_wrap=True)
+            print_error(errors, f"cannot write {path}: {error}")
             return UNUSABLE
         errors.print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
     if outputs.json:
@@ -99,12 +86,11 @@ def run(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
 
 
 def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
-    for finding in table.remarks[:20]:
-        errors.print(f"{finding.path}: {finding.message}", style="red", markup=False, soft_wrap=True)
+    print_unreadable(errors, table.remarks)
     where = ", ".join(map(str, paths)) or str(rings_folder())
     errors.print(
-        f"no dump or ring in {where}. Rings are there while a program with a communicator runs, and after it"
-        " was killed or failed; torch writes dumps where TORCH_FR_DUMP_TEMP_FILE says when a collective times"
+        f"no dump or ring in {where}. Rings exist while a program with a communicator runs, and after it was"
+        " killed or failed; torch writes dumps to the path in TORCH_FR_DUMP_TEMP_FILE when a collective times"
         " out.",
         soft_wrap=True,
         markup=False,
@@ -113,13 +99,13 @@ def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
 
 
 def selftest(largest: int, as_json: bool) -> int:
-    """Runs the corpus and prints precision and recall; the exit code."""
+    """Runs the corpus and prints precision and recall. Returns the exit code."""
     from rich.table import Table as Grid
 
     from unicomm.flight_recorder.corpus.selftest import TARGET, run
 
     console, errors = Console(), Console(stderr=True)
-    with _progress(errors) as bar:
+    with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("corpus", total=None)
         result = run(largest, lambda name: bar.update(task, advance=1, description=name))
     scores = {kind.value: score for kind, score in sorted(result.verdicts.items())}

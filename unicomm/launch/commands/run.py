@@ -1,4 +1,4 @@
-"""The command `unicomm run`: passes its arguments to torchrun's parser, which knows what they mean."""
+"""`unicomm run`: passes its arguments on to torchrun's parser."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def run(context: typer.Context) -> None:
-    """Start a program's ranks: torchrun, with unicomm behind torch.distributed and a verdict on failures."""
-    from .command import main
+    """Starts a program's ranks: torchrun, with unicomm behind torch.distributed and a verdict on failures."""
+    from unicomm.launch.run.launcher import main
 
     code = main(context.args)
     sys.stdout.flush()

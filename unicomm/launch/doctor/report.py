@@ -1,7 +1,6 @@
-"""`unicomm doctor`: what this installation can do on this machine, what is missing, and the cure.
+"""The report of `unicomm doctor`: its checks of the installation and the launcher, and its output.
 
-Nothing in here raises: whatever a check runs into becomes a finding of the report, because the doctor is
-for installations where something is broken.
+No check raises, because the doctor is for installations where something is broken: errors become findings.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from rich.table import Table
 import unicomm
 
 from . import verified
-from .backends import BROKEN, MISSING, NOT_HERE, WORKS, Finding, backend_reports, line_of, version_of
+from .backends import backend_reports
+from .findings import BROKEN, MISSING, NOT_HERE, WORKS, Finding, line_of, version_of
 
-# Instruction sets that the core's reductions are built for, or that tell machines apart.
+# Instruction sets that the core's reductions are built for, or that distinguish machines.
 _FEATURES = """
 sse4_2 avx avx2 f16c fma avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_fp16 amx_bf16
 asimd asimdhp sve sve2 bf16
@@ -50,12 +50,12 @@ PMIX_RANK PMIX_SIZE PMIX_NAMESPACE MPI_LOCALRANKID MPI_LOCALNRANKS SLURM_JOB_ID 
 SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE CUDA_VISIBLE_DEVICES
 HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES OMP_NUM_THREADS LD_LIBRARY_PATH XDG_RUNTIME_DIR TMPDIR
 """
-_RING_ROOM = 2 << 20  # bytes; a ring of the usual size needs about 1.1 MB
+_RING_ROOM = 2 << 20  # bytes; a ring of the default size needs about 1.1 MB
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 
 def run(as_json: bool) -> int:
-    """Prints the report, as tables or as JSON. Returns 0 when the core and shm or gloo work, else 1."""
+    """Prints the report as tables or as JSON. Returns exit code 0 if unicomm can be used here, else 1."""
     report = collect()
     if as_json:
         print(json.dumps(report, indent=2))
@@ -65,10 +65,10 @@ def run(as_json: bool) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """The report as plain data. `ok` says whether the core and at least shm or gloo work."""
+    """Runs all checks and returns the report as plain data. `ok`: the core and shm or gloo work."""
     core = _core()
     ran = verified.load()
-    # Before the self-tests, which have this process write a ring of its own.
+    # Before the self-tests, in which this process writes a ring of its own.
     recorder = _recorder()
     backends = backend_reports()
     for backend in backends:
@@ -103,7 +103,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _cpu_info(*names: str) -> str:
-    """The first of these fields of /proc/cpuinfo that is there."""
+    """Returns the first of these fields that /proc/cpuinfo has, else ""."""
     for name in names:
         for line in _read("/proc/cpuinfo").splitlines():
             key, _, value = line.partition(":")
@@ -153,7 +153,7 @@ def _core() -> list[Finding]:
 
 
 def _switch() -> Finding:
-    """What `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` does here."""
+    """Checks what `TORCH_DISTRIBUTED_USE_TORCHCOMMS=1` does in this process."""
     from unicomm.c10d import switch
 
     try:
@@ -169,7 +169,7 @@ def _switch() -> Finding:
 
 
 def _symmetric() -> Finding:
-    """Which operations of torch's symmetric memory run on CPU tensors, and why others do not."""
+    """Checks which operations of torch's symmetric memory run on CPU tensors, and why others do not."""
     what = "torch.ops.symm_mem"
     try:
         from unicomm.comms.errors import NotReadyError
@@ -204,15 +204,15 @@ def _environment() -> list[Finding]:
         host = "the launcher" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
         store = Finding("store", None, f"TCP at {address}:{port}, hosted by {host}")
     elif found.local_size == found.size:
-        store = Finding("store", None, "a file, as all ranks are on this host")
+        store = Finding("store", None, "a file, because all ranks are on this host")
     else:
         cure = "set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, or pass store="
-        store = Finding("store", False, "none to meet at", cure)
+        store = Finding("store", False, "none: the ranks cannot meet", cure)
     return [*findings, store]
 
 
 def _variables() -> dict[str, str]:
-    """The variables that launchers, backends and unicomm read; secrets are not shown."""
+    """Returns the variables that launchers, backends and unicomm read; secrets are masked."""
     return {
         name: "(set, not shown)" if any(word in name for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
@@ -224,7 +224,7 @@ def _variables() -> dict[str, str]:
 
 
 def _recorder() -> Finding:
-    """The folder of the rings, and what lies in it."""
+    """Checks the folder of the rings: the number and size of rings in it, and the free space."""
     what = "recorder's rings"
     try:
         from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive, rings_folder
@@ -240,7 +240,7 @@ def _recorder() -> Finding:
         f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}; {_size(free)} free"
     )
     if free < _RING_ROOM:
-        return Finding(what, False, detail, "free some room, or set UNICOMM_TRACE_DIR to a folder with more")
+        return Finding(what, False, detail, "free some space, or set UNICOMM_TRACE_DIR to a folder with more")
     return Finding(what, True, detail)
 
 
@@ -248,7 +248,7 @@ def _size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.1f} MiB"
 
 
-# --- for people -----------------------------------------------------------------------------------------
+# --- output as tables -----------------------------------------------------------------------------------
 
 
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
@@ -256,7 +256,7 @@ _COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim"}
 
 
 def _show(report: dict[str, Any], console: Console) -> None:
-    general = _table("what", "", "found")
+    general = _table("check", "", "result")
     for name, version in report["versions"].items():
         general.add_row(name, "", escape(version or "not installed"))
     for finding in [*report["core"], *report["environment"], report["recorder"]]:
@@ -265,7 +265,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
         general.add_row(f"[dim]{name}[/]", "", escape(value))
     console.print(general)
 
-    backends = _table("backend", "", "what", "found")
+    backends = _table("backend", "", "check", "result")
     for backend in report["backends"]:
         backends.add_section()
         label = f"{backend['name']}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
@@ -277,7 +277,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
     console.print(backends)
     console.print(f"Never run on hardware: {', '.join(report['never_verified'])}.", highlight=False)
     verdict = (
-        "[green]The core works.[/]" if report["ok"] else "[red]unicomm cannot be used here yet; see above.[/]"
+        "[green]unicomm works.[/]" if report["ok"] else "[red]unicomm cannot be used here yet; see above.[/]"
     )
     console.print(verdict)
 

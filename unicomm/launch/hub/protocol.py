@@ -1,8 +1,9 @@
-"""What hubs say to each other and to `unicomm trace top --connect`, and how they know each other.
+"""The messages between hubs and viewers (`unicomm trace top --connect`), and their authentication.
 
-One request, one answer, each a message of one frame. All connections are encrypted and authenticated with
-ZeroMQ's CURVE; both sides' keys come from the job's token, so who knows the token may ask, and nobody else
-gets as far as a message. Whatever a peer sends is bounded before memory is taken for it, and every wait ends.
+Each request gets one answer, and each is a message of one frame. All connections are encrypted and
+authenticated with ZeroMQ's CURVE. The keys of both sides are derived from the job's token: only who knows the
+token can send a request at all. The size of everything that a peer sends is checked before memory is taken
+for it, and every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _SHORTEST_TOKEN = 16
 
 
 class HubError(Exception):
-    """A hub cannot be had, does not answer, or refuses; the message says what to do."""
+    """A hub cannot be reached, does not answer, or refuses; the message says what to do."""
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
-    """What can be asked."""
+    """A request to a hub."""
 
 
 class Ping(Request, frozen=True):
-    """Are you there?"""
+    """Asks whether the hub answers at all."""
 
 
 class Announce(Request, frozen=True):
-    """Host number `host` has a hub at `address` (of ZeroMQ); `round` tells starts of the ranks apart."""
+    """Says that host number `host` has a hub at `address`; `round` identifies a start of the ranks."""
 
     host: int
     address: str
@@ -50,29 +51,29 @@ class Announce(Request, frozen=True):
 
 
 class Look(Request, frozen=True):
-    """The rings as they are now, with so many of their newest records; of all hosts, or of this one."""
+    """Asks for the rings as they are now, with their newest `records`, of all hosts or of this one."""
 
     records: int = 64
     everywhere: bool = True
 
 
 class Files(Request, frozen=True):
-    """The rings of this host as they were when a rank failed, or, if none did, as they are now."""
+    """Asks for the names of this host's rings, as they were when a rank failed or else as they are now."""
 
 
 class Read(Request, frozen=True):
-    """A part of one of the files."""
+    """Asks for a part of one of these files."""
 
     name: str
     offset: int
 
 
 class Gather(Request, frozen=True):
-    """The rings of all hosts in one folder, and what they tell. Answered when it is done."""
+    """Asks to copy the rings of all hosts into one folder and to analyze them. Answered when that is done."""
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
-    """What comes back."""
+    """The answer to a request."""
 
 
 class Done(Answer, frozen=True):
@@ -84,7 +85,7 @@ class Refused(Answer, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """A copy of a ring, packed, of `size` bytes."""
+    """A compressed copy of a ring of `size` bytes."""
 
     host: str
     name: str
@@ -93,7 +94,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 class Rings(Answer, frozen=True):
-    """`missing`: what could not be had, a sentence each."""
+    """Copies of rings; `missing` says which rings could not be had, a sentence each."""
 
     rings: list[Packed]
     missing: list[str] = []
@@ -106,14 +107,14 @@ class Listing(Answer, frozen=True):
 
 
 class Part(Answer, frozen=True):
-    """Packed; `size` bytes when unpacked, 0 behind the end."""
+    """A compressed part of a file, of `size` bytes; 0 bytes after its end."""
 
     size: int
     data: bytes
 
 
 class Gathered(Answer, frozen=True):
-    """`folder` on `host` has the rings of `hosts` hosts; `sentence`: the main finding, "" for none."""
+    """`folder` on `host` holds the rings of `hosts` hosts; `sentence`: the main finding, "" for none."""
 
     host: str
     folder: str
@@ -123,7 +124,7 @@ class Gathered(Answer, frozen=True):
 
 
 class Tell(Request, frozen=True):
-    """What gathering came to: for those who ask when the host that gathered may be gone."""
+    """Tells another hub the result of gathering, because the hub that gathered may end first."""
 
     found: Gathered
 
@@ -136,7 +137,7 @@ encode = msgspec.msgpack.encode
 
 
 def read_request(data: bytes) -> AnyRequest:
-    """Raises `HubError` for anything else."""
+    """Decodes a request. Raises `HubError` for anything else."""
     try:
         request: AnyRequest = _requests.decode(data)
         return request
@@ -145,9 +146,9 @@ def read_request(data: bytes) -> AnyRequest:
 
 
 def file_name(name: str) -> str:
-    """A ring's name that a peer gave. Raises `HubError` where it could mean more than a file of a folder."""
+    """Checks the name of a ring that a peer sent. Raises `HubError` unless it is a plain file name."""
     if not _NAME.fullmatch(name):
-        raise HubError(f"{name[:80]!r} is no name of a ring")
+        raise HubError(f"{name[:80]!r} is not the name of a ring")
     return name
 
 
@@ -156,16 +157,16 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(data: bytes, size: int, most: int) -> bytes:
-    """Raises `HubError` when there are not `size` bytes, or that is more than `most`."""
+    """Decompresses `size` bytes. Raises `HubError` for another number of bytes, or for more than `most`."""
     if not 0 <= size <= most:
-        raise HubError(f"{size} bytes are more than the {most} that are allowed")
+        raise HubError(f"{size} bytes are more than the allowed {most}")
     unpacker = zlib.decompressobj()
     try:
         out = unpacker.decompress(data, size + 1)
     except zlib.error as error:
-        raise HubError(f"broken data: {error}") from None
+        raise HubError(f"damaged data: {error}") from None
     if len(out) != size or unpacker.unconsumed_tail:
-        raise HubError(f"not the {size} bytes that were announced")
+        raise HubError(f"the data has not the {size} bytes that were announced")
     return out
 
 
@@ -173,30 +174,30 @@ def unpack(data: bytes, size: int, most: int) -> bytes:
 
 
 def check_token(token: str) -> str:
-    """Raises `HubError` for a token that is too short to be a secret."""
+    """Returns the token. Raises `HubError` when it is too short to be a secret."""
     if len(token) < _SHORTEST_TOKEN or not token.isascii():
         raise HubError(
-            f"{TOKEN_VARIABLE} is no secret; use {_SHORTEST_TOKEN} or more characters, such as those of"
-            " `openssl rand -hex 16`, the same on all hosts"
+            f"{TOKEN_VARIABLE} is too short to be a secret; use {_SHORTEST_TOKEN} or more ASCII characters,"
+            " such as those of `openssl rand -hex 16`, the same on all hosts"
         )
     return token
 
 
 def keys(token: str, side: str) -> tuple[bytes, bytes]:
-    """(public, secret) of all hubs ("hub") or of all who ask ("guest") of a job."""
+    """Returns the (public, secret) keys that all hubs ("hub") or all clients ("guest") of a job share."""
     secret = z85.encode(
         hashlib.blake2b(token.encode(), digest_size=32, person=f"uc-{side}".encode()).digest()
     )
     return zmq.curve_public(secret), secret
 
 
-def serve_securely(socket: zmq.Socket[bytes], token: str) -> None:
+def use_hub_keys(socket: zmq.Socket[bytes], token: str) -> None:
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys(token, "hub")
 
 
-class OnlyGuests:
-    """For ZeroMQ's authentication: the one key that is let in."""
+class GuestKeyCheck:
+    """A callback for ZeroMQ's authentication, which accepts only the key of the job's clients."""
 
     def __init__(self, token: str) -> None:
         self._key = keys(token, "guest")[0]
@@ -205,15 +206,15 @@ class OnlyGuests:
         return key == self._key
 
 
-# --- asking -------------------------------------------------------------------------------------------
+# --- connections --------------------------------------------------------------------------------------
 
 
 def zmq_address(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-class Asker:
-    """A connection to one hub, for one thread. Nothing waits longer than it is told to."""
+class HubConnection:
+    """A connection to one hub, for one thread. Every wait has a time limit."""
 
     def __init__(self, context: zmq.Context[Any], address: str, token: str) -> None:
         self._address = address
@@ -227,21 +228,21 @@ class Asker:
             socket.connect(address)
         except zmq.ZMQError as error:
             socket.close()
-            raise HubError(f"{address} is no address of a hub: {error}") from None
+            raise HubError(f"{address} is not the address of a hub: {error}") from None
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> HubConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def ask(self, request: AnyRequest, seconds: float) -> Any:
-        """The answer. Raises `HubError` when there is none in time, or it is a refusal."""
+        """Sends a request and returns the answer. Raises `HubError` on a refusal or a timeout."""
         deadline = time.monotonic() + seconds
         try:
             self._socket.send(encode(request), zmq.NOBLOCK)
         except zmq.Again:
-            raise HubError(f"the hub at {self._address} takes nothing") from None
+            raise HubError(f"the hub at {self._address} accepts no request now") from None
         if not self._socket.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise HubError(
                 f"the hub at {self._address} did not answer within {seconds:g} s: it is not there, or the"
@@ -251,7 +252,7 @@ class Asker:
         try:
             answer = _answers.decode(data)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise HubError(f"the hub at {self._address} answered nonsense: {error}") from None
+            raise HubError(f"the hub at {self._address} sent an unreadable answer: {error}") from None
         if isinstance(answer, Refused):
             raise HubError(f"the hub at {self._address} refused: {answer.why}")
         return answer
@@ -262,6 +263,6 @@ def new_token() -> str:
 
 
 def own_token() -> str:
-    """The token of the environment, "" where there is none."""
+    """Returns the token in the environment, "" if there is none."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     return check_token(token) if token else ""

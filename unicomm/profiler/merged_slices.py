@@ -1,4 +1,4 @@
-"""What a merged trace shows of the operations: their tracks, their slices and the flows between them."""
+"""The operations in a merged trace: their tracks, their slices and the flows between them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from .operations import Column, Joined, Operations, lanes
-from .records import PREFIX
-from .stencil import Part, alike, records
+from unicomm.flight_recorder.formats.byte_columns import Part, records
+from unicomm.flight_recorder.table.table import Column
+from unicomm.flight_recorder.table.tracks import side_by_side
 
-AT_ONCE = 1 << 15  # rows that are put into bytes together
+from .operation_columns import Joined, Operations, alike
+from .records import PREFIX
+
+AT_ONCE = 1 << 15  # rows that are turned into bytes together
 
 
 @dataclass
@@ -20,10 +23,11 @@ class Slices:
     """Operations on the tracks of a rank's communicators, in the order of their arrival; a column each.
 
     Attributes:
-        row: among the rank's rows; track: the number of the track.
-        begin, ready, end: in nanoseconds since 1970, aligned.
-        flow: of its collective, 0 for none; place: 0, 1 or 2 for the first, a middle and the last rank in it.
-        issue: number of the flow from where it was issued, 0 for none.
+        row: the position among the rank's rows; track: the number of the track.
+        begin, ready, end: nanoseconds since 1970, on the aligned clock.
+        flow: the number of its collective's flow, 0 for none; place: 0, 1 or 2 for the first, a middle and
+            the last rank in it.
+        issue: the number of the flow that begins where the operation was issued, 0 for none.
     """
 
     row: Column
@@ -40,21 +44,19 @@ class RankRows:
     """The rows of one rank, numbered from 0; columns as in `Operations`.
 
     Attributes:
-        shared, shared_of: arguments that many rows have alike, and which of these each row has.
-        before: nanoseconds from its issue to its start.
-        names: as the events are called; `names_of` and `later` (asynchronous) as lists, quicker to look into.
-        placed: whether it is shown; see `Operations.placed`.
+        shared, shared_of: arguments that many rows have in common, and the index of each row's entry.
+        before: nanoseconds from the operation's issue to its start.
+        names: the name of the events of each operation; `names_of` (by row) and `later` (asynchronous, by
+            row) are lists, because lists are faster to look into.
+        placed: whether the row is shown; see `Operations.placed`.
     """
 
     def __init__(self, found: Operations, first: int, count: int) -> None:
         part = slice(first, first + count)
         self.first, self.count = first, count
         self.seq, self.bytes, self.elements = found.seq[part], found.bytes[part], found.elements[part]
-        self.root, self.peer, self.completed = (
-            found.root[part],
-            found.peer[part],
-            found.completed_ns[part] > 0,
-        )
+        self.root, self.peer = found.root[part], found.peer[part]
+        self.completed = found.completed_ns[part] > 0
         self.before = (found.arrived_ns - found.issued_ns)[part]
         self.traced, self.thread, self.op = found.traced[part], found.thread[part], found.op[part]
         self.replay, self.captured_seq = found.replay[part], found.captured_seq[part]
@@ -66,7 +68,7 @@ class RankRows:
         replayed = (self.replay != 0).tolist()
         same = zip(found.group[part].tolist(), found.dtype[part].tolist(), self.later, replayed, strict=True)
         self.shared_of = np.asarray([numbers.setdefault(one, len(numbers)) for one in same], np.int64)
-        # What an event has with `record_shapes=True`, for those without.
+        # The arguments that an event has with `record_shapes=True`, for events that were recorded without.
         self.shared: list[dict[str, Any]] = [
             {
                 "comm": found.groups[group].name,
@@ -79,10 +81,10 @@ class RankRows:
 
 
 class Labels:
-    """What stands in the arguments of each row's event, put into bytes when it is first asked for."""
+    """The arguments of each row's event as bytes, made when they are first asked for."""
 
     def __init__(self, own: RankRows, describe: Callable[[Column, int], list[Part]]) -> None:
-        """`describe` gives the parts for rows that have the same shared arguments."""
+        """`describe` returns the parts for rows that have the same shared arguments."""
         self._own = own
         self._describe = describe
         self._first = 0
@@ -90,7 +92,7 @@ class Labels:
 
     def __getitem__(self, row: int) -> bytes:
         if not self._first <= row < self._first + len(self._made):
-            self._make(row - row % AT_ONCE)  # events come in about the order of their rows
+            self._make(row - row % AT_ONCE)  # events come roughly in the order of their rows
         return self._made[row - self._first]
 
     def _make(self, first: int) -> None:
@@ -103,7 +105,7 @@ class Labels:
 
 
 def flows(found: Operations, joined: Joined) -> tuple[Column, Column, int]:
-    """The number of the flow of each row (0: none), its place in it, and how many flows there are."""
+    """Returns the number of each row's flow (0: none), its place in the flow, and the number of flows."""
     n = len(found)
     number, place = np.zeros(n, np.int64), np.zeros(n, np.uint8)
     rows = np.flatnonzero((joined.members > 1) & found.placed)
@@ -121,26 +123,29 @@ def flows(found: Operations, joined: Joined) -> tuple[Column, Column, int]:
 
 
 def tracks(found: Operations, joined: Joined, own: RankRows) -> tuple[list[str], Column]:
-    """Names of a rank's tracks, and the track of each of its rows; operations that overlap get several."""
+    """Returns the names of a rank's tracks, and the track of each of its rows.
+
+    Operations of one communicator that overlap are on tracks beside each other. Those of several ranks that
+    are threads, and therefore in one trace, overlap too.
+    """
     names: list[str] = []
     rows = np.arange(own.first, own.first + own.count)
     track_of = np.zeros(own.count, np.int64)
-    # A group's operations of several ranks in one trace (threads) overlap too.
     rows = rows[own.placed]
     for group in np.unique(found.group[rows]).tolist():
         mine = rows[found.group[rows] == group]
         mine = mine[np.argsort(joined.begin[mine], kind="stable")]
-        lane_of = lanes(joined.begin[mine], joined.end[mine])
-        track_of[mine - own.first] = lane_of + len(names)
+        beside = side_by_side(joined.begin[mine], joined.end[mine])
+        track_of[mine - own.first] = beside + len(names)
         name = f"unicomm: {found.groups[group].description or found.groups[group].name}"
-        names += [name, *(f"{name} (at the same time, {i})" for i in range(1, int(lane_of.max()) + 1))]
+        names += [name, *(f"{name} (at the same time, {i})" for i in range(1, int(beside.max()) + 1))]
     return names, track_of
 
 
 def slices(
     joined: Joined, own: RankRows, track_of: Column, number: Column, place: Column, issues: Mapping[int, int]
 ) -> Iterator[Slices]:
-    """A rank's operations, some at a time; of those on one track each ends before the next one begins."""
+    """Yields a rank's operations, `AT_ONCE` at a time; on one track each ends before the next begins."""
     part = slice(own.first, own.first + own.count)
     order = np.argsort(joined.begin[part], kind="stable")
     order = order[own.placed[order]]
@@ -151,3 +156,19 @@ def slices(
         rows = order[first : first + AT_ONCE]
         flow = (number[part][rows], place[part][rows], issue[rows])
         yield Slices(rows, track_of[rows], begin[rows], ready[rows], end[rows], *flow)
+
+
+def as_bytes(made: Slices, own: RankRows, records_of: Callable[[Slices, Column], list[bytes]]) -> list[bytes]:
+    """Returns the bytes of each slice.
+
+    `records_of` makes those of several slices that have the same form: the same operation and arguments, and
+    the same parts.
+    """
+    row = made.row
+    out: list[bytes] = [b""] * len(row)
+    waits, runs = made.ready > made.begin, made.end > made.ready
+    kinds = (own.op[row], own.shared_of[row], own.completed[row], own.root[row] >= 0, own.peer[row] >= 0)
+    for at in alike(made.track, waits, runs, made.flow > 0, made.place, made.issue > 0, *kinds):
+        for i, data in zip(at.tolist(), records_of(made, at), strict=True):
+            out[i] = data
+    return out

@@ -1,4 +1,4 @@
-"""One call on live ranks, from sending it to its results: who is awaited, and what happens to the late."""
+"""One call on live ranks, from sending it to its results: deadlines, interrupts and failures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .channel import load
-from .errors import RankError, RankFailure, end_of, names
 from .output import RankOutput
-from .process import Event, Worker
+from .rank_errors import RankError, RankFailure, end_of, names
+from .worker_process import Event, WorkerProcess
 
 
-class Run:
-    """One call on some ranks, until all have answered or ended."""
+class RankCall:
+    """One call on some ranks, until all of them have answered or ended."""
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[WorkerProcess],
         ranks: Sequence[int],
         number: int,
         events: queue.SimpleQueue[Event],
@@ -33,14 +33,14 @@ class Run:
         self._results: dict[int, Any] = {}
         self._failures: dict[int, RankFailure] = {}
         self._where: dict[int, str] = {}
-        # What comes next, and when: first nothing; "interrupt" those at work, then "kill" them.
+        # The next step against ranks that still run the call, and its time: "interrupt" them, then "kill".
         self._next: Literal["", "timeout", "interrupt", "kill"] = ""
         self._at: float | None = None
         self._reason: Literal["timeout", "interrupted"] = "interrupted"
         self._stopped = False  # by Ctrl-C
 
     def start(self, call: bytes, source: dict[str, list[str]], limit: float | None) -> None:
-        """Sends the call, if all of the ranks are alive."""
+        """Sends the call. Raises `RankError` if one of the ranks has ended before."""
         for rank in self._ranks:
             if (code := self._workers[rank].ended) is not None:
                 self._failures[rank] = RankFailure(
@@ -57,11 +57,11 @@ class Run:
                 elif source:
                     worker.send("learn", source)
         except KeyboardInterrupt:
-            # Those who have the call end it; who has a part of it was killed.
+            # Ranks that got the call are interrupted; a rank that got a part of it was killed.
             self._interrupt_by_user()
 
     def wait(self) -> dict[int, Any]:
-        """The results by rank; raises what `Ranks.run` does."""
+        """Returns the results by rank. Raises the errors of `Ranks.run`."""
         while self._pending:
             try:
                 left = None if self._at is None else max(0.0, self._at - time.monotonic())
@@ -104,7 +104,7 @@ class Run:
         if pickled is not None:
             with contextlib.suppress(Exception):
                 exception = load(pickled)
-        if self._next == "kill":  # it was interrupted: that it ends is no fault of its own
+        if self._next == "kill":  # it was interrupted, which is why it failed
             where = self._where.get(rank, "")
             summary = (
                 f"{self._why()}, and interrupted at {_last_place(where)}"
@@ -129,7 +129,7 @@ class Run:
     def _fail(self, failure: RankFailure) -> None:
         self._failures[failure.rank] = failure
         if self._pending and self._next not in ("interrupt", "kill"):
-            # Those who wait for it hear that from their communicator, mostly.
+            # Ranks that wait for it usually fail by themselves, because their communicator notices.
             self._next, self._at = "interrupt", time.monotonic() + self._grace
             self._output.say(f"rank {failure.rank} failed: {failure.summary.splitlines()[0]}")
 
@@ -162,6 +162,6 @@ class Run:
 
 
 def _last_place(stack: str) -> str:
-    """The innermost frame of a stack, as file:line in function."""
+    """Returns the innermost frame of a stack, as file:line in function."""
     frames = re.findall(r'^  File "(.*)", line (\d+), in (.*)$', stack, re.MULTILINE)
     return "{}:{} in {}".format(*frames[-1]) if frames else "an unknown place"

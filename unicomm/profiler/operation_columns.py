@@ -1,30 +1,27 @@
-"""The operations of all ranks as columns, on one clock: who waited for whom, and who was late.
+"""The operations of all ranks as columns, and their arrivals on one clock.
 
-They come from traces (`load_traces`) or from the recorder's table (`from_recorder`).
+The rows come from traces (`load_traces`) or from the recorder's table (`from_recorder`); `join` compares the
+ranks' arrivals and completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.formats.operation_names import kind as kind_of
 from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
-from unicomm.flight_recorder.table.table import Table
+from unicomm.flight_recorder.table.table import Column, Table
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
-
-Column = npt.NDArray[Any]
 
 _WIDTHS = {"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
 _WIDTHS |= {"uint32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}  # others: 1
@@ -43,7 +40,7 @@ class GroupOf:
 
 @dataclass
 class TraceFile:
-    """One rank's trace: what is known before its events are read."""
+    """One rank's trace, as far as it is known before its events are read."""
 
     path: Path
     rank: int
@@ -58,21 +55,21 @@ class TraceFile:
 
 @dataclass
 class Operations:
-    """One row an operation of a rank; columns of one length.
+    """The operations of all ranks; one row for each operation of a rank, columns of one length.
 
     Attributes:
-        rank, peer, root: in the whole job; -1 where an operation has none.
+        rank, peer, root: ranks in the whole job; -1 where an operation has none.
         group, op, dtype: indices into `groups`, `ops`, `dtypes`.
-        issued_ns, arrived_ns, completed_ns: on the rank's own clock; arrived: when the rank took part, as
-            opposed to having asked for it. completed is 0 for what was not over.
-        bytes: of the larger side of all its tensors together.
-        thread, traced: the issuing thread, and whether torch has an event of it.
-        replay: which replay of a graph it ran in, from 1; 0 for a call, -1 for one that a graph took down.
-            From a recorder, which does not tell graphs apart, replays of all of them are counted.
-        captured_seq: the number that it had then; of the replay's first collective in the replay's own row.
-            0 from a recorder.
-        stopped_ns: of each rank, when its recording ended.
-        clocks: of each rank, the name of its clock, as far as known; ranks of one name have the same.
+        issued_ns, arrived_ns, completed_ns: times on the rank's own clock. `arrived_ns` is when the operation
+            started, which may be later than its issue. `completed_ns` is 0 for an unfinished operation.
+        bytes: the size of the larger side (inputs or outputs), all tensors together.
+        thread, traced: the issuing thread, and whether torch's trace has an event of the operation.
+        replay: the replay of a CUDA graph in which it ran, from 1; 0 for an operation that was called, -1 for
+            one that was captured. A recorder does not tell graphs apart: there, replays of all are counted.
+        captured_seq: for a replayed operation, the sequence number of its capture; for the row of a whole
+            replay, that of its first collective. 0 from a recorder.
+        stopped_ns: when each rank's recording ended.
+        clocks: the name of each rank's clock, where it is known; ranks with one name share a clock.
     """
 
     rank: Column
@@ -113,42 +110,53 @@ class Operations:
 
     @cached_property
     def placed(self) -> Column:
-        """Whether it is known when it ran. Not of what a graph took down, which ran nothing, nor of the
-        operations of a replay, of which no more is known than that they ran within it."""
+        """Whether the time of the operation is known.
+
+        It is not known for captured operations, which ran nothing, nor for those of a replay: they ran at
+        some time within the replay.
+        """
         placed: Column = (self.replay == 0) | self.whole_replay
         return placed
 
     @cached_property
     def cell(self) -> Column:
-        """A number for the rows that belong together: a collective, or a send and its receive.
+        """A number that the rows of one collective share, and a send and its receive.
 
-        So do those of a replay's operations, and those of replays that begin with the same collective.
+        Rows of whole replays share it when the replays begin with the same collective.
         """
         source = np.where(self.kind == OpKind.RECV, self.peer, self.rank).astype(np.int64)
         target = np.where(self.kind == OpKind.RECV, self.rank, self.peer).astype(np.int64)
         collective = self.kind == OpKind.COLLECTIVE
         source[collective] = target[collective] = -1
-        # A message from any source has no number: it stays alone.
+        # A message received from any source has no sequence number and therefore no partner.
         lone = (~collective & (self.peer < 0)) | (self.seq <= 0)
         seq = np.where(lone, -1 - np.arange(len(self)), self.seq)
         return dense(self.group.astype(np.int64), self.placed.astype(np.int64), source, target, seq)
 
 
 def dense(*columns: Column) -> Column:
-    """A number from 0 for each different row of some columns of integers, in their order."""
+    """Numbers the distinct rows of some columns of integers, from 0 in ascending order."""
     if not len(columns[0]):
         return np.zeros(0, np.int64)
     code, size = np.zeros(len(columns[0]), np.int64), 1
     for one in columns:
         column = one
         low, high = int(column.min()), int(column.max())
-        if size * (high - low + 1) >= 1 << 62:  # numbers far apart: first those that there are
+        if size * (high - low + 1) >= 1 << 62:  # too large for one integer: number the distinct values first
             code = np.unique(code, return_inverse=True)[1].reshape(-1)
             column = np.unique(column, return_inverse=True)[1].reshape(-1)
             low, high, size = 0, int(column.max()), int(code.max()) + 1
         code = code * (high - low + 1) + (column - low)
         size *= high - low + 1
     return np.unique(code, return_inverse=True)[1].reshape(-1)
+
+
+def alike(*columns: Column) -> Iterator[Column]:
+    """Yields the positions of the rows that are equal in all these columns, one group after the other."""
+    if not len(columns[0]):
+        return
+    kind = dense(*(column.astype(np.int64) for column in columns))
+    yield from np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
 
 
 def _empty() -> Operations:
@@ -171,12 +179,12 @@ class _Gatherer:
             self.found.groups.append(one)
         elif self.found.groups[index].ranks != one.ranks:
             raise TraceError(
-                f"two ranks disagree on the members of '{one.name}' ({one.uid}): traces of one run?"
+                f"two ranks disagree on the members of '{one.name}' ({one.uid}): are the traces of one run?"
             )
         return index
 
     def add(self, rank: int, table: TraceTable) -> int:
-        """The rows of one trace; how many."""
+        """Adds the rows of one trace and returns their number."""
         groups = [self.group(GroupOf(g.uid, g.name, g.description, g.backend, g.ranks)) for g in table.groups]
         n = len(table)
 
@@ -201,7 +209,7 @@ class _Gatherer:
         kinds = {op: int(kind_of(op)) for op in set(ops)}
         self.parts.append(
             {
-                # Ranks that are threads of one process are in one trace.
+                # One trace holds several ranks when they are threads of one process.
                 "rank": owners[of],
                 "group": np.asarray(groups or [0], np.int32)[of],
                 "op": indices("op", self.ops),
@@ -236,7 +244,10 @@ class _Gatherer:
 
 
 def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
-    """The tables of one trace a rank, and the files by rank. Raises `TraceError`."""
+    """Reads the tables of one trace per rank; returns the files by rank, and all operations.
+
+    Raises `TraceError`.
+    """
     if not paths:
         raise TraceError("no traces given")
     files: list[TraceFile] = []
@@ -247,7 +258,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
             raise TraceError(f"{path} is a folder; give the traces in it: {path}/*.json")
         with Reader(path) as reader:
             data = reader.head.get(KEY)
-            if data is None:  # a tool may have sorted the keys
+            if data is None:  # a tool has sorted the keys: the table comes after the events
                 for _ in reader.pieces_as(NOTHING):
                     pass
                 data = reader.tail.get(KEY)
@@ -255,7 +266,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
             reader.head, reader.tail = {}, {}
         if data is None:
             raise TraceError(
-                f"{path} holds no table of unicomm: nothing tells which operations it shares with other"
+                f"{path} holds no table of unicomm, so its operations cannot be matched with those of other"
                 " ranks; profile a program that uses unicomm, with a communicator that lives until the"
                 " profiler stops"
             )
@@ -277,6 +288,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
 
 
 def _twice(one: TraceTable, other: TraceTable) -> str:
+    """Says why two traces have the same rank."""
     if (one.host, one.pid, one.started_ns) == (other.host, other.pid, other.started_ns):
         return "the same recording twice; leave one out"
     if (one.host, one.pid) == (other.host, other.pid):
@@ -285,9 +297,9 @@ def _twice(one: TraceTable, other: TraceTable) -> str:
 
 
 def from_recorder(table: Table) -> Operations:
-    """The rows of rings or dumps, as far as their groups and times are known.
+    """Returns the operations of rings or dumps whose group and time are known.
 
-    Each graph's replay has a row of its own with its time, as in traces, and its operations none.
+    As in traces, each replay of a graph has a row of its own, which has the time of the replay's operations.
     """
     kind, call, calls = table.kind, table.call, table.calls
     replay, heads = _replays(table)
@@ -308,7 +320,7 @@ def from_recorder(table: Table) -> Operations:
     whole = np.arange(len(rows)) >= len(single)
 
     def of_replays(values: Column) -> Column:
-        """`values` by row, for replays what those of their operations are together."""
+        """Returns `values` by row; for a replay, the sum over its operations."""
         out: Column = values[rows]
         out[whole] = _together(values, replay, heads)
         return out
@@ -344,15 +356,15 @@ def from_recorder(table: Table) -> Operations:
 
 
 def _replays(table: Table) -> tuple[Column, Column]:
-    """Of each row, which of its rank's replays it ran in (see `Operations.replay`), and each one's first row.
+    """Returns the replay in which each row ran (see `Operations.replay`), and the first row of each replay.
 
-    A replay's rows stand in a row among those of their rank and group. One whose first rows were overwritten
-    begins with the first that is left.
+    The rows of a replay follow each other among those of their rank and group. A replay whose first rows were
+    overwritten begins with the first row that is left.
     """
     captured = (table.flags & ring.CAPTURED) != 0
     replayed = ((table.flags & ring.REPLAYED) != 0) & (table.group >= 0)
     replay = np.where(captured & ~replayed, -1, 0)
-    order = np.lexsort((table.group, table.rank))  # stable: in the order of their calls
+    order = np.lexsort((table.group, table.rank))  # stable: keeps the order of the calls
     rank, group, inside = table.rank[order], table.group[order], replayed[order]
     follows = np.zeros(len(order), np.bool_)
     follows[1:] = (rank[1:] == rank[:-1]) & (group[1:] == group[:-1]) & inside[:-1]
@@ -362,7 +374,7 @@ def _replays(table: Table) -> tuple[Column, Column]:
 
 
 def _together(values: Column, replay: Column, heads: Column) -> Column:
-    """Sums over the rows of the replays that begin with `heads`."""
+    """Sums `values` over each of the replays that begin with `heads`."""
     sums = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
     inside = np.flatnonzero(replay > 0)
     np.add.at(sums, replay[inside], values[inside])
@@ -370,7 +382,10 @@ def _together(values: Column, replay: Column, heads: Column) -> Column:
 
 
 def _first_collective(table: Table, replay: Column, heads: Column) -> Column:
-    """The numbers of their first collectives, by which the ranks' replays are compared; 0 without one."""
+    """Returns the sequence number of each replay's first collective, 0 for a replay without one.
+
+    The replays of different ranks are matched by it.
+    """
     numbers = np.zeros(int(replay.max(initial=0)) + 1, np.int64)
     found = np.flatnonzero((replay > 0) & (table.kind == OpKind.COLLECTIVE) & (table.seq > 0))[::-1]
     numbers[replay[found]] = table.seq[found]  # the first is written last
@@ -379,17 +394,18 @@ def _first_collective(table: Table, replay: Column, heads: Column) -> Column:
 
 @dataclass
 class Joined:
-    """The rows on one clock, in nanoseconds since 1970. Those that have no place of their own (see
-    `Operations.placed`) take no time, wait for nobody and are late for nothing.
+    """Times of all rows on one clock, in nanoseconds since 1970.
+
+    Rows whose time is not known (see `Operations.placed`) have no duration, no waiting and no lateness.
 
     Attributes:
-        begin, end: when the rank arrived, and when it was over (or its recording).
-        ready: when the last rank had arrived, not before `begin` nor after `end`. Waiting is before it,
-            transfer after. A send waits for nobody.
+        begin, end: when the rank arrived, and when the operation (or else the recording) ended.
+        ready: when the last rank had arrived, limited to `begin` ... `end`. The rank waits before it and
+            transfers after it. A send does not wait.
         late: how much later than the typical (lower median) rank this one arrived; negative for earlier.
-        members: how many ranks' rows there are of the collective.
-        last: whether this rank came last of several.
-        open: not over when the recording ended.
+        members: the number of ranks that have a row of the collective.
+        last: whether this rank arrived last of several.
+        open: whether the operation was unfinished when the recording ended.
     """
 
     begin: Column
@@ -410,7 +426,7 @@ class Joined:
 
 
 def join(found: Operations, offsets: dict[int, int]) -> Joined:
-    """Arrivals and completions of all ranks compared; `offsets`: by how much each rank's clock is ahead."""
+    """Compares arrivals and completions of all ranks; `offsets`: the nanoseconds each clock is ahead."""
     if not len(found):
         none = np.zeros(0, np.int64)
         return Joined(none, none, none, none, none, none.astype(np.bool_), none.astype(np.bool_))
@@ -438,19 +454,3 @@ def join(found: Operations, offsets: dict[int, int]) -> Joined:
     collective = (found.kind == OpKind.COLLECTIVE) & found.placed
     last = collective & (members[cells] > 1) & (begin == latest[cells])
     return Joined(begin, end, ready, late, members[cells], last, still)
-
-
-def lanes(begin: Column, end: Column) -> Column:
-    """For slices sorted by `begin`, the first track on which each overlaps no other."""
-    until = np.maximum(end, begin + 1)
-    if (begin[1:] >= np.maximum.accumulate(until)[:-1]).all():
-        return np.zeros(len(begin), np.int64)
-    free: list[int] = []
-    out = []
-    for b, e in zip(begin.tolist(), until.tolist(), strict=True):
-        at = next((i for i, last in enumerate(free) if last <= b), len(free))
-        if at == len(free):
-            free.append(0)
-        free[at] = e
-        out.append(at)
-    return np.asarray(out, np.int64)

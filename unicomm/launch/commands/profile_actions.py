@@ -1,4 +1,4 @@
-"""What the commands of `unicomm profile` do; imported when they run."""
+"""What the commands of `unicomm profile` do."""
 
 from __future__ import annotations
 
@@ -9,38 +9,29 @@ from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import DownloadColumn, Progress
 
 from unicomm.profiler.chrome import TraceError
 
-GOOD, UNUSABLE = 0, 2
+from .terminal import GOOD, UNUSABLE, print_error, progress
 
 
 def _guarded(run: Callable[[Console, Progress], None]) -> int:
+    """Runs an action with a progress bar and prints its errors. Returns the exit code."""
     errors = Console(stderr=True)
-    # Goes to stderr and vanishes, so that pipes and logs see the result alone.
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
-    gc.disable()  # millions of small objects and no cycles: looking for them takes a tenth of the time
+    gc.disable()  # millions of small objects and no cycles: collecting takes a tenth of the time
     try:
-        with bar:
+        with progress(errors, DownloadColumn()) as bar:
             run(errors, bar)
     except (TraceError, ImportError, OSError) as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        print_error(errors, error)
         return UNUSABLE
     finally:
         gc.enable()
     return GOOD
 
 
-def _remark(errors: Console, remarks: list[str]) -> None:
+def _print_remarks(errors: Console, remarks: list[str]) -> None:
     for remark in remarks:
         errors.print(f"note: {remark}", style="yellow", markup=False, soft_wrap=True)
 
@@ -59,7 +50,7 @@ def merge(traces: list[Path], output: Path) -> int:
             markup=False,
             soft_wrap=True,
         )
-        _remark(errors, done.remarks)
+        _print_remarks(errors, done.remarks)
 
     return _guarded(go)
 
@@ -68,16 +59,16 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
     from unicomm.profiler import figures
 
     def go(errors: Console, bar: Progress) -> None:
-        if html is not None:  # a missing package is told before the long work
+        if html is not None:  # reports a missing package before the long work
             if not html.parent.is_dir():
-                raise TraceError(f"--html {html}: the folder {html.parent} is not there")
+                raise TraceError(f"--html {html}: the folder {html.parent} does not exist")
             import_module("unicomm.profiler.figures_html")
         task = bar.add_task("reading", total=None)
         found = figures.report(inputs, lambda at, total: bar.update(task, completed=at, total=total))
         if html is not None:
             import_module("unicomm.profiler.figures_html").write(found, html)
             errors.print(f"wrote {html}", style="dim", markup=False, soft_wrap=True)
-        _remark(errors, found.remarks)
+        _print_remarks(errors, found.remarks)
         if as_json:
             sys.stdout.write(figures.to_json(found) + "\n")
         else:
@@ -89,15 +80,14 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
 
 
 def annotate(trace: Path, annotations: Path, output: Path) -> int:
-    from unicomm.profiler.graphs import annotate as run
+    from unicomm.profiler.annotations import annotate as run
 
     def go(errors: Console, bar: Progress) -> None:
         task = bar.add_task("annotating", total=None)
         done = run(trace, annotations, output, lambda at, total: bar.update(task, completed=at, total=total))
         errors.print(f"wrote {output}: {done} kernels annotated", markup=False, soft_wrap=True)
         if not done:
-            _remark(
-                errors, ["no kernel of the trace belongs to a node of the annotations: are both of one run?"]
-            )
+            why = "no kernel of the trace belongs to a node of the annotations: are both of one run?"
+            _print_remarks(errors, [why])
 
     return _guarded(go)

@@ -1,9 +1,9 @@
-"""What the GPU backends find on this machine, for `unicomm doctor`: library, functions, GPUs, a self-test."""
+"""Checks of the GPU backends: library, functions, GPUs, self-test. No check raises."""
 
 from __future__ import annotations
 
 from . import verified
-from .backends import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, line_of
+from .findings import BROKEN, NOT_HERE, WORKS, BackendReport, Finding, attempt, line_of
 
 
 def gpu_reports() -> list[BackendReport]:
@@ -11,7 +11,7 @@ def gpu_reports() -> list[BackendReport]:
 
 
 def _vendor(name: str) -> BackendReport:
-    """A library may be opened without a GPU; only with one can more be said than that it is there."""
+    """Checks NCCL or RCCL. A library can be opened without a GPU; the self-test needs one."""
     try:
         import torch
 
@@ -20,7 +20,7 @@ def _vendor(name: str) -> BackendReport:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = library.NCCL if name == "nccl" else library.RCCL
     findings = [
-        *_proved(name),
+        *_mock_runs(name),
         Finding(f"torch is built for {vendor.title}'s GPUs", None, "yes" if vendor.built() else "no"),
     ]
     try:
@@ -31,11 +31,12 @@ def _vendor(name: str) -> BackendReport:
     lacking = [f for f, since, there in opened.native.functions() if not there and since]
     found = f"{library.version_text(opened.version)}, {opened.native.file}"
     findings.append(Finding(vendor.title, True, found))
-    findings.append(Finding("functions that it lacks", None, ", ".join(lacking) or "none"))
+    findings.append(Finding("missing functions", None, ", ".join(lacking) or "none"))
     return _on_gpus(name, findings, torch.cuda.device_count() if vendor.built() else 0)
 
 
 def _shmem(name: str) -> BackendReport:
+    """Checks NVSHMEM or rocSHMEM."""
     try:
         import torch
 
@@ -43,7 +44,7 @@ def _shmem(name: str) -> BackendReport:
     except Exception as error:
         return BackendReport(name, BROKEN, [Finding("import", False, line_of(error), "reinstall unicomm")])
     vendor = vendors.NVSHMEM if name == "nvshmem" else vendors.ROCSHMEM
-    findings = _proved(name)
+    findings = _mock_runs(name)
     if name == "rocshmem":
         findings.append(rocshmem_unit())
     try:
@@ -57,7 +58,7 @@ def _shmem(name: str) -> BackendReport:
 
 
 def rocshmem_unit() -> Finding:
-    """Whether the unit over the user's rocSHMEM is built, and with what."""
+    """Checks whether `unicomm build rocshmem` has built the unit over rocSHMEM, and with what."""
     from unicomm.extensions.build_rocshmem import built_unit
 
     what = "unit for rocSHMEM"
@@ -69,22 +70,20 @@ def rocshmem_unit() -> Finding:
     )
 
 
-def _proved(name: str) -> list[Finding]:
+def _mock_runs(name: str) -> list[Finding]:
     return [
-        Finding(
-            "proved without a GPU, and never on one", None, f"{'; '.join([row.what, *row.more])} ({row.when})"
-        )
-        for row in verified.load().on_doubles
+        Finding("tested without a GPU only", None, f"{'; '.join([row.what, *row.more])} ({row.when})")
+        for row in verified.load().on_mocks
         if row.backend == name
     ]
 
 
 def _on_gpus(name: str, findings: list[Finding], count: int) -> BackendReport:
-    """The report, once the library is found: with the GPUs, and a self-test where there is one."""
+    """Completes the report of a backend whose library was found, with a self-test if there is a GPU."""
     import torch
 
     if not count:
-        findings.append(Finding("GPUs", None, "none that this torch sees"))
+        findings.append(Finding("GPUs", None, "this torch sees none"))
         return BackendReport(name, NOT_HERE, findings)
     findings.append(Finding("GPUs", True, f"{count} x {torch.cuda.get_device_name(0)}"))
     findings.append(_self_test(name))
@@ -92,16 +91,16 @@ def _on_gpus(name: str, findings: list[Finding], count: int) -> BackendReport:
 
 
 def _self_test(name: str) -> Finding:
-    what = "self-test: all_reduce on one rank"
-    try:
+    def run() -> str:
         import torch
 
         import unicomm
 
         with unicomm.new_comm(name, torch.device("cuda", 0), name="doctor", rank=0, size=1) as comm:
             x = torch.ones(1000, device="cuda:0")
-            comm.all_reduce(x, unicomm.ReduceOp.SUM, False).wait_blocking(20)
-            right = bool((x == 1).all())
-    except Exception as error:
-        return Finding(what, False, line_of(error), getattr(error, "hint", "") or "report this")
-    return Finding(what, right, "" if right else "the sum is wrong", "report this")
+            comm.all_reduce(x, unicomm.ReduceOp.SUM, async_op=False).wait_blocking(20)
+            if not bool((x == 1).all()):
+                raise ArithmeticError("the sum is wrong")
+        return ""
+
+    return attempt("self-test: all_reduce on one rank", "report this", run)

@@ -1,7 +1,7 @@
 """`unicomm run`: torchrun, with the switch on, a folder for rings, a hub, and a verdict when ranks fail.
 
-It is torchrun: its argument parser, with a few options more, its launcher, its agent. What is added happens
-beside the ranks; they are processes of torchrun as ever, with some more environment.
+It uses torchrun's argument parser, with a few more options, its launcher and its agent. The ranks are
+torchrun's processes, with a few more environment variables; everything else happens beside them.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ from unicomm.c10d import switch
 from unicomm.c10d.choice import CHOICE
 from unicomm.comms.errors import CommError
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
-from unicomm.launch.hub.process import HubProcess
+from unicomm.launch.hub.hub_process import HubProcess
 
-from . import folder as run_folder
-from . import summary as run_verdict
+from . import job_folder, summary
 from .job import HubSettings, Job, agent_class
 
-UNUSABLE = 2
+UNUSABLE = 2  # the exit code when the options contradict each other
 _LOOPBACK = "127.0.0.1"
 _DEFAULT_RENDEZVOUS = 29400  # torch's, for c10d
 
 _ABOUT = """\
-torchrun on unicomm. Programs of torch.distributed run unchanged on unicomm's communicators, the flight
-recorder is on, and when a rank fails, the verdict stands under torchrun's error summary: which rank is to
-blame, where in its program, and why the others waited.
+torchrun on unicomm. Programs of torch.distributed run unchanged on unicomm's communicators, and the flight
+recorder is on. When a rank fails, a verdict follows torchrun's error summary: which rank is the culprit,
+at which line of its program, and why the other ranks waited.
 """
 _EXAMPLES = """\
 examples:
-  all cores of this machine, and what the ranks do while they run (from another terminal):
+  four ranks on this machine, and a view of what they do (from another terminal):
     unicomm run --nproc-per-node 4 train.py --epochs 10
     unicomm trace top --connect localhost
 
   two machines; the same line on both:
     unicomm run --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29400 train.py
 
-  a module instead of a file; rings are kept in ./rings also when all goes well:
+  a module instead of a file; rings stay in ./rings even if the job succeeds:
     unicomm run --nproc-per-node 2 --trace-dir rings -m package.train
 
-  another backend, by a network interface of your choice:
+  another backend, and a chosen network interface:
     unicomm run --nnodes 2 --backend gloo --interface eth1 --rdzv-backend c10d --rdzv-endpoint node0 train.py
 
-exit code: torchrun's; 2 when the command line is wrong. More: docs/run.md
+exit code: torchrun's; 2 when the options contradict each other. More: docs/run.md
 """
 
 
@@ -72,8 +71,8 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--backend",
         metavar="NAME",
-        help="what stands behind the backends that the program names: auto (the default for CPU tensors), "
-        "shm, gloo, ... (UNICOMM_BACKEND)",
+        help="the backend to use instead of the one that the program names: auto (the default for CPU "
+        "tensors), shm, gloo, ... (UNICOMM_BACKEND)",
     )
     ours.add_argument(
         "--trace-dir",
@@ -81,38 +80,38 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         type=Path,
         default=None,
-        help="where rings go, and stay also when all goes well; default: a private folder in memory, where "
-        "they stay when a rank fails (UNICOMM_TRACE_DIR)",
+        help="folder for rings, which stay there even if the job succeeds; default: a private folder in "
+        "memory, where they stay only if a rank fails (UNICOMM_TRACE_DIR)",
     )
     ours.add_argument(
         "--hub",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="a process on each host that serves `unicomm trace top --connect` and gathers the rings of all "
-        "hosts when a rank fails; default: where pyzmq and msgspec are installed",
+        help="run a process on each host that serves `unicomm trace top --connect` and gathers the rings of "
+        "all hosts when a rank fails; default: if pyzmq and msgspec are installed",
     )
     ours.add_argument(
         "--hub-port",
         "--hub_port",
         type=int,
         metavar="PORT",
-        help=f"the hub's port; default: {run_folder.DEFAULT_PORT}, or any where that is taken; 0: any",
+        help=f"the hub's port; default: {job_folder.DEFAULT_PORT}, or any port if it is taken; 0: any port",
     )
     ours.add_argument(
         "--interface",
         metavar="NAME",
-        help="network interface between the hosts; default: the one that leads to the rendezvous endpoint "
+        help="network interface between the hosts; default: the one that routes to the rendezvous endpoint "
         "(UNICOMM_INTERFACE)",
     )
     return made
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be; the message says what would do."""
+    """An option is invalid or contradicts another; the message says what to use instead."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a job; the exit code. Raises `SystemExit` for `--help` and what the parser refuses."""
+    """Runs a job and returns its exit code. Raises `SystemExit` for `--help` and bad options."""
     options = parser().parse_args(arguments)
     try:
         _check(options)
@@ -137,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace, job: Job) -> int:
     def verdict() -> None:
-        run_verdict.show(job.evidence())
+        summary.show(job.evidence())
 
     with _agent(job, verdict):
         try:
@@ -145,7 +144,7 @@ def _run(options: argparse.Namespace, job: Job) -> int:
             return 0
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else 1 if error.code else 0
-        except BaseException as error:  # as the interpreter does at its end: torchrun ends in this way
+        except BaseException as error:  # torchrun leaves errors to the interpreter: print them as it does
             sys.excepthook(type(error), error, error.__traceback__)
             if job.attempt.failure:
                 verdict()
@@ -154,7 +153,7 @@ def _run(options: argparse.Namespace, job: Job) -> int:
 
 @contextlib.contextmanager
 def _agent(job: Job, on_restart: Any) -> Iterator[None]:
-    """torch.distributed.launcher makes our agent, which is its own with a few more steps."""
+    """Makes torch.distributed.launcher create our agent, a subclass of its own."""
     before = vars(api)["LocalElasticAgent"]
     vars(api)["LocalElasticAgent"] = agent_class(job, on_restart)
     try:
@@ -163,14 +162,14 @@ def _agent(job: Job, on_restart: Any) -> Iterator[None]:
         vars(api)["LocalElasticAgent"] = before
 
 
-# --- what is asked for --------------------------------------------------------------------------------
+# --- options ------------------------------------------------------------------------------------------
 
 
 def _check(options: argparse.Namespace) -> None:
     if options.backend is not None:
         find_backend(options.backend)
     if options.hub_port is not None and not 0 <= options.hub_port < 1 << 16:
-        raise UsageError(f"--hub-port {options.hub_port} is no port; use 0 ... 65535")
+        raise UsageError(f"--hub-port {options.hub_port} is not a port; use 0 ... 65535")
     if options.hub and (missing := _missing()):
         raise UsageError(f"--hub needs {missing}: pip install 'unicomm[hub]'")
     if options.interface:
@@ -183,35 +182,35 @@ def _missing() -> str:
 
 
 def _set_environment(options: argparse.Namespace) -> None:
-    """Of the ranks, which inherit it."""
+    """Sets the environment that the ranks inherit."""
     os.environ[switch.VARIABLE] = "1"
     if options.backend is not None:
         os.environ[CHOICE] = options.backend
     if options.run_path and options.start_method == "fork":
-        # Ranks are copies of this process, which loaded torch without the switch.
+        # The ranks are forks of this process, which has loaded torch without the switch.
         config.use_torchcomms = True
         switch.install()
-    # Also what a rank leaves that ends well tells about those that do not; the launcher removes the rings.
+    # The rings of ranks that succeed are evidence about those that fail; the launcher removes them.
     os.environ["UNICOMM_TRACE_KEEP"] = "always"
 
 
-def _folder(options: argparse.Namespace) -> run_folder.RunFolder:
+def _folder(options: argparse.Namespace) -> job_folder.JobFolder:
     given = options.trace_dir or os.environ.get("UNICOMM_TRACE_DIR")
     if given:
-        return run_folder.RunFolder(Path(given).absolute())
+        return job_folder.JobFolder(Path(given).absolute())
     base = private_folder()
-    run_folder.clean(base)
-    return run_folder.RunFolder(base)
+    job_folder.clean(base)
+    return job_folder.JobFolder(base)
 
 
 # --- addresses ----------------------------------------------------------------------------------------
 
 
 def _choose_addresses(options: argparse.Namespace, several: bool) -> None:
-    """By routing to the rendezvous endpoint, where torchrun would trust the host's name to mean an address.
+    """Sets this host's address, and whether it hosts the store, from the route to the rendezvous endpoint.
 
-    A name often means loopback, or nothing, and then the hosts do not find each other. What the user says
-    goes before this.
+    torchrun uses the host's own name instead, which often resolves to loopback or not at all; then the hosts
+    do not find each other. Options of the user are kept.
     """
     if not several:
         return
@@ -241,7 +240,7 @@ def _endpoint(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _address(host: str) -> str:
-    """This host's address for the others; "" where all are on this host, or no way leads anywhere."""
+    """Returns this host's address for other hosts; "" if there are none, or if there is no route."""
     if interface := addresses.chosen_interface():
         return addresses.of_interface(interface)
     if _is_loopback(host):
@@ -268,23 +267,23 @@ def _can_listen(host: str, port: int) -> bool:
 
 
 def _hub_settings(options: argparse.Namespace, several: bool) -> HubSettings | None:
-    """How the hub listens: at loopback, unless there are other hosts. None: there is none."""
+    """Returns how the hub listens (at loopback, unless there are other hosts); None for no hub."""
     if options.hub is False:
         return None
     if missing := _missing():
         if several:
             print(
-                f"unicomm run: each host's rings stay there, for want of {missing}:"
-                " pip install 'unicomm[hub]'",
+                f"unicomm run: there is no hub, because {missing} is not installed, so the rings of each host"
+                " stay there: pip install 'unicomm[hub]'",
                 file=sys.stderr,
             )
         return None
-    from unicomm.launch.hub.wire import HubError, new_token, own_token
+    from unicomm.launch.hub.protocol import HubError, new_token, own_token
 
     try:
         token = own_token() or ("" if several else new_token())
     except HubError as error:
         raise UsageError(str(error)) from None
     address = options.local_addr if several else None
-    port = run_folder.DEFAULT_PORT if options.hub_port is None else options.hub_port
+    port = job_folder.DEFAULT_PORT if options.hub_port is None else options.hub_port
     return HubSettings(token, address or _LOOPBACK, port, options.hub_port is None, several)

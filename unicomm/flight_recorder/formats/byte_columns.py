@@ -1,25 +1,24 @@
-"""Many records that differ in a few numbers only, as bytes: a column of numbers at a time.
+"""Columns of numbers as bytes: many records that differ in a few numbers, made a column at a time.
 
-A million operations take seconds this way, and most of a minute one by one. A part of a record is either
-the same for all, or a row of bytes for each.
+A million records take seconds this way, and most of a minute one by one. A part of a record is either bytes
+that all records share, or an array with one row of bytes for each record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .operations import Column, dense
-
+Column = npt.NDArray[Any]
 Cells = npt.NDArray[np.uint8]  # records x bytes
 Part = bytes | Cells
 _SIGN, _POINT, _ZERO, _SPACE = b"-.0 "
 
 
 def records(count: int, *parts: Part) -> list[bytes]:
-    """`count` records of these parts, one after the other."""
+    """Returns `count` records; each is the concatenation of its row of every part."""
     out = np.empty((count, width(*parts)), np.uint8)
     at = 0
     for part in parts:
@@ -31,25 +30,17 @@ def records(count: int, *parts: Part) -> list[bytes]:
 
 
 def width(*parts: Part) -> int:
-    """Bytes of a record of these parts."""
+    """Returns the number of bytes of one record of these parts."""
     return sum(len(part) if isinstance(part, bytes) else part.shape[1] for part in parts)
 
 
-def alike(*columns: Column) -> Iterator[Column]:
-    """The places of the rows that are the same in all these columns, of which there are some."""
-    if not len(columns[0]):
-        return
-    kind = dense(*(column.astype(np.int64) for column in columns))
-    yield from np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])
-
-
 def integers(values: Column) -> Cells:
-    """Decimal digits, with spaces before the shorter ones, which JSON allows."""
+    """Decimal digits, padded with leading spaces, which JSON allows."""
     return _digits(np.abs(values), values < 0, 1)
 
 
 def thousandths(values: Column) -> Cells:
-    """The same of nanoseconds as microseconds, with three decimals."""
+    """Integers divided by 1000, as decimal digits with three decimals: nanoseconds as microseconds."""
     magnitude = np.abs(values)
     whole = _digits(magnitude // 1000, values < 0, 1)
     point = np.full((len(values), 1), _POINT, np.uint8)
@@ -74,7 +65,10 @@ def _digits(magnitude: Column, negative: Column, least: int) -> Cells:
 
 
 def varints(values: Column, wide: int = 0) -> Cells:
-    """Protobuf's integers, all of one length, which its readers take as well as the shortest."""
+    """Protobuf's variable-length integers, all `wide` bytes long; 0: as long as the largest needs.
+
+    Protobuf's readers accept an encoding that is longer than necessary.
+    """
     bits = values.astype(np.uint64)
     wide = wide or max(1, -(-int(bits.max(initial=0)).bit_length() // 7))
     shifts = np.arange(0, 7 * wide, 7, dtype=np.uint64)
@@ -83,6 +77,6 @@ def varints(values: Column, wide: int = 0) -> Cells:
     return out
 
 
-def eights(values: Column) -> Cells:
-    """Numbers of eight bytes, the lowest first."""
+def fixed64(values: Column) -> Cells:
+    """Integers or floats of eight bytes, little-endian."""
     return np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"))).view(np.uint8).reshape(-1, 8)

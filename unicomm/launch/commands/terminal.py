@@ -1,0 +1,59 @@
+"""What the commands share: plain groups, exit codes, errors and progress on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+
+GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a remark, nothing that could be read
+
+
+class PlainGroup(TyperGroup):
+    """Lists its commands without rich, whose import takes longer than all the rest of `--help`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"rich_markup_mode": None})
+
+
+def print_error(errors: Console, text: object) -> None:
+    errors.print(str(text), style="red", markup=False, soft_wrap=True)
+
+
+def print_unreadable(errors: Console, remarks: Iterable[Any], most: int = 20) -> None:
+    """Prints a reader's remarks: which file could not be read, and why."""
+    for remark in list(remarks)[:most]:
+        print_error(errors, f"{remark.path}: {remark.message}")
+
+
+def folder_with_rings(folder: Path | None, errors: Console) -> Path:
+    """Returns `folder`, by default this user's; ends the command if the user's folder is unusable."""
+    from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
+
+    try:
+        return rings_folder() if folder is None else folder
+    except FolderError as error:
+        print_error(errors, error)
+        raise typer.Exit(UNUSABLE) from None
+
+
+def progress(errors: Console, counter: ProgressColumn) -> Progress:
+    """A progress bar on stderr that vanishes at its end, so that pipes and logs get the result alone."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        counter,
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
