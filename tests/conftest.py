@@ -20,6 +20,8 @@ _OWN = {
     if name not in os.environ
 }
 os.environ |= _OWN
+# Threads of the test runner, which call no communicator: they shall hide no deadlock.
+os.environ.setdefault("UNICOMM_HARMLESS_THREADS", "/pytest_timeout.py:/execnet/gateway_base.py")
 
 
 def pytest_sessionfinish() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         BackendError,
         CommError,
         CommTimeoutError,
+        DeadlockError,
         InvalidArgumentError,
         MismatchError,
         NotReadyError,
@@ -51,8 +52,8 @@ _WHERE = {
     "backends.registry": "backend_names new_comm register_backend",
     "comms.batch": "BatchSendRecv P2POp",
     "comms.communicator": "Communicator TorchComm empty",
-    "comms.errors": "AbortedError BackendError CommError CommTimeoutError InvalidArgumentError MismatchError"
-    " NotReadyError PeerLostError UnsupportedError",
+    "comms.errors": "AbortedError BackendError CommError CommTimeoutError DeadlockError InvalidArgumentError"
+    " MismatchError NotReadyError PeerLostError UnsupportedError",
     "comms.memory.allocator": "MemAllocator",
     "comms.operations.table": "OpName",
     "comms.options": "CommOptions",
@@ -79,6 +80,7 @@ __all__ = [
     "CommOptions",
     "CommTimeoutError",
     "Communicator",
+    "DeadlockError",
     "InvalidArgumentError",
     "MemAllocator",
     "MismatchError",

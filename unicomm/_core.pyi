@@ -1,5 +1,6 @@
 """The native core (csrc/). Private."""
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,17 @@ class ShmSegment:
     def open(pid: int, fd: int, /) -> ShmSegment: ...
     def close_fd(self) -> None: ...
 
-Fault = tuple[int, list[int], list[tuple[int, ...]], str]
+class FaultCode(enum.IntEnum):
+    NONE = 0
+    TIMEOUT = 1
+    PEER_LOST = 2
+    MISMATCH = 3
+    ABORTED = 4
+    INTERNAL = 5
+    DEADLOCK = 6
+    UNSUPPORTED = 7
+
+Fault = tuple[int, list[int], list[tuple[int, ...]], str, int]
 
 class ShmGroup:
     id: int

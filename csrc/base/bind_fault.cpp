@@ -78,7 +78,7 @@ nb::object fault_tuple(const Fault& f) {
     // Other processes wrote the names in it, and truncation may have cut a character in two.
     auto detail = nb::steal(PyUnicode_DecodeUTF8(f.detail.data(), Py_ssize_t(f.detail.size()), "replace"));
     if (!detail.is_valid()) throw nb::python_error();
-    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, detail);
+    return nb::make_tuple(static_cast<int>(f.code), nb::cast(f.culprits), claims, detail, f.by);
 }
 
 }  // namespace unicomm

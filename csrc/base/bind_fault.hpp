@@ -5,8 +5,8 @@
 
 namespace unicomm {
 
-// Returns None, or (code, culprits, claims, detail), from which Python builds the error. Raises instead what
-// a signal handler has raised meanwhile.
+// Returns None, or (code, culprits, claims, detail, by), of which unicomm/comms/failures/faults.py makes the
+// error. Raises instead what a signal handler has raised meanwhile.
 nb::object fault_tuple(const Fault& f);
 
 // For an operation that succeeded although a signal handler raised: raises that exception soon, in the main

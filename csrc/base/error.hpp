@@ -1,5 +1,5 @@
 // How the native core reports a failure. No exception crosses into Python: an operation returns a Fault,
-// which Python turns into a CommError with the operation, the communicator and the remedy.
+// of which unicomm/comms/failures/faults.py makes the CommError.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -8,6 +8,7 @@
 
 namespace unicomm {
 
+// Exported as unicomm._core.FaultCode. The numbers are in rings and on the wire: they never change.
 enum class FaultCode : int32_t {
     kNone = 0,
     kTimeout = 1,   // culprits: ranks that had not arrived at the deadline
@@ -19,7 +20,7 @@ enum class FaultCode : int32_t {
     kUnsupported = 7,  // the library cannot do that; nothing was done
 };
 
-// The operation that one rank called, for the message of a mismatch.
+// The operation that one rank called, for the message of a mismatch or a deadlock.
 struct Claim {
     int32_t rank;
     uint32_t op;
@@ -35,6 +36,7 @@ struct Fault {
     std::vector<int32_t> culprits;
     std::vector<Claim> claims;
     std::string detail;
+    int32_t by = -1;  // the rank that reported it; -1: this rank
     explicit operator bool() const { return code != FaultCode::kNone; }
 };
 

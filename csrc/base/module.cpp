@@ -14,6 +14,16 @@ NB_MODULE(_core, m) {
             PyErr_SetString(PyExc_OSError, e.what());
         }
     });
+    using unicomm::FaultCode;
+    nb::enum_<FaultCode>(m, "FaultCode", nb::is_arithmetic())
+        .value("NONE", FaultCode::kNone)
+        .value("TIMEOUT", FaultCode::kTimeout)
+        .value("PEER_LOST", FaultCode::kPeerLost)
+        .value("MISMATCH", FaultCode::kMismatch)
+        .value("ABORTED", FaultCode::kAborted)
+        .value("INTERNAL", FaultCode::kInternal)
+        .value("DEADLOCK", FaultCode::kDeadlock)
+        .value("UNSUPPORTED", FaultCode::kUnsupported);
     unicomm::bind_recorder(m);
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);

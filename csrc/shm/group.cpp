@@ -165,7 +165,7 @@ bool Group::relayed_failure(Fault& fault) {
         if (culprits.empty()) culprits = {first < 0 || first >= world_ ? r : first};
         auto state = static_cast<RankState>(segment_->control(culprits.front()).state.load());
         bool left = code == FaultCode::kPeerLost && state == RankState::kFinalized;
-        fault = {code, culprits, {}, left ? "finalized" : "rank " + std::to_string(r) + " gave up"};
+        fault = {code, culprits, {}, left ? "finalized" : "rank " + std::to_string(r) + " gave up", r};
         return true;
     }
     return false;

@@ -22,9 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unicomm import ReduceOp
+from unicomm._core import FaultCode
 from unicomm.backends.out_of_band import wire as watch_messages
-from unicomm.backends.out_of_band.wire import Ask, Bye, Fault, Here, Inbox, Slow
+from unicomm.backends.out_of_band.wire import Ask, Bye, Here, Inbox, Slow
 from unicomm.comms.errors import CommError
+from unicomm.comms.failures.faults import Claim, Fault
 from unicomm.comms.membership.rendezvous_parts import error_of, grow, pack, read_failure, shrink, unpack
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.dump_columns import DumpError, from_dump
@@ -52,7 +54,19 @@ def damaged(data: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:
 
 # --- what watches say -------------------------------------------------------------------------------------
 
-FAULT = Fault("timeout", 3, (1,), (2,), (4,), {2: "is at train.py:7 in load"}, "words", 2.5)
+CLAIM = Claim(1, root=0, amount=24, extra=16)
+FAULT = Fault(
+    FaultCode.TIMEOUT,
+    3,
+    dead=(1,),
+    absent=(2,),
+    late=(4,),
+    where={2: "is at train.py:7 in load"},
+    detail="words",
+    timeout=2.5,
+    claims=(CLAIM,),
+    library="",
+)
 SAID = {
     "fault": (watch_messages.fault(FAULT), FAULT),
     "ask": (watch_messages.ask(), Ask()),
@@ -100,7 +114,7 @@ def test_any_object_on_the_watch(value):
     with contextlib.suppress(ValueError):
         watch_messages.parse(json.dumps(value).encode())
     for kind in ("fault", "here", "bye", "slow"):
-        said = {"kind": kind, "fault": "lost", **(value if isinstance(value, dict) else {"by": value})}
+        said = {"kind": kind, "fault": 2, **(value if isinstance(value, dict) else {"by": value})}
         with contextlib.suppress(ValueError):
             watch_messages.parse(json.dumps(said).encode())
 

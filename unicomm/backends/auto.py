@@ -23,7 +23,7 @@ from unicomm.backends.hosts.layout import Layout
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
-from unicomm.comms.failures.first_cause import Verdict
+from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
@@ -140,8 +140,8 @@ def _connect(
     assert setup.store is not None
     assert isinstance(near, ShmBackend)
     assert leaders is None or isinstance(leaders, GlooBackend)
-    verdict = Verdict(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
-    return HostsBackend(layout, near, far, leaders, verdict)
+    first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
+    return HostsBackend(layout, near, far, leaders, first_cause)
 
 
 def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int]]:

@@ -14,11 +14,11 @@ import torch
 from unicomm.backends.bootstrap import store_of_job
 from unicomm.c10d.compat import Store
 from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reconfigures, device_streams
-from unicomm.comms.communicator import Communicator
+from unicomm.comms.communicator import Communicator, communicator_of
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
 from unicomm.comms.execution.member import Environment
-from unicomm.comms.membership import lifecycle
+from unicomm.comms.membership import create
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
@@ -160,7 +160,7 @@ def new_comm(
         BackendError: the store or the transport failed.
     """
     found = find_backend(backend)
-    device = lifecycle.check_device(device, found)
+    device = create.check_device(device, found)
     graphs.refuse_capture(device_streams(found, device), "new_comm", str(name))
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"name={name!r} is no name", hint='pass a text such as "main"')
@@ -178,7 +178,7 @@ def new_comm(
     if (rank is None) != (size is None):
         raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")
     if enable_reconfigure and rank is None:
-        return lifecycle.create_vacant(found, device, name=name, options=options, world=world)
+        return communicator_of(create.create_vacant(found, device, name=name, options=options, world=world))
     if rank is None or size is None:
         rank, size = world.rank, world.size
         _check_usable(found, size, world)
@@ -194,6 +194,8 @@ def new_comm(
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
         _check_usable(found, size, world)
-    return lifecycle.create(
-        found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
+    return communicator_of(
+        create.create(
+            found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
+        )
     )

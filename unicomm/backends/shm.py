@@ -30,20 +30,13 @@ from unicomm.comms.backend import (
     RunsCollectives,
     Setup,
 )
-from unicomm.comms.errors import (
-    AbortedError,
-    BackendError,
-    CommError,
-    CommTimeoutError,
-    MismatchError,
-    PeerLostError,
-    UnsupportedError,
-)
+from unicomm.comms.errors import BackendError, UnsupportedError
 from unicomm.comms.failures import thread_quiescence
+from unicomm.comms.failures.faults import core_error
 from unicomm.comms.operations.call import Call, Message
-from unicomm.comms.operations.dtypes import DTYPES, NAMES
+from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
-from unicomm.comms.operations.table import BY_CODE, OPERATIONS, Kind
+from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.comms.options import Hint, parse_size
 
 _HINTS = (
@@ -55,7 +48,6 @@ _HINTS = (
     ),
     Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
 )
-_TIMEOUT, _PEER_LOST, _MISMATCH, _ABORTED, _DEADLOCK = 1, 2, 3, 4, 6
 
 
 class ShmBackend(
@@ -153,11 +145,11 @@ class ShmBackend(
         return _core.FastPath(self._group, recorder, index, timeout)
 
     def raise_fault(self, fault: _core.Fault, timeout: float) -> NoReturn:
-        raise _error(fault, timeout)
+        raise core_error(fault, timeout)
 
     def check_peers(self, ranks: Sequence[int]) -> None:
         if (group := self._group) is not None and (fault := group.lost(list(ranks))) is not None:
-            raise _error(fault, 0.0)
+            raise core_error(fault, 0.0)
 
     def run(self, call: Call) -> None:
         op = call.op
@@ -176,12 +168,12 @@ class ShmBackend(
             call.out_splits,
         )
         if fault is not None:
-            raise _error(fault, call.timeout)
+            raise core_error(fault, call.timeout)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         fault = self._group.exchange(list(messages), timeout)
         if fault is not None:
-            raise _error(fault, timeout)
+            raise core_error(fault, timeout)
 
     def open_exchange(self) -> Exchange:
         return _ShmExchange(self._group)
@@ -230,7 +222,7 @@ _open: weakref.WeakSet[ShmBackend] = weakref.WeakSet()
 
 
 def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] | None:
-    """Called by the native core: see `thread_quiescence.bound` and csrc/shm/waiting/deadlock.hpp."""
+    """Called by the native core: see `threads_that_stay` and csrc/shm/waiting/deadlock.hpp."""
     creators: dict[int, dict[int, threading.Thread]] = {}
     try:
         backends = list(_open)
@@ -239,7 +231,7 @@ def _threads_that_matter(comm: int, rank: int, waiting: list[int]) -> list[int] 
     for backend in backends:
         for segment in list(backend.member_of):
             creators.setdefault(segment, {})[backend.rank] = backend.creator
-    return thread_quiescence.bound(waiting, creators, comm, rank)
+    return thread_quiescence.threads_that_stay(waiting, creators, comm, rank)
 
 
 _core.set_thread_check(_threads_that_matter)
@@ -258,8 +250,8 @@ class _ShmExchange(Exchange):
         assert self._exchange is not None
         over = self._exchange.run(self._group, timeout, limit)
         if isinstance(over, tuple):
-            raise _error(over, timeout)
-        return [(n, peer, None if fault is None else _error(fault, timeout)) for n, peer, fault in over]
+            raise core_error(over, timeout)
+        return [(n, peer, None if fault is None else core_error(fault, timeout)) for n, peer, fault in over]
 
     def interrupt(self) -> None:
         if (exchange := self._exchange) is not None:
@@ -289,102 +281,3 @@ def _same_host(setup: Setup, hosts: Sequence[str]) -> None:
             comm=setup.name,
             hint="use the backend 'gloo' across hosts; containers of one host must share the PID namespace",
         )
-
-
-def _error(fault: _core.Fault, timeout: float) -> CommError:
-    code, culprits, claims, detail = fault
-    who = _ranks(culprits)
-    if code == _TIMEOUT:
-        when = f"when {detail}" if detail else f"after {timeout:g} s"
-        return CommTimeoutError(
-            f"{who} had not arrived {when}",
-            culprits=culprits,
-            hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
-        )
-    if code == _DEADLOCK:
-        deadlock = CommTimeoutError(
-            _circle(claims, detail) if claims else f"{who} wait for each other, and would for ever",
-            culprits=culprits,
-            late=culprits,
-            hint="bring the calls of these ranks into one order; messages both ways go together in"
-            " batch_op_create",
-        )
-        deadlock.explained = bool(claims)
-        return deadlock
-    if code == _PEER_LOST:
-        what = "has finalized this communicator" if detail == "finalized" else "is gone (its process ended)"
-        return PeerLostError(
-            f"{who} {what}",
-            culprits=culprits,
-            hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
-        )
-    if code == _MISMATCH:
-        return MismatchError(_mismatch(claims, detail), culprits=culprits, hint=_mismatch_hint(culprits))
-    if code == _ABORTED:
-        return AbortedError(
-            f"{who} aborted the communicator", culprits=culprits, hint="create a new communicator to go on"
-        )
-    hint = "please report this"
-    if detail.startswith("cannot"):  # what the system refused
-        hint = "is there memory left, and file descriptors? if it goes on, allocate with torch.empty"
-    return BackendError(f"shm: {detail}", culprits=culprits, hint=hint)
-
-
-def _circle(claims: list[tuple[int, ...]], detail: str) -> str:
-    """Who waits in what for whom; `detail` has a line for each: the communicator's name, tab, file:line."""
-    places = [line.split("\t", 1) for line in detail.splitlines()]
-    several = len({name for name, _ in places}) > 1
-    parts = []
-    for (rank, op, _, _, peer, seq, _), (name, where) in zip(claims, places, strict=True):
-        row = BY_CODE.get(op)
-        what = f"rank {rank}{f' of {name!r}' if several else ''} in {row.name if row else f'operation {op}'}"
-        if seq:
-            what += f" #{seq}"
-        to = {"send": "to", "recv": "from"}.get(row.name if row else "", "for")
-        parts.append(f"{what} {to} rank {peer}{f' ({where})' if where else ''}")
-    return f"these ranks wait for each other, and would for ever: {', '.join(parts)}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _mismatch_hint(culprits: Sequence[int]) -> str:
-    return f"compare the program's path on {_ranks(culprits)} with the others'; nothing was written"
-
-
-def _mismatch(claims: list[tuple[int, ...]], detail: str) -> str:
-    """What each rank called, ranks with the same call together."""
-    if detail == "sizes":
-        parts = []
-        for rank, _, dtype, _, sender, expected, sent in claims:
-            size = _element_size(dtype)
-            parts.append(
-                f"rank {rank} expects {expected // size} elements from rank {sender},"
-                f" which sends {sent // size}"
-            )
-        return "; ".join(parts)
-    groups: dict[str, list[int]] = {}
-    for rank, op, dtype, red, root, count, extra in claims:
-        row = BY_CODE.get(op)
-        text = row.name if row else f"operation {op}"
-        arguments = []
-        if dtype:
-            arguments.append(
-                f"{NAMES.get(dtype, '?')}[{count}]" if row and row.same_count else NAMES.get(dtype, "?")
-            )
-        if row and not row.same_count and extra:
-            arguments.append(f"sizes #{extra:016x}")
-        if red:
-            arguments.append(RedOpType(red).name if red in set(RedOpType) else "?")
-        if row and row.kind is Kind.P2P:
-            arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {root}")
-        elif root >= 0:
-            arguments.append(f"root {root}")
-        groups.setdefault(f"{text}({', '.join(arguments)})", []).append(rank)
-    said = [f"{_ranks(ranks)}: {text}" for text, ranks in sorted(groups.items(), key=lambda g: -len(g[1]))]
-    return "the ranks called different things; " + "; ".join(said or [detail])
-
-
-def _element_size(code: int) -> int:
-    return next((info.dtype.itemsize for info in DTYPES.values() if info.code == code), 1)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unicomm.comms.execution.device.work import StreamWork
-from unicomm.comms.failures.threads import Threads
+from unicomm.comms.failures.daemon_pool import DaemonPool
 from unicomm.comms.work import Work
 
 from .compat import methods, not_traced
@@ -152,7 +152,7 @@ class OperationFuture(torch.futures.Future[Any]):
         _callbacks.run(settle)
 
 
-_callbacks = Threads("unicomm-callbacks")
+_callbacks = DaemonPool("unicomm-callbacks")
 
 
 class MessageWork(ProcessGroupWork):

@@ -17,6 +17,10 @@ from unicomm.c10d.compat import OpaqueBase, methods, not_traced
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from unicomm.comms.execution.point_to_point import messages
+from unicomm.comms.failures import open_communicators
+from unicomm.comms.membership import finalize, reconfigure
+from unicomm.comms.membership.create import Created
+from unicomm.comms.membership.split import plan_split
 from unicomm.comms.memory.allocator import MemAllocator
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
@@ -28,7 +32,7 @@ from .work import Work
 
 if TYPE_CHECKING:
     from unicomm.comms.execution.member import Member
-    from unicomm.comms.membership.reconfigure import Dynamic
+    from unicomm.comms.membership.epoch import ReconfigureState
     from unicomm.comms.memory.window import Window
 
     from .batch import BatchSendRecv
@@ -60,7 +64,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     """
 
     def __init__(
-        self, member: Member, dynamic: Dynamic | None = None, vacant: CommError | None = None
+        self, member: Member, dynamic: ReconfigureState | None = None, vacant: CommError | None = None
     ) -> None:
         """Not for users: see `unicomm.new_comm`."""
         # `reconfigure` replaces both.
@@ -368,9 +372,13 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         given. The new communicator stays usable when this one is finalized. An empty `name` becomes
         `<name>_<lowest rank>`.
         """
-        from unicomm.comms.membership.lifecycle import split
+        plan = plan_split(self._engine, ranks, name, hints, timeout)
 
-        return split(self, ranks, name, hints, timeout)
+        def connect() -> Communicator | None:
+            created = plan.connect()
+            return None if created is None else communicator_of(created)
+
+        return self._engine.control(plan.args, connect)
 
     def new_window(
         self, tensor: Tensor | None = None, hints: Hints = None, timeout: Timeout = None
@@ -391,9 +399,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         It holds an address and a secret: give it to ranks of the job only. Raises `UnsupportedError` without
         enable_reconfigure.
         """
-        from unicomm.comms.membership.reconfigure import get_init_handle
-
-        return get_init_handle(self)
+        return reconfigure.get_init_handle(self)
 
     def reconfigure(
         self,
@@ -424,9 +430,7 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
             MismatchError: the ranks were given different lists or options.
             AbortedError: another thread called `abort`.
         """
-        from unicomm.comms.membership.reconfigure import reconfigure
-
-        return reconfigure(self, uuid, init_handles, timeout, hints)
+        return reconfigure.reconfigure(self, uuid, init_handles, timeout, hints)
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -437,9 +441,13 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         aborts them and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
         operations raise `NotReadyError`; another `finalize` does nothing.
         """
-        from unicomm.comms.membership.lifecycle import finalize
+        finalize.finalize(self, self._engine.read_timeout("finalize", timeout))
 
-        finalize(self, self._engine.read_timeout("finalize", timeout))
+    def _close(self, timeout: float) -> None:
+        finalize.close(self, timeout)
+
+    def _forget(self) -> None:
+        finalize.forget(self)
 
     def __enter__(self) -> Communicator:
         return self
@@ -592,6 +600,15 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
     def register_abort_hook(self, hook: AbortHook) -> RemovableHandle:
         """Calls `hook(error)` once, when the communicator breaks."""
         return self._engine.hooks.add("abort", hook)
+
+
+def communicator_of(created: Created) -> Communicator:
+    """The communicator that `membership.create` or a split has connected. It is open until finalize."""
+    comm = Communicator(created.member, created.dynamic, created.vacant)
+    if created.dump is not None:
+        comm.register_abort_hook(created.dump)
+    open_communicators.add(comm)
+    return comm
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""The errors of unicomm: one small tree.
+"""The errors of unicomm, one tree under `CommError`.
 
-Every message says what happened, who caused it and what to do. `InvalidArgumentError`,
-`UnsupportedError` and `NotReadyError` are raised before anything is recorded or sent, on the calling
-rank alone, and leave the communicator usable. `MismatchError` is raised on every rank before any
-tensor is written and leaves the communicator usable as well. After `CommTimeoutError`, `PeerLostError`,
-`AbortedError` and `BackendError` the communicator is broken: its later operations raise the same error.
+Every message says what happened, which ranks caused it and what to do about it. `InvalidArgumentError`,
+`UnsupportedError` and `NotReadyError` are raised on the calling rank alone, before anything is recorded or
+sent, and leave the communicator usable. `MismatchError` is raised on every rank before any tensor is written,
+and also leaves the communicator usable. After a `CommTimeoutError`, `DeadlockError`, `PeerLostError`,
+`AbortedError` or `BackendError` the communicator is broken: its later operations raise the same error.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 
 
 class CommError(RuntimeError):
-    """Base of all errors that a communicator raises.
+    """Base class of all errors that a communicator raises.
 
     Attributes:
-        op: name of the operation, or None when the error is not about one.
+        op: name of the operation, or None when the error concerns no operation.
         comm: name of the communicator, or None.
-        seq: sequence number of the operation, or None when it was never issued.
+        seq: sequence number of the operation, or None when the operation was never issued.
         rank: this rank within the communicator, or None.
-        culprits: ranks of the communicator that caused the error; empty when unknown.
-        dead, absent, late: the culprits by what is known of them, for a rank that did not come: its process
-            is gone or it has finalized; it is alive, and elsewhere; it was on its way, in an earlier
-            operation of this communicator. All empty when nothing is known.
-        hint: what to do about it.
+        culprits: ranks of the communicator that caused the error; empty when they are unknown.
+        dead: culprits whose process has ended or that have finalized the communicator.
+        absent: culprits that are alive and not in an operation of this communicator.
+        late: culprits that are in an earlier operation of this communicator.
+        hint: what to do about the error.
     """
+
+    #: The `failures.faults.Fault` that this error was made from, if there is one. Stays in this process.
+    fault: Any = None
 
     def __init__(
         self,
@@ -53,13 +56,13 @@ class CommError(RuntimeError):
         self.sort_culprits(dead, absent, late)
 
     def sort_culprits(self, dead: Sequence[int], absent: Sequence[int], late: Sequence[int]) -> None:
-        """Says what is known of the culprits; `culprits` becomes the union if there are any."""
+        """Sets `dead`, `absent` and `late`; if they name any rank, `culprits` becomes their union."""
         self.dead, self.absent, self.late = tuple(dead), tuple(absent), tuple(late)
         if known := {*dead, *absent, *late}:
             self.culprits = tuple(sorted(known))
 
     def again(self, message: str) -> CommError:
-        """The same error with another message."""
+        """Returns a new error with the same class and fields and another message."""
         return type(self)(message, **self._fields())
 
     def _fields(self) -> dict[str, Any]:
@@ -89,15 +92,15 @@ def _rebuild(cls: type[CommError], message: str, fields: dict[str, Any]) -> Comm
 
 
 class InvalidArgumentError(CommError, ValueError):
-    """An argument is wrong. Raised on this rank, before anything was recorded or sent."""
+    """An argument is wrong. Raised on this rank, before anything is recorded or sent."""
 
 
 class UnsupportedError(CommError):
-    """This backend, data type or library version cannot do that. Raised before any side effect."""
+    """The backend, data type or library version does not support the call. Raised before any side effect."""
 
 
 class NotReadyError(CommError):
-    """The communicator is finalized, or the result that was asked for is not there yet."""
+    """The communicator is finalized or has no ranks yet, or the requested result is not available yet."""
 
 
 class MismatchError(CommError):
@@ -105,18 +108,26 @@ class MismatchError(CommError):
 
 
 class CommTimeoutError(CommError):
-    """The deadline passed, or never will anybody come; `culprits` are the ranks that were awaited."""
+    """The deadline passed; `culprits` are the ranks that were awaited."""
 
-    explained = False  # the message says already where the ranks are
+    #: Whether the message already says where the awaited ranks are.
+    explained = False
+
+
+class DeadlockError(CommTimeoutError):
+    """Ranks wait for each other and the awaited ranks can no longer arrive; `culprits` are these ranks.
+
+    A `CommTimeoutError` that is raised before the deadline, because waiting longer cannot help.
+    """
 
 
 class PeerLostError(CommError):
-    """A rank's process is gone, or that rank left the communicator; `culprits` names it."""
+    """The process of a rank has ended, or the rank has left the communicator; `culprits` names the rank."""
 
 
 class AbortedError(CommError):
-    """The communicator was aborted, here or by another rank."""
+    """The communicator was aborted, by this rank or by another one; `culprits` names the rank."""
 
 
 class BackendError(CommError):
-    """The library underneath failed; the message carries its own words."""
+    """The underlying library failed; the message contains the library's own message."""

@@ -1,4 +1,4 @@
-"""Options of a communicator, and how timeouts and hints are read."""
+"""Options of a communicator, and the reading of timeouts and hints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Timeout = timedelta | float | None
 Hints = Mapping[str, str] | None
 
 DEFAULT_TIMEOUT = 600.0
-LONGEST_TIMEOUT = 1e9  # seconds, about 30 years: what locks and clocks can count
+LONGEST_TIMEOUT = 1e9  # seconds, about 30 years: locks and clocks cannot count more
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A hint that a backend knows: its name, how its text is read, its default, and what it does."""
+    """A hint that a backend takes: name, parser of its text, default value, and documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -59,7 +59,7 @@ COMMON_HINTS = (
 
 
 def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: str) -> dict[str, Any]:
-    """The values of all known hints. An unknown or unreadable one raises `InvalidArgumentError`."""
+    """The values of all known hints. An unknown or unreadable hint raises `InvalidArgumentError`."""
     table = {hint.name: hint for hint in (*COMMON_HINTS, *known)}
     values = {hint.name: hint.default for hint in table.values()}
     for name, text in copy_hints(hints).items():
@@ -83,14 +83,14 @@ def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: 
 
 
 def copy_hints(hints: Mapping[str, str] | None) -> dict[str, str]:
-    """Hints as they were given, none for None; `read_hints` reads them."""
+    """A copy of the hints as given; empty for None. `read_hints` reads them."""
     if hints is not None and not isinstance(hints, Mapping):
         raise InvalidArgumentError(f"hints={hints!r} is no mapping", hint="hints are a dict of str to str")
     return dict(hints or {})
 
 
 def seconds(timeout: timedelta | float | None, default: float) -> float:
-    """A timeout in seconds. None and 0 mean the default, as in torchcomms; infinity is as good as forever."""
+    """A timeout in seconds. None and 0 mean the default, as in torchcomms; the limit is `LONGEST_TIMEOUT`."""
     if timeout is None:
         return default
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -120,14 +120,14 @@ def default_timeout() -> float:
 
 @dataclass(frozen=True)
 class CommOptions:
-    """How a communicator was created; `Communicator.get_options()` returns it.
+    """The options with which a communicator was created; `Communicator.get_options()` returns them.
 
     Attributes:
-        timeout: seconds that creation and, unless an operation brings its own, each operation may take.
+        timeout: seconds that creation may take, and each operation that has no timeout of its own.
         abort_process_on_timeout_or_error: end the process (SIGABRT) when the communicator breaks. Off by
-            default, unlike in torchcomms: an exception can be caught, and checkpoints written. Without
-            effect beside enable_reconfigure, as there.
-        enable_reconfigure: the communicator may be connected with other ranks later.
+            default, unlike in torchcomms, because a program can catch an exception and write a checkpoint.
+            Has no effect with enable_reconfigure, as in torchcomms.
+        enable_reconfigure: whether the communicator may be connected with other ranks later.
         hints: the backend's hints as given.
     """
 

@@ -17,7 +17,7 @@ from unicomm.backends.bootstrap.addresses import guard_store
 from unicomm.backends.gloo import connect as gloo_connect
 from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
-from unicomm.comms.membership import lifecycle
+from unicomm.comms.membership import split
 from unicomm.testing import run_ranks
 
 LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
@@ -118,7 +118,7 @@ def test_a_split_whose_store_fails_names_the_lost_peer(monkeypatch, raised):
                     check_peers()
             raise BackendError("the store failed")
 
-        monkeypatch.setattr(lifecycle, "create", fail)
+        monkeypatch.setattr(split, "create", fail)
         error = raised(comm.split, [0, 1], "both")
         assert type(error) is PeerLostError
         assert error.culprits == (1,)

@@ -118,3 +118,24 @@ def test_a_rank_that_finalizes_too_early_is_named(layout):
 
     said = run_ranks(program, 4, backend="auto", hints={"hosts": layout})
     assert {one[:2] for one in said[:3]} == {("PeerLostError", (3,))}
+
+
+def test_ranks_of_one_host_that_wait_for_each_other():
+    """The host's shared memory finds the circle; every rank raises it with the communicator's ranks."""
+    known = threading.Barrier(4)
+
+    def program(comm):
+        me = comm.get_rank()
+        if me in (1, 3):  # on host b, where they are ranks 0 and 1
+            said = told(comm, lambda: comm.recv(torch.zeros(1), 4 - me, False))
+            known.wait(60)
+            return said
+        known.wait(60)
+        return told(comm, lambda: comm.barrier(False))
+
+    said = run_ranks(program, 4, backend="auto", hints={"hosts": "a,b,a,b"}, timeout=60)
+    assert [one[:2] for one in said] == [("DeadlockError", (1, 3))] * 4
+    for _, _, text in said:
+        assert "these ranks wait for each other forever" in text
+        assert "rank 1 in recv from rank 3" in text
+        assert "rank 3 in recv from rank 1" in text

@@ -20,7 +20,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     UnsupportedError,
 )
-from unicomm.comms.membership.lifecycle import check_device
+from unicomm.comms.membership.create import check_device
 from unicomm.comms.work import WorkStatus
 from unicomm.testing import conformance, drain, run_ranks
 

@@ -290,7 +290,7 @@ def test_finalize_names_what_is_still_pending(raised):
         error = raised(comm.finalize, 0.05)
         assert type(error) is CommTimeoutError
         assert (error.op, error.comm, error.rank) == ("finalize", "ranks", 0)
-        assert error.message == "still pending after 0.05 s, and given up: all_reduce #1, barrier #2, recv #1"
+        assert error.message == "still pending after 0.05 s, and aborted: all_reduce #1, barrier #2, recv #1"
         for work in works:
             assert type(raised(work.wait)) is AbortedError
         assert type(raised(comm.barrier, False)) is NotReadyError

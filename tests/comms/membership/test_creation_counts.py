@@ -14,8 +14,8 @@ from benchmarks import counting_store as counting
 from benchmarks import creation_scale as creation
 from tests.comms.membership.rendezvous_helpers import LONG
 from tests.threads import outcomes
+from unicomm.comms.failures.store_client import CHUNK
 from unicomm.comms.membership.rendezvous import meet
-from unicomm.comms.membership.rendezvous_parts import CHUNK
 
 SIZES = (2, 3, 8, 33, 128, 256)
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from unicomm.comms.errors import UnsupportedError
-from unicomm.comms.membership import lifecycle
+from unicomm.comms.membership import finalize
 
 from . import pmi
 
@@ -126,7 +126,7 @@ def _load() -> Any:
         )
     if ours:
         pid = os.getpid()
-        lifecycle.when_closed(lambda: _finalize(MPI, pid))
+        finalize.when_closed(lambda: _finalize(MPI, pid))
     return MPI
 
 

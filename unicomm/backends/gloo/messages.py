@@ -13,7 +13,7 @@ import torch
 
 from unicomm.backends.out_of_band import Awaited, OutOfBandBackend, OutOfBandExchange
 from unicomm.comms.backend import Completed
-from unicomm.comms.failures.threads import Threads
+from unicomm.comms.failures.daemon_pool import DaemonPool
 from unicomm.comms.operations.call import Message
 
 _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
@@ -72,7 +72,7 @@ class GlooExchange(OutOfBandExchange):
         self._results.put(None)
 
 
-waiters = Threads("unicomm-gloo")
+waiters = DaemonPool("unicomm-gloo")
 
 
 def await_all(works: list[Any], awaits: list[Awaited], limit: timedelta, results: Results) -> None:

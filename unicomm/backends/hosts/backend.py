@@ -6,12 +6,13 @@ Messages between two ranks go through memory if they share it, else straight fro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import NoReturn
 
 import torch
 
+from unicomm._core import FaultCode
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.shm import ShmBackend
 from unicomm.comms.backend import (
@@ -30,6 +31,7 @@ from unicomm.comms.errors import (
     AbortedError,
     CommError,
     CommTimeoutError,
+    DeadlockError,
     InvalidArgumentError,
     MismatchError,
     NotReadyError,
@@ -37,7 +39,8 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.execution import completion
-from unicomm.comms.failures.first_cause import GRACE, Verdict
+from unicomm.comms.failures.faults import Fault, aborted_by, error_of, renumber_error
+from unicomm.comms.failures.first_cause import GRACE, FirstCause
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.table import OPERATIONS
 
@@ -51,7 +54,6 @@ _SLACK = 1.0
 _FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
-_RANKS = re.compile(r"\b(ranks?) (\d+(?:, \d+)*)")
 
 
 class HostsBackend(
@@ -75,10 +77,10 @@ class HostsBackend(
         near: ShmBackend,
         far: GlooBackend,
         leaders: GlooBackend | None,
-        verdict: Verdict,
+        first_cause: FirstCause,
     ) -> None:
         self.layout = layout
-        self._near, self._far, self._leaders, self._verdict = near, far, leaders, verdict
+        self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
         self._far_group = completion.Group(far, layout.rank, layout.size)
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
@@ -151,9 +153,8 @@ class HostsBackend(
                 self._far.exchange(far, seconds)
             except CommError as error:
                 # In a collective, a rank that waits for another one in it is not to blame.
-                if late and isinstance(error, CommTimeoutError) and (error.dead or error.absent):
-                    error.late = ()
-                    error.culprits = (*error.dead, *error.absent)
+                if late and error.fault is not None and (error.dead or error.absent):
+                    error.fault = replace(error.fault, late=())
                 raise self._far_failed(error, {message.peer for message in far}) from error
 
         def run_near() -> None:
@@ -181,13 +182,13 @@ class HostsBackend(
     def _near_failed(self, error: CommError, late: bool) -> CommError:
         # A rank that waits for other hosts is not to blame for missing data of theirs.
         awaited = [r for r in range(self.layout.size) if r != self.layout.rank] if late else []
-        if not late and isinstance(error, CommTimeoutError) and error.culprits:
+        if not late and _is_timeout(error) and error.culprits:
             members = self.layout.members
             named = [members[r] for r in error.culprits if r < len(members)]
             # Their own deadline passes about now; then they report which rank is missing.
             if (
                 not self._far.elsewhere(named)
-                and (told := self._verdict.hear(error, _FAR_VERDICT)) is not None
+                and (told := self._first_cause.published(error, _FAR_VERDICT)) is not None
             ):
                 self._end()
                 return told
@@ -215,24 +216,24 @@ class HostsBackend(
             first_hand: whether this rank knows that the culprits that the part names are the cause.
             linked: ranks whose connection may be gone. awaited: ranks that may be missing.
         """
-        error = _translated(error, ranks)
+        error = renumber_error(error, ranks)
         if isinstance(error, _HARMLESS):
             return error
-        self._verdict.report()
+        self._first_cause.report()
         if isinstance(error, PeerLostError):
             first_hand = bool(error.culprits)
-            if not first_hand and len(linked) == 1 and self._verdict.silent(linked):
+            if not first_hand and len(linked) == 1 and self._first_cause.unreported(linked):
                 error, first_hand = self._blaming(error, linked), True
         elif isinstance(error, AbortedError):
             first_hand = False
-        elif not isinstance(error, CommTimeoutError):
+        elif not _is_timeout(error):
             first_hand = True
         elif not first_hand and len(awaited) == 1:
             error, first_hand = self._blaming(error, awaited), True
         elif first_hand and error.culprits:
             error = self._blaming(error, error.culprits)
         if first_hand:
-            error = self._verdict.pronounce(error)
+            error = self._first_cause.publish(error)
             self._end()
             return error
         elsewhere: list[int] = []
@@ -240,23 +241,20 @@ class HostsBackend(
             elsewhere = self._far.elsewhere(awaited)  # before the end of the parts makes them fail too
         self._end()
         aborted = isinstance(error, AbortedError)  # by a rank that is about to report the cause
-        if (known := self._verdict.hear(error, 2 * GRACE if aborted else GRACE)) is not None:
+        if (known := self._first_cause.published(error, 2 * GRACE if aborted else GRACE)) is not None:
             return known
         if aborted and (cause := self._far.fault()) is not None and not isinstance(cause, AbortedError):
             # Another rank ended this part because of it, and the store cannot tell.
-            return self._verdict.pronounce(cause)
+            return self._first_cause.publish(cause)
         suspects = linked if isinstance(error, PeerLostError) else awaited
-        if not aborted and (culprits := self._verdict.silent(suspects)):
+        if not aborted and (culprits := self._first_cause.unreported(suspects)):
             error = self._blaming(error, [r for r in culprits if r in elsewhere] or culprits)
-        return self._verdict.pronounce(error)
+        return self._first_cause.publish(error)
 
     def _blaming(self, error: CommError, culprits: Sequence[int]) -> CommError:
-        who = f"rank {culprits[0]}" if len(culprits) == 1 else f"ranks {', '.join(map(str, culprits))}"
         if isinstance(error, CommTimeoutError):
-            text = f"{who} had not arrived after {self._limit:g} s"
-        else:
-            text = f"{who} {'is' if len(culprits) == 1 else 'are'} gone: {error.message}"
-        return type(error)(text, culprits=culprits, hint=error.hint)
+            return error_of(Fault(FaultCode.TIMEOUT, culprits=tuple(culprits), timeout=self._limit))
+        return error_of(Fault(FaultCode.PEER_LOST, culprits=tuple(culprits), detail=error.message))
 
     def _end(self) -> None:
         """Ends all parts, so that no rank waits in vain."""
@@ -282,13 +280,7 @@ class HostsBackend(
 
     def abort(self) -> None:
         rank = self.layout.rank
-        self._verdict.pronounce(
-            AbortedError(
-                f"rank {rank} aborted the communicator",
-                culprits=[rank],
-                hint="create a new communicator to go on",
-            )
-        )
+        self._first_cause.publish(aborted_by(rank))
         self._end()
 
     def close(self) -> None:
@@ -335,18 +327,6 @@ class _Straight(Backend):
     close = abort
 
 
-def _translated(error: CommError, ranks: Sequence[int]) -> CommError:
-    """Returns the error with the communicator's ranks instead of the part's, in culprits and text."""
-
-    def renamed(found: re.Match[str]) -> str:
-        numbers = [int(n) for n in found.group(2).split(", ")]
-        return f"{found.group(1)} {', '.join(str(ranks[n]) for n in numbers if n < len(ranks))}"
-
-    def of_all(some: Sequence[int]) -> list[int]:
-        return [ranks[r] for r in some if r < len(ranks)]
-
-    text, hint = (_RANKS.sub(renamed, part) for part in (error.message, error.hint))
-    known: dict[str, Any] = {
-        kind: of_all(getattr(error, kind)) for kind in ("culprits", "dead", "absent", "late")
-    }
-    return type(error)(text, hint=hint, **known)
+def _is_timeout(error: CommError) -> bool:
+    """Whether a deadline has passed. A deadlock is known before, and for certain."""
+    return isinstance(error, CommTimeoutError) and not isinstance(error, DeadlockError)

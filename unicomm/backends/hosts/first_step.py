@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from unicomm.backends.out_of_band import minority
-from unicomm.backends.shm import _mismatch, _mismatch_hint
-from unicomm.comms.errors import MismatchError
+from unicomm.comms.errors import CommError, MismatchError
+from unicomm.comms.failures.faults import Claim, minority, mismatch
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import ReduceOp
 from unicomm.comms.operations.table import OPERATIONS
@@ -109,7 +108,7 @@ def _signature(call: Call) -> int:
     return hash(parts) & ((1 << 64) - 1)
 
 
-def _explain(links: Links, call: Call) -> MismatchError:
+def _explain(links: Links, call: Call) -> CommError:
     """Returns the error after a mismatch: all ranks exchange what they called."""
     layout = links.layout
     mine = torch.empty(_CLAIM.size, dtype=_BYTE)
@@ -127,6 +126,6 @@ def _explain(links: Links, call: Call) -> MismatchError:
     claims = []
     for rank in range(layout.size):
         at = layout.host_of[rank] * room + layout.local_of[rank] * _CLAIM.size
-        claims.append((rank, *_CLAIM.unpack_from(table.numpy().data, at)))
+        claims.append(Claim(rank, *_CLAIM.unpack_from(table.numpy().data, at)))
     culprits = minority([claim[1:] for claim in claims])
-    return MismatchError(_mismatch(claims, ""), culprits=culprits, hint=_mismatch_hint(culprits))
+    return mismatch(claims, culprits)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
-from unicomm.comms.failures.threads import Threads
+from unicomm.comms.failures.daemon_pool import DaemonPool
+from unicomm.comms.failures.faults import SEE_LATE_RANKS, rank_list
 from unicomm.comms.operations.call import Message
 
 _LONG = 1e6  # seconds
-_threads = Threads("unicomm-hosts")
+_threads = DaemonPool("unicomm-hosts")
 
 
 def beside(job: Callable[[], None], main: Callable[[], None], stop: Callable[[], None]) -> None:
@@ -103,10 +104,8 @@ class BothExchange(Exchange):
     def _late(self, timeout: float) -> CommError:
         # The caller knows which message is overdue; peers on other hosts are late more often.
         peers = sorted({peer for _, peer in (self._waiting[True] or self._waiting[False]).values()})
-        who = f"rank {peers[0]}" if len(peers) == 1 else f"ranks {', '.join(map(str, peers))}"
         late = CommTimeoutError(
-            f"messages with {who} were not over after {timeout:g} s",
-            hint="see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow",
+            f"messages with {rank_list(peers)} were not over after {timeout:g} s", hint=SEE_LATE_RANKS
         )
         return self._error(True, late)
 

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from unicomm._core import FaultCode
 from unicomm.backends.bootstrap import mpi_library
-from unicomm.backends.out_of_band import Fault, OutOfBandBackend, SignatureCheck, Sockets, checks_signatures
+from unicomm.backends.out_of_band import OutOfBandBackend, SignatureCheck, Sockets, checks_signatures
 from unicomm.comms.backend import PreparesOperations, Setup
 from unicomm.comms.errors import BackendError
+from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 
@@ -129,7 +131,7 @@ class Operations(OutOfBandBackend, PreparesOperations):
             return
         source = status.Get_source()
         text = f"rank {source} sent {got} bytes, but the tensor here has {message.tensor.numel()}"
-        self.channel.give_up(Fault("error", self.channel.rank, detail=text))
+        self.channel.give_up(Fault(FaultCode.INTERNAL, self.channel.rank, detail=text))
         raise BackendError(
             text, culprits=[source], hint="sender and receiver pass tensors of the same dtype and size"
         )

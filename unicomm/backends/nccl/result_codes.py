@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from unicomm._core import FaultCode
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -19,7 +20,6 @@ from .known_causes import cure
 
 SUCCESS, IN_PROGRESS = 0, 7
 _REMOTE = 6
-_TIMED_OUT, _PEER_LOST, _MISMATCH, _ABORTED, _UNSUPPORTED = 1, 2, 3, 4, 7  # FaultCode
 _NAMES = {
     1: "unhandled device error",
     2: "unhandled system error",
@@ -56,19 +56,19 @@ def aborted() -> AbortedError:
 
 
 def fault_error(library: str, fault: Any, timeout: float) -> CommError:
-    """Returns the error for a fault of the NCCL windows: (FaultCode, culprits, claims, text)."""
-    code, culprits, _, text = fault
-    if code == _TIMED_OUT:
+    """Returns the error for a fault of the NCCL windows; see `_core.Fault`."""
+    code, culprits, text = fault[0], fault[1], fault[3]
+    if code == FaultCode.TIMEOUT:
         return CommTimeoutError(
             f"{text} within {timeout:g} s", culprits=culprits, hint="see what the other ranks are doing"
         )
-    if code == _MISMATCH:
+    if code == FaultCode.MISMATCH:
         return MismatchError(text, culprits=culprits, hint="all ranks must make the same calls in one order")
-    if code == _ABORTED:
+    if code == FaultCode.ABORTED:
         return aborted()
-    if code == _UNSUPPORTED:
+    if code == FaultCode.UNSUPPORTED:
         return UnsupportedError(
             f"{library}: {text}", hint="use a backend whose signals are words in memory: nvshmem, shm"
         )
-    kind = PeerLostError if code == _PEER_LOST else BackendError
+    kind = PeerLostError if code == FaultCode.PEER_LOST else BackendError
     return kind(f"{library}: {text}", culprits=culprits, hint="please report this")

@@ -19,15 +19,13 @@ from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
 from .fault_errors import first_line
-from .signatures import SignatureCheck, minority
+from .signatures import SignatureCheck
 from .sockets import Sockets, connect_all, patience
-from .wire import Fault
 
 __all__ = [
     "CHECK_HINT",
     "COMPARE",
     "Awaited",
-    "Fault",
     "FaultChannel",
     "Operation",
     "OutOfBandBackend",
@@ -37,6 +35,5 @@ __all__ = [
     "checks_signatures",
     "connect_all",
     "first_line",
-    "minority",
     "patience",
 ]

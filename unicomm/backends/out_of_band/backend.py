@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from unicomm._core import FaultCode
 from unicomm.comms.backend import (
     Backend,
     ChecksPeers,
@@ -18,6 +19,7 @@ from unicomm.comms.backend import (
     SurvivesFork,
 )
 from unicomm.comms.errors import CommError
+from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.options import Hint, parse_bool
 
@@ -26,7 +28,6 @@ from .fault_channel import Awaited, FaultChannel, Operation
 from .fault_errors import error_of, first_line, guess
 from .signatures import SignatureCheck, SocketSignatureCheck
 from .sockets import Sockets
-from .wire import Fault
 
 _MOST_CHECKED = 16  # ranks of a communicator that compares signatures by default
 
@@ -92,7 +93,7 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
             self._check.close()
 
     def abort(self) -> None:
-        self.channel.give_up(Fault("aborted", self.channel.rank))
+        self.channel.give_up(Fault(FaultCode.ABORTED, self.channel.rank, (self.channel.rank,)))
 
     def expect_slow(self, name: str, seconds: float) -> None:
         self.channel.expect_slow(name, seconds)

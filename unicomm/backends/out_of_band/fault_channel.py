@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from unicomm._core import FaultCode
+from unicomm.comms.failures.faults import FINALIZED, SIZES, Claim, Fault
 from unicomm.comms.operations.table import OPERATIONS, Kind
 
 from . import channel_thread, wire
 from .channel_thread import FOREVER
 from .sockets import Sockets
 from .user_frame import where_is
-from .wire import Fault, Here, Pending
+from .wire import Here, Pending
 
 ANSWER = 1.0  # seconds in which a rank has to say where it is; one that cannot is named
 COMPARE = 0.5  # seconds after which a rank asks what the peers of its messages wait for
@@ -133,9 +135,9 @@ class FaultChannel:
         operation.deadline = 0.0
         self.begin(operation)
         if not self._sockets:
-            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+            self.give_up(Fault(FaultCode.TIMEOUT, self.rank, timeout=operation.timeout))
         if not self._known.wait(10 * ANSWER):
-            self.give_up(Fault("timeout", self.rank, timeout=operation.timeout))
+            self.give_up(Fault(FaultCode.TIMEOUT, self.rank, timeout=operation.timeout))
 
     def give_up(self, fault: Fault) -> Fault:
         """Sets this rank's fault, unless it has one, and tells the others. Returns the fault it has."""
@@ -147,14 +149,14 @@ class FaultChannel:
         end = time.monotonic() + 2 * ANSWER
         while not self._known.wait(_LOOK) and time.monotonic() < end:
             if left := tuple(sorted(p for p in peers if p in self._left)):
-                return self.give_up(Fault("lost", self.rank, dead=left, detail="finalized"))
+                return self.give_up(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
         return self.fault
 
     def check_left(self, ranks: Sequence[int]) -> None:
         """Takes those of `ranks` that have finalized for lost."""
         with self._lock:
             if left := tuple(sorted(r for r in ranks if r in self._left)):
-                self._set(Fault("lost", self.rank, dead=left, detail="finalized"))
+                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
@@ -262,9 +264,9 @@ class FaultChannel:
                 if one_message and mine.nbytes != theirs.nbytes:
                     sender, receiver = (self.rank, peer) if mine.send else (peer, self.rank)
                     sent, expected = (mine, theirs) if mine.send else (theirs, mine)
-                    text = f"rank {receiver} expects {expected.nbytes} bytes from rank {sender}, which sends"
-                    both = tuple(sorted((sender, receiver)))
-                    self._set(Fault("mismatch", self.rank, late=both, detail=f"{text} {sent.nbytes}"))
+                    claim = Claim(receiver, root=sender, amount=expected.nbytes, extra=sent.nbytes)
+                    both = (sender, receiver)
+                    self._set(Fault(FaultCode.MISMATCH, self.rank, both, detail=SIZES, claims=(claim,)))
                     return
 
     def _here(self, peer: int) -> Here:
@@ -286,10 +288,10 @@ class FaultChannel:
             gone = {peer: why for peer, why in self._gone.items() if peer not in self._left}
             if gone and self.fault is None:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
-                self._set(Fault("lost", self.rank, dead=tuple(sorted(gone)), detail=why))
+                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
             if self.fault is None and operation is not None and (missing := self._left_before(operation)):
-                self._set(Fault("lost", self.rank, dead=missing, detail="finalized"))
+                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
                 self._tell(wire.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
@@ -334,12 +336,12 @@ class FaultChannel:
             late = [peer for peer in late if peer not in waiting]
             where = {peer: text for peer, text in where.items() if peer not in waiting}
         return Fault(
-            "timeout",
+            FaultCode.TIMEOUT,
             self.rank,
-            tuple(dead),
-            tuple(absent),
-            tuple(late),
-            where,
+            dead=tuple(dead),
+            absent=tuple(absent),
+            late=tuple(late),
+            where=where,
             timeout=operation.timeout,
         )
 

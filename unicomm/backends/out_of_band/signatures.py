@@ -10,19 +10,17 @@ import abc
 import contextlib
 import socket
 import struct
-from collections import Counter
 
 import torch
 
-from unicomm.backends.shm import _mismatch, _mismatch_hint
-from unicomm.comms.errors import BackendError, MismatchError
+from unicomm.comms.errors import BackendError
+from unicomm.comms.failures.faults import SIZES, Claim, minority, mismatch
 from unicomm.comms.operations.call import Call
 
 from .sockets import Sockets
 
 _FRAME = struct.Struct("<QIIiIQQ24x")  # number, operation, dtype, root, reduction, count, extra; 64 bytes
 _MASK = (1 << 64) - 1
-_Claim = tuple[int, ...]
 
 
 class SignatureCheck(abc.ABC):
@@ -70,11 +68,11 @@ class SignatureCheck(abc.ABC):
             )
         signatures = [frame[1:] for frame in frames]
         culprits = minority(signatures)
-        claims: list[_Claim] = [
-            (r, op, dtype, red, root, count, extra)
+        claims = [
+            Claim(r, op, dtype, red, root, count, extra)
             for r, (_, op, dtype, root, red, count, extra) in enumerate(frames)
         ]
-        raise MismatchError(_mismatch(claims, ""), culprits=culprits, hint=_mismatch_hint(culprits))
+        raise mismatch(claims, culprits)
 
     def _check_pairs(self, call: Call) -> None:
         """Compares what each rank sends with what its peer expects: all ranks see the bytes of all pairs."""
@@ -82,18 +80,18 @@ class SignatureCheck(abc.ABC):
         row = struct.Struct(f"<{2 * n}Q")
         sent, expected = _parts(call.inputs, call.in_splits), _parts(call.outputs, call.out_splits)
         rows = [row.unpack(r) for r in self.all_gather(row.pack(*sent, *expected))]
-        claims: list[_Claim] = []
+        claims: list[Claim] = []
         blame = [0] * n
         for receiver in range(n):
             odd = (s for s in range(n) if rows[s][receiver] != rows[receiver][n + s])
             if (sender := next(odd, None)) is not None:
                 sizes = rows[receiver][n + sender], rows[sender][receiver]
-                claims.append((receiver, call.operation.code, call.dtype_code, 0, sender, *sizes))
+                claims.append(Claim(receiver, call.operation.code, call.dtype_code, 0, sender, *sizes))
                 blame[receiver] += 1
                 blame[sender] += 1
         if claims:
             culprits = [r for r in range(n) if blame[r] == max(blame)]
-            raise MismatchError(_mismatch(claims, "sizes"), culprits=culprits, hint=_mismatch_hint(culprits))
+            raise mismatch(claims, culprits, SIZES)
 
 
 class SocketSignatureCheck(SignatureCheck):
@@ -116,13 +114,6 @@ class SocketSignatureCheck(SignatureCheck):
     def close(self) -> None:
         for s in self._sockets.values():
             s.close()
-
-
-def minority(signatures: list[tuple[int, ...]]) -> list[int]:
-    """Returns the ranks whose signature is not the majority's; all ranks if the first place is a tie."""
-    votes = Counter(signatures).most_common()
-    tie = len(votes) > 1 and votes[0][1] == votes[1][1]
-    return [r for r, s in enumerate(signatures) if tie or s != votes[0][0]]
 
 
 def _receive(s: socket.socket, length: int) -> bytes:

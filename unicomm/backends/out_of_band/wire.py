@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
+from unicomm.comms.failures import faults
+from unicomm.comms.failures.faults import Fault
 
 MOST = 1 << 16  # bytes of a message, more than any rank sends
 _MOST_TEXT = 400  # characters
-_MOST_PLACES = 16
 _MOST_PENDING = 16
 _LONGEST = 1e9  # seconds
 _LENGTH = struct.Struct("<I")
-KINDS = ("timeout", "lost", "aborted", "mismatch", "error")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a communicator is broken: what `by` found out, or did.
-
-    `where`: what is known of a rank that did not come, in words. `detail`: more words. `timeout`: seconds.
-    """
-
-    kind: str
-    by: int
-    dead: tuple[int, ...] = ()
-    absent: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    where: Mapping[int, str] = field(default_factory=dict)
-    detail: str = ""
-    timeout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,11 +74,7 @@ def _framed(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def fault(it: Fault) -> bytes:
-    fields = asdict(it)
-    fields["fault"] = fields.pop("kind")
-    fields["detail"] = it.detail[:_MOST_TEXT]
-    fields["where"] = {str(r): text[:_MOST_TEXT] for r, text in list(it.where.items())[:_MOST_PLACES]}
-    return _framed("fault", fields)
+    return _framed("fault", faults.fault_to_dict(it))
 
 
 def ask() -> bytes:
@@ -154,21 +134,9 @@ def parse(body: bytes) -> Message:
         return Here(inside=_text(fields, "inside"), where=_text(fields, "where"), pending=pending, **numbers)
     if kind == "slow":
         return Slow(_text(fields, "name"), _seconds(fields, "seconds"))
-    if kind != "fault" or fields.get("fault") not in KINDS:
+    if kind != "fault":
         raise ValueError("unknown kind")
-    where = fields.get("where")
-    if not isinstance(where, dict):
-        raise ValueError("where is no object")
-    ranks = {name: _ranks(fields, name) for name in ("dead", "absent", "late")}
-    places = {int(r[:12]): str(text)[:_MOST_TEXT] for r, text in list(where.items())[:_MOST_PLACES]}
-    return Fault(
-        kind=fields["fault"],
-        by=_number(fields, "by"),
-        where=places,
-        detail=_text(fields, "detail"),
-        timeout=_seconds(fields, "timeout"),
-        **ranks,
-    )
+    return faults.fault_from_dict(fields)
 
 
 def _pending(fields: dict[str, Any]) -> tuple[Pending, ...]:
@@ -202,10 +170,3 @@ def _text(fields: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text")
     return value[:_MOST_TEXT]
-
-
-def _ranks(fields: dict[str, Any], name: str) -> tuple[int, ...]:
-    value = fields.get(name)
-    if not isinstance(value, list) or any(type(r) is not int or not 0 <= r < 1 << 31 for r in value):
-        raise ValueError(f"{name} is no list of ranks")
-    return tuple(value)

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from unicomm.backends.out_of_band import COMPARE, Awaited, Fault, OutOfBandBackend, Sockets
-from unicomm.backends.shm import _error as error_of_core
+from unicomm._core import FaultCode
+from unicomm.backends.out_of_band import COMPARE, Awaited, OutOfBandBackend, Sockets
 from unicomm.backends.vendor.shmem_libraries import NVSHMEM, ROCSHMEM, ShmemVendor, open_table
 from unicomm.comms.backend import (
     Capabilities,
@@ -31,6 +31,7 @@ from unicomm.comms.backend import (
     UsesStreams,
 )
 from unicomm.comms.errors import BackendError, CommError, UnsupportedError
+from unicomm.comms.failures.faults import Fault, core_error
 from unicomm.comms.failures.first_cause import GRACE
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import parts_of
@@ -41,7 +42,6 @@ from . import creation
 from .chunk_transfer import ChunkTransfer
 from .heap import Heap, Region, current_stream, drain
 
-_TIMEOUT, _PEER_LOST, _ABORTED, _INTERNAL, _UNSUPPORTED = 1, 2, 4, 5, 7  # FaultCode
 _FAULT_KNOWN = GRACE + 1.0  # seconds after which all live ranks know of a fault; streams are released then
 
 
@@ -233,14 +233,14 @@ class ShmemBackend(OutOfBandBackend, UsesStreams, ChoosesDevice, HasSymmetricMem
         self._symmetric_domain = domain
 
     def raise_fault(self, fault: Any, timeout: float) -> NoReturn:
-        code, culprits, _, detail = fault
-        if code != _TIMEOUT and (known := self.fault()) is not None:
+        code, culprits, detail = fault[0], fault[1], fault[3]
+        if code != FaultCode.TIMEOUT and (known := self.fault()) is not None:
             raise known
-        if code == _UNSUPPORTED:
+        if code == FaultCode.UNSUPPORTED:
             raise UnsupportedError(f"{self.vendor.title}: {detail}", hint=creation.SHARED_GPU)
-        if code == _INTERNAL:
+        if code == FaultCode.INTERNAL:
             raise BackendError(f"{self.vendor.title}: {detail}", culprits=culprits, hint="see docs/shmem.md")
-        raise error_of_core(fault, timeout)
+        raise core_error(fault, timeout)
 
     # --- operations ----------------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class ShmemBackend(OutOfBandBackend, UsesStreams, ChoosesDevice, HasSymmetricMem
             raise _TableFault(fault[0], fault[3])
 
     def failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
-        if isinstance(error, _TableFault) and error.code == _INTERNAL and self.channel.fault is None:
-            fault = self.channel.give_up(Fault("error", self.channel.rank, detail=str(error)))
+        if isinstance(error, _TableFault) and error.code == FaultCode.INTERNAL and self.channel.fault is None:
+            fault = self.channel.give_up(Fault(FaultCode.INTERNAL, self.channel.rank, detail=str(error)))
             return self._error_of(fault)
         return super().failure(error, awaits)
 

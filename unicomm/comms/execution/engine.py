@@ -27,6 +27,7 @@ from unicomm.comms.errors import (
     NotReadyError,
     UnsupportedError,
 )
+from unicomm.comms.failures import faults
 from unicomm.comms.failures.missing_ranks import explain
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import OpArgs
@@ -294,7 +295,7 @@ class Engine:
         """Completes the error of an operation, records it, and breaks the communicator if it has to."""
         if isinstance(error, CommTimeoutError) and error.comm is None:  # else it has been here
             explain(error, self.member.uid)  # while the records still say what is pending
-        code = recording.error_code(error)
+        code = faults.code_of(error)
         for record in op.records:
             self.member.recorder.finish(record, recording.FAILED, code)
         if isinstance(error, CommError):

@@ -39,7 +39,7 @@ class Worker:
         self._jobs.put((work, job))
         if self._thread is None:
             # A daemon: a rank that waits for a lost peer must not keep the process from ending. The
-            # exit handler in lifecycle.py drains it first.
+            # exit handler in membership/finalize.py drains it first.
             self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
             self._thread.start()
 

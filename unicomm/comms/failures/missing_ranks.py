@@ -1,6 +1,6 @@
-"""Where the ranks are that an operation waited for in vain, as far as their rings on this host tell.
+"""Where the ranks are that an operation has awaited in vain, by the recorders' rings on this host.
 
-Imported when an operation has timed out; the analyzer, which is larger, only then too.
+Imported when an operation has timed out, as the analyzer is, which is larger.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive
 from unicomm.flight_recorder.ring.reader import P2P, RECEIVE, Comm, Ring, RingError, read_ring
 
-_PATIENCE = 1.0  # seconds: an error is not kept for longer
-_MOST_BYTES = 64 << 20  # a ring is some MiB; nobody's file is read whole, whatever it is called
+_PATIENCE = 1.0  # seconds: an error is not delayed for longer
+_MOST_BYTES = 64 << 20  # a ring has some MiB; a larger file is not read, whatever its name is
 _MOST_NAMED = 8
-_MOST_RINGS = 64  # for the analyzer, which takes some ten milliseconds for each
+_MOST_RINGS = 64  # for the analyzer, which takes tens of milliseconds for each
 _SURE = 0.8
 _IN_FLIGHT = (1, 2)  # created, started
 
 
 def explain(error: CommTimeoutError, uid: str) -> None:
-    """Adds to a timeout on communicator `uid` what the rings on this host tell.
+    """Adds what the rings on this host tell to a timeout on communicator `uid`. Never raises.
 
-    Sorts the culprits and says where they are, if the backend has not; those of whom nothing is known are
-    absent. Then the analyzer's verdict, in its numbers: those of the whole job. Never raises.
+    Sorts the culprits and says where they are, unless the backend has done so; unknown ones are absent. Then
+    adds the analyzer's verdict, which has the rank numbers of the whole job.
     """
     if error.explained:
         return
@@ -38,7 +38,7 @@ def explain(error: CommTimeoutError, uid: str) -> None:
         paths = _look_for(set(error.culprits), uid, found)
         verdict = _verdict(paths)
     except Exception:
-        logging.getLogger("unicomm").debug("no whereabouts of absent ranks", exc_info=True)
+        logging.getLogger("unicomm").debug("cannot tell where the missing ranks are", exc_info=True)
     if not (error.dead or error.absent or error.late):
         kinds = {rank: found.get(rank, ("absent", ""))[0] for rank in error.culprits}
         error.sort_culprits(
@@ -51,7 +51,7 @@ def explain(error: CommTimeoutError, uid: str) -> None:
 
 
 def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> list[Path]:
-    """Finds (kind, words) of those whose ring is here; returns all rings of the communicator."""
+    """Sets `found` to (kind, words) for ranks whose ring is here. Returns all rings of the communicator."""
     members = []
     for path, ring, of_comm in _rings(uid):
         members.append(path)
@@ -62,7 +62,7 @@ def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> l
 
 
 def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
-    """The rings on this host that have that communicator, with its ranks in there."""
+    """The rings on this host that have the communicator, and its entries there."""
     own = writer.recorder_path()
     rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
     end = time.monotonic() + _PATIENCE
@@ -81,7 +81,7 @@ def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
 
 
 def neighbours(uid: str) -> dict[int, Path]:
-    """Ranks of the communicator that are processes of this host, or were, with their rings."""
+    """The rings of the communicator's ranks whose processes are or were on this host."""
     return {
         comm.rank: path
         for path, ring, of_comm in _rings(uid)
@@ -96,9 +96,9 @@ def dead_ranks(rings: Mapping[int, Path]) -> list[int]:
 
 
 def progress(uid: str, rank: int, seq: int, messages: Sequence[tuple[bool, int, int]]) -> dict[int, int]:
-    """How far the ranks on this host have come in an operation of `rank`: 0 not in it, 1 issued, 2 started.
+    """The progress of each rank on this host in an operation of `rank`: 0 not issued, 1 issued, 2 started.
 
-    `seq` is a collective's; or `messages` are this rank's (send, peer, number in the pair).
+    `seq` is the number of a collective; `messages`, if there are any, are (send, peer, number in the pair).
     """
     found: dict[int, int] = {}
     for _, ring, of_comm in _rings(uid):
@@ -115,7 +115,7 @@ def progress(uid: str, rank: int, seq: int, messages: Sequence[tuple[bool, int, 
                     continue
                 other = ((of["flags"] & RECEIVE) != 0) == send
                 match = of[p2p & other & (of["peer"] == rank) & (of["seq"] >= number)]
-                # It waits for all of them.
+                # The operation waits for all of its messages.
                 found[peer] = min(found.get(peer, 2), 2 if len(match) else 0)
     return found
 
@@ -126,7 +126,7 @@ def _verdict(rings: list[Path]) -> str:
     from unicomm.flight_recorder.analysis.analyze import analyze
     from unicomm.flight_recorder.table.load import load
 
-    # What has just timed out is stuck, however short its time was.
+    # An operation that has just timed out is stuck, however short its timeout was.
     report = analyze(load(rings), stuck_after=0.0)
     return report.main.sentence if report.main.culprits and report.main.confidence >= _SURE else ""
 
@@ -137,7 +137,7 @@ def _describe(ring: Ring, comm: Comm) -> tuple[str, str]:
     of_comm = ring.records["comm"] == comm.index
     mine = ring.records[of_comm]
     late = bool(len(mine)) and int(mine[-1]["state"]) in _IN_FLIGHT
-    # Ranks that are threads of one process share a ring: which of its other records are theirs is not known.
+    # Ranks that are threads of one process share a ring, which does not tell whose its other records are.
     shared = sum(c.uid == comm.uid for c in ring.comms) > 1
     last = mine if shared else ring.records
     words = _place(ring, last[-1], comm) if len(last) else ""

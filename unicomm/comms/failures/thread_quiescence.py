@@ -1,18 +1,18 @@
-"""Census: whether a thread of this process may still call a communicator, or all are bound to wait.
+"""Whether a thread of this process may still call a communicator, or all threads wait and none will go on.
 
-A rank that waits for another one can only be told that it waits for ever when nobody may act for that other
-one any more: neither the thread that did so until now, nor another one of its process. So this looks at all
-threads that run Python. Each must be one of these, or the answer is no:
+A rank that waits for another rank waits forever only if nobody can act for the other rank any more: neither
+the thread that has acted for it until now, nor another thread of its process. So all threads that run Python
+are looked at. The answer is no unless each thread is in one of these states:
 
-- It waits in a communicator; the native core knows in which, and goes on from there.
+- It waits in a communicator. The native core knows for whom, and goes on from there.
 - It waits, without a limit of time, for what only another thread of the process does: an asynchronous
-  operation that has not come to its end, a thread that it joins, a condition, an event or a queue.
-- It runs nothing of the user's, and nothing of the user's will it run by itself: idle threads of ours and
-  of executors, and some of well-known libraries.
-- It is another rank: it created one of a communicator of which whoever created this one created another.
-  Where ranks are threads, each is itself and no other; who joins one is where the ranks were started.
+  operation that is not over, a thread that it joins, a condition, an event or a queue.
+- It runs no code of the user and will not do so by itself: idle threads of unicomm and of the standard
+  library's executors and queues, and threads in the files that `UNICOMM_HARMLESS_THREADS` names.
+- It is another rank: it created one rank of a communicator of which the thread in question created another.
+  Where ranks are threads, each thread acts for its own rank only; a thread that joins one has started ranks.
 
-Threads that run no Python are taken for such that never will. docs/design/deadlocks.md says the rest.
+Threads that run no Python are taken never to call a communicator. docs/design/deadlocks.md has the argument.
 """
 
 from __future__ import annotations
@@ -30,35 +30,40 @@ from types import FrameType
 
 import unicomm
 from unicomm.comms import work
+from unicomm.comms.failures import daemon_pool, open_communicators
 
 _SWITCH = 0.02  # seconds: a thread that waits for Python's lock moves within 5 ms
 
-# Files whose threads wait for something and then run nothing of the user's that could call a communicator ...
 _OWN = os.path.join(os.path.dirname(os.path.abspath(unicomm.__file__)), "")
+_STANDARD = os.path.dirname(os.path.abspath(threading.__file__))
+# Files whose threads wait and then run nothing of the user's that could call a communicator.
 _SILENT = frozenset(
     {
-        *(module.__file__ for module in (threading, queue, concurrent.futures.thread, work)),
+        *(module.__file__ for module in (threading, queue, concurrent.futures.thread, daemon_pool)),
         os.path.join(_OWN, "comms", "execution", "message_queue.py"),
         os.path.join(_OWN, "comms", "execution", "worker.py"),
-        os.path.join(_OWN, "comms", "failures", "threads.py"),
+        os.path.join(_STANDARD, "multiprocessing", "queues.py"),
     }
 )
-_SILENT_LIBRARIES = ("/multiprocessing/queues.py", "/tqdm/_monitor.py", "/pytest_timeout.py")
-# ... and those that may wake a thread of the user's then, when they hear something from outside.
-_LIBRARIES = (
-    "/torch/utils/data/_utils/pin_memory.py",
-    "/execnet/gateway_base.py",
-    str(selectors.__file__),  # in which the watch of Gloo's communicators waits
-)
+#: Endings of file names, separated as in PATH. A thread all of whose frames are in these files, or whose
+#: `threading.Timer` calls a function there, never calls a communicator by itself.
+VARIABLE = "UNICOMM_HARMLESS_THREADS"
 
 
-def bound(
+def _harmless_files() -> tuple[str, ...]:
+    """Files whose threads call no communicator, but may wake a thread of the user's that does."""
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    # Gloo's communicators are watched by a thread that waits in `selectors`.
+    return (str(selectors.__file__), *filter(None, named))
+
+
+def threads_that_stay(
     waiting: Sequence[int], creators: Mapping[int, Mapping[int, threading.Thread]], comm: int, rank: int
 ) -> list[int] | None:
-    """Whether nobody will enter `comm` as `rank` while some of the threads `waiting` stay where they are.
+    """Those of the threads `waiting` that matter: while they wait, no thread will enter `comm` as `rank`.
 
-    Those are returned; None: somebody may. `creators`: by communicator and rank, the threads of this process
-    that created them.
+    None if a thread may enter it all the same. `creators`: the threads of this process that have created a
+    rank of a communicator, by communicator and rank.
     """
     me = creators.get(comm, {}).get(rank)
     shared = [set(ranks.values()) for ranks in creators.values() if len(ranks) > 1]
@@ -69,8 +74,8 @@ def bound(
     def alone() -> bool:
         return _stay(lambda: _standing(set(waiting), others, launched, False))
 
-    # Whoever may be woken by any other thread is bound as long as all are. That is looked at only where what
-    # says more does not hold, which has a second chance: a thread may just have been about to come to rest.
+    # A thread that any other thread may wake stays as long as all do. That is looked at only if the stronger
+    # condition does not hold, which gets a second chance: a thread may just have been about to come to rest.
     if not alone():
         if not _stay(lambda: _standing(set(waiting), set(), launched, True)):
             return None
@@ -85,7 +90,7 @@ def _stay(look: Callable[[], dict[int, str] | None]) -> bool:
     if not before:
         return before is not None
     time.sleep(_SWITCH)
-    # Whoever has not moved has been where it is all the while: so there was a time when all were.
+    # A thread that has not moved has been in its place all the time: so there was a moment when all were.
     return look() == before
 
 
@@ -95,9 +100,9 @@ def _standing(
     launched: Collection[threading.Thread],
     events: bool,
 ) -> dict[int, str] | None:
-    """How often each of the remaining threads has moved; None when one of them may call something.
+    """How often each of the remaining threads has moved; None if one of them may call a communicator.
 
-    `events`: threads that wait for an event may, too, be among them, but then none that others could wake.
+    `events`: the remaining threads may also wait for events, but then none of them may wake another thread.
     """
     if not _idle_or_in(waiting):
         return None
@@ -105,7 +110,7 @@ def _standing(
     try:
         return _moves_of(frames, waiting, others, launched, events)
     finally:
-        frames.clear()  # this very frame is among them, and would keep them all, with all that they hold
+        frames.clear()  # this frame is among them, and would keep them all alive, with all that they hold
 
 
 def _moves_of(
@@ -116,7 +121,7 @@ def _moves_of(
     events: bool,
 ) -> dict[int, str] | None:
     threads = {t.ident: t for t in threading.enumerate()}
-    # One that is being started runs nothing yet.
+    # A thread that is being started runs nothing yet.
     if any(t.ident not in frames for t in threads.values() if not isinstance(t, threading._DummyThread)):
         return None
     found = {}
@@ -125,8 +130,8 @@ def _moves_of(
             continue
         thread = threads.get(ident)
         if thread is None:
-            # Started by `_thread` alone, as execnet's reader is: its number in the kernel is unknown. If it
-            # wakes another thread, that one moves.
+            # Started by `_thread` alone: its number in the kernel is unknown. If it wakes another thread,
+            # that one moves.
             if not _is_harmless(None, frame, events):
                 return None
             found[ident] = f"{id(frame)} {frame.f_lasti}"
@@ -141,27 +146,23 @@ def _moves_of(
 
 
 def _workers_of(creators: Collection[threading.Thread]) -> set[int]:
-    from unicomm.comms.membership.lifecycle import _living
-
-    engines = [comm._engine for comm in list(_living)]
+    engines = [comm._engine for comm in open_communicators.every()]
     return {e.executor.thread for e in engines if getattr(e.backend, "creator", None) in creators}
 
 
 def _idle_or_in(waiting: Collection[int]) -> bool:
-    """Whether whatever runs operations in the background has nothing to do, or waits in one."""
-    from unicomm.comms.membership.lifecycle import _living
-
-    for comm in list(_living):
-        engine = comm._engine
-        if engine.executor.thread and engine.executor.busy and engine.executor.thread not in waiting:
+    """Whether the threads that run operations in the background have nothing to do, or wait in one."""
+    for comm in open_communicators.every():
+        executor = comm._engine.executor
+        if executor.thread and executor.busy and executor.thread not in waiting:
             return False
-        if engine.executor.unattended:
+        if executor.unattended:
             return False
     return True
 
 
 def _moves(thread: threading.Thread) -> str | None:
-    """Changes whenever the thread runs; None while it does."""
+    """A text that changes whenever the thread runs; None while the thread runs."""
     # In a forked process the main thread has the number that it had in the parent.
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
     try:
@@ -175,20 +176,21 @@ def _moves(thread: threading.Thread) -> str | None:
 
 
 def _is_harmless(thread: threading.Thread | None, frame: FrameType | None, silent: bool) -> bool:
-    if isinstance(thread, threading.Timer):  # it waits first, and runs something then
+    """Whether a thread calls no communicator by itself; with `silent` it wakes no other thread either."""
+    wakers = () if silent else _harmless_files()
+    if isinstance(thread, threading.Timer):  # it waits first and then runs its function
         code = getattr(thread.function, "__code__", None)
-        return code is not None and code.co_filename.endswith(_SILENT_LIBRARIES)
+        return code is not None and code.co_filename.endswith(wakers)
     while frame is not None:
         name = frame.f_code.co_filename
-        quiet = name in _SILENT or name.endswith(_SILENT_LIBRARIES)
-        if not (quiet or (not silent and (name.startswith(_OWN) or name.endswith(_LIBRARIES)))):
+        if not (name in _SILENT or name.endswith(wakers) or (not silent and name.startswith(_OWN))):
             return False
         frame = frame.f_back
     return True
 
 
 def _is_parked(frame: FrameType, launched: Collection[threading.Thread], events: bool) -> bool:
-    """Whether a thread waits without a limit for what another thread of this process does."""
+    """Whether a thread waits without a limit of time for what another thread of this process does."""
     code, local = frame.f_code, frame.f_locals
     this = local.get("self")
     if code is work.Work.wait.__code__:

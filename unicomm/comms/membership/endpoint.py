@@ -1,8 +1,9 @@
-"""Where a communicator can be reached, before its next ranks have anything in common.
+"""Endpoint: where other ranks reach a communicator that can be reconfigured.
 
-A communicator that can be reconfigured listens at a port of its own, which its handle names (handles.py). A
-stranger is hung up on. Nothing goes through here but who invites whom to which attempt (attempt.py), the
-store in which they meet, and the end of a connection, which is how the death of a rank is noticed.
+Each such communicator listens at a port of its own, which its init handle names (handles.py). A caller that
+does not know the secret is disconnected. Three things go through an endpoint: invitations to an attempt
+(reconfigure_session.py), requests to the store in which the ranks meet, and the end of a connection, by which
+the death of a rank is noticed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from unicomm.comms.errors import BackendError
 from . import remote_store
 from .handles import HELLO, KEY, LONGEST, Handle, Lines, listen, network, notice_silence
 
-_PATIENCE = 2.0  # seconds in which a caller has to say the secret
-_STRANGERS = 64  # callers that may be about to
-_KEPT = 64  # invitations that nobody has answered, and attempts that are remembered
+_PATIENCE = 2.0  # seconds in which a caller has to send the secret
+_STRANGERS = 64  # callers that have not sent it yet
+_KEPT = 64  # unanswered invitations, and attempts, that are remembered
 
 
 class Guest:
-    """A caller. `hello`: what it has said, None as long as it has not."""
+    """A caller. `hello` is its first object, None until it has come."""
 
     def __init__(self, s: socket.socket) -> None:
         self.socket = s
@@ -40,7 +41,7 @@ class Guest:
         self.lines: list[dict[str, Any]] = []
         self.gone = False
         self.reader: Lines | None = None
-        self.store: HashStore | None = None  # what it uses, by frames instead of lines
+        self.store: HashStore | None = None  # the store that it uses, by frames instead of lines
         self.unsent = bytearray()
 
     def tell(self, value: Mapping[str, Any]) -> None:
@@ -57,14 +58,14 @@ class Endpoint:
     """Listens for one communicator, in a thread of its own, until `close`."""
 
     def __init__(self, hosts: Sequence[str], backend: str, name: str) -> None:
-        """Raises `BackendError` when it cannot listen at `hosts`, which are none where ranks do not meet."""
+        """Raises `BackendError` if it cannot listen at `hosts`. `hosts` is empty where ranks do not meet."""
         self.network = network()
         self._changed = threading.Condition()
-        self._invited: list[Guest] = []  # who has invited this rank, the newest last
+        self._invited: list[Guest] = []  # callers that have invited this rank, the newest last
         self._guests: set[Guest] = set()
-        self._entered: dict[int, str] = {}  # attempts that this rank has come to, and with whom
+        self._entered: dict[int, str] = {}  # by attempt of this rank: its list of ranks
         self._stores: dict[int, HashStore] = {}  # by attempt
-        self._over: dict[int, dict[str, Any]] = {}  # attempts that this rank is done with, and what to say
+        self._over: dict[int, dict[str, Any]] = {}  # by attempt that this rank has left: the farewell
         self._thread: threading.Thread | None = None
         self._listeners: list[socket.socket] = []
         try:
@@ -80,7 +81,7 @@ class Endpoint:
             raise BackendError(
                 f"cannot listen for later reconfigurations: {error}",
                 comm=name,
-                hint="are there file descriptors left (ulimit -n)? leave enable_reconfigure off",
+                hint="are there file descriptors left (ulimit -n)? else leave enable_reconfigure off",
             ) from error
         at = tuple((str(s.getsockname()[0]), int(s.getsockname()[1])) for s in self._listeners[: len(hosts)])
         self.handle = Handle(secrets.token_hex(8), backend, secrets.token_hex(KEY), self.network, at)
@@ -93,14 +94,14 @@ class Endpoint:
             self._thread.start()
 
     def enter(self, uuid: int, group: str) -> None:
-        """This rank has come to that attempt, for those who ask."""
+        """This rank takes part in the attempt; ranks that ask are told."""
         with self._changed:
             self._entered[uuid] = group
             if len(self._entered) > _KEPT:
                 del self._entered[next(iter(self._entered))]
 
     def leave(self, uuid: int, farewell: dict[str, Any]) -> None:
-        """This rank is done with that attempt: who calls about it hears `farewell`."""
+        """This rank has left the attempt; ranks that call about it are told `farewell`."""
         with self._changed:
             self._over[uuid] = farewell
             if len(self._over) > _KEPT:
@@ -110,7 +111,7 @@ class Endpoint:
                     guest.tell(farewell)
 
     def serve(self, uuid: int, store: HashStore) -> None:
-        """Others who ask for the store of that attempt may use it, and those of earlier ones no longer."""
+        """Serves the store of the attempt to other ranks, and the stores of earlier attempts no longer."""
         self.serve_nothing()
         self._stores[uuid] = store
 
@@ -122,7 +123,7 @@ class Endpoint:
                     guest.leave()
 
     def invitation(self, uuid: int, seconds: float) -> Guest | None:
-        """Who has invited this rank to the attempt; waits for that at most `seconds`."""
+        """The caller that has invited this rank to the attempt; waits for it at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._find(uuid) is not None, seconds)
             guest = self._find(uuid)
@@ -145,7 +146,7 @@ class Endpoint:
         self._wake.close()
 
     def forget(self) -> None:
-        """In a forked child, which has no such thread: the connections are the parent's."""
+        """In a forked child, which has no such thread. The connections are the parent's."""
         if self._thread is not None:
             self._thread = None
             for s in (*self._listeners, self._wake, *(guest.socket for guest in self._guests)):
@@ -186,7 +187,7 @@ class Endpoint:
             return
         strangers = [guest for guest in self._guests if guest.hello is None]
         if len(strangers) >= _STRANGERS:
-            # The one who has been silent for longest: who belongs here speaks at once.
+            # The caller that has been silent for longest: a rank of ours sends at once.
             self._end(min(strangers, key=lambda guest: guest.until))
         s.setblocking(False)
         notice_silence(s, 1)
@@ -239,7 +240,7 @@ class Endpoint:
         self._send(guest)
 
     def _send(self, guest: Guest) -> None:
-        """What fits; the rest when there is room, and no more is read before."""
+        """Sends what fits. The rest follows when there is room; nothing is read before."""
         try:
             sent = guest.socket.send(guest.unsent) if guest.unsent else 0
         except (BlockingIOError, InterruptedError):
@@ -253,7 +254,7 @@ class Endpoint:
             self._selector.modify(guest.socket, wanted, guest)
 
     def _greet(self, guest: Guest) -> bool:
-        """Reads the hello; True when it is complete and right."""
+        """Reads the hello. Returns whether it is complete and valid."""
         try:
             data = guest.socket.recv(LONGEST)
         except (BlockingIOError, InterruptedError):

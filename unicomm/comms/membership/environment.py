@@ -1,8 +1,8 @@
-"""Who am I: what the launcher says in environment variables.
+"""This process's place in its job: rank and size, from the environment variables of the launcher.
 
-`detect_environment` goes through `LAUNCHERS` from top to bottom; the first row whose variables are there
-wins. The order puts what a person sets before what a launcher sets, and the inner of two launchers before the
-outer one: torchrun under srun is torchrun. job_store.py says where the ranks of a launcher meet.
+`detect_environment` goes through `LAUNCHERS` from top to bottom and takes the first row whose variables are
+set. Variables that a person sets come before those of a launcher, and the inner of two launchers before the
+outer one: torchrun under srun is torchrun. job_store.py opens the store in which the ranks meet.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ METHOD = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD"
 class Launcher:
     """A row of `LAUNCHERS`: the variables by which a launcher tells a process its place.
 
-    Where several variables are named, the first that is set counts. `applies` says whether the launcher is
-    there at all; `strict` forbids going on to the next row when half of the variables are missing; `hosts`
-    says that the processes of one host have the launcher's daemon of that job as common ancestor.
+    Of several variables the first that is set counts. `applies` says whether the launcher is used at all.
+    `strict`: variables that are set in part are an error at once, and no later row is tried. `hosts`: the
+    processes of the job on one host have the launcher's daemon as common ancestor.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Launcher:
 
 
 def _in_srun_step(environ: Mapping[str, str]) -> bool:
-    # A batch script has SLURM_PROCID=0 and the job's number of tasks, and is one process all the same. Only
-    # srun makes numbered steps; the highest numbers mean batch scripts and interactive shells.
+    # A batch script has SLURM_PROCID=0 and the job's number of tasks, although it is a single process. Only
+    # srun makes numbered steps; the highest numbers stand for batch scripts and interactive shells.
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < 0xFFFFFFF0
 
 
 def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
-    """This host's part of SLURM_STEP_TASKS_PER_NODE, such as "4(x2),3" for hosts with 4, 4 and 3 tasks."""
+    """This host's entry in SLURM_STEP_TASKS_PER_NODE, such as "4(x2),3" for hosts with 4, 4 and 3 tasks."""
     node = environ.get("SLURM_NODEID", "")
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -125,13 +125,13 @@ LAUNCHERS = (
 
 
 def detect_environment(environ: Mapping[str, str] = os.environ) -> Environment:
-    """Reads this process's place from the variables of the launcher; size 1 when there is none.
+    """Reads this process's place from the variables of the launcher; size 1 without a launcher.
 
-    TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD limits it to one kind of launcher: torchrun, mpi (or openmpi,
-    pmi, pmix), pals, slurm, env, or auto; TORCHCOMM_RANK and TORCHCOMM_SIZE count in any case.
+    TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD limits the search to one kind of launcher: torchrun, mpi (or
+    openmpi, pmi, pmix), pals, slurm, env, or auto. TORCHCOMM_RANK and TORCHCOMM_SIZE always count.
 
-    Raises `InvalidArgumentError`, naming the variables, when they are incomplete, unreadable, contradict each
-    other, or are not those that the method asks for.
+    Raises `InvalidArgumentError`, which names the variables, if they are incomplete or unreadable, contradict
+    each other, or are not set although the method asks for them.
     """
     method = environ.get(METHOD, "").lower() or "auto"
     place: Environment | None = None
@@ -177,7 +177,7 @@ def _read(row: Launcher, environ: Mapping[str, str]) -> Environment | None:
             return None
         if not re.fullmatch(r"-?\d+", environ[name].strip()):
             raise InvalidArgumentError(
-                f"{name}={environ[name]!r} is not a number", hint=f"set it to one, or unset it ({row.name})"
+                f"{name}={environ[name]!r} is not a number", hint=f"set a number, or unset it ({row.name})"
             )
         return int(environ[name])
 
@@ -188,19 +188,19 @@ def _read(row: Launcher, environ: Mapping[str, str]) -> Environment | None:
         there, missing = (row.rank, " or ".join(row.sizes)) if size is None else (row.sizes[0], row.rank)
         raise _HalfSetError(
             f"{there} is set, but {missing} is not",
-            hint=f"set both or none of them; {TORCHCOMM.rank} and {TORCHCOMM.sizes[0]} go before all others",
+            hint=f"set both or none of them; {TORCHCOMM.rank} and {TORCHCOMM.sizes[0]} override all others",
         )
     local_rank, local_size = number(row.local_ranks), number(row.local_sizes)
     local_size = row.count_local(environ) if local_size is None else local_size
     if not 0 <= rank < size:
         raise InvalidArgumentError(
-            f"{row.rank}={rank} is not in range [0, {size}), which is the size by {' or '.join(row.sizes)}",
-            hint="ranks count from 0; see who else sets these variables",
+            f"{row.rank}={rank} is not in range [0, {size}), the size that {' or '.join(row.sizes)} says",
+            hint="ranks count from 0; see what else sets these variables",
         )
     if local_size is not None and not (local_rank or 0) < local_size <= size:
         raise InvalidArgumentError(
             f"local rank {local_rank} of {local_size} does not fit {size} ranks",
-            hint=f"see who sets {', '.join(row.local_ranks + row.local_sizes)}",
+            hint=f"see what sets {', '.join(row.local_ranks + row.local_sizes)}",
         )
     job = "/".join(environ[name] for name in row.jobs if environ.get(name))
     return Environment(rank, size, local_rank, local_size, row.name, job)

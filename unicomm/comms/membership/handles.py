@@ -1,7 +1,7 @@
-"""Init handles: what one rank needs to call another's communicator, and what they say to each other then.
+"""Init handles: what a rank needs to call another rank's communicator, and the lines that both then send.
 
-A handle holds addresses and a secret. Whoever has it may call; after the secret and a first object, in JSON,
-both sides say more of these, one a line.
+A handle holds addresses and a secret. A caller sends the secret and a first JSON object; after that both
+sides send JSON objects, one a line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unicomm.comms.errors import InvalidArgumentError
 LOOPBACK = "127.0.0.1"
 KEY = 16  # bytes of the secret
 HELLO = struct.Struct(f"<{KEY}sI")  # secret, length of the JSON that follows
-LONGEST = 1 << 16  # bytes of a hello, or of a line
+LONGEST = 1 << 16  # bytes of the first object, or of a line
 _PREFIX = "unicomm:"
 _LONGEST_HANDLE = 4096  # characters
 _BACKLOG = 1024
@@ -32,15 +32,15 @@ _PROBES = 3
 
 
 def network() -> str:
-    """What processes share whose loopback is the same: the booted kernel and the network namespace."""
+    """An identity of the loopback interface: the booted kernel and the network namespace."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
 def notice_silence(s: socket.socket, seconds: int) -> None:
-    """Ends a connection when the other host has not answered for four times `seconds`.
+    """Makes a connection end when the other host has not answered for four times `seconds`.
 
-    Also while data are on their way, for which the system alone would take a quarter of an hour.
+    That holds also while data are on their way, where the system's default is a quarter of an hour.
     """
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
@@ -55,7 +55,7 @@ def notice_silence(s: socket.socket, seconds: int) -> None:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket at exactly that address."""
+    """A socket that listens at this address only."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -69,12 +69,14 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 @dataclass(frozen=True)
 class Handle:
-    """An init handle, read.
+    """The content of an init handle.
 
     Attributes:
-        id: of the communicator on its rank. backend: its name.
-        key: the secret, in hexadecimal digits. network: see `network`.
-        at: addresses to call, loopback first; none where ranks do not meet (fake).
+        id: identity of the communicator on its rank.
+        backend: name of the backend.
+        key: the secret, in hexadecimal digits.
+        network: identity of the rank's loopback interface.
+        at: addresses to call, loopback first; empty where ranks do not meet (fake).
     """
 
     id: str
@@ -90,7 +92,7 @@ class Handle:
 
     @classmethod
     def read(cls, text: Any) -> Handle:
-        """Raises `InvalidArgumentError` for what `get_init_handle` has not returned."""
+        """Reads a handle. Raises `InvalidArgumentError` if `get_init_handle` cannot have returned it."""
         try:
             if not isinstance(text, str) or len(text) > _LONGEST_HANDLE or not text.startswith(_PREFIX):
                 raise ValueError
@@ -111,7 +113,7 @@ class Handle:
         return cls(data["id"], data["of"], data["key"], data["net"], at)
 
     def address(self, here: str) -> tuple[str, int]:
-        """Where a process of the network `here` reaches it."""
+        """The address at which a process of the network `here` reaches the rank."""
         return self.at[0] if self.network == here else self.at[-1]
 
 
@@ -124,7 +126,7 @@ class Lines:
         self._said = bytearray(begun)
 
     def read(self) -> list[dict[str, Any]]:
-        """What has come; sets `gone` when the other end is closed, or says what nobody of ours says."""
+        """The objects that have come. Sets `gone` when the other end has closed or has sent anything else."""
         while not self.gone:
             try:
                 data = self.socket.recv(LONGEST)
@@ -149,13 +151,13 @@ class Lines:
         return found
 
     def tell(self, value: Mapping[str, Any]) -> None:
-        """Sends a line if the other end is there and takes it; a few hundred bytes always fit."""
+        """Sends a line, unless the other end is gone. Does not wait: a few hundred bytes always fit."""
         with contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(value).encode() + b"\n")
 
 
 def call(handle: Handle, here: str, hello: Mapping[str, Any], timeout: float) -> Lines:
-    """Calls a communicator; `OSError` when it is not there. The caller closes the socket."""
+    """Calls a communicator; `OSError` if it is not reached. The caller closes the socket."""
     s = socket.create_connection(handle.address(here), timeout)
     try:
         said = json.dumps(hello).encode()

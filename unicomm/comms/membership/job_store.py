@@ -1,4 +1,4 @@
-"""Where the ranks of a launcher meet: `open_store` makes the store that `store=` would otherwise give."""
+"""`open_store`: the store in which the ranks of a launcher meet when the program passes no `store=`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .environment import LAUNCHERS, TORCHRUN
 
 
 def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os.environ) -> Store | None:
-    """The store that the ranks of a launcher share. Called by all of them; None for a single process.
+    """The store that the ranks of a launcher share. Called by all ranks; None for a single process.
 
-    With MASTER_ADDR and MASTER_PORT it is a TCPStore there, which rank 0 hosts, unless torchrun does: one for
-    the process, that later calls return as well, under a prefix for the attempt, so that a restarted job
-    never reads keys of the one before. Without, and when the launcher keeps all ranks on one host, it is a
-    FileStore in a private folder.
+    With MASTER_ADDR and MASTER_PORT it is a TCPStore at that address, hosted by rank 0 or by torchrun. A
+    process opens it once; later calls return the same one. Its keys have a prefix for the attempt, so that a
+    restarted job never reads keys of the attempt before. Without these variables, and if the launcher keeps
+    all ranks on one host, it is a FileStore in a private folder.
 
     Waits up to `timeout` seconds for rank 0. Raises `CommTimeoutError` naming rank 0 if it does not come,
-    `BackendError` when the store cannot be opened, and `InvalidArgumentError` when the ranks have nothing in
-    common to meet by.
+    `BackendError` if the store cannot be opened, and `InvalidArgumentError` if the ranks have no store in
+    common.
     """
     if env.size == 1:
         return None
@@ -40,13 +40,13 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
     listen = environ.get(_LISTEN, "")
     if listen not in ("", "all", "address"):
         raise InvalidArgumentError(
-            f"{_LISTEN}={listen!r} is none of 'address' (the default) and 'all'",
-            hint="'all': on all interfaces, where ranks reach MASTER_ADDR by another address than rank 0 has",
+            f"{_LISTEN}={listen!r} is neither 'address' (the default) nor 'all'",
+            hint="'all' is for ranks that reach MASTER_ADDR by another address than rank 0 has",
         )
     if bool(host) != bool(port) or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
         raise InvalidArgumentError(
             f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} are no address",
-            hint="set both, to rank 0's host and a free port there, or none, or pass store=",
+            hint="set both, to rank 0's host and a free port there, or set neither, or pass store=",
         )
     if host:
         agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -65,7 +65,7 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
     )
 
 
-_BACKLOG = 2048  # as torch's store has it
+_BACKLOG = 2048  # as in torch's own store
 _LISTEN = "UNICOMM_STORE_LISTEN"
 
 
@@ -77,12 +77,12 @@ class _Slot:
 
 _slots: dict[tuple[object, ...], _Slot] = {}
 _slots_lock = threading.Lock()
-# FileStore removes its file with its last user, and only when it is destroyed in order.
+# A FileStore removes its file when its last user destroys it, which the end of the process alone does not do.
 atexit.register(_slots.clear)
 
 
 def _cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
-    # A forked child must not talk on its parent's connection.
+    # A forked child must not use its parent's connection.
     with _slots_lock:
         slot = _slots.setdefault((os.getpid(), *key), _Slot())
     with slot.lock:
@@ -123,12 +123,12 @@ def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, t
 
 
 def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
-    """A socket for the store at the address that `host` is, for torch's own would listen on all interfaces.
+    """A listening socket at the address of `host`; torch's own socket would listen on all interfaces.
 
-    None, so that torch's does: when UNICOMM_STORE_LISTEN=all; when the address is none of this machine's, as
-    behind a NAT; when a name is loopback here (Debian has the host's own name as 127.0.1.1) but the job has
-    other hosts, which know it by another address; and when somebody listens there: this process's other one,
-    or a stranger, which torch tells apart.
+    None, which lets torch open its own, in four cases: with UNICOMM_STORE_LISTEN=all; if the address is none
+    of this machine's, as behind a NAT; if the name is loopback here (on Debian the host's own name is
+    127.0.1.1) but the job has other hosts, which know it by another address; and if the port is taken, by
+    another store of this process or by a stranger, which torch tells apart.
     """
     if listen == "all":
         return None
@@ -151,7 +151,7 @@ def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
 
 
 def _means_loopback(host: str) -> bool:
-    """Whether it is loopback on whatever host it is said."""
+    """Whether the name means the loopback interface on every host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -168,8 +168,8 @@ def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:
             rank=env.rank,
             hint="remove it, or set TMPDIR to another place on all ranks, or MASTER_ADDR and MASTER_PORT",
         )
-    # The name holds all that makes the job unique, and by what to see later that it is over: the launcher's
-    # process, on this host since it was booted, in this PID namespace.
+    # The name holds what makes the job unique, and what later shows that it is over: the launcher's process,
+    # on this boot of this host, in this PID namespace.
     here = _identity()
     for old in folder.glob(f"{here}-*"):
         pid, ticks, _ = old.name[len(here) + 1 :].split("-")
@@ -182,7 +182,7 @@ def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:
 
 
 def _identity() -> str:
-    """This boot of this host, and this process's PID namespace: where a process id means something."""
+    """This boot of this host, and this process's PID namespace: the scope of a process id."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     parts = [boot.read_text().strip() if boot.exists() else socket.gethostname()]
     with contextlib.suppress(OSError):
@@ -193,12 +193,12 @@ def _identity() -> str:
 def _launcher_process(rank_variable: str) -> tuple[int, int] | None:
     """Process id and start time of the launcher on this host: the first ancestor without a rank of its own.
 
-    The parent alone will not do: there may be a shell in between, another one for each rank.
+    The parent is not enough: each rank may have a shell of its own in between.
     """
     pid = os.getppid()
     try:
         while pid > 0:
-            with contextlib.suppress(PermissionError):  # another user's: not started by this rank
+            with contextlib.suppress(PermissionError):  # another user's process
                 if f"\0{rank_variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
                     pid = int(_status(pid)[1])
                     continue
@@ -209,7 +209,7 @@ def _launcher_process(rank_variable: str) -> tuple[int, int] | None:
 
 
 def _status(pid: int) -> list[str]:
-    """/proc/<pid>/stat from the state on, as the command's name in front of it may hold anything."""
+    """The fields of /proc/<pid>/stat from the state on; the command's name before it may hold anything."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

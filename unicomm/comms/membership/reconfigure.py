@@ -1,20 +1,17 @@
-"""reconfigure: the same communicator with other ranks, as a new epoch.
+"""reconfigure: connects a communicator with other ranks, as a new epoch (epoch.py).
 
-An epoch is a communicator of its own for everything below: a backend's connection, a uid, sequence numbers
-from 1, an entry in the recorder. What stays is the object that the user holds, with its name and its hooks.
-How the new ranks meet is attempt.py's.
+Backends, recorder and analyzer see each epoch as a communicator of its own. What stays is the object that the
+user holds, with its name and its hooks. reconfigure_session.py has the way in which the new ranks meet.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
-from unicomm.comms.backend import Backend, PreviousEpoch, Reconfigures, ReusesEpochs
+from unicomm.comms.backend import PreviousEpoch, Reconfigures, ReusesEpochs
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -25,78 +22,25 @@ from unicomm.comms.errors import (
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
-from unicomm.comms.operations.call import Message, OpArgs
+from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints
 from unicomm.comms.work import Work
 
-from .endpoint import Endpoint
+from .create import connect
+from .epoch import EpochHolder, ReconfigureState, Vacant, vacant_member
 from .handles import Handle
-from .reconfigure_session import Attempt
+from .reconfigure_session import ReconfigureSession
 from .remote_store import RemoteStore
 from .rendezvous import Rendezvous
 
-if TYPE_CHECKING:
-    from unicomm.comms.communicator import Communicator
-    from unicomm.comms.execution.member import Member
-
-_UNRECORDED = (1 << 16) - 1  # the number of no communicator in the recorder
 _LABELS = "the ranks' numbers in the job"
 _MOST_LABEL = 1 << 31
 _PATIENCE = 10.0  # seconds that aborted operations may take to end
 
 
-class Vacant(Backend):
-    """Stands where a backend will be when the communicator has ranks. Nothing reaches it."""
-
-    def __init__(self, meant: type[Backend]) -> None:
-        self.name = meant.name  # type: ignore[misc]
-        self.capabilities = meant.capabilities
-
-    @classmethod
-    def connect(cls, setup: object) -> NoReturn:
-        raise AssertionError("no backend")
-
-    def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
-        raise AssertionError("no backend")
-
-    def abort(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Dynamic:
-    """What a communicator that can be reconfigured has besides its epoch.
-
-    Attributes:
-        label: this process's number in the job, for good; None until it has one.
-        top: the highest such number that this rank has heard of.
-        used: uuids of all attempts.
-        attempt: the one under way.
-    """
-
-    endpoint: Endpoint
-    label: int | None
-    top: int
-    used: set[int] = field(default_factory=set)
-    busy: threading.Lock = field(default_factory=threading.Lock)
-    attempt: Attempt | None = None
-
-    def cancel(self) -> None:
-        if (attempt := self.attempt) is not None:
-            attempt.cancel()
-
-    def forget(self) -> None:
-        self.busy = threading.Lock()
-        self.attempt = None
-        self.endpoint.forget()
-
-
 @dataclass(frozen=True)
 class _Plan:
-    """The arguments of a call, checked."""
+    """The checked arguments of a call."""
 
     uuid: int
     handles: list[Handle]
@@ -105,28 +49,13 @@ class _Plan:
     hints: dict[str, str]
 
 
-def vacant_member(member: Member) -> Member:
-    """The same without ranks."""
-    return dataclasses.replace(
-        member, backend=Vacant(member.asked_for), recorder_index=_UNRECORDED, store=None
-    )
-
-
-def no_ranks_yet(name: str) -> NotReadyError:
-    return NotReadyError(
-        "the communicator has no ranks yet",
-        comm=name,
-        hint="call reconfigure with the init handles of all of them; or pass rank= and size= to new_comm to"
-        " connect at once",
-    )
-
-
-def get_init_handle(comm: Communicator) -> str:
+def get_init_handle(comm: EpochHolder) -> str:
     """See `Communicator.get_init_handle`."""
     return _dynamic(comm, "get_init_handle").endpoint.handle.text
 
 
-def _dynamic(comm: Communicator, op: str) -> Dynamic:
+def _dynamic(comm: EpochHolder, op: str) -> ReconfigureState:
+    """Raises if the communicator cannot be reconfigured."""
     engine = comm._engine
     if comm._dynamic is None:
         reason = (
@@ -144,7 +73,7 @@ def _dynamic(comm: Communicator, op: str) -> Dynamic:
     return comm._dynamic
 
 
-def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeout, hints: Hints) -> Work:
+def reconfigure(comm: EpochHolder, uuid: int, init_handles: Any, timeout: Timeout, hints: Hints) -> Work:
     """See `Communicator.reconfigure`."""
     dynamic, engine = _dynamic(comm, "reconfigure"), comm._engine
     engine.executor.check_can_wait("reconfigure")
@@ -155,7 +84,7 @@ def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeo
             op="reconfigure",
             comm=engine.name,
             rank=engine.rank,
-            hint="one call at a time; abort() ends the other one",
+            hint="reconfigure in one thread at a time; abort() ends the call of the other thread",
         )
     try:
         with engine.located("reconfigure"):
@@ -168,16 +97,18 @@ def reconfigure(comm: Communicator, uuid: int, init_handles: Any, timeout: Timeo
 
 
 def _read(
-    comm: Communicator, dynamic: Dynamic, uuid: int, init_handles: Any, timeout: Timeout, hints: Hints
+    comm: EpochHolder, dynamic: ReconfigureState, uuid: int, init_handles: Any, timeout: Timeout, hints: Hints
 ) -> _Plan:
-    """Raises `InvalidArgumentError`, before anything has happened."""
+    """Checks the arguments. Raises `InvalidArgumentError` before anything has changed."""
     member = comm._member
     if type(uuid) is not int:
-        raise InvalidArgumentError(f"uuid={uuid!r} is no whole number", hint="a new one for each attempt")
+        raise InvalidArgumentError(
+            f"uuid={uuid!r} is no whole number", hint="pass a new int for each attempt"
+        )
     if uuid in dynamic.used:
         raise InvalidArgumentError(
             f"uuid={uuid} was used before on this communicator",
-            hint="a new one for each attempt, the same on all ranks; also after one that failed",
+            hint="pass a new one for each attempt, the same on all ranks, also after a failed attempt",
         )
     unordered = isinstance(init_handles, (set, frozenset))
     if not unordered and not isinstance(init_handles, (list, tuple)):
@@ -204,7 +135,7 @@ def _read(
     if own not in handles:
         raise InvalidArgumentError(
             "init_handles does not hold this rank's own handle",
-            hint="a rank that is left out calls finalize() instead; else add its get_init_handle()",
+            hint="add this rank's get_init_handle(); a rank that is left out calls finalize() instead",
         )
     merged = {**member.options.hints, **copy_hints(hints)}
     read_hints(merged, member.asked_for.capabilities.hints, member.asked_for.name)
@@ -212,16 +143,14 @@ def _read(
     return _Plan(uuid, handles, handles.index(own), limit, merged)
 
 
-def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
-    from .lifecycle import connect
-
+def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
     before = comm._member
     dynamic.used.add(plan.uuid)
     size = len(plan.handles)
     meets = size > 1 and before.asked_for.capabilities.moves_data
-    # From here on who asks hears that this rank is in the attempt, and abort() ends it.
-    attempt = Attempt(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, plan.timeout)
-    dynamic.attempt = attempt
+    # From here on ranks that ask hear that this rank takes part in the attempt, and abort() ends it.
+    session = ReconfigureSession(dynamic.endpoint, plan.uuid, plan.handles, plan.rank, plan.timeout)
+    dynamic.session = session
     left: PreviousEpoch | None = None
     try:
         left = end_epoch(comm, plan.uuid)
@@ -229,21 +158,21 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
             before.asked_for,
             before.device,
             name=before.name,
-            store=attempt.open() if meets else None,
+            store=session.open() if meets else None,
             rank=plan.rank,
             size=size,
             options=dataclasses.replace(before.options, hints=plan.hints),
             world=before.world,
-            timeout=attempt.remaining(),
-            check_peers=attempt.check if meets else None,
+            timeout=session.remaining(),
+            check_peers=session.check if meets else None,
             meeting=f"reconfigure {plan.uuid}",
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
             previous=left,
         )
         comm._engine, comm._member = new_engine(after, comm._engine.hooks), after
     except CommError as caught:
-        error = attempt.explained(caught)
-        attempt.fail(error)
+        error = session.explained(caught)
+        session.fail(error)
         error.op, error.comm, error.rank = "reconfigure", before.name, plan.rank
         _vacate(comm, _failure(error, before.name))
         caught.with_traceback(None)  # its frames hold the store of the attempt
@@ -252,22 +181,22 @@ def _run(comm: Communicator, dynamic: Dynamic, plan: _Plan) -> None:
         finally:
             del error
     except BaseException as caught:
-        attempt.fail(AbortedError(f"rank {plan.rank} was interrupted", culprits=[plan.rank]))
+        session.fail(AbortedError(f"rank {plan.rank} was interrupted", culprits=[plan.rank]))
         _vacate(comm, _failure(caught, before.name))
         raise
     else:
-        attempt.settle()
+        session.settle()
     finally:
         if left is not None:
             left.close()
-        attempt.close()
-        dynamic.attempt = None
-    if attempt.cancelled:
+        session.close()
+        dynamic.session = None
+    if session.cancelled:
         comm.abort()
 
 
-def _vacate(comm: Communicator, reason: CommError) -> None:
-    """Without ranks, until an attempt succeeds: operations raise `reason`."""
+def _vacate(comm: EpochHolder, reason: CommError) -> None:
+    """Leaves the communicator without ranks: operations raise `reason` until an attempt succeeds."""
     member = vacant_member(comm._member)
     comm._engine, comm._member = new_engine(member, comm._engine.hooks, reason), member
     comm._engine.broken = reason
@@ -283,8 +212,8 @@ def _failure(error: BaseException, name: str) -> CommError:
     return known
 
 
-def _number(rendezvous: Rendezvous, dynamic: Dynamic, rank: int, size: int) -> list[int]:
-    """The ranks' numbers in the job, which processes keep; who has none yet gets the next free one."""
+def _number(rendezvous: Rendezvous, dynamic: ReconfigureState, rank: int, size: int) -> list[int]:
+    """The ranks' numbers in the job. A process keeps its number; one without gets the next free number."""
     if rendezvous.size < size:  # ranks that do not meet
         return list(range(size))
     if size == 1:
@@ -304,10 +233,10 @@ def _number(rendezvous: Rendezvous, dynamic: Dynamic, rank: int, size: int) -> l
     return labels
 
 
-def end_epoch(comm: Communicator, uuid: int) -> PreviousEpoch | None:
-    """Gives the connection up, and returns what the next one may be made from.
+def end_epoch(comm: EpochHolder, uuid: int) -> PreviousEpoch | None:
+    """Closes the connection of the epoch. Returns what the next connection may be made from.
 
-    What is pending ends with `AbortedError`, on all ranks that it had.
+    Pending operations end with `AbortedError`, on all ranks of the epoch.
     """
     engine, member = comm._engine, comm._member
     error = AbortedError(
@@ -315,7 +244,7 @@ def end_epoch(comm: Communicator, uuid: int) -> PreviousEpoch | None:
         comm=engine.name,
         rank=engine.rank,
         culprits=[engine.rank],
-        hint="issue it again when reconfigure has returned",
+        hint="issue the operation again when reconfigure has returned",
     )
     executor = engine.executor
     executor.seal()
@@ -323,13 +252,13 @@ def end_epoch(comm: Communicator, uuid: int) -> PreviousEpoch | None:
     if executor.busy and not executor.drain(0.0):
         engine.break_(error, engine.backend.abort)
     elif engine.broken is None and member.size > 1 and not (reusable and reusable.can_reuse_epoch):
-        engine.backend.abort()  # who waits for this rank need not do so any longer
+        engine.backend.abort()  # ranks that wait for this one need not wait any longer
     engine.retire(error)
     ended = executor.close(_PATIENCE) and executor.drain(_PATIENCE)
     left = None
     with engine.quiet(_PATIENCE) as free:
         if ended := ended and free:
-            engine.fast = NoFastPath()  # the other one holds the backend's memory
+            engine.fast = NoFastPath()  # the real one holds the backend's memory
             left = None if reusable is None else reusable.take_epoch()
             engine.backend.close()
             if isinstance(member.store, RemoteStore):

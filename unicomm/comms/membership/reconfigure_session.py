@@ -1,9 +1,9 @@
-"""How the ranks of a reconfiguration find each other, without anything that an earlier epoch had.
+"""ReconfigureSession: how the ranks of one reconfiguration find each other. Uses nothing of an earlier epoch.
 
-The first rank of the list keeps a store and calls all others by their handles to invite them: in it they
-meet, as at creation (rendezvous.py). The connections of these calls stay open until all are connected: who
-dies meanwhile is noticed by the end of one, and the first rank tells the others. Who has not been invited yet
-holds a connection to the first rank and notices its end in the same way.
+The first rank of the list keeps a store and calls all other ranks by their handles to invite them. They meet
+in that store, as at creation (rendezvous.py). The connections of these calls stay open until all ranks are
+connected: the end of one shows the death of a rank, of which the first rank tells the others. A rank that has
+not been invited yet holds a connection to the first rank, and notices its death in the same way.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from unicomm.c10d.compat import HashStore, Store
-from unicomm.comms import errors
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
     CommError,
     CommTimeoutError,
     MismatchError,
-    NotReadyError,
     PeerLostError,
 )
+from unicomm.comms.failures.faults import error_from_dict, error_to_dict, rank_list
 
 from .endpoint import Endpoint, Guest
 from .handles import Handle, Lines, call
 from .remote_store import RemoteStore
 
 _LOOK = 0.2  # seconds between two looks at the connections
-_GRACE = 2.0  # seconds in which a connection ends, or the first rank says why, when something else has failed
-_CALL = 3.0  # seconds that a call may take; a process that is there is reached at once
+_GRACE = 2.0  # seconds, when something else has failed, for a connection to end or the first rank to say why
+_CALL = 3.0  # seconds for a call; a process that lives is reached at once
 _LEAVING = 10.0  # seconds that the first rank waits for the others to read the outcome
-_ANSWER = 1.0  # seconds in which all have to say whether they are in an attempt
+_ANSWER = 1.0  # seconds for the answers of all ranks whether they take part in an attempt
 _MOST_TEXT = 2000  # characters of a message that another rank sends
 
 
 def group_of(handles: Sequence[Handle]) -> str:
-    """What says that two ranks were given the same list."""
+    """A text that is the same on two ranks if they were given the same list."""
     return hashlib.sha256(" ".join(handle.id for handle in handles).encode()).hexdigest()[:32]
 
 
-class Attempt:
-    """One rank's part in one call of reconfigure. `close` it, also after an error."""
+class ReconfigureSession:
+    """One rank's part in one attempt to reconfigure. `close` it, also after an error."""
 
     def __init__(
         self, endpoint: Endpoint, uuid: int, handles: Sequence[Handle], rank: int, timeout: float
@@ -55,14 +54,14 @@ class Attempt:
         self._rank, self._timeout = rank, timeout
         self._deadline = time.monotonic() + timeout
         self._group = group_of(handles)
-        self._links: dict[int, Lines] = {}  # the first rank's, to the others
-        self._first: Guest | None = None  # another rank's, from the first one
-        self._store: RemoteStore | None = None  # of the first rank, and another one's
+        self._links: dict[int, Lines] = {}  # connections of the first rank to the others
+        self._first: Guest | None = None  # the connection of another rank from the first one
+        self._store: RemoteStore | None = None  # of another rank: the first rank's store
         self._cancelled = threading.Event()
         self._farewell: dict[str, Any] = {}
         self.fail(
             MismatchError(
-                f"rank {rank} is done with the attempt {uuid}, which had other ranks",
+                f"rank {rank} has finished the attempt {uuid}, which had other ranks",
                 hint="give all ranks the same list, and each attempt a uuid of its own",
             )
         )
@@ -72,7 +71,7 @@ class Attempt:
         return max(0.1, self._deadline - time.monotonic())
 
     def cancel(self) -> None:
-        """Ends it with `AbortedError`, from another thread."""
+        """Ends the attempt with `AbortedError`. Called from another thread."""
         self._cancelled.set()
 
     @property
@@ -134,7 +133,7 @@ class Attempt:
         return self._store
 
     def _late(self) -> CommError:
-        """The first rank has not come: neither may others have."""
+        """The error when the first rank has not come. Other ranks may be missing, too."""
         others = [rank for rank in range(len(self._handles)) if rank != self._rank]
         asked: dict[int, Lines] = {}
         question = {"ask": self._uuid, "group": self._group}
@@ -156,7 +155,7 @@ class Attempt:
             lines.socket.close()
         missing = [rank for rank in others if rank not in there]
         return CommTimeoutError(
-            f"{_ranks(missing)} did not come to the attempt {self._uuid} within {self._timeout:g} s",
+            f"{rank_list(missing)} did not come to the attempt {self._uuid} within {self._timeout:g} s",
             dead=dead,
             absent=[rank for rank in missing if rank not in dead],
             hint="all ranks of the list call reconfigure with the same uuid; try again with a new one",
@@ -165,7 +164,7 @@ class Attempt:
     # --- both ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises when a rank is gone, or has said that the attempt has failed. Does not wait."""
+        """Raises if a rank is gone, or has sent that the attempt has failed. Does not wait."""
         self._check_cancelled()
         if self._first is not None:
             self._heed(self._first.lines)
@@ -181,7 +180,7 @@ class Attempt:
             else:
                 if link.gone:
                     lost.append(rank)
-        if lost:  # what the others have said is a consequence
+        if lost:  # errors that others have sent are consequences
             raise self._gone(lost)
         if failed is not None:
             try:
@@ -198,10 +197,10 @@ class Attempt:
     def _heed(self, lines: Sequence[dict[str, Any]]) -> None:
         for line in list(lines):
             if (said := line.get("failed")) is not None:
-                raise _read_error(said, len(self._handles))
+                raise error_from_dict(said, len(self._handles), _MOST_TEXT)
 
     def explained(self, error: CommError) -> CommError:
-        """The cause, where the failure of something else is its consequence: a rank that is gone."""
+        """The cause of an error if it is the loss of a rank; else the error itself."""
         if error.culprits or not isinstance(error, (BackendError, CommTimeoutError, PeerLostError)):
             return error
         end = time.monotonic() + _GRACE
@@ -214,7 +213,7 @@ class Attempt:
         return error
 
     def settle(self) -> None:
-        """Waits until the others need this rank's store no longer; when that is, they end their calls."""
+        """Waits until the other ranks end their calls, when they need this rank's store no longer."""
         with selectors.DefaultSelector() as selector:
             for link in self._links.values():
                 selector.register(link.socket, selectors.EVENT_READ, link)
@@ -226,20 +225,13 @@ class Attempt:
                         selector.unregister(key.fileobj)
 
     def fail(self, error: CommError) -> None:
-        """Tells those that this rank is connected to, now or later in this attempt. Its store is closed."""
-        self._farewell = {
-            "failed": {
-                "type": type(error).__name__,
-                "message": error.message[:_MOST_TEXT],
-                "hint": error.hint[:_MOST_TEXT],
-                **{kind: list(getattr(error, kind)) for kind in ("culprits", "dead", "absent", "late")},
-            }
-        }
+        """Sends the error to the ranks that are connected, now or later in this attempt. Closes the store."""
+        self._farewell = {"failed": error_to_dict(error, _MOST_TEXT)}
         if self._first is not None:
             self._first.tell(self._farewell)
         for link in self._links.values():
             link.tell(self._farewell)
-        if self._store is not None:  # not left to the collector: the frames of an error hold it in a circle
+        if self._store is not None:  # now, because the frames of an error hold it in a reference cycle
             self._store.close()
 
     def close(self) -> None:
@@ -250,26 +242,9 @@ class Attempt:
             link.socket.close()
 
     def _gone(self, ranks: Sequence[int]) -> PeerLostError:
-        verb = "is" if len(ranks) == 1 else "are"
         return PeerLostError(
-            f"{_ranks(ranks)} {verb} gone, or has given the attempt {self._uuid} up",
+            f"{rank_list(ranks, 'is')} gone, or gave up the attempt {self._uuid}",
             culprits=ranks,
             dead=ranks,
             hint="reconfigure again, with a new uuid and the handles of those who are left",
         )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _read_error(said: Any, size: int) -> CommError:
-    """The error that another rank has told."""
-    try:
-        kind = getattr(errors, said["type"])
-        ranks = {name: [int(r) for r in said[name]] for name in ("culprits", "dead", "absent", "late")}
-        if not issubclass(kind, CommError) or any(not 0 <= r < size for rs in ranks.values() for r in rs):
-            raise ValueError
-        return kind(str(said["message"])[:_MOST_TEXT], hint=str(said["hint"])[:_MOST_TEXT], **ranks)  # type: ignore[no-any-return]
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return NotReadyError("another rank has given up, and says nothing readable", hint="see its output")

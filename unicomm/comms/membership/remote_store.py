@@ -1,8 +1,9 @@
-"""A store in the memory of one rank, for the others: what a TCPStore is, through that rank's endpoint.
+"""A store in the memory of one rank that the other ranks use through that rank's endpoint (endpoint.py).
 
-A TCPStore asks the name service for every connection, in the thread that serves all: where that does not
-answer, each reconfiguration would take seconds. And whoever finds its port may use it. An endpoint
-(endpoint.py) knows its callers. It serves what never waits: who waits for a key looks for it now and then.
+A TCPStore is not used here: its server asks the name service for the name of each caller, in the thread that
+serves all, so that each reconfiguration takes seconds where the name service does not answer. And any process
+that finds its port may use it, while an endpoint knows its callers. An endpoint only serves requests that
+never wait: a rank that waits for a key looks for it again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .rendezvous_parts import pack, unpack
 
 _FRAME = struct.Struct("<IBH")  # bytes that follow, operation, fields in them
 _LONGEST = 64 << 20
-_SECONDS = 30.0  # that an answer may take
+_SECONDS = 30.0  # for an answer
 _LEAST, _MOST = 0.0005, 0.02  # seconds between two looks at a key
 _ABSENT = b"?"
 _OPERATIONS = ("set", "compare_set", "add", "check", "read", "delete_key", "append")
@@ -33,9 +34,9 @@ def frame(operation: int, fields: Sequence[bytes]) -> bytes:
 
 
 def take_frame(said: bytearray) -> tuple[int, list[bytes]] | None:
-    """The first frame of what has come, which is taken away; None when it is not complete.
+    """Removes the first frame from the received bytes and returns it; None if it is not complete.
 
-    Raises `ValueError` for what is none.
+    Raises `ValueError` if the bytes are no frame.
     """
     if len(said) < _FRAME.size:
         return None
@@ -51,7 +52,7 @@ def take_frame(said: bytearray) -> tuple[int, list[bytes]] | None:
 
 
 def answer(store: HashStore, operation: int, fields: list[bytes]) -> bytes:
-    """What a request gives, as a frame. Never waits. Raises `ValueError` for what is no request."""
+    """The answer to a request, as a frame. Never waits. Raises `ValueError` if it is no request."""
     base: Any = store
     name = _OPERATIONS[operation] if operation < len(_OPERATIONS) else ""
     keys = [field.decode() for field in fields[: None if name in ("check", "read") else 1]]
@@ -76,7 +77,7 @@ def answer(store: HashStore, operation: int, fields: list[bytes]) -> bytes:
 
 
 class RemoteStore(Store):
-    """The store that another rank's endpoint serves. Its methods raise `RuntimeError` when that is gone."""
+    """The store that another rank's endpoint serves. Methods raise `RuntimeError` when that rank is gone."""
 
     def __init__(self, s: socket.socket, timeout: float) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class RemoteStore(Store):
             raise RuntimeError(f"the first rank's store: {error}") from error
         return found[1]
 
-    # torch's names and arguments: C++ calls these, too.
+    # Names and arguments are torch's; C++ calls these, too.
 
     def set(self, key: str, value: Any) -> None:
         self._ask("set", key.encode(), _bytes(value))

@@ -1,33 +1,35 @@
-"""How the members of a communicator-to-be meet and agree, over any `torch.distributed` store.
+"""Rendezvous: the members of a new communicator meet and agree, over any `torch.distributed` store.
 
-All members call `meet` with the same name; it returns when all are there and agree on `hello`, or raises
-the same error on every member that came. Only the members touch the store, so groups may meet in any order.
+All members call `meet` with the same name. It returns when all have come and agree on `hello`, or raises the
+same error on every member that has come. Only the members use the store, so groups may meet in any order.
 
 The protocol
 ------------
-Keys live under ``unicomm/<name>/<group>/``, where <group> is ``world`` when no labels are given and a hash
-of the labels otherwise. ``generation`` there counts the meetings that have been decided; a meeting happens
-under ``<generation>/``. It is a sequence of steps, numbered from 0 (the meeting itself), one for each
-collective call; every step works the same way, under ``<generation>/<step>/``:
+Keys live under ``unicomm/<name>/<group>/``, where <group> is ``world`` without labels and a hash
+of the labels otherwise. ``generation`` there counts the meetings that are decided; a meeting uses the keys
+under ``<generation>/``. It is a sequence of steps, one for each collective call, numbered from 0 (the meeting
+itself). Every step works the same way, under ``<generation>/<step>/``:
 
 1. Each member posts its value under its rank, by compare-and-set, so that a second process with the same
    rank is noticed at once. Then it adds 1 to ``arrived``.
-2. The member that makes ``arrived`` complete is the last comer. It reads all posts, compares their headers
-   and puts the outcome into ``result``, for which all the others wait.
-3. A member whose deadline passes, or that is interrupted, puts a failure into ``result``. ``abandon``
-   elects the one that looks who is missing, so that a big job does not storm the store.
+2. The member that completes ``arrived`` is the last one. It reads all posts, compares their headers and puts
+   the outcome into ``result``, for which all the others wait.
+3. A member whose deadline passes, or that is interrupted, puts a failure into ``result``. ``abandon`` elects
+   the member that finds out who is missing, so that a large job does not overload the store.
 
-``result`` is written by compare-and-set only: the first outcome stands and everybody takes that one, also a
-member that wanted to write another. So no member fails while the others succeed, and none succeeds alone.
-An outcome in step 0 ends the generation: its writer moves ``generation`` on, and whoever comes and finds a
-decided generation moves it on too, should the writer have died in between. Hence a late comer never meets
-the posts of an attempt that failed: if that was for want of members, it starts the next attempt, where those
-who retry join it; any other failure it is told at once (and it posts in the old generation, to hear it once).
+``result`` is written by compare-and-set only: the first outcome stands and all members take it, also a member
+that wanted to write another one. So no member fails while the others succeed, and none succeeds alone. An
+outcome in step 0 ends the generation: its writer increments ``generation``. A member that finds a decided
+generation increments it too, in case the writer has died in between. Hence a late member never meets the
+posts of a failed attempt. If members were missing in that attempt, the late member starts the next attempt,
+which members that retry join. Any other failure is raised on the late member at once; it posts in the old
+generation, so that it raises this failure only once.
 
-Cleaning. A post is deleted by its owner after a success (the last comer has read it). The shared keys of a
-step go when all have posted the next one, because then all have read the outcome, and those of the final
-step with the last ``closed``. After a failure nobody can know who still reads, so the keys stay, marked by
-``failed``, until the next success under this name: by then every member has left the failed attempt.
+Cleaning. A member deletes its post after a success, when the last member has read it. The shared keys of a
+step are deleted when all members have posted in the next step, because all have read the outcome then; those
+of the final step are deleted with the last ``closed``. After a failure no member knows which ones still read,
+so the keys stay, marked by ``failed``, until the next success under this name: by then every member has left
+the failed attempt.
 """
 
 from __future__ import annotations
@@ -46,11 +48,10 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     NotReadyError,
 )
+from unicomm.comms.failures.store_client import CHUNK, StoreClient
 
 from .rendezvous_parts import (
-    CHUNK,
     DIGEST,
-    StoreClient,
     check_meeting,
     compare,
     damaged,
@@ -74,7 +75,7 @@ _SUCCESS, _IN_PARTS, _FAILURE = b"+", b"*", b"-"  # how outcomes begin
 
 
 class _Late(Exception):
-    """The attempt had failed for want of this member before it came."""
+    """The attempt had failed before this member came, because it was missing."""
 
     def __init__(self, error: CommError) -> None:
         self.error = error
@@ -91,21 +92,21 @@ def meet(
     labels: Sequence[int] | None = None,
     check_peers: Callable[[], None] | None = None,
 ) -> Rendezvous:
-    """Meets the other members; to be called by all of them, and by nobody else.
+    """Meets the other members. All of them call it, and no other process.
 
     Args:
-        store: any store that the members share; None is enough for a single one.
+        store: any store that the members share; None is enough for a single member.
         name: of the meeting, the same on all members. It may be used again, also after a failure.
-        rank, size: this member's number, and how many there are.
-        timeout: seconds for the meeting and all that is done with the result.
-        hello: what the members have to agree on, as JSON values; compared key by key, besides the size.
+        rank, size: this member's number, and the number of members.
+        timeout: seconds for the meeting and all calls on the result.
+        hello: JSON values on which the members have to agree; compared key by key, as the size is.
         labels: the members' global ranks in order of rank, the same on all members. Groups with different
-            labels do not disturb each other, whatever their names. Without, the members are the whole world.
-        check_peers: called several times a second while it waits; what it raises ends the meeting.
+            labels do not disturb each other, whatever their names. Without labels, the members are all ranks.
+        check_peers: called several times a second while this waits; an error that it raises ends the meeting.
 
-    Returns when all members have come and agree. Raises on all that came: `CommTimeoutError` naming those
-    who did not, `MismatchError` naming the minority, `PeerLostError` naming a member that was interrupted;
-    `BackendError` when the store fails, and `InvalidArgumentError` before anything was sent.
+    Returns when all members have come and agree. Raises on all members that came: `CommTimeoutError` naming
+    the others, `MismatchError` naming the minority, `PeerLostError` naming a member that was interrupted, or
+    `BackendError` when the store fails. Raises `InvalidArgumentError` before anything is sent.
     """
     check_meeting(store, name, rank, size, timeout, labels)
     rendezvous = Rendezvous(store, name, rank, size, min(timeout, 1e8), labels, check_peers)
@@ -120,15 +121,15 @@ def meet(
 class Rendezvous:
     """The agreement among the members of one communicator-to-be; `meet` makes it.
 
-    Its methods are collective among the members, who call them in the same order, each from one thread at a
-    time. All of them together have the timeout that was given to `meet`. They raise `CommTimeoutError` when
-    members do not come, `MismatchError` when they call different things, `PeerLostError` when one left, and
-    `BackendError` when the store fails: on every member and for good, later calls raise the same error. As a
-    context manager it calls `abort` when the block raises, and then `close`.
+    The members call its methods collectively, in the same order, each from one thread at a time. All calls
+    together have the timeout that was given to `meet`. They raise `CommTimeoutError` when members do not
+    come, `MismatchError` when members call different methods, `PeerLostError` when a member has left, and
+    `BackendError` when the store fails. Every member raises the error, and later calls raise the same one.
+    As a context manager it calls `abort` when the block raises, and then `close`.
 
     Attributes:
         name: as given to `meet`.
-        rank, size: this member's number, and how many there are.
+        rank, size: this member's number, and the number of members.
         labels: the members' global ranks.
         uid: 16 hexadecimal digits, the same on all members and different for every meeting.
     """
@@ -164,9 +165,9 @@ class Rendezvous:
         return max(0.0, self._deadline - time.monotonic())
 
     def exchange(self, tag: str, value: bytes) -> list[bytes]:
-        """All-gathers a value of up to `MAX_VALUE` bytes. Returns everybody's, in order of rank.
+        """All-gathers a value of up to `MAX_VALUE` bytes. Returns all values, in order of rank.
 
-        `tag` says what it is about: the members compare it, and errors show it.
+        `tag` names the exchange: the members compare it, and errors show it.
         """
         header = {"call": "exchange", "tag": tag}
         body = self._run(header, value, lambda all_: shrink(pack(all_)), f"reach exchange '{tag}'")
@@ -176,23 +177,23 @@ class Rendezvous:
             raise damaged(error, self.name) from error
 
     def broadcast(self, tag: str, value: bytes | None, root: int = 0) -> bytes:
-        """Returns member `root`'s value (up to `MAX_VALUE` bytes) on all; the others' values are ignored.
+        """Returns member `root`'s value (up to `MAX_VALUE` bytes) on all members; other values are ignored.
 
-        It returns when all members have come, like `exchange`.
+        It returns when all members have come, as `exchange` does.
         """
         if not 0 <= root < self.size or (value is None and self.rank == root):
             raise InvalidArgumentError(
                 f"broadcast '{tag}' from root {root} of {self.size} with value={value!r}",
                 comm=self.name,
                 rank=self.rank,
-                hint="root is one of the members, and it gives the value",
+                hint="root is one of the members, and passes the value",
             )
         mine = value if self.rank == root and value is not None else b""
         header = {"call": "broadcast", "tag": tag, "root": root}
         return self._run(header, mine, lambda values: values[root], f"reach broadcast '{tag}'")
 
     def check(self) -> None:
-        """Raises if a member has left, or `check_peers` says that one cannot come any more. Does not wait.
+        """Raises if a member has left, or if `check_peers` raises. Does not wait.
 
         For members that connect to each other by other means between two collective calls.
         """
@@ -212,9 +213,9 @@ class Rendezvous:
             raise self._failure
 
     def abort(self, reason: str) -> None:
-        """Leaves before the end: the others' next call raises `PeerLostError` at once, with `reason`.
+        """Leaves early: the next call of each other member raises `PeerLostError` at once, with `reason`.
 
-        Called by the member that cannot go on, alone; without effect after an error or `close`.
+        Only the member that cannot go on calls it. Without effect after an error or `close`.
         """
         if self._failure is not None or self._closed:
             return
@@ -223,21 +224,21 @@ class Rendezvous:
             return
         with contextlib.suppress(BackendError):
             failure = {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
-            # If this step has succeeded meanwhile, the others go on to the next one and must not wait there.
+            # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
             for step in (self._step, self._step + 1):
                 if self._fail(step, failure).startswith(_FAILURE):
                     break
 
     def close(self) -> None:
-        """Ends this member's part, without waiting; the last one to close removes what is left in the store.
+        """Ends this member's part. Does not wait; the last member to close cleans the store.
 
-        Never raises for a store that is gone. To be called by every member, also after an error.
+        Never raises when the store is gone. Every member calls it, also after an error.
         """
         done, self._closed = self._closed or self.size == 1, True
         if done:
             return
         with contextlib.suppress(BackendError):
-            # A meeting that failed may still have readers: only the next success removes its keys.
+            # A failed meeting may still have readers: only the next success removes its keys.
             here = f"{self._base}/{self._generation}"
             if self.uid and self._client.add(f"{here}/closed") == self.size:
                 failed = bool(self._client.peek(f"{here}/failed"))
@@ -267,7 +268,7 @@ class Rendezvous:
                 self.uid = uid.decode()
 
     def _open_generation(self) -> int:
-        """The first generation without an outcome, unless the one before has one to be told."""
+        """The first generation without an outcome. Raises the outcome of the generation before, if needed."""
         while True:
             generation = int(self._client.put_first(f"{self._base}/generation", b"0"))
             if not self._client.peek(f"{self._base}/{generation}/0/result"):
@@ -286,7 +287,7 @@ class Rendezvous:
         return generation
 
     def _advance(self, generation: int) -> None:
-        # Without effect if somebody has done it.
+        # Without effect if another member has done it.
         self._client.replace(f"{self._base}/generation", b"%d" % generation, b"%d" % (generation + 1))
 
     def _key(self, name: str, step: int | None = None) -> str:
@@ -295,7 +296,7 @@ class Rendezvous:
     def _run(
         self, header: dict[str, Any], value: bytes, combine: Callable[[list[bytes]], bytes], what: str
     ) -> bytes:
-        """One step: posts `value`, and returns what `combine` makes of everybody's, on the last comer."""
+        """One step: posts `value`, and returns what `combine` makes of all values on the last member."""
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -306,7 +307,7 @@ class Rendezvous:
                 f"{len(value)} bytes are too many to {what}",
                 comm=self.name,
                 rank=self.rank,
-                hint=f"a member may give up to {MAX_VALUE} bytes; send larger data by the communicator",
+                hint=f"a member may pass up to {MAX_VALUE} bytes; send larger data by the communicator",
             )
         if self.size == 1:
             return combine([value])
@@ -317,7 +318,7 @@ class Rendezvous:
             raise
         except BaseException as error:
             if not isinstance(error, _Late):
-                self.abort(describe(error))  # e.g. Ctrl-C: the others need not wait for this member
+                self.abort(describe(error))  # e.g. Ctrl-C: then the others need not wait for this member
             raise
         self._step += 1
         return body
@@ -337,7 +338,7 @@ class Rendezvous:
         except ValueError as error:
             raise damaged(error, self.name) from error
         if failure is None and not outcome.startswith(_SUCCESS + digest(header)):
-            # Only when the members disagree on their number, and the others were complete without this one.
+            # Only if the members disagree on their number, and the others were complete without this one.
             failure = {"kind": "mismatch", "culprits": [[self.rank, self.rank]], "differences": {}}
         if failure is not None:
             raise self._explain(failure, what)
@@ -348,21 +349,21 @@ class Rendezvous:
         return read_failure(outcome[1:], self.size) if outcome.startswith(_FAILURE) else None
 
     def _parts(self, outcome: bytes) -> int:
-        """Number of parts of an outcome, no more than the members' values can make."""
+        """The number of parts of an outcome, at most what the members' values can fill."""
         count = int(outcome[1:20])
         if not 0 < count <= self.size * (MAX_VALUE + 4) // _PART + 2:
             raise ValueError(f"an outcome in {count} parts")
         return count
 
     def _await(self, end: float) -> bytes:
-        """The outcome of this step, or b"" when there is none by `end`."""
+        """The outcome of this step, or b"" if there is none by `end`."""
         result = self._key("result")
         while not (outcome := self._client.peek(result)) and (left := end - time.monotonic()) > 0:
             if self._check_peers is not None:
                 try:
                     self._check_peers()
                 except CommError:
-                    # Whoever has the outcome already may have gone on, and left.
+                    # A member that has the outcome already may have gone on, and left.
                     if outcome := self._client.peek(result):
                         break
                     raise
@@ -377,7 +378,7 @@ class Rendezvous:
             posts = self._client.read([self._key(str(r)) for r in range(self.size)])
             parts = [post[_NONCE:].split(b"\n", 1) for post in posts]
             headers, values = {r: part[0] for r, part in enumerate(parts)}, [part[1] for part in parts]
-        # Members are missing in spite of the count where others think that there are more of them.
+        # If others expect more members than this one, members are missing although the count is complete.
         if failure := compare(headers):
             self._fail(self._step, failure)
         elif not missing:
@@ -403,7 +404,7 @@ class Rendezvous:
             before -= 1
 
     def _fail(self, step: int, failure: dict[str, Any]) -> bytes:
-        """Makes `failure` the outcome of a step, unless it has one; returns the one that it has now."""
+        """Makes `failure` the outcome of a step unless it has one. Returns the outcome of the step."""
         mine = _FAILURE + encode(failure)
         outcome = self._client.put_first(self._key("result", step), mine)
         if outcome == mine:
@@ -413,8 +414,10 @@ class Rendezvous:
         return outcome
 
     def _give_up(self) -> bytes:
-        """At the deadline: the outcome, which is a failure unless there was one in the last moment."""
-        grace = min(1.0 + self.size / 2000, 30.0)  # for the one elected to look, or the last comer to finish
+        """At the deadline: the outcome, a failure unless another one came at the last moment."""
+        grace = min(
+            1.0 + self.size / 2000, 30.0
+        )  # for the elected member to look, or the last member to finish
         if self._client.add(self._key("abandon")) > 1 and (outcome := self._await(time.monotonic() + grace)):
             return outcome
         missing, headers = self._roll_call()
@@ -424,7 +427,7 @@ class Rendezvous:
                 return outcome
             last = self._client.peek(self._key("last"))
             missing = [int(last)] if last else []
-            # Or the last to come thinks that there are more members, and waits for them.
+            # Or the last member expects more members, and waits for them.
             posts = self._client.read([self._key(str(r)) for r in range(self.size)])
             headers = {r: post[_NONCE:].split(b"\n", 1)[0] for r, post in enumerate(posts)}
         failure = {
@@ -436,7 +439,7 @@ class Rendezvous:
         return self._fail(self._step, compare(headers) or failure)
 
     def _roll_call(self) -> tuple[list[int], dict[int, bytes]]:
-        """Who has not posted, and the headers of those who have, save the ranges where nobody is missing."""
+        """Members that have not posted; and the headers of the others, without ranges that are complete."""
         missing, headers = [], {}
         for start in range(0, self.size, CHUNK):
             keys = {r: self._key(str(r)) for r in range(start, min(start + CHUNK, self.size))}
@@ -456,7 +459,7 @@ class Rendezvous:
             self._client.delete([f"{key}/{name}" for name in names])
 
     def _explain(self, failure: dict[str, Any], what: str) -> CommError | _Late:
-        """What this member raises when the outcome is `failure`."""
+        """The error that this member raises when the outcome is `failure`."""
         error = self._error(failure, what)
         if self._step == 0 and failure["kind"] == "timeout" and not failure["stuck"]:
             if self.labels[self.rank] in error.culprits:

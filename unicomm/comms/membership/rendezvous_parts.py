@@ -1,18 +1,15 @@
-"""What the rendezvous is made of: store operations, the text of values, and failures."""
+"""Parts of the rendezvous: checks of its arguments, its failures, and the encoding of values in the store."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import struct
-import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unicomm.c10d.compat import HashStore, PrefixStore, Store
+from unicomm.c10d.compat import Store
 from unicomm.comms.errors import (
     BackendError,
     CommError,
@@ -22,101 +19,15 @@ from unicomm.comms.errors import (
     PeerLostError,
 )
 
-CHUNK = 1024  # keys in one store request
 DIGEST = 8  # bytes
 _MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
-_WORTH = 4096  # bytes from which on it is worth to compress
-_ABSENT = b"?"  # no value of the rendezvous begins like that
-
-
-_STORE_FAILED = "the store failed"
-
-
-def is_store_failure(error: CommError) -> bool:
-    """Whether it is the store that failed, and no member."""
-    return isinstance(error, BackendError) and error.message.startswith(_STORE_FAILED)
-
-
-class StoreClient:
-    """The store operations that the rendezvous needs. Whatever goes wrong in there is a `BackendError`."""
-
-    def __init__(self, store: Store, comm: str, size: int) -> None:
-        self._store: Any = store  # the type stubs lack several methods and take str where bytes are fine
-        self._comm, self._size = comm, size
-        base: Any = store
-        while isinstance(base, PrefixStore):
-            base = base.underlying_store
-        self._blocks_well = isinstance(base, HashStore)
-
-    def _call(self, operation: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._store, operation)(*arguments)
-        except Exception as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: Exception) -> BackendError:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return BackendError(
-            f"{_STORE_FAILED}: {text}",
-            comm=self._comm,
-            hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
-            " look at its output; check that this host reaches it",
-        )
-
-    def peek(self, key: str) -> bytes:
-        """The value of `key`, or b"" when there is none; never waits, unlike the store's own get."""
-        value = bytes(self._call("compare_set", key, _ABSENT, _ABSENT))
-        return b"" if value == _ABSENT else value
-
-    def put_first(self, key: str, value: bytes) -> bytes:
-        """Sets `key` if it is not there; returns the value that it has now."""
-        return bytes(self._call("compare_set", key, b"", value))
-
-    def replace(self, key: str, old: bytes, new: bytes) -> None:
-        self._call("compare_set", key, old, new)
-
-    def put(self, key: str, value: bytes) -> None:
-        self._call("set", key, value)
-
-    def add(self, key: str, amount: int = 1) -> int:
-        return int(self._call("add", key, amount))
-
-    def present(self, keys: list[str]) -> bool:
-        return all(self._call("check", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
-
-    def read(self, keys: list[str]) -> list[bytes]:
-        """The values of keys that are there."""
-        if not self._call("has_extended_api"):
-            return [self.peek(key) for key in keys]
-        chunks = (self._call("multi_get", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
-        return [bytes(value) for chunk in chunks for value in chunk]
-
-    def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._call("delete_key", key)
-
-    def wait(self, key: str, seconds: float) -> None:
-        """Returns when `key` is there or `seconds` have passed, perhaps earlier; Ctrl-C gets through."""
-        if self._blocks_well:
-            # Not below a millisecond: stores count in those, and wait forever for none.
-            with contextlib.suppress(RuntimeError):
-                self._store.wait([key], timedelta(seconds=min(max(seconds, 0.001), 0.5)))
-            return
-        # A TCPStore serves one request at a time: a wait would block the other threads of this process, even
-        # those that it waits for; it cannot be interrupted, and logs each timeout. A connection of its own
-        # would cost the server a reverse name lookup for every group. FileStore polls in any case. So look
-        # now and then: every twentieth of the time waited so far, and less often for the server of a big job.
-        least, most = 0.001 + self._size * 2e-5, 0.5 + self._size * 5e-5
-        began = now = time.monotonic()
-        while not self._call("check", [key]) and now < began + seconds:
-            time.sleep(min(max((now - began) / 20, least), most, began + seconds - now))
-            now = time.monotonic()
+_WORTH = 4096  # bytes from which on compressing pays
 
 
 def check_meeting(
     store: Store | None, name: str, rank: int, size: int, timeout: float, labels: Sequence[int] | None
 ) -> None:
-    """Raises `InvalidArgumentError` for what `meet` cannot do."""
+    """Checks the arguments of `meet`; raises `InvalidArgumentError`."""
     problem = hint = ""
     if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME:
         problem, hint = f"name={name!r} is no name", f"pass a text of up to {_MAX_NAME} bytes"
@@ -133,7 +44,7 @@ def check_meeting(
 
 
 def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:
-    """The failure when not all headers are equal. The majority is right; in a tie, the lowest rank is."""
+    """The failure if the headers differ. The majority is right; in a tie, the lowest rank is."""
     if len(set(headers.values())) <= 1:
         return None
     members = {r: json.loads(header) for r, header in sorted(headers.items())}
@@ -151,13 +62,13 @@ def compare(headers: dict[int, bytes]) -> dict[str, Any] | None:
 
 
 def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: Sequence[int]) -> CommError:
-    """The error for a failure, the same on all members but for their own rank.
+    """The error for a failure. All members raise the same one, each with its own rank.
 
-    `what` says what the members were to do ("arrive"); `labels` are their global ranks, which culprits are.
+    `what` is what the members were to do ("arrive"). `labels` are their global ranks, which `culprits` holds.
     """
     members = range(len(labels))
     culprits = [labels[r] for r in members_of(failure["culprits"])]
-    # A rank in a message means the global one: say so where the communicator counts otherwise.
+    # A message names global ranks: it says so where the ranks of the communicator differ from them.
     word = "rank" if list(labels) == list(members) else "global rank"
 
     def names(ranks: Sequence[int]) -> str:
@@ -172,7 +83,7 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
             text = f"all did {what} {limit}, but {who if culprits else 'one'} stopped before it could answer"
         else:
             text = f"{who} did not {what} {limit}; {names(sorted(set(labels) - set(culprits)))} did"
-        hint = f"see whether {who} came up and what was printed there last; raise timeout= for slow ones"
+        hint = f"see whether {who} started and what was printed there last; raise timeout= for slow ranks"
     elif kind == "mismatch":
         lines = [
             f"{key} is "
@@ -180,10 +91,10 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
             for key, groups in failure["differences"].items()
         ]
         text = "the members do not agree: " + ("; ".join(lines) or f"size is {len(labels)} on {who} only")
-        hint = "make the same call with the same arguments on all of them"
+        hint = "make the same call with the same arguments on all members"
     elif kind == "twice":
         text = f"two processes call themselves {who}"
-        hint = "give each its own rank; if one was restarted alone, let all the others try again as well"
+        hint = "give each its own rank; if one was restarted alone, let all others try again as well"
     else:
         error, text = PeerLostError, f"{who} left: {failure['reason']}"
         hint = f"look at what {who} printed last"
@@ -191,7 +102,7 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
 
 
 def read_failure(text: bytes, size: int) -> dict[str, Any]:
-    """A failure as `error_of` takes it; raises `ValueError` for anything else."""
+    """Reads a failure for `error_of`; raises `ValueError` for anything else."""
     kinds = {"timeout": ("seconds", "stuck"), "mismatch": ("differences",), "twice": (), "left": ("reason",)}
     try:
         failure = json.loads(text)
@@ -215,7 +126,7 @@ def read_failure(text: bytes, size: int) -> dict[str, Any]:
 
 
 def _check_ranges(pairs: Any, size: int) -> None:
-    # Before they are written out: a range of a few characters may mean any number of ranks.
+    # Checked before the ranges are expanded: a range of a few characters may mean any number of ranks.
     if not isinstance(pairs, list):
         raise ValueError("ranks are no list")
     for pair in pairs:
@@ -240,7 +151,7 @@ def describe(error: BaseException) -> str:
 
 
 def ranges_of(ranks: Sequence[int]) -> list[list[int]]:
-    """Sorted numbers as [first, last] pairs: short even for all but one of 100 000."""
+    """Sorted numbers as [first, last] pairs, which stay short for 100 000 ranks of which one is missing."""
     pairs: list[list[int]] = []
     for r in ranks:
         if pairs and pairs[-1][1] == r - 1:
@@ -259,7 +170,7 @@ def pack(values: list[bytes]) -> bytes:
 
 
 def unpack(body: bytes, count: int) -> list[bytes]:
-    """What `pack` packed; raises `ValueError` for anything else."""
+    """Reverses `pack`; raises `ValueError` for anything else."""
     at, values = 4 * count, []
     if len(body) < at:
         raise ValueError(f"{len(body)} bytes for {count} members")
@@ -272,14 +183,17 @@ def unpack(body: bytes, count: int) -> list[bytes]:
 
 
 def shrink(body: bytes) -> bytes:
-    """`body` as it goes through the store. The members' values differ little, such as in a host's number, and
-    every member reads all of them: in a large job that is what creation costs (docs/design/scale.md)."""
+    """`body` as it is put into the store: compressed if that is shorter.
+
+    The members' values differ little, and every member reads all of them, which is the cost of creation in a
+    large job (docs/design/scale.md).
+    """
     smaller = zlib.compress(body, 1) if len(body) >= _WORTH else body
     return b"z" + smaller if len(smaller) < len(body) else b"=" + body
 
 
 def grow(body: bytes, most: int) -> bytes:
-    """What `shrink` made smaller, of up to `most` bytes; raises `ValueError` for anything else."""
+    """Reverses `shrink`, for up to `most` bytes; raises `ValueError` for anything else."""
     kind, data = body[:1], body[1:]
     if kind == b"z":
         expander = zlib.decompressobj()
@@ -288,7 +202,7 @@ def grow(body: bytes, most: int) -> bytes:
         except zlib.error as error:
             raise ValueError(str(error)) from None
         if not expander.eof or expander.unused_data:
-            raise ValueError("a compressed text that has no end, or goes on after it")
+            raise ValueError("a compressed text without an end, or with more after it")
     elif kind != b"=":
         raise ValueError(f"a text of kind {kind!r}")
     if len(data) > most:
@@ -297,9 +211,9 @@ def grow(body: bytes, most: int) -> bytes:
 
 
 def damaged(error: Exception, comm: str) -> BackendError:
-    """The store holds under our keys what no member writes."""
+    """The error when a key of the rendezvous holds what no member writes."""
     return BackendError(
         f"the store holds something that no member wrote: {type(error).__name__}: {error}",
         comm=comm,
-        hint="another program may use the same store, or somebody reaches it who should not",
+        hint="another program may use the same store, or a stranger may reach it",
     )

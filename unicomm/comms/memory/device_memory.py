@@ -14,6 +14,7 @@ import torch
 
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.one_sided import attempt, issue
+from unicomm.comms.failures.faults import rank_list
 from unicomm.comms.operations.symmetric_table import Capability, bytes_at
 from unicomm.comms.operations.table import BY_CODE
 
@@ -109,10 +110,9 @@ class DeviceMemory(SymmetricMemory):
         absent = [rank for rank, each in enumerate(outcome.each) if not each[0]]
         if outcome.kind == device_domain.ABORTED:
             return AbortedError("the communicator was ended while the device waited", hint="make a new one")
-        names = "rank " + ", ".join(map(str, absent))
         within = f" within {limit:g} s" if limit else ""
         return CommTimeoutError(
-            f"{names} did not come to it on the device{within}",
+            f"{rank_list(absent)} did not come to it on the device{within}",
             culprits=absent,
             hint="look at what these ranks do; timeout= and comm.set_timeout allow more",
         )

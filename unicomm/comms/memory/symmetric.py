@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from unicomm import _core
+from unicomm._core import FaultCode
 from unicomm.comms.backend import HasSymmetricMemory
 from unicomm.comms.errors import (
     CommError,
@@ -31,8 +32,6 @@ from unicomm.comms.operations.table import BY_CODE, OPERATIONS
 if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.options import Timeout
-
-_MISMATCH, _INTERNAL = 3, 5  # FaultCode
 
 
 class SymmetricMemory:
@@ -71,7 +70,7 @@ class SymmetricMemory:
     def check(self, fault: Any, limit: float) -> None:
         """Raises the error of a fault that the native core returned."""
         if fault is not None:
-            if fault[0] == _MISMATCH and fault[2]:
+            if fault[0] == FaultCode.MISMATCH and fault[2]:
                 raise disagreement(*fault[1:3])
             symmetric_backend(self.engine).raise_fault(fault, limit)
 
@@ -90,7 +89,7 @@ class SymmetricMemory:
         def job(limit: float) -> None:
             self.settle(limit)
             fault, address = self.domain.allocate(nbytes, align, limit)
-            if fault is not None and fault[0] == _INTERNAL:
+            if fault is not None and fault[0] == FaultCode.INTERNAL:
                 raise InvalidArgumentError(  # on all ranks alike, which stay in step
                     fault[3], hint="free tensors, or give unicomm.symm.init more heap_bytes"
                 )

@@ -1,6 +1,6 @@
-"""Arrays of other libraries as tensors on the same memory: numpy's, and all that speak DLPack, as cupy's.
+"""Arrays of other libraries as tensors on the same memory: numpy's, and arrays with DLPack such as cupy's.
 
-The one place where an argument that is no tensor becomes one. What is written to the tensor is in the array.
+Only this module turns an argument that is no tensor into one. Writes to the tensor are writes to the array.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-#: What operations take: a tensor, or an array whose memory they then use.
+#: What operations take: a tensor, or an array whose memory they use in place.
 Array = torch.Tensor | NDArray[Any] | SupportsDLPack
 
 
 class NoTensorError(ValueError):
-    """An array that cannot be used where it lies. `hint`: the cure."""
+    """An array whose memory cannot be used in place. `hint` says what to do about it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -43,22 +43,22 @@ class NoTensorError(ValueError):
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array, of numpy or with DLPack; tensors are too."""
+    """Whether the value is a numpy array or has DLPack, which tensors also have."""
     return isinstance(value, np.ndarray) or hasattr(type(value), "__dlpack__")
 
 
 def as_tensor(array: Any, writes: bool) -> torch.Tensor:
-    """A tensor on the array's memory, which it keeps alive. Raises `NoTensorError`.
+    """A tensor on the array's memory, which the tensor keeps alive. Raises `NoTensorError`.
 
     Args:
-        writes: the tensor will be written to, which arrays that are read-only refuse.
+        writes: whether the tensor will be written to; then a read-only array is refused.
     """
     return _from_numpy(array, writes) if isinstance(array, np.ndarray) else _from_dlpack(array, writes)
 
 
 class _Readable:
-    """Has numpy make a view of a read-only array that does not say so: nobody writes to it here, and torch
-    warns of arrays that say so."""
+    """Makes numpy view a read-only array as a writable one. The array is only read here, and torch warns of
+    read-only arrays."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         interface = dict(array.__array_interface__)
@@ -86,7 +86,7 @@ def _from_numpy(array: NDArray[Any], writes: bool) -> torch.Tensor:
 
 
 class _Exporter:
-    """Stands for an array while torch takes it over, and looks at what it says of its memory."""
+    """Wraps an array while torch imports it, and keeps the flags of the exported memory."""
 
     def __init__(self, array: SupportsDLPack) -> None:
         self._array = array

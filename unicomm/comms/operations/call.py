@@ -1,4 +1,4 @@
-"""What travels from a communicator's method through hooks and recorder to the backend."""
+"""Calls: an operation's arguments as hooks, recorder and backends receive them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .table import Operation
 
 @dataclass(slots=True)
 class Call:
-    """One operation with validated arguments. Backends read it and never check anything again.
+    """One operation with validated arguments, which backends need not check again.
 
     Attributes:
         operation: the row of the operation table.
         inputs: tensors to read; outputs: tensors to write. An in-place tensor is in both. Where a rank
             passes nothing (not the root), the list is empty. A list argument is one tensor per rank.
         dtype: of all tensors, None for a barrier.
-        count: elements of the operation's unit (see `ops.Size`); 0 where every rank has its own.
+        count: elements of the operation's unit (see `table.Size`); 0 where every rank has its own.
         root: of a rooted collective, else -1. peer: of a point-to-point operation, else -1.
         op: the reduction, or None.
         in_splits, out_splits: rows for each rank, or None for equal parts.
@@ -70,7 +70,7 @@ class Call:
         return 0 if self.op is None else self.op.code
 
     def changed(self, **changes: object) -> Call:
-        """A copy with other values: what completion hands to a backend instead of this call."""
+        """A copy of this call with other values, which completion hands to a backend instead."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -84,10 +84,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpArgs:
-    """What hooks see of an operation; the tensors are the user's own.
+    """What hooks receive of an operation; the tensors are the user's own.
 
-    `name` and `op_id` identify it, `seq` is its sequence number; the other fields are as in `Call`.
-    `messages` lists a batch's sends and receives, `ranks` a split's.
+    `name` and `op_id` identify the operation, `seq` is its sequence number. `messages` are the sends and
+    receives of a batch, `ranks` those of a split. The other fields are as in `Call`.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""From arguments to a validated `Call`, by the operation table alone.
+"""Argument checks: from a call's arguments to a validated `Call`, by the operation table alone.
 
-Everything here is local: it looks at this rank's arguments, sends nothing, and raises
-`InvalidArgumentError` before anything was recorded.
+All checks are local: they look at this rank's arguments, send nothing, and raise `InvalidArgumentError`
+before anything is recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MASK = (1 << 64) - 1
 class Checker:
     """Checks arguments for one communicator: its rank, size, device and name.
 
-    Without `moves_data` tensors need no memory: the meta device and FakeTensors will do.
+    Without `moves_data` tensors need no memory: tensors on the meta device and FakeTensors are accepted.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Checker:
         call = Call(row)
         if row.rooted:
             call.root = self.check_rank(row, "root", root)
-        given, tensors = tensors, []  # loops here and in _add: comprehensions would make all names slower
+        given, tensors = tensors, []  # loops here and in _add: comprehensions would slow all names down
         for arg, value in zip(row.tensors, given, strict=True):
             tensors.append(self._add(call, row, arg, value))
         if row.reduces:
@@ -74,7 +74,7 @@ class Checker:
         return call
 
     def batch(self, messages: Sequence[Message]) -> None:
-        """Messages of a batch run at the same time: none may write what another one reads or writes."""
+        """Checks a batch: its messages run together, so none may write what another one reads or writes."""
         call = Call(OPERATIONS["batch"])
         call.inputs = [m.tensor for m in messages if m.send]
         call.outputs = [m.tensor for m in messages if not m.send]
@@ -96,9 +96,9 @@ class Checker:
     def check_tensor(
         self, row: Operation, name: str, value: Any, writes: bool = True, strided: bool = False
     ) -> torch.Tensor:
-        """The tensor, or the one on the memory of an array; it can be used as it is.
+        """The tensor, or a tensor on the memory of an array. It can be used as it is.
 
-        It has to be contiguous, unless it may be `strided`.
+        It has to be contiguous unless `strided` is set.
         """
         tensor = value if isinstance(value, torch.Tensor) else self._from_array(row, name, value, writes)
         if tensor.layout != torch.strided:
@@ -143,7 +143,7 @@ class Checker:
             self.fail(row, f"{name} (a {type(value).__name__}) {error}", error.hint)
 
     def _add(self, call: Call, row: Operation, arg: TensorArg, value: Any) -> Any:
-        """Checks an argument and adds it to the call; returns it with tensors in place of arrays."""
+        """Checks an argument and adds it to the call. Returns it with tensors in place of arrays."""
         if arg.root_only and self.rank != call.root:
             if value is not None and not (isinstance(value, (list, tuple)) and not value):
                 if isinstance(value, (list, tuple)) or is_array(value):
@@ -237,7 +237,7 @@ class Checker:
                 row,
                 f"{name} has {tensor.numel()} elements, but {numel} are needed with {unit} of {count}"
                 f" on {self.size} ranks",
-                "make the sizes fit",
+                "pass tensors of these sizes",
             )
 
     def _check_splits(
@@ -287,7 +287,7 @@ class Checker:
             )
 
     def _check_overlap(self, call: Call, row: Operation) -> None:
-        """Outputs must not overlap inputs or each other, except the own part in place."""
+        """Outputs must not overlap inputs or each other, except this rank's own part in place."""
         outs, ins = _extents(call.outputs), _extents(call.inputs)
         if len(outs) > 1:
             outs.sort()
@@ -341,7 +341,7 @@ def _rows(tensor: torch.Tensor) -> int:
 
 
 def _extents(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """(first byte, behind the last byte, index) of the tensors that have any."""
+    """(first byte, one past the last byte, index) of the tensors that are not empty."""
     out = []
     for i, t in enumerate(tensors):
         if bytes_ := t.numel() * t.element_size():

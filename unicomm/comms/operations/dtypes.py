@@ -35,7 +35,7 @@ _ROWS = [
     (16, torch.complex64, "complex", "ComplexFloat"),
     (17, torch.complex128, "complex", "ComplexDouble"),
 ]
-OTHER = 18  # any further type: can be moved, cannot be reduced
+OTHER = 18  # any other type: can be moved, cannot be reduced
 
 DTYPES: dict[torch.dtype, DTypeInfo] = {
     dtype: DTypeInfo(code, dtype, str(dtype).removeprefix("torch."), kind, recorder_name)
@@ -56,7 +56,7 @@ def code_of(dtype: torch.dtype) -> int:
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, int, int, int, int, tuple[int, ...]]:
-    """What the native core needs of a tensor where torch has no DLPack exchange API.
+    """What the native core needs to know of a tensor where torch has no DLPack exchange API.
 
     Returns (address, dtype number, bytes of an element, contiguous, DLPack device type, shape).
     """

@@ -1,23 +1,12 @@
-"""Constants of records: states, flags and error codes, from the native core (csrc/recorder/ring.hpp)."""
+"""Constants of records: states and flags, from the native core (csrc/recorder/ring.hpp)."""
 
 from __future__ import annotations
 
 from unicomm import _core
-from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, MismatchError, PeerLostError
 
 COMPLETED, FAILED = _core.RECORD_COMPLETED, _core.RECORD_FAILED  # states of an operation
 BROKEN = _core.COMM_FAILED  # state of a communicator
 ASYNC, P2P, BATCH, RECEIVE = _core.RECORD_ASYNC, _core.RECORD_P2P, _core.RECORD_BATCH, _core.RECORD_RECEIVE
 CAPTURED, REPLAYED, REPLAY = _core.RECORD_CAPTURED, _core.RECORD_REPLAYED, _core.RECORD_REPLAY
 MOST_MS = _core.RECORD_MAX_TIMEOUT_MS
-OTHER_ERROR = _core.RECORD_OTHER_ERROR
-_ERROR_CODES: tuple[tuple[type[CommError], int], ...] = (
-    (CommTimeoutError, 1),
-    (PeerLostError, 2),
-    (MismatchError, 3),
-    (AbortedError, 4),
-)
-
-
-def error_code(error: BaseException) -> int:
-    return next((code for cls, code in _ERROR_CODES if isinstance(error, cls)), OTHER_ERROR)
+OTHER_ERROR = _core.RECORD_OTHER_ERROR  # the error code of an error that is no fault

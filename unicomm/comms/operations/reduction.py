@@ -1,4 +1,4 @@
-"""Reduce operations: what they are called and which element types they are defined for."""
+"""Reduce operations: their names, and the element types for which they are defined."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The operation table: each operation of a communicator, described once.
 
 Argument checks, hooks, the recorder, signatures, completion, the capability table in the docs and the
-conformance suite all read `OPERATIONS`. A backend never checks anything again.
+conformance suite all read `OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Role(enum.Enum):
 
 
 class Size(enum.Enum):
-    """How many elements a tensor argument has, `count` being the operation's unit and n the group's size."""
+    """The number of elements of a tensor argument: `count` is the operation's unit, n the number of ranks."""
 
     COUNT = "count"
     WORLD = "n x count"
@@ -49,7 +49,7 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class Operation:
-    """One row: `code` goes into rings and signatures and is never used again for something else."""
+    """One row of the table. `code` is in rings and signatures, so it is never used for another operation."""
 
     name: str
     code: int
@@ -196,20 +196,20 @@ _TABLE = (
     Operation("new_window", 33, _X, doc="Opens a tensor to one-sided access."),
     Operation("batch", 34, _X, doc="Issues several sends and receives together."),
     Operation("finalize", 35, _X, doc="Closes the communicator."),
-    Operation("abort", 36, _X, doc="Gives the communicator up, without the other ranks' help."),
+    Operation("abort", 36, _X, doc="Ends the communicator at once, without the other ranks' help."),
     Operation("reconfigure", 37, _X, doc="Rebuilds the communicator with other ranks."),
     Operation("symm_init", 64, _S, doc="Connects a communicator's symmetric memory."),
     Operation("symm_allocate", 65, _S, doc="Memory that all ranks have at the same offset."),
-    Operation("symm_free", 66, _S, doc="Gives such memory back, on all ranks."),
+    Operation("symm_free", 66, _S, doc="Frees such memory, on all ranks."),
     Operation(
-        "symm_barrier", 67, _S, doc="Returns when all ranks have called it; what they wrote before is there."
+        "symm_barrier", 67, _S, doc="Returns when all ranks have called it; their earlier writes are visible."
     ),
     Operation("put", 68, _S, doc="Writes into another rank's memory."),
     Operation("get", 69, _S, doc="Reads from another rank's memory."),
     Operation("put_signal", 70, _S, doc="Writes into another rank's memory and then signals it."),
     Operation("signal", 71, _S, doc="Signals another rank."),
     Operation("wait_signal", 72, _S, doc="Waits for another rank's signal."),
-    Operation("fetch_add", 73, _S, doc="Adds to a number of another rank and returns what it was."),
+    Operation("fetch_add", 73, _S, doc="Adds to a number of another rank and returns its old value."),
     Operation("compare_swap", 74, _S, doc="Replaces a number of another rank if it is as expected."),
     Operation("symm_broadcast", 75, _S, doc="Copies the root's symmetric tensor to all ranks."),
     Operation(

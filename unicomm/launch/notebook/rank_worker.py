@@ -138,8 +138,8 @@ class _Worker:
         while not self._ended.wait(_PATIENCE) and self._running == number:
             seconds += 1
             # Native waits do not react to signals. They end when their communicator is aborted.
-            if (lifecycle := sys.modules.get("unicomm.comms.membership.lifecycle")) is not None:
-                lifecycle.abort_all()
+            if (registry := sys.modules.get("unicomm.comms.failures.open_communicators")) is not None:
+                registry.abort_all()
             if seconds % _AGAIN == 0:
                 signal.pthread_kill(thread, signal.SIGINT)
 

@@ -10,7 +10,6 @@ raise.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from unicomm.comms.backend import UsesStreams
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, PeerLostError
 from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.execution.owner import Owner
-from unicomm.comms.failures.first_cause import GRACE, Verdict
-from unicomm.comms.failures.threads import Threads
+from unicomm.comms.failures.daemon_pool import DaemonPool
+from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.first_cause import GRACE, FirstCause
 
 _SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a rank reports that it waits
 _EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
@@ -28,7 +28,7 @@ _MOST_MESSAGES = 256
 _LONG = 0.2  # seconds after which a rank looks whether those of its host are alive ...
 _LOOK = 0.1  # ... every so often; who has died may have done its part, which arrives ...
 _ARRIVAL = 0.3  # ... within this
-_threads = Threads("unicomm-lookout", awaited=True)
+_threads = DaemonPool("unicomm-lookout", awaited=True)
 
 
 class Lookout:
@@ -40,24 +40,24 @@ class Lookout:
         self._busy = False
         self._next = 0.0
         self._told = b""
-        self._pronounced = False
+        self._published = False
         self._neighbours: dict[int, Path] | None = None  # None: nobody has looked yet
         self._next_look = 0.0
         self._dead_since = float("inf")
 
-    def _verdict(self) -> Verdict | None:
+    def _first_cause(self) -> FirstCause | None:
         member, size = self._owner.member, self._owner.group.size
         if member.store is None or size == 1:
             return None
-        return Verdict(member.store, member.uid, member.name, member.rank, size)
+        return FirstCause(member.store, member.uid, member.name, member.rank, size)
 
     def waiting(self, op: IssuedOperation, now: float) -> None:
         """The oldest operation is not over. Returns at once."""
         begun = op.deadline - op.timeout
         if now < begun + min(_SHARE * op.timeout, _LONGEST) or now < self._next or self._busy:
             return
-        verdict = self._verdict()
-        if verdict is None:
+        first_cause = self._first_cause()
+        if first_cause is None:
             self._next = float("inf")
             return
         self._busy = True
@@ -70,9 +70,9 @@ class Lookout:
         def tell() -> None:
             try:
                 if text != self._told:
-                    verdict.report(text)
+                    first_cause.report(text)
                     self._told = text
-                self.heard = verdict.hear(CommError(""), 0.0)
+                self.heard = first_cause.published(CommError(""), 0.0)
             finally:
                 self._busy = False
 
@@ -100,7 +100,7 @@ class Lookout:
         if now < self._dead_since + _ARRIVAL:
             return None
         error = PeerLostError(
-            f"{_ranks(dead)} gone (process ended), and the device waits in {op.name}",
+            f"{rank_list(dead, 'is')} gone (process ended), and the device waits in {op.name}",
             hint="look at that rank's own output and exit code; its last operations: `unicomm trace show`",
         )
         error.sort_culprits(dead, (), ())
@@ -118,17 +118,17 @@ class Lookout:
         """The error to raise for one that the watchdog found: with culprits, or what another rank found."""
         if self.heard is not None:
             return self._settled(self.heard)
-        verdict = self._verdict()
+        first_cause = self._first_cause()
         lost = isinstance(error, PeerLostError)
         timeout = isinstance(error, CommTimeoutError) and not error.explained
         told = None
-        if verdict is not None and (lost or timeout):
+        if first_cause is not None and (lost or timeout):
             # Where somebody's connection is gone: who has ended it is about to say why.
-            told = verdict.hear(error, GRACE if lost and not error.culprits else 0.0)
+            told = first_cause.published(error, GRACE if lost and not error.culprits else 0.0)
         if told is not None:
             return self._settled(told)
         if timeout:
-            error = self._overdue(error, op, verdict)
+            error = self._overdue(error, op, first_cause)
             backend = self._owner.backend
             if isinstance(backend, UsesStreams):
                 backend.explain(error)
@@ -137,28 +137,28 @@ class Lookout:
 
             error.sort_culprits(dead_ranks(neighbours(self._owner.member.uid)), (), ())
             if error.culprits:
-                error.message = f"{_ranks(error.culprits)} gone: {error.message}"
-        if verdict is not None:
+                error.message = f"{rank_list(error.culprits, 'is')} gone: {error.message}"
+        if first_cause is not None:
             mine = self._for_all(error)
-            told = verdict.pronounce(mine)
+            told = first_cause.publish(mine)
             error = error if told.message == mine.message else told
         return self._settled(error)
 
     def ended(self, error: CommError) -> None:
         """The communicator is broken; the other ranks shall know why. Returns at once."""
-        verdict = None if self._pronounced else self._verdict()
-        if verdict is None:
+        first_cause = None if self._published else self._first_cause()
+        if first_cause is None:
             return
-        self._pronounced = True
+        self._published = True
         said = self._for_all(error)
 
         def tell() -> None:
-            verdict.pronounce(said)
+            first_cause.publish(said)
 
         _threads.run(tell)
 
     def _settled(self, error: CommError) -> CommError:
-        self._pronounced = True
+        self._published = True
         if isinstance(error, CommTimeoutError):
             error.explained = True
         return error
@@ -175,7 +175,9 @@ class Lookout:
         said.culprits = (rank,)
         return said
 
-    def _overdue(self, error: CommError, op: IssuedOperation, verdict: Verdict | None) -> CommTimeoutError:
+    def _overdue(
+        self, error: CommError, op: IssuedOperation, first_cause: FirstCause | None
+    ) -> CommTimeoutError:
         from unicomm.comms.failures.missing_ranks import explain, progress
 
         owner = self._owner
@@ -184,18 +186,18 @@ class Lookout:
         found = progress(uid, me, op.seq, messages)
         found[me] = 2 if op.reached else 1
         elsewhere = sorted(peers - found.keys())
-        if elsewhere and verdict is not None and (said := verdict.reports(elsewhere)) is not None:
+        if elsewhere and first_cause is not None and (said := first_cause.reports(elsewhere)) is not None:
             found |= {rank: _said(said.get(rank), me, op) for rank in elsewhere}
         absent = sorted(rank for rank in peers if found.get(rank) == 0)
         stuck = sorted(rank for rank in peers | {me} if found.get(rank) == 1)
         unknown = sorted(peers - found.keys())
         limit = f"{op.timeout:g} s"
         if absent:
-            text = f"{_who(absent)} had not arrived after {limit}"
+            text = f"{rank_list(absent)} had not arrived after {limit}"
         elif unknown:
-            text = f"not finished on the device within {limit}; nothing is known of {_who(unknown)}"
+            text = f"not finished on the device within {limit}; nothing is known of {rank_list(unknown)}"
         elif stuck and not messages:
-            where = f"the device of {_who(stuck)}"
+            where = f"the device of {rank_list(stuck)}"
             text = f"all ranks had issued it, but {where} had not come to it after {limit}"
         else:
             text = f"all ranks are in it, and it was not finished on the device within {limit}"
@@ -221,11 +223,3 @@ def _said(text: bytes | None, me: int, op: IssuedOperation) -> int:
     except (ValueError, TypeError, AttributeError):
         return 0
     return 0 if seq < op.seq else 2 if seq > op.seq or state.get("reached") else 1
-
-
-def _who(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{_who(ranks)} {'is' if len(ranks) == 1 else 'are'}"

@@ -1,4 +1,8 @@
-"""Threads for what may block: as many as have to at the same time, used again for what comes soon after."""
+"""DaemonPool: threads for calls that may never return, such as a request to a store whose host is gone.
+
+`concurrent.futures` does not serve here: its threads keep the process from ending; their number is bounded,
+so that calls that hang keep others from starting; and it does not work in a forked child.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from collections.abc import Callable
 _IDLE = 0.5  # seconds without a job after which a thread ends
 
 
-class Threads:
-    """Runs each job in a thread of its own. Daemons: what blocks forever must not keep the process."""
+class DaemonPool:
+    """Runs each job at once, in an idle thread of the pool or a new one. All threads are daemons."""
 
     def __init__(self, name: str, awaited: bool = False) -> None:
-        """`awaited`: the process's end waits a little for the jobs: `finish`."""
+        """`awaited`: when the process ends, `finish` waits a little for the jobs."""
         self._name = name
         self._start_anew()
         if awaited:
@@ -30,7 +34,7 @@ class Threads:
         self._pid = os.getpid()
 
     def run(self, job: Callable[[], None]) -> None:
-        """Returns at once. What the job raises is logged."""
+        """Starts the job and returns. An exception of the job is logged."""
         if os.getpid() != self._pid:  # a forked child has none of the threads
             self._start_anew()
         with self._lock:
@@ -48,7 +52,7 @@ class Threads:
                 job = self._jobs.get(timeout=_IDLE)
             except queue.Empty:
                 with self._lock:
-                    if self._free == 0:  # somebody counts on this one
+                    if self._free == 0:  # `run` has counted on this thread
                         continue
                     self._free -= 1
                     return
@@ -69,15 +73,15 @@ class Threads:
             self._over.wait_for(lambda: self._running == 0, seconds)
 
 
-_awaited: list[Threads] = []
+_awaited: list[DaemonPool] = []
 
 
 def finish(seconds: float) -> None:
-    """Waits that long at most for what is under way. Called when the process ends.
+    """Waits at most `seconds` for the jobs of all awaited pools. Called when the process ends.
 
-    A thread that is in C++ then, as in a store, and comes back to an interpreter that is gone ends the
-    process by SIGABRT; and others wait for what it has to say.
+    Other ranks wait for what these jobs publish. And a thread that is in C++ at that time, as in a store,
+    ends the process by SIGABRT when it returns to an interpreter that is gone.
     """
     end = time.monotonic() + seconds
-    for threads in _awaited:
-        threads._finish(max(0.0, end - time.monotonic()))
+    for pool in _awaited:
+        pool._finish(max(0.0, end - time.monotonic()))

@@ -1,0 +1,97 @@
+"""StoreClient: requests to a `torch.distributed` store that return soon and fail with a `BackendError`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from unicomm.c10d.compat import HashStore, PrefixStore, Store
+from unicomm.comms.errors import BackendError, CommError
+
+CHUNK = 1024  # keys in one request
+_ABSENT = b"?"  # no value that we write begins like that
+_STORE_FAILED = "the store failed"
+
+
+def is_store_failure(error: CommError) -> bool:
+    """Whether the store has failed, rather than a member."""
+    return isinstance(error, BackendError) and error.message.startswith(_STORE_FAILED)
+
+
+class StoreClient:
+    """Requests to one store for one communicator. A failure of the store is a `BackendError`."""
+
+    def __init__(self, store: Store, comm: str, size: int) -> None:
+        self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
+        self._comm, self._size = comm, size
+        base: Any = store
+        while isinstance(base, PrefixStore):
+            base = base.underlying_store
+        self._blocks_well = isinstance(base, HashStore)
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, operation)(*arguments)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> BackendError:
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return BackendError(
+            f"{_STORE_FAILED}: {text}",
+            comm=self._comm,
+            hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
+            " look at its output; check that this host reaches it",
+        )
+
+    def peek(self, key: str) -> bytes:
+        """The value of `key`, or b"" if there is none; never waits, unlike the store's own get."""
+        value = bytes(self._call("compare_set", key, _ABSENT, _ABSENT))
+        return b"" if value == _ABSENT else value
+
+    def put_first(self, key: str, value: bytes) -> bytes:
+        """Sets `key` if it is absent; returns the value that it has now."""
+        return bytes(self._call("compare_set", key, b"", value))
+
+    def replace(self, key: str, old: bytes, new: bytes) -> None:
+        self._call("compare_set", key, old, new)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._call("set", key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        return int(self._call("add", key, amount))
+
+    def present(self, keys: list[str]) -> bool:
+        return all(self._call("check", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+
+    def read(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are present."""
+        if not self._call("has_extended_api"):
+            return [self.peek(key) for key in keys]
+        chunks = (self._call("multi_get", keys[i : i + CHUNK]) for i in range(0, len(keys), CHUNK))
+        return [bytes(value) for chunk in chunks for value in chunk]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._call("delete_key", key)
+
+    def wait(self, key: str, seconds: float) -> None:
+        """Returns when `key` is present or `seconds` have passed, perhaps earlier. Ctrl-C interrupts it."""
+        if self._blocks_well:
+            # At least a millisecond: stores count in these, and 0 means forever.
+            with contextlib.suppress(RuntimeError):
+                self._store.wait([key], timedelta(seconds=min(max(seconds, 0.001), 0.5)))
+            return
+        # A TCPStore serves one request at a time: its wait would block the other threads of this process,
+        # also those that set the key; it cannot be interrupted, and it logs each timeout. A second connection
+        # would cost the server a reverse name lookup for every group. A FileStore polls in any case. So this
+        # looks after each twentieth of the time waited so far, and less often in a large job.
+        least, most = 0.001 + self._size * 2e-5, 0.5 + self._size * 5e-5
+        began = now = time.monotonic()
+        while not self._call("check", [key]) and now < began + seconds:
+            time.sleep(min(max((now - began) / 20, least), most, began + seconds - now))
+            now = time.monotonic()

@@ -1,0 +1,168 @@
+"""The end of communicators: finalize, the end of the process, and forked children."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from unicomm.comms.backend import SurvivesFork
+from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, NotReadyError
+from unicomm.comms.execution.device import watchdog
+from unicomm.comms.execution.fast_path import NoFastPath
+from unicomm.comms.failures import daemon_pool, open_communicators
+
+from .epoch import EpochHolder
+
+_log = logging.getLogger("unicomm")
+_EXIT_GRACE = 5.0  # seconds that pending operations of open communicators have when the process ends
+_THREAD_ENDS = 10.0  # seconds for the end of the worker's thread, which a busy machine may not run soon
+_LAST_JOBS = 5.0  # seconds for what this rank is about to tell the other ranks when the process ends
+
+
+def finalize(comm: EpochHolder, timeout: float) -> None:
+    """See `Communicator.finalize`."""
+    if not comm._engine.closing:
+        comm._engine.refuse_capture("finalize")
+    close(comm, timeout)
+
+
+def close(comm: EpochHolder, timeout: float) -> None:
+    """Finalizes, also while a graph is captured."""
+    if (dynamic := comm._dynamic) is None:
+        _finalize_once(comm, timeout)
+        return
+    dynamic.cancel()
+    if not dynamic.busy.acquire(timeout=timeout):
+        raise NotReadyError(
+            "reconfigure is under way in another thread, or in the hook that called finalize",
+            op="finalize",
+            comm=comm._member.name,
+            rank=comm._member.rank,
+            hint="finalize when reconfigure has returned",
+        )
+    try:
+        dynamic.endpoint.close()
+        _finalize_once(comm, timeout)
+        comm._member.store = None  # the store of the epoch
+    finally:
+        dynamic.busy.release()
+
+
+def _finalize_once(comm: EpochHolder, timeout: float) -> None:
+    engine = comm._engine
+    in_worker = engine.executor.is_current()  # in a callback or hook, which cannot wait for later operations
+    if in_worker and engine.broken is None:
+        engine.executor.check_can_wait("finalize")
+    # Once, in one thread at a time, also a hook. The worker must not wait for a thread that joins it.
+    if engine.finalizing.acquire(blocking=not in_worker):
+        try:
+            if not engine.closing:
+                engine.closing = True
+                _finalize(comm, timeout)
+        finally:
+            engine.finalizing.release()
+
+
+def _finalize(comm: EpochHolder, timeout: float) -> None:
+    # Another thread may be in abort: the other ranks shall hear of that, and not that this rank has left.
+    comm._engine.ended.wait(timeout)
+    late: list[str] = []
+    executor = comm._engine.executor
+    executor.seal()
+    drained = executor.is_current() or executor.drain(timeout)
+    if not drained:
+        late = [f"{work.name} #{work.seq}" for work in executor.pending()]
+        comm._engine.break_(
+            AbortedError(
+                "finalized with pending operations",
+                comm=comm._member.name,
+                rank=comm._member.rank,
+                hint="wait for all works before finalize",
+            )
+        )
+        comm._member.backend.abort()
+    comm._engine.finalized = True
+    comm._engine.vacant = None
+    comm._engine.fast.block()
+    ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
+    if ended:
+        comm._engine.fast = NoFastPath()  # the real one holds the backend's memory
+        if (symmetric := comm._engine.symmetric) is not None:
+            comm._engine.symmetric = None
+            if comm._engine.broken is not None:  # the rank that broke it may not come to this point
+                symmetric.abort()
+            symmetric.close()
+        comm._member.backend.close()
+    comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if comm._engine.broken else 2)
+    open_communicators.discard(comm)
+    if not ended:
+        raise BackendError(
+            "an operation did not end when it was aborted; its resources are kept",
+            op="finalize",
+            comm=comm._member.name,
+            rank=comm._member.rank,
+            hint="end the process; please report this with the recorder's rings",
+        )
+    if late:
+        raise CommTimeoutError(
+            f"still pending after {timeout:g} s, and aborted: {', '.join(late)}",
+            op="finalize",
+            comm=comm._member.name,
+            rank=comm._member.rank,
+            hint="wait for all works before finalize, or find who is missing with `unicomm trace show`",
+        )
+
+
+def forget(comm: EpochHolder) -> None:
+    """In a forked child, where the communicator is the parent's: it refuses everything here.
+
+    The child shares the parent's memory and connections: an operation, or a finalize at the end of a `with`
+    block, would act for the parent. Takes no lock: at the fork another thread may have held it.
+    """
+    engine = comm._engine
+    engine.closed_because = "the communicator belongs to the process that this one was forked from"
+    engine.finalized = engine.closing = True
+    engine.finalizing = threading.RLock()
+    engine.fast = NoFastPath()
+    engine.executor.forget()
+    if isinstance(comm._member.backend, SurvivesFork):
+        comm._member.backend.forget()
+    if comm._dynamic is not None:
+        comm._dynamic.forget()
+
+
+def _after_fork() -> None:
+    open_communicators.forget_all()
+    watchdog.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+_when_closed: list[Callable[[], None]] = []
+
+
+def when_closed(action: Callable[[], None]) -> None:
+    """Has `action` called at the end of the process, when its communicators are closed."""
+    _when_closed.append(action)
+
+
+@atexit.register
+def _at_exit() -> None:
+    deadline = time.monotonic() + _EXIT_GRACE
+    for comm in open_communicators.every():
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            comm._close(left)
+        except CommError as error:
+            _log.warning("at exit: %s", error)
+        except Exception:
+            with contextlib.suppress(Exception):
+                _log.exception("at exit: %r", comm)
+    for action in _when_closed:
+        action()
+    daemon_pool.finish(_LAST_JOBS)

@@ -1,0 +1,129 @@
+"""Split: a new communicator of some ranks of another one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unicomm.c10d.compat import PrefixStore
+from unicomm.comms.backend import ChecksPeers, SplitsInLibrary
+from unicomm.comms.errors import BackendError, CommError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.hooks import next_op_id
+from unicomm.comms.execution.member import Member
+from unicomm.comms.failures.store_client import is_store_failure
+from unicomm.comms.operations.call import OpArgs
+from unicomm.comms.options import CommOptions, copy_hints, read_hints
+
+from .create import Created, create
+
+
+@dataclass(frozen=True)
+class Split:
+    """A checked call of `Communicator.split`; `connect` carries it out. `engine`, `member`: of the parent."""
+
+    engine: Engine
+    member: Member
+    ranks: list[int]
+    name: str
+    options: CommOptions
+    args: OpArgs
+
+    def connect(self) -> Created | None:
+        """Connects the child. None on a rank that is not a member of it."""
+        engine, member, options = self.engine, self.member, self.options
+        library = member.backend if isinstance(member.backend, SplitsInLibrary) else None
+        if library is not None and library.splits_when_idle:
+            self._wait_until_idle()
+        if not self.ranks:
+            if library is not None:
+                library.split_away(options.timeout)
+            return None
+        # Below the parent's uid, so that communicators of the same name under other parents never meet.
+        store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
+        with engine.located("split"):
+            try:
+                return create(
+                    member.asked_for,
+                    member.device,
+                    name=self.name or f"{member.name}_{min(self.ranks)}",
+                    store=store,
+                    rank=self.ranks.index(member.rank),
+                    size=len(self.ranks),
+                    options=options,
+                    world=member.world,
+                    labels=[member.labels[r] for r in self.ranks],
+                    check_peers=self._check_peers,
+                    parent=member.backend,
+                    color=min(self.ranks),
+                )
+            except BackendError as error:
+                if is_store_failure(error):
+                    self._check_peers()  # a rank that is gone may be why, and then the error names it
+                raise
+
+    def _check_peers(self) -> None:
+        """Raises if the parent is broken, or knows that a member of the child is gone."""
+        with self.engine.located("split"):
+            self.engine.check_open("split")
+            if not isinstance(self.member.backend, ChecksPeers):
+                return
+            try:
+                self.member.backend.check_peers([r for r in self.ranks if r != self.member.rank])
+            except CommError as error:
+                self.engine.break_(error)
+                raise
+
+    def _wait_until_idle(self) -> None:
+        executor, timeout = self.engine.executor, self.options.timeout
+        if not executor.drain(timeout):
+            late = ", ".join(f"{work.name} #{work.seq}" for work in executor.pending())
+            raise CommTimeoutError(
+                f"still pending after {timeout:g} s: {late}; the library splits an idle communicator only",
+                op="split",
+                comm=self.member.name,
+                rank=self.member.rank,
+                hint="find out which ranks are missing in these operations; with the hint split_by=init no"
+                " rank waits for them",
+            )
+        self.engine.check_open("split")
+
+
+def plan_split(
+    engine: Engine, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Any
+) -> Split:
+    """Checks the arguments of `Communicator.split`."""
+    engine.check_open("split")
+    engine.refuse_capture("split")
+    member = engine.member
+    size, me = member.size, member.rank
+
+    def wrong(message: str, hint: str) -> InvalidArgumentError:
+        return InvalidArgumentError(message, op="split", comm=member.name, rank=me, hint=hint)
+
+    try:
+        chosen = [operator.index(r) for r in ranks if not isinstance(r, bool)]
+        usable = len(chosen) == len(ranks) and all(0 <= r < size for r in chosen)
+    except TypeError:
+        usable = False
+    if not usable:
+        raise wrong(
+            f"ranks={ranks!r} is no list of ranks of this communicator",
+            f"ranks are whole numbers from 0 to {size - 1}",
+        )
+    if len(set(chosen)) != len(chosen):
+        raise wrong(f"ranks {chosen} hold one twice", "name each rank once")
+    if chosen and me not in chosen:
+        raise wrong(f"ranks {chosen} do not include this one", "pass [] on ranks that are not to be members")
+    with engine.located("split"):
+        options = CommOptions(
+            timeout=engine.read_timeout("split", timeout),
+            abort_process_on_timeout_or_error=member.options.abort_process_on_timeout_or_error,
+            enable_reconfigure=False,  # the child's store is that of its parent's epoch
+            hints=dict(member.options.hints) if hints is None else copy_hints(hints),
+        )
+        read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
+    args = OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints)
+    return Split(engine, member, chosen, name, options, args)
