@@ -301,11 +301,13 @@ void bind_fast(nb::module_& m) {
     auto* fast_path = reinterpret_cast<PyTypeObject*>(m.attr("FastPath").ptr());
     m.def(
         "all_reduce_method",
-        [fast_path](nb::type_object options, nb::object unset_timeout, nb::bytes codes, nb::list path,
-                    nb::str general, nb::str failed, nb::object done) {
+        [fast_path](nb::type_object options, nb::object reduction_hash, nb::object unset_timeout,
+                    nb::object sets_no_timeout, nb::bytes codes, nb::list path, nb::str general,
+                    nb::str failed, nb::object done) {
             std::vector<nb::object> names;
             for (nb::handle name : path) names.push_back(nb::borrow(name));
-            GroupAllReduce method{{options, std::move(unset_timeout), codes},
+            GroupAllReduce method{{options, std::move(reduction_hash), std::move(unset_timeout),
+                                   std::move(sets_no_timeout), codes},
                                   std::move(names),
                                   std::move(general),
                                   std::move(failed),
@@ -314,7 +316,8 @@ void bind_fast(nb::module_& m) {
             return nb::cpp_function(std::move(method), nb::is_method(), nb::arg("tensors").none(),
                                     nb::arg("opts").none() = nb::none());
         },
-        nb::arg("options"), nb::arg("unset_timeout"), nb::arg("codes"), nb::arg("path"), nb::arg("general"),
+        nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"),
+        nb::arg("sets_no_timeout").none(), nb::arg("codes"), nb::arg("path"), nb::arg("general"),
         nb::arg("failed"), nb::arg("done"));
 }
 

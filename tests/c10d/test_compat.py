@@ -117,7 +117,9 @@ def test_parts(contract):
 def test_functions_that_are_recognised_on_the_stack(contract):
     assert {*compat.GROUP_MAKER_VARIABLES} <= {*compat.GROUP_MAKER.__code__.co_varnames}
     assert compat.BATCHES_FOUND
-    assert "batch_isend_irecv" in compat._batch_code.co_name
+    assert compat._batch_code.co_name == "batch_isend_irecv"
+    assert compat.ALL_REDUCE_CODE.co_name == "all_reduce"
+    assert "AllreduceOptions" in compat.ALL_REDUCE_CODE.co_names
     assert [*inspect.signature(compat.SPLIT_SOURCE).parameters] == ["pg"]
     assert "supports_splitting" in compat.SPLIT_SOURCE.__code__.co_names
 

@@ -100,6 +100,11 @@ def asked_by_split_source() -> bool:
     return sys._getframe(2).f_code is _split_source_code
 
 
+_all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
+#: The code of `dist.all_reduce`, which leaves the timeout of its options unset. None if it may set it.
+ALL_REDUCE_CODE = None if "timeout" in _all_reduce_code.co_names else _all_reduce_code
+
+
 def premul_factor(op: Any) -> Any:
     """Returns the factor of a `ReduceOp` made by `_make_nccl_premul_sum` (by its pickled state)."""
     return op.__getstate__()[1]

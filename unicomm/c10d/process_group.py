@@ -27,7 +27,15 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.texts import format_ranks
 
 from . import batch_isend_irecv as batches
-from .compat import Store, asked_by_split_source, methods, not_traced, premul_factor, ranks_of_groups
+from .compat import (
+    ALL_REDUCE_CODE,
+    Store,
+    asked_by_split_source,
+    methods,
+    not_traced,
+    premul_factor,
+    ranks_of_groups,
+)
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
@@ -297,7 +305,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
     # A plain synchronous call is one native call; any other calls `_all_reduce`.
     allreduce = _core.all_reduce_method(
         options=dist.AllreduceOptions,
+        reduction_hash=dist.ReduceOp.__hash__,
         unset_timeout=NO_TIMEOUT,
+        sets_no_timeout=ALL_REDUCE_CODE,
         codes=bytes(_RED_OPS[n].code if n in _RED_OPS else 0 for n in range(16)),
         path=["_only", "_engine", "fast"],
         general="_all_reduce",
