@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.mocks.nccl.build import NoCompiler, compiler
+from unicomm.comms.backend import LaunchesKernels
 from unicomm.comms.memory.device_kernels import FIELDS, FOLDER, Launcher
 
 __all__ = ["HostLauncher", "NoCompiler", "compiled", "kernels", "make", "runtime"]
@@ -111,7 +112,7 @@ def make(name: str) -> type[Any]:
     use = ctypes.CDLL(str(runtime())).mock_use_streams
     use(streams.mock_stream_memcpy, streams.mock_stream_synchronize)
 
-    class MockDevice(base):  # type: ignore[misc, valid-type]
+    class MockDevice(base, LaunchesKernels):  # type: ignore[misc, valid-type]
         @classmethod
         def runtime_path(cls) -> str:
             return str(runtime())

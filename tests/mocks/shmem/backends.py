@@ -19,10 +19,11 @@ from tests.mocks.nccl.host_device import HostIsStream
 from tests.mocks.nvshmem import build as build_nvshmem
 from unicomm import _core, register_backend
 from unicomm.backends.shmem.backend import NvshmemBackend, RocshmemBackend, ShmemBackend
+from unicomm.comms.backend import LaunchesKernels
 from unicomm.extensions.build_rocshmem import unit_path
 
 
-class Mock(AtOnce, ShmemBackend):
+class Mock(AtOnce, ShmemBackend, LaunchesKernels):
     """`path` is a library that has the mock's streams."""
 
     capabilities = replace(ShmemBackend.capabilities, device_types=frozenset({"cpu"}))

@@ -16,11 +16,12 @@ if sys.argv[1] == "gpu":
 else:
     from tests.mocks.device import backend as device_mock
     from unicomm.backends.vendor.device_runtime import CUDA, ipc_table
+    from unicomm.comms.backend import LaunchesKernels
 
     base = device_mock.make("symm-device")
     device = torch.device("cpu")
 
-    class backend(Staged):  # noqa: N801
+    class backend(Staged, LaunchesKernels):  # noqa: N801
         capabilities = replace(Staged.capabilities, device_types=frozenset({"cpu"}))
 
         @classmethod
