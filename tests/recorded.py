@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unicomm import Communicator
-from unicomm.flight_recorder.ring import writer
+from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.ring.reader import Ring, read_ring
 
 
