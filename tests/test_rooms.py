@@ -22,8 +22,8 @@ _FACES = {"comms.communicator", "comms.batch", "comms.window", "comms.persistent
 _BACKEND = _PROTOCOLS | {"comms.failures"}
 _SHARED = {"backends.bootstrap", "backends.out_of_band", "backends.vendor"}
 
-#: What each room may import. The longest prefix of a module's name is its room; `_core` is open to the rooms in
-#: CORE. A room may import itself.
+#: What each room may import. The longest prefix of a module's name is its room. A room may import itself, and
+#: those in CORE the native core.
 MAY_IMPORT = {
     "c10d.compat": set(),
     "extensions": {"c10d.compat"},

@@ -1,4 +1,4 @@
-"""The native core (csrc/). Private."""
+"""unicomm's native core. Private: use the package's Python modules."""
 
 import enum
 from collections.abc import Callable, Sequence
@@ -7,11 +7,33 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
+Fault = tuple[int, list[int], list[tuple[int, ...]], str, int]
+Message = tuple[bool, int, Tensor]
+SymmHead = tuple[int, int, int, int, bool, int, float]
+SymmRefusal = tuple[int, int, int]
+SymmTile = tuple[int, int, int, int, int]
+
+class FaultCode(enum.IntEnum):
+    NONE = 0
+
+    TIMEOUT = 1
+
+    PEER_LOST = 2
+
+    MISMATCH = 3
+
+    ABORTED = 4
+
+    INTERNAL = 5
+
+    DEADLOCK = 6
+
+    UNSUPPORTED = 7
+
 class Recorder:
-    path: str
     def __init__(self, path: str, meta: str, rank: int, world: int, records: int) -> None: ...
     def add_comm(self, name: str, backend: str, uid: str, ranks: str, rank: int, size: int) -> int: ...
-    def set_comm_state(self, comm: int, state: int, /) -> None: ...
+    def set_comm_state(self, comm: int, state: int) -> None: ...
     def begin(
         self,
         comm: int,
@@ -27,40 +49,114 @@ class Recorder:
         timeout_ms: int = 0,
         batch: int = 0,
         start_now: bool = True,
-    ) -> int: ...
+    ) -> int:
+        """Begins a record and returns its id."""
+
     def add_flags(self, id: int, flags: int, /) -> None: ...
-    def shape(self, id: int, /) -> bytes: ...
+    def shape(self, id: int, /) -> bytes:
+        """
+        A record without its numbers, for `begin_again`; empty if it was overwritten.
+        """
+
     def begin_again(self, shape: bytes, seq: int, op_id: int, flags: int, /) -> int: ...
     def start(self, id: int, ago_ns: int = 0) -> None: ...
     def finish(self, id: int, state: int = 3, error: int = 0, ago_ns: int = 0) -> None: ...
     def close(self, remove: bool) -> None: ...
-    def total(self) -> int: ...
     def snapshot(self) -> bytes: ...
+    def total(self) -> int:
+        """The number of records ever begun."""
+
+    @property
+    def path(self) -> str: ...
+
+def set_folders(own: str, library: str) -> None: ...
+def next_op_id() -> int: ...
+
+RECORD_CREATED: int = 1
+
+RECORD_STARTED: int = 2
+
+RECORD_COMPLETED: int = 3
+
+RECORD_FAILED: int = 4
+
+RECORD_ASYNC: int = 1
+
+RECORD_P2P: int = 2
+
+RECORD_BATCH: int = 4
+
+RECORD_RECEIVE: int = 8
+
+RECORD_CAPTURED: int = 16
+
+RECORD_REPLAYED: int = 32
+
+RECORD_REPLAY: int = 64
+
+RECORD_OTHER_ERROR: int = 100
+
+RECORD_MAX_TIMEOUT_MS: int = 4294967295
+
+COMM_OPEN: int = 1
+
+COMM_FINALIZED: int = 2
+
+COMM_FAILED: int = 3
+
+def ring_layout() -> dict[str, int]:
+    """
+    Sizes of the ring's structures and offsets of fields, for the test of the Python reader.
+    """
+
+def read_dump(data: bytes) -> dict[str, Any]:
+    """
+    Reads torch's flight recorder dump into columns; ValueError if it is none.
+    """
+
+def listen_for_dump_signal(number: int) -> int:
+    """
+    Installs the handler and returns the pipe's read end, one byte a signal.
+    """
+
+def forget_dump_signal() -> None: ...
+def fold(
+    out: Tensor, inputs: list[Tensor], op: int, factors: Sequence[float] | None = None, n_avg: int = 0
+) -> bool:
+    """
+    Folds the inputs from left to right into `out`, which may be one of them.
+
+    All are contiguous CPU tensors of one dtype and size. `op` is a RedOpType; PREMUL_SUM takes a
+    factor for each input, AVG the divisor `n_avg`. Returns False, with `out` untouched, if the dtype
+    does not have the operation. Raises ValueError if the arguments do not fit together.
+    """
+
+def fold_defined(dtype: int, op: int) -> bool:
+    """Whether `fold` has the operation for this dtype number."""
+
+def fold_isa() -> str:
+    """The instruction set that folds use: avx512, avx2 or baseline."""
+
+def set_fold_isa(name: str) -> bool:
+    """
+    Makes folds use another instruction set, for tests. Returns False if this machine lacks it.
+    """
 
 class ShmSegment:
-    fd: int
-    bytes: int
     def __init__(self, world: int, slot_bytes: int, p2p_bytes: int) -> None: ...
     @staticmethod
-    def open(pid: int, fd: int, /) -> ShmSegment: ...
-    def close_fd(self) -> None: ...
+    def open(pid: int, fd: int) -> ShmSegment:
+        """Maps the segment that process `pid` holds as descriptor `fd`."""
 
-class FaultCode(enum.IntEnum):
-    NONE = 0
-    TIMEOUT = 1
-    PEER_LOST = 2
-    MISMATCH = 3
-    ABORTED = 4
-    INTERNAL = 5
-    DEADLOCK = 6
-    UNSUPPORTED = 7
+    def close_fd(self) -> None:
+        """To be called once all ranks have mapped it."""
 
-Fault = tuple[int, list[int], list[tuple[int, ...]], str, int]
+    @property
+    def fd(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 class ShmGroup:
-    id: int
-    bytes: int
-    direct_operations: int
     def __init__(self, segment: ShmSegment, rank: int, pids: Sequence[int], name: str = "") -> None: ...
     def run(
         self,
@@ -76,86 +172,327 @@ class ShmGroup:
         outputs: list[Tensor],
         in_splits: list[int] | None,
         out_splits: list[int] | None,
-    ) -> Fault | None: ...
-    def exchange(self, messages: Sequence[tuple[bool, int, Tensor]], timeout: float) -> Fault | None: ...
-    def abort(self) -> None: ...
-    def finalize(self) -> None: ...
-    def failed(self) -> bool: ...
-    def lost(self, ranks: Sequence[int], /) -> Fault | None: ...
-    def dead_ranks(self) -> list[int]: ...
+    ) -> Fault | None:
+        """Runs a collective."""
 
-def peek(address: int, n: int) -> bytes | None: ...
-def learn_all_reduce_options(
-    type: type, value: int, red: int, timeout: int, later: int, no_timeout: int, reds: bytes
-) -> None: ...
-def heap_allocate(bytes: int) -> NDArray[Any]: ...
-def heap_holds(data: int, bytes: int, /) -> bool: ...
-def heap_allocated() -> int: ...
+    def exchange(self, messages: list[Message], timeout: float) -> Fault | None:
+        """Runs all messages together; returns when all are done."""
+
+    def abort(self) -> None: ...
+    def expect_slow(self, seconds: float) -> None:
+        """Keeps operations of all ranks from timing out for that long."""
+
+    def finalize(self) -> None: ...
+    def lost(self, ranks: Sequence[int]) -> Fault | None:
+        """The fault if one of these ranks has failed, left or died."""
+
+    def dead_ranks(self) -> list[int]: ...
+    def failed(self) -> bool: ...
+    @property
+    def direct_operations(self) -> int: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 class ShmExchange:
     def __init__(self, group: ShmGroup) -> None: ...
-    def add(self, messages: list[tuple[bool, int, Tensor]]) -> None: ...
+    def add(self, messages: list[Message]) -> None: ...
     def run(
         self, group: ShmGroup, timeout: float, limit: float
-    ) -> Fault | list[tuple[int, int, Fault | None]]: ...
+    ) -> Fault | list[tuple[int, int, Fault | None]]:
+        """
+        Returns at the first event: a fault of the group, or (index, peer, fault) of each message that is done.
+        """
+
     def interrupt(self) -> None: ...
 
+def heap_allocate(bytes: int) -> NDArray[Any]:
+    """
+    Memory that ranks of this host can read, as an array of bytes that owns it.
+    """
+
+def heap_holds(data: int, bytes: int) -> bool: ...
+def heap_allocated() -> int: ...
+def set_thread_check(check: Callable[[int, int, list[int]], list[int] | None]) -> None:
+    """
+    `check(comm, rank, threads)` returns the waiting threads that matter, or None.
+    """
+
+def usable_cores() -> int: ...
+
 class FastCalls:
-    timeout: float
+    """What native fast paths share: whether they may be used now."""
+
     def block(self) -> None: ...
     def unblock(self) -> None: ...
+    @property
+    def timeout(self) -> float: ...
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
 
 class FastPath(FastCalls):
-    seq: int
+    """
+    Operations in one native call. Each returns False, before it has done anything, if the general path has to run it.
+    """
+
     def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None: ...
     def next_seq(self) -> int: ...
-    def all_reduce(self, *arguments: object) -> object: ...
-    def broadcast(self, *arguments: object) -> object: ...
-    def barrier(self, *arguments: object) -> object: ...
-    def all_gather_single(self, *arguments: object) -> object: ...
-    def all_to_all_single(self, *arguments: object) -> object: ...
-    def send(self, *arguments: object) -> object: ...
-    def recv(self, *arguments: object) -> object: ...
+    @property
+    def seq(self) -> int: ...
+    def all_reduce(
+        self,
+        tensor: object | None,
+        op: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def broadcast(
+        self,
+        tensor: object | None,
+        root: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def barrier(self, async_op: object | None, hints: object | None, timeout: object | None) -> object: ...
+    def all_gather_single(
+        self,
+        output: object | None,
+        input: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def reduce_scatter_single(
+        self,
+        output: object | None,
+        input: object | None,
+        op: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def all_to_all_single(
+        self,
+        output: object | None,
+        input: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def send(
+        self,
+        tensor: object | None,
+        dst: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def recv(
+        self,
+        tensor: object | None,
+        src: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+    ) -> object: ...
     def pair_seq(self, peer: int, send: bool, /) -> int: ...
     def next_pair_seq(self, peer: int, send: bool, /) -> int: ...
-    def reduce_scatter_single(self, *arguments: object) -> object: ...
 
 def all_reduce_method(
     options: type,
+    reduction_hash: object,
     unset_timeout: object,
+    sets_no_timeout: object | None,
     codes: bytes,
-    path: list[str],
+    path: list,
     general: str,
     failed: str,
     done: object,
-) -> Callable[..., Any]: ...
-def fold(
-    out: Tensor, inputs: list[Tensor], op: int, factors: list[float] | None = None, n_avg: int = 0
-) -> bool: ...
-def fold_defined(dtype: int, op: int) -> bool: ...
-def fold_isa() -> str: ...
-def set_fold_isa(name: str) -> bool: ...
-def set_folders(own: str, library: str) -> None: ...
-def ring_layout() -> dict[str, int]: ...
-def set_thread_check(look: Callable[[int, int, list[int]], list[int] | None]) -> None: ...
-def usable_cores() -> int: ...
-def read_dump(data: bytes) -> dict[str, Any]: ...
-def listen_for_dump_signal(number: int, /) -> int: ...
-def forget_dump_signal() -> None: ...
-def next_op_id() -> int: ...
+) -> object: ...
 
-SymmHead = tuple[int, int, int, int, bool, int, float]
-SymmRefusal = tuple[int, int, int]
-SymmTile = tuple[int, int, int, int, int]
+class NcclLibrary:
+    """
+    The C functions of NCCL or RCCL. Pointers are integers; each returns the library's result, and what it creates.
+    """
+
+    def __init__(self, path: str, loaded_only: bool = False) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def file(self) -> str: ...
+    def functions(self) -> list[tuple[str, int, bool]]:
+        """
+        (name, version that introduced it, whether this library has it) of each known function.
+        """
+
+    def error_string(self, result: int, /) -> str: ...
+    def last_error(self, comm: int, /) -> str: ...
+    def unique_id(self) -> tuple[int, bytes]: ...
+    def init(
+        self, size: int, id: bytes, rank: int, settings: Sequence[tuple[str, int | str]], /
+    ) -> tuple[int, int]: ...
+    def init_scalable(
+        self, size: int, rank: int, ids: Sequence[bytes], settings: Sequence[tuple[str, int | str]], /
+    ) -> tuple[int, int]: ...
+    def split(
+        self, parent: int, color: int, key: int, settings: Sequence[tuple[str, int | str]], seconds: float, /
+    ) -> tuple[int, int]: ...
+    def shrink(
+        self,
+        parent: int,
+        without: Sequence[int],
+        settings: Sequence[tuple[str, int | str]],
+        abort: bool,
+        seconds: float,
+        /,
+    ) -> tuple[int, int]: ...
+    def grow(
+        self,
+        parent: int,
+        size: int,
+        id: bytes,
+        rank: int,
+        settings: Sequence[tuple[str, int | str]],
+        seconds: float,
+        /,
+    ) -> tuple[int, int]:
+        """
+        A member passes its communicator, and the id if it has asked for it; a new rank passes parent 0 and the id.
+        """
+
+    def comm_unique_id(self, comm: int, /) -> tuple[int, bytes]: ...
+    def end(self, comm: int, seconds: float, /) -> int:
+        """
+        Finalizes and destroys; kInProgress if that takes longer, and it continues.
+        """
+
+    def abort(self, comm: int, seconds: float, /) -> int:
+        """Aborts; kInProgress if that takes longer, and it continues."""
+
+    def revoke(self, comm: int, flags: int, /) -> int: ...
+    def suspend(self, comm: int, flags: int, /) -> int: ...
+    def resume(self, comm: int, /) -> int: ...
+    def async_error(self, comm: int, /) -> tuple[int, int]: ...
+    def count(self, comm: int, /) -> tuple[int, int]: ...
+    def user_rank(self, comm: int, /) -> tuple[int, int]: ...
+    def device(self, comm: int, /) -> tuple[int, int]: ...
+    def mem_stats(self, comm: int, which: int, /) -> tuple[int, int]: ...
+    def mem_alloc(self, bytes: int, /) -> tuple[int, int]: ...
+    def mem_free(self, memory: int, /) -> int: ...
+    def allocator(self) -> tuple[int, int]:
+        """Addresses of two functions for torch's pluggable allocator."""
+
+    def block_of(self, address: int, /) -> tuple[int, int]:
+        """
+        (address, bytes) of the allocation in which the byte lies; zeros for none.
+        """
+
+    def bytes_in_use(self) -> int: ...
+    def register(self, comm: int, memory: int, bytes: int, /) -> tuple[int, int]: ...
+    def deregister(self, comm: int, handle: int, /) -> int: ...
+    def window_register(
+        self, comm: int, memory: int, bytes: int, flags: int, seconds: float, /
+    ) -> tuple[int, int]: ...
+    def window_deregister(self, comm: int, window: int, /) -> int: ...
+    def window_pointer(self, comm: int, window: int, /) -> tuple[int, int]: ...
+    def premul_sum(self, scalar: bytes, dtype: int, comm: int, /) -> tuple[int, int]:
+        """`scalar`: the factor in the element type."""
+
+    def op_destroy(self, op: int, comm: int, /) -> int: ...
+    def group_start(self) -> int: ...
+    def group_end(self) -> int: ...
+    def all_reduce(
+        self, send: int, recv: int, count: int, dtype: int, op: int, comm: int, stream: int, /
+    ) -> int: ...
+    def reduce(
+        self, send: int, recv: int, count: int, dtype: int, op: int, root: int, comm: int, stream: int, /
+    ) -> int: ...
+    def broadcast(
+        self, send: int, recv: int, count: int, dtype: int, root: int, comm: int, stream: int, /
+    ) -> int: ...
+    def all_gather(self, send: int, recv: int, count: int, dtype: int, comm: int, stream: int, /) -> int: ...
+    def reduce_scatter(
+        self, send: int, recv: int, count: int, dtype: int, op: int, comm: int, stream: int, /
+    ) -> int: ...
+    def all_to_all(self, send: int, recv: int, count: int, dtype: int, comm: int, stream: int, /) -> int: ...
+    def gather(
+        self, send: int, recv: int, count: int, dtype: int, root: int, comm: int, stream: int, /
+    ) -> int: ...
+    def scatter(
+        self, send: int, recv: int, count: int, dtype: int, root: int, comm: int, stream: int, /
+    ) -> int: ...
+    def send(self, buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int, /) -> int: ...
+    def recv(self, buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int, /) -> int: ...
+    def put_signal(
+        self,
+        source: int,
+        count: int,
+        dtype: int,
+        peer: int,
+        window: int,
+        offset: int,
+        signal: int,
+        context: int,
+        flags: int,
+        comm: int,
+        stream: int,
+        /,
+    ) -> int: ...
+    def signal(self, peer: int, signal: int, context: int, flags: int, comm: int, stream: int, /) -> int: ...
+    def wait_signal(self, count: int, peer: int, index: int, comm: int, stream: int, /) -> int: ...
+
+def nccl_config_fields() -> list[tuple[str, bool, int]]: ...
+def nccl_config_bytes(version: int) -> int: ...
+
+class SymmTable:
+    """What a SHMEM library can do."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capabilities(self) -> int: ...
+    def limited(self, capabilities: int, /) -> SymmTable: ...
+    def unique_id(self, world: int, heap_bytes: int, /) -> tuple[Fault | None, bytes]: ...
+    def discard_id(self, uid: bytes, /) -> Fault | None: ...
+    def init(
+        self, uid: bytes, rank: int, world: int, name: str, timeout: float, /
+    ) -> tuple[Fault | None, SymmDomain | None]: ...
+
+def symm_cuda_ipc(path: str, prefix: str = "cuda") -> SymmTable:
+    """The table over memory of this host's CUDA or HIP devices."""
+
+def symm_library(path: str) -> SymmTable:
+    """
+    The table that a shared object exports; OSError if it has none for this version.
+    """
+
+symm_table_abi: int = 736917459
+
+def symm_nvshmem(path: str, loaded: bool = False) -> SymmTable:
+    """
+    The table over NVSHMEM; with `loaded` only if the library is already in the process.
+    """
+
+def symm_nvshmem_info() -> tuple:
+    """
+    (version, file, nvshmemx_init_status) of the opened NVSHMEM; version 30405 is 3.4.5.
+    """
+
+def symm_host() -> SymmTable:
+    """The table over this host's shared memory."""
 
 class SymmDomain:
-    """One PE's end of a symmetric heap: csrc/symm/table.hpp. Addresses are whole numbers."""
+    """
+    One PE's end of a symmetric heap: csrc/symm/table.hpp. Addresses are integers.
+    """
 
-    capabilities: int
-    def begins(self, address: int, /) -> bool: ...
-    def holds(self, address: int, bytes: int, /) -> bool: ...
     @staticmethod
-    def said_bytes(world: int, /) -> int: ...
+    def said_bytes(world: int) -> int:
+        """Bytes of symmetric memory that `open` needs."""
+
     def open(self, rank: int, world: int, said: int) -> None: ...
     def meet(self, head: SymmHead, tensors: list[Tensor], /) -> Fault | None: ...
     def broadcast(self, head: SymmHead, tensor: Tensor, /) -> Fault | None: ...
@@ -175,6 +512,10 @@ class SymmDomain:
     def reduce_tiles(
         self, head: SymmHead, ins: list[SymmTile], owners: list[int], outs: list[SymmTile], /
     ) -> Fault | None: ...
+    @property
+    def capabilities(self) -> int: ...
+    def begins(self, address: int, /) -> bool: ...
+    def holds(self, address: int, bytes: int, /) -> bool: ...
     def abort(self) -> Fault | None: ...
     def leave(self) -> Fault | None: ...
     def allocate(self, bytes: int, align: int, timeout: float, /) -> tuple[Fault | None, int]: ...
@@ -200,37 +541,125 @@ class SymmDomain:
         self, start: int, stride: int, size: int, timeout: float, /
     ) -> tuple[Fault | None, SymmDomain | None]: ...
 
+def symm_bytes(domain: SymmDomain, address: int, bytes: int, /) -> NDArray[Any]:
+    """
+    Memory that this process can address, as an array of bytes that keeps the domain alive.
+    """
+
+def symm_device_bytes(domain: SymmDomain, address: int, bytes: int, device_type: int, device: int, /) -> Any:
+    """The same for device memory, with DLPack's device type."""
+
 class SymmFast:
-    """All of an exchange in one call; False where it is not for this path."""
+    """
+    An operation on symmetric memory in one native call. Each returns False, before it has done anything, if the general path has to run it.
+    """
 
-    def __init__(self, calls: FastCalls, end: SymmDomain) -> None: ...
-    def dispatch(self, op: int, *arguments: object) -> object: ...
-    def combine(self, op: int, *arguments: object) -> object: ...
-    def all_to_all_v(self, op: int, *arguments: object) -> object: ...
-    def move(self, name: str, op: int, put: bool, *arguments: object) -> object: ...
-    def signal(self, name: str, op: int, *arguments: object) -> object: ...
-    def wait_signal(self, name: str, op: int, *arguments: object) -> object: ...
+    def __init__(self, calls: FastCalls, domain: SymmDomain) -> None: ...
+    def dispatch(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        splits: object | None,
+        results: object | None,
+        align: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def combine(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        splits: object | None,
+        results: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def move(
+        self,
+        name: object,
+        op: int,
+        put: bool,
+        tensor: object | None,
+        peer: object | None,
+        offset: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+        base: int,
+        count: int,
+        dtype: int,
+    ) -> object: ...
+    def signal(
+        self,
+        name: object,
+        op: int,
+        peer: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+        word: int,
+    ) -> object: ...
+    def wait_signal(
+        self,
+        name: object,
+        op: int,
+        peer: object | None,
+        async_op: object | None,
+        hints: object | None,
+        timeout: object | None,
+        word: int,
+        value: int,
+    ) -> object: ...
+    def broadcast(
+        self,
+        op: int,
+        tensor: object | None,
+        root: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def all_to_all(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def one_shot(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        red: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def two_shot(
+        self, op: int, input: object | None, red: object | None, timeout: object | None
+    ) -> object: ...
+    def reduce_scatter(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        red: object | None,
+        last_dim: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
+    def all_to_all_v(
+        self,
+        op: int,
+        input: object | None,
+        out: object | None,
+        splits: object | None,
+        relaxed: object | None,
+        timeout: object | None,
+    ) -> object: ...
 
-class SymmTable:
-    """What a SHMEM library can do."""
-
-    name: str
-    capabilities: int
-    def limited(self, capabilities: int, /) -> SymmTable: ...
-    def unique_id(self, world: int, heap_bytes: int, /) -> tuple[Fault | None, bytes]: ...
-    def discard_id(self, uid: bytes, /) -> Fault | None: ...
-    def init(
-        self, uid: bytes, rank: int, world: int, name: str, timeout: float, /
-    ) -> tuple[Fault | None, SymmDomain | None]: ...
-
-def symm_host() -> SymmTable: ...
-def symm_cuda_ipc(path: str, prefix: str = "cuda") -> SymmTable: ...
-def symm_library(path: str, /) -> SymmTable: ...
-
-symm_table_abi: int
-
-def symm_nvshmem(path: str, loaded: bool = False) -> SymmTable: ...
-def symm_nvshmem_info() -> tuple[int, str, int]: ...
 def symm_nccl_windows(
     library: NcclLibrary,
     comm: int,
@@ -244,23 +673,10 @@ def symm_nccl_windows(
     query: int,
     last_error: int,
     /,
-) -> SymmDomain: ...
-def symm_nccl_windows_reserve(world: int, /) -> int: ...
-def symm_bytes(domain: SymmDomain, address: int, bytes: int, /) -> NDArray[Any]: ...
-def symm_device_bytes(
-    domain: SymmDomain, address: int, bytes: int, device_type: int, device: int, /
-) -> Any: ...
+) -> SymmDomain:
+    """
+    The symmetric heap on a window of the library's memory, which it frees at the end.
+    """
 
-class NcclLibrary:
-    """The C functions of NCCL or RCCL by their names; pointers are whole numbers, results are returned."""
-
-    version: int
-    file: str
-    def __init__(self, path: str, loaded_only: bool = False) -> None: ...
-    def functions(self) -> list[tuple[str, int, bool]]: ...
-    def error_string(self, result: int, /) -> str: ...
-    def last_error(self, comm: int, /) -> str: ...
-    def __getattr__(self, function: str, /) -> Any: ...
-
-def nccl_config_fields() -> list[tuple[str, bool, int]]: ...
-def nccl_config_bytes(version: int, /) -> int: ...
+def symm_nccl_windows_reserve(world: int) -> int:
+    """Bytes of such a heap that the table keeps for itself."""

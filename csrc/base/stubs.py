@@ -21,7 +21,7 @@ def generated() -> str:
     stub = StubGen(_core, patterns=load_pattern_file(str(PATTERNS)), quiet=True)
     stub.put(_core)
     text = stub.get()
-    for command in (["check", "--fix", "-q", "--unfixable", "F401"], ["format", "-q"]):
+    for command in (["check", "--fix-only", "-q", "--unfixable", "F401"], ["format", "-q"]):
         ruff = Path(sysconfig.get_path("scripts")) / "ruff"
         done = subprocess.run(
             [ruff, *command, "--stdin-filename", STUB, "-"],

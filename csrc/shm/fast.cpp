@@ -302,8 +302,8 @@ void bind_fast(nb::module_& m) {
     m.def(
         "all_reduce_method",
         [fast_path](nb::type_object options, nb::object reduction_hash, nb::object unset_timeout,
-                    nb::object sets_no_timeout, nb::bytes codes, nb::list path, nb::str general,
-                    nb::str failed, nb::object done) {
+                    nb::object sets_no_timeout, nb::bytes codes, nb::typed<nb::list, nb::str> path,
+                    nb::str general, nb::str failed, nb::object done) {
             std::vector<nb::object> names;
             for (nb::handle name : path) names.push_back(nb::borrow(name));
             GroupAllReduce method{{options, std::move(reduction_hash), std::move(unset_timeout),

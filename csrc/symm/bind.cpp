@@ -268,7 +268,7 @@ void bind_symm(nb::module_& m) {
         "symm_nvshmem_info",
         [] {
             NvshmemInfo info = nvshmem_info();
-            return nb::make_tuple(info.version, info.file, info.status);
+            return std::tuple(info.version, info.file, info.status);
         },
         "(version, file, nvshmemx_init_status) of the opened NVSHMEM; version 30405 is 3.4.5.");
     m.def("symm_host", [] { return Table{host_table()}; }, "The table over this host's shared memory.");

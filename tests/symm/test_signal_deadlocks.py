@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.symm.exchanges import shared
-from unicomm import symm
+from unicomm import DeadlockError, symm
 from unicomm.testing import run_ranks
 
 FOR_EVER = 100.0  # seconds, beyond the test's own limit
@@ -17,17 +17,17 @@ FOR_EVER = 100.0  # seconds, beyond the test's own limit
 
 def signals(comm, window, me):
     """A circle of all ranks."""
-    window.wait_signal((me + 1) % comm.get_size(), False, timeout=FOR_EVER)
+    window.wait_signal((me + 1) % comm.get_size(), timeout=FOR_EVER)
 
 
 def fast_signals(comm, window, me):
     """With the communicator's own timeout, in one native call."""
-    window.wait_signal((me + 1) % comm.get_size(), False)
+    window.wait_signal((me + 1) % comm.get_size())
 
 
 def signal_and_barrier(comm, window, me):
     if me == 1:
-        window.wait_signal(0, False, timeout=FOR_EVER)
+        window.wait_signal(0, timeout=FOR_EVER)
     else:
         window.barrier(timeout=FOR_EVER)
 
@@ -39,7 +39,7 @@ def test_a_deadlock_is_said_at_once(program, n):
     def rank(comm):
         symm.init(comm)
         window = comm.new_window()
-        comm.barrier(False)
+        comm.barrier()
         with pytest.raises(DeadlockError) as error:
             program(comm, window, comm.get_rank())
         return error.value.message
@@ -64,7 +64,7 @@ def test_a_signal_that_anybody_may_send_is_no_deadlock():
             late.wait(1.5)
             for peer in (0, 1):
                 symm.put_signal(x, pad[0], 7, peer, comm)
-        comm.barrier(False)
+        comm.barrier()
 
     run_ranks(rank, 3, timeout=50)
 
@@ -84,6 +84,6 @@ def test_a_rank_that_is_only_late_is_no_deadlock():
         window.signal((me + 1) % n, False)
         if not me:
             window.wait_signal(n - 1, False)
-        comm.barrier(False)
+        comm.barrier()
 
     run_ranks(rank, 3, timeout=50)
