@@ -138,6 +138,12 @@ def test_what_is_refused(what):
     assert caught.value.hint
 
 
+def test_the_third_positional_argument_is_the_name(raised):
+    with unicomm.new_comm("fake", CPU, "replica") as comm:
+        assert comm.get_name() == "replica"
+    assert "name=False" in str(raised(unicomm.new_comm, "fake", CPU, False))
+
+
 def test_a_close_name_is_suggested(raised):
     assert "did you mean 'gloo'?" in raised(unicomm.new_comm, "glo", CPU).hint
     assert "did you mean 'p2p_bytes'?" in raised(unicomm.new_comm, "shm", CPU, hints={"p2p_byte": "1"}).hint
