@@ -111,7 +111,7 @@ def test_the_block_finalizes(raised):
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "backend": ({"backend": "shn"}, InvalidArgumentError, "there is no backend 'shn'"),
     "device": ({"device": None}, InvalidArgumentError, "needs a device"),
-    "device text": ({"device": "cqu"}, InvalidArgumentError, "device='cqu' is none"),
+    "device text": ({"device": "cqu"}, InvalidArgumentError, "device='cqu' is no device"),
     "device type": ({"device": "cuda:0"}, InvalidArgumentError, "'shm' has no device type 'cuda'"),
     "name": ({"name": ""}, InvalidArgumentError, "name='' is no name"),
     "name type": ({"name": 5}, InvalidArgumentError, "name=5 is no name"),
