@@ -270,7 +270,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             kinds[f"{name}, process group"] = torchs[name]
         queue = comm._engine.executor
         assert queue is not None
-        took.update(rounds_of(kinds, rounds, calls, lambda: executor.drain(60)))
+        took.update(rounds_of(kinds, rounds, calls, lambda: comm._engine.executor.drain(60)))
 
     run_ranks(program, 2, backend=OwnPart.name)
     return took

@@ -143,12 +143,21 @@ class IssuedOperation:
             row, kind = call.operation, flags
             if row.kind is Kind.P2P:
                 kind |= recording.P2P if call.inputs else recording.P2P | recording.RECEIVE
-            most = min(int(call.timeout * 1000), recording.MOST_MS)
-            at = call.root if row.rooted else call.peer
             records.append(
                 begin(
-                    *(index, row.code, call.seq, op_id, call.inputs, call.outputs, call.red_code, at),
-                    *(kind, 0, most, batch, started),
+                    index,
+                    row.code,
+                    call.seq,
+                    op_id,
+                    call.inputs,
+                    call.outputs,
+                    0 if call.op is None else call.op.code,
+                    call.root if row.rooted else call.peer,
+                    kind,
+                    0,  # signature: the native core's
+                    min(int(call.timeout * 1000), recording.MOST_MS),
+                    batch,
+                    started,
                 )
             )
         self.records = records
