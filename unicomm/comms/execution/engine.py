@@ -227,7 +227,12 @@ class Engine:
     ) -> NoReturn:
         raise self.error(UnsupportedError, op, message, hint)
 
-    def error(self, kind: type[E], op: str, message: str, hint: str = "", culprits: Sequence[int] = ()) -> E:
+    def invalid(self, op: str, message: str, hint: str) -> NoReturn:
+        raise self.error(InvalidArgumentError, op, message, hint)
+
+    def error(
+        self, kind: type[E], op: str | None, message: str, hint: str, culprits: Sequence[int] = ()
+    ) -> E:
         """Makes an error of operation `op` on this communicator."""
         return kind(message, op=op, comm=self.name, rank=self.rank, culprits=culprits, hint=hint)
 
