@@ -136,7 +136,9 @@ def test_the_picture_is_what_imports_are_held_to():
     rules["launch"] = set(PICTURE)  # may import all
     drawn_rooms = {node: others - {"core"} for node, others in drawn.items() if node != "core"}
     assert closure(drawn_rooms) == closure(rules)
-    users = {room.split(".")[0] for node, others in drawn.items() if "core" in others for room in PICTURE[node]}
+    users = {
+        room.split(".")[0] for node, others in drawn.items() if "core" in others for room in PICTURE[node]
+    }
     assert users <= CORE
 
 
