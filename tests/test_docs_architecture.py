@@ -1,4 +1,4 @@
-"""docs/architecture.md: the files and functions it names exist, and its picture is what imports are held to."""
+"""docs/architecture.md: the files and functions that it names exist; its picture is the rule of imports."""
 
 import ast
 import re
@@ -80,7 +80,7 @@ def has(path, name):
 
 
 def short_names():
-    """Names of members that the page gives without a file, after one with it: `Class.member`, `Class::member`."""
+    """Members that the page names without a file: `Class.member` and `Class::member`."""
     return {found for found in re.findall(r"`([A-Z]\w+(?:\.|::)\w+)`", TEXT) if found not in NO_MEMBERS}
 
 
