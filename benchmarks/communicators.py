@@ -51,7 +51,7 @@ def rank_main(folder: str, repetitions: int) -> None:
     for i in range(repetitions):
         comm = timed("new_comm shm", partial(unicomm.new_comm, "shm", device, name=f"c{i}"))
         half = timed("split shm", partial(comm.split, everyone, f"s{i}"))
-        timed("first all_reduce shm", partial(comm.all_reduce, x, unicomm.ReduceOp.SUM, False))
+        timed("first all_reduce shm", partial(comm.all_reduce, x, unicomm.ReduceOp.SUM))
         group = timed("new_group gloo", partial(dist.new_group, backend="gloo"))
         timed("first all_reduce gloo", partial(dist.all_reduce, x, group=group))
         segment = comm.memory()["segment"]

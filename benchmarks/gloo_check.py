@@ -41,17 +41,17 @@ def rank_main(rank: int, size: int, port: int) -> None:
 
         def once(comm: unicomm.Communicator, name: str = name, x: torch.Tensor = x) -> None:
             if name == "barrier":
-                comm.barrier(False)
+                comm.barrier()
             elif name == "all_reduce":
-                comm.all_reduce(x, unicomm.ReduceOp.PRODUCT, False)
+                comm.all_reduce(x, unicomm.ReduceOp.PRODUCT)
             else:
-                comm.broadcast(x, 0, False)
+                comm.broadcast(x, 0)
 
         took: list[list[float]] = [[], []]
         calls = CALLS if elements < 1 << 20 else 5
         for _ in range(ROUNDS):
             for which, comm in enumerate(comms):
-                comm.barrier(False)
+                comm.barrier()
                 began = time.perf_counter()
                 for _ in range(calls):
                     once(comm)

@@ -157,9 +157,9 @@ def on_gpu(rounds: int, calls: int) -> dict[str, list[float]]:
     }
     kinds = {
         "torch": lambda: dist.all_reduce(tensors["torch"]),
-        "unicomm": lambda: comm.all_reduce(tensors["unicomm"], SUM, False),
+        "unicomm": lambda: comm.all_reduce(tensors["unicomm"], SUM),
         "torch, async": lambda: dist.all_reduce(tensors["torch, async"], async_op=True),
-        "unicomm, async": lambda: comm.all_reduce(tensors["unicomm, async"], SUM, True),
+        "unicomm, async": lambda: comm.all_reduce(tensors["unicomm, async"], SUM, async_op=True),
     }
 
     def settle() -> None:
@@ -186,9 +186,9 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
     call = engine.check.call("all_reduce", (x,), op=SUM)
     begin = (engine._recorder_index, call.operation.code, 1, 1, [x], [x], call.red_code, -1, 0, 0, 1000, 0)
     kinds: dict[str, Callable[[], Any]] = {
-        "a call": lambda: comm.all_reduce(x, SUM, False),
-        "a call, async": lambda: comm.all_reduce(x, SUM, True),
-        "a call the long way": lambda: comm.all_reduce(x, SUM, False, timeout=600),
+        "a call": lambda: comm.all_reduce(x, SUM),
+        "a call, async": lambda: comm.all_reduce(x, SUM, async_op=True),
+        "a call the long way": lambda: comm.all_reduce(x, SUM, timeout=600),
         "the long way: arguments checked": lambda: engine.check.call("all_reduce", (x,), op=SUM),
         "the long way: record begun": lambda: recorder.begin(*begin, False),
         "the long way: backend, to the library's function": lambda: completion.run(engine.group, call),
@@ -236,14 +236,14 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             one.asyncOp = False
         options["barrier"].asyncOp = True  # who waits for a barrier waits for the device
         own: dict[str, Callable[..., Any]] = {
-            "all_reduce": lambda **k: comm.all_reduce(x, SUM, False, **k),
-            "all_gather_single": lambda **k: comm.all_gather_single(out, part, False, **k),
-            "reduce_scatter_single": lambda **k: comm.reduce_scatter_single(part, out, SUM, False, **k),
-            "broadcast": lambda **k: comm.broadcast(x, 0, False, **k),
-            "all_to_all_single": lambda **k: comm.all_to_all_single(out, x8, False, **k),
-            "barrier": lambda **k: comm.barrier(True, **k),
-            "send": lambda **k: comm.send(x, 1, False, **k),
-            "recv": lambda **k: comm.recv(x, 1, False, **k),
+            "all_reduce": lambda **k: comm.all_reduce(x, SUM, **k),
+            "all_gather_single": lambda **k: comm.all_gather_single(out, part, **k),
+            "reduce_scatter_single": lambda **k: comm.reduce_scatter_single(part, out, SUM, **k),
+            "broadcast": lambda **k: comm.broadcast(x, 0, **k),
+            "all_to_all_single": lambda **k: comm.all_to_all_single(out, x8, **k),
+            "barrier": lambda **k: comm.barrier(async_op=True, **k),
+            "send": lambda **k: comm.send(x, 1, **k),
+            "recv": lambda **k: comm.recv(x, 1, **k),
         }
         x8 = torch.ones(8)
         torchs: dict[str, Callable[[], Any]] = {

@@ -64,7 +64,7 @@ def alone() -> dict[str, list[float]]:
     contenders = {
         "stock Gloo": lambda: dist.all_reduce(x),
         "unicomm": lambda: dist.all_reduce(x, group=ours),
-        "communicator": lambda: comm.all_reduce(x, unicomm.ReduceOp.SUM, False),
+        "communicator": lambda: comm.all_reduce(x, unicomm.ReduceOp.SUM),
     }
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(40):
