@@ -1,4 +1,4 @@
-"""One rank of cpu_collectives.py: does what the driver says over a socket, and sleeps in between.
+"""One rank of cpu_collectives.py: runs the commands that the driver sends over a socket.
 
 A group of ranks holds one or several contenders. A command is a line of JSON:
     {"do": "prepare", "contender", "operation", "dtype", "bytes"}   makes the tensors, checks one result

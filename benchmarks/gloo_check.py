@@ -1,9 +1,9 @@
-"""What comparing signatures costs on gloo: each operation on two communicators in turn, with and without.
+"""The cost of comparing signatures on gloo: each operation on two communicators in turn, with and without.
 
     python -m benchmarks.gloo_check [RANKS ...]          default: 2 4
 
-Prints microseconds per call with and without it, and their ratio: of each the fastest of the rounds, for what
-else the machine does only ever makes a round slower.
+Prints microseconds per call with and without the comparison, and their ratio. Each figure is the fastest of
+the rounds, because other load on the machine only makes a round slower.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""What a call costs the host: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
-Without a GPU: what this package does in a call, for all_reduce part by part, and for each common operation.
+"""The host's time per call: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
+
+Without a GPU: this package's part of a call, for all_reduce step by step, and for each common operation.
 
     python -m benchmarks.gpu_overhead                # on a GPU; without one: unicomm's own part alone
-    python -m benchmarks.gpu_overhead --own          # that part also where there is a GPU
-    python -m benchmarks.gpu_overhead --json FILE    # the figures also there
+    python -m benchmarks.gpu_overhead --own          # that part also on a machine with a GPU
+    python -m benchmarks.gpu_overhead --json FILE    # writes the figures to FILE, too
 
-A call is timed from the program's side: it returns when its work is on a stream. Rounds of all kinds take
-turns, the device is waited for between them, and results are checked. Figures are medians over the rounds;
-the ratio is the median of each round's own. `--own` runs over a library, streams and events that do nothing:
-what is left is what this package does in a call, and the smallest of all rounds is the least disturbed.
+A call is timed until it returns, when its work is on a stream. All kinds are measured in turn, with a wait
+for the device between rounds; results are checked. Figures are medians over the rounds, and the ratio is the
+median of the rounds' ratios. `--own` runs over a library, streams and events that do nothing, so only this
+package's work is measured; its figure is the fastest round, which other load disturbed least.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {}
 
     def program(comm: unicomm.Communicator) -> None:
-        if comm.get_rank() == 1:  # the library does nothing, so nobody has to answer
+        if comm.get_rank() == 1:  # the library does nothing, so no rank has to answer
             return
         group = UnicommProcessGroup(comm)
         x, out, part = torch.ones(4), torch.ones(8), torch.ones(4)

@@ -1,14 +1,14 @@
-"""One rank of symm.py: see cpu_rank.py, whose commands it takes.
+"""One rank of symm.py. It takes the commands of cpu_rank.py.
 
 What each contender does in an operation, with `bytes` for a rank's rows of 256 bytes:
     all_to_all_v   rows go to all ranks, unequally. Gloo, MPI and all_to_all_v_single are told what they get;
                    the exchanges on symmetric memory find out.
     dispatch       rows go to experts, two on each rank. Gloo and MPI exchange the numbers, then the rows, and
                    leave them unsorted; dispatch on symmetric memory sorts them by expert.
-    combine        and back. Gloo and MPI know the numbers now.
+    combine        rows go back to their ranks. Gloo and MPI already know the numbers.
     put, get       one message to the next rank, or from it; all ranks at the same time
-    signal         there and back: a put and a signal, or a message
-    copy           what one rank would have to copy anyway: its rows, from its own memory
+    signal         to the other rank and back: a put and a signal, or a message
+    copy           the least that a rank has to do: it copies its rows in its own memory
 """
 
 from __future__ import annotations
