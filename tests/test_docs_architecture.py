@@ -29,7 +29,6 @@ PICTURE = {
     "profiler": {"profiler"},
     "faces": {f"comms.{name}" for name in ("communicator", "batch", "window", "persistent", "objects")},
     "choosers": {"backends.auto", "backends.hosts"},
-    "backends": {f"backends.{name}" for name in ("shm", "gloo", "mpi", "nccl", "shmem", "fake")},
     "shared": {f"backends.{name}" for name in ("bootstrap", "out_of_band", "vendor")},
     "memory": {"comms.memory"},
     "membership": {"comms.membership"},
@@ -41,6 +40,10 @@ PICTURE = {
     "extensions": {"extensions"},
     "compat": {"c10d.compat"},
 }
+#: All other backends.
+PICTURE["backends"] = {name for name in MAY_IMPORT if name.startswith("backends.")} - set().union(
+    *PICTURE.values()
+)
 
 
 def spans():
