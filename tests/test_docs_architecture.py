@@ -7,6 +7,9 @@ import pytest
 
 from tests import ROOT
 from tests.test_rooms import CORE, MAY_IMPORT
+from unicomm.comms.operations.table import OPERATIONS, Kind
+from unicomm.flight_recorder.corpus import simulated_job
+from unicomm.flight_recorder.formats import operation_names
 
 PAGE = ROOT / "docs" / "architecture.md"
 TEXT = PAGE.read_text()
@@ -149,3 +152,11 @@ def test_the_picture_is_what_imports_are_held_to():
 def test_links_within_the_page(anchor):
     headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
     assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_readers_have_the_names_of_the_operation_table():
+    """The recorder's readers import nothing of comms, so they have the names a second time."""
+    names = {kind: {row.name for row in OPERATIONS.values() if row.kind is kind} for kind in Kind}
+    assert names[Kind.COLLECTIVE] == operation_names.COLLECTIVES
+    assert names[Kind.SYMMETRIC] == set(operation_names._ON_SYMMETRIC_MEMORY)
+    assert set(simulated_job._OPS) == names[Kind.COLLECTIVE] | names[Kind.P2P]
