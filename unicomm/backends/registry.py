@@ -17,9 +17,8 @@ from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reco
 from unicomm.comms.communicator import Communicator, communicator_of
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
-from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import create
-from unicomm.comms.membership.environment import detect_environment
+from unicomm.comms.membership.environment import Environment, detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
 # Imported at first use, so that `import unicomm` loads no backend.

@@ -193,6 +193,12 @@ def stand_for_torchcomms(parts: Mapping[str, Any]) -> None:
     c10d._TORCHCOMM_AVAILABLE = True
 
 
+def give_group_class(placeholder: type, group_class: type) -> None:
+    """Replaces `placeholder`, if it stands in torch.distributed for torchcomms' `_BackendWrapper`."""
+    if getattr(c10d, "_BackendWrapper", None) is placeholder:
+        setattr(c10d, "_BackendWrapper", group_class)  # noqa: B010
+
+
 # --- futures ------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +223,7 @@ def _raise_failed(result: FailedResult) -> None:
 
 def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
     """Sets `future` to `error`. Python code that waits for it gets the error itself, as C++ code does."""
-    future._set_unwrap_func(_raise_failed)  # type: ignore[attr-defined]
+    future._set_unwrap_func(_raise_failed)
     future.set_result(FailedResult(error))
 
 
