@@ -1,4 +1,4 @@
-"""The parts and who may import whom (docs/design, section 2 of the design), held to by reading the source."""
+"""The parts, who may import whom, and the maps of packages, by reading the source; see docs/architecture.md."""
 
 import ast
 import re
