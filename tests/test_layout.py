@@ -1,4 +1,4 @@
-"""The parts, who may import whom, and the maps of packages, by reading the source; see docs/architecture.md."""
+"""The parts, who may import whom, and maps of packages, by reading the source (docs/architecture.md)."""
 
 import ast
 import re
