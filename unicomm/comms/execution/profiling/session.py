@@ -371,6 +371,6 @@ def _torch_names(owner: Observed) -> tuple[str, str]:
         return "", ""
     for group in known_groups():
         comms = getattr(group, "_comms", None)
-        if isinstance(comms, dict) and any(c._owner is owner for c in comms.values()):
+        if isinstance(comms, dict) and any(c._engine is owner for c in comms.values()):
             return str(group.group_name), str(group.group_desc)
     return "", ""
