@@ -34,6 +34,7 @@ import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
 from unicomm.comms.execution import completion
+from unicomm.comms.execution.device.executor import StreamExecutor
 from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.streams import Streams
 
@@ -183,16 +184,11 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
     unicomm.register_backend(OwnPart.name, OwnPart)
     comm = unicomm.new_comm(OwnPart.name, torch.device("cpu"), rank=0, size=1, name="overhead")
     x, engine = torch.ones(4), comm._engine
-    executor, member = engine.executor, engine.member
+    member, executor = engine.member, engine.executor
+    assert isinstance(executor, StreamExecutor)
     recorder = member.recorder
     call = engine.check.call("all_reduce", (x,), op=SUM)
     begin = (member.recorder_index, call.operation.code, 1, 1, [x], [x], call.red_code, -1, 0, 0, 1000, 0)
-
-    def put() -> None:
-        op = IssuedOperation("all_reduce", (), lambda: None, 1.0, async_op=False)
-        op.op_id = 1
-        executor.run(op)
-
     kinds: dict[str, Callable[[], Any]] = {
         "a call": lambda: comm.all_reduce(x, SUM),
         "a call, async": lambda: comm.all_reduce(x, SUM, async_op=True),
@@ -200,7 +196,9 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
         "the long way: arguments checked": lambda: engine.check.call("all_reduce", (x,), op=SUM),
         "the long way: record begun": lambda: recorder.begin(*begin, False),
         "the long way: backend, to the library's function": lambda: completion.run(engine.group, call),
-        "the long way: streams, events, watchdog": put,
+        "the long way: streams, events, watchdog": lambda: executor._put(
+            IssuedOperation("all_reduce", (), lambda: None, 600.0, async_op=False)
+        ),
     }
     took = rounds_of(kinds, rounds, calls, lambda: executor.drain(60))
     comm.finalize()

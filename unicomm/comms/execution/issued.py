@@ -10,11 +10,12 @@ A collective or one-sided operation consists of one call; a batch of messages of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from unicomm.comms.execution.profiling.session import Span
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import Call, Message, OpArgs
+from unicomm.comms.operations.call import Call, OpArgs
 from unicomm.comms.operations.table import Kind
 
 from .member import Member
@@ -26,6 +27,7 @@ ANY_RANK = -1
 Numbered = tuple[bool, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class IssuedOperation:
     """One operation of a communicator on its way.
 
@@ -50,72 +52,38 @@ class IssuedOperation:
         work: its handle, once an executor has taken it.
     """
 
-    __slots__ = (
-        "args",
-        "async_op",
-        "before",
-        "calls",
-        "deadline",
-        "issued_ns",
-        "messages",
-        "name",
-        "op_id",
-        "queued",
-        "reached",
-        "records",
-        "run",
-        "seq",
-        "spans",
-        "timeout",
-        "work",
-    )
-
-    op_id: int
-    deadline: float
-    issued_ns: int
-    before: Any
-
-    def __init__(
-        self,
-        name: str,
-        calls: Sequence[Call],
-        run: Callable[[], None] | None,
-        timeout: float,
-        async_op: bool,
-        queued: bool = False,
-    ) -> None:
-        self.name = name
-        self.calls = calls
-        self.run = run
-        self.timeout = timeout
-        self.async_op = async_op
-        self.queued = queued
-        self.seq = 0
-        self.args: OpArgs | None = None
-        self.records: Sequence[int] = ()
-        self.spans: Sequence[Span] = ()
-        self.messages: Sequence[Numbered] = ()
-        self.reached = False
-        self.work: Any = None
+    name: str
+    calls: Sequence[Call]
+    run: Callable[[], None] | None
+    timeout: float
+    async_op: bool
+    queued: bool = False
+    seq: int = 0
+    args: OpArgs | None = None
+    records: Sequence[int] = ()
+    spans: Sequence[Span] = ()
+    messages: Sequence[Numbered] = ()
+    reached: bool = False
+    work: Any = None
+    op_id: int = field(init=False)
+    deadline: float = field(init=False)
+    issued_ns: int = field(init=False)
+    before: Any = field(init=False)
 
     def arguments(self, numbers: Any) -> OpArgs:
         """What hooks see. `numbers` counts the communicator's operations; see `fast_path.NoFastPath`."""
         call = self.calls[0]
         if self.name == "batch":
-            return OpArgs(
-                "batch", self.op_id, async_op=self.async_op, timeout=self.timeout, messages=self._sent()
-            )
+            sent = [call.message for call in self.calls]
+            return OpArgs("batch", self.op_id, async_op=self.async_op, timeout=self.timeout, messages=sent)
         kind = call.operation.kind
         if kind is Kind.P2P:
             if call.seq == 0 and call.peer != ANY_RANK:
                 call.seq = numbers.pair_seq(call.peer, bool(call.inputs)) + 1
-            return OpArgs.of(call, self.op_id, self._sent())
+            return OpArgs.of(call, self.op_id, [call.message])
         if kind is Kind.COLLECTIVE and call.seq == 0:
             call.seq = numbers.seq + 1
         return OpArgs.of(call, self.op_id)
-
-    def _sent(self) -> list[Message]:
-        return [Message(bool(c.inputs), c.peer, (c.inputs or c.outputs)[0]) for c in self.calls]
 
     def take_numbers(self, numbers: Any) -> None:
         """Numbers the operation: a collective in the communicator, a message within its pair of ranks."""
@@ -143,16 +111,21 @@ class IssuedOperation:
             row, kind = call.operation, flags
             if row.kind is Kind.P2P:
                 kind |= recording.P2P if call.inputs else recording.P2P | recording.RECEIVE
-            most = min(int(call.timeout * 1000), recording.MOST_MS)
-            at = call.root if row.rooted else call.peer
             records.append(
                 begin(
-                    *(index, row.code, call.seq, op_id, call.inputs, call.outputs, call.red_code, at),
-                    *(kind, 0, most, batch, started),
+                    index,
+                    row.code,
+                    call.seq,
+                    op_id,
+                    call.inputs,
+                    call.outputs,
+                    0 if call.op is None else call.op.code,
+                    call.root if row.rooted else call.peer,
+                    kind,
+                    0,  # signature: the native core's
+                    min(int(call.timeout * 1000), recording.MOST_MS),
+                    batch,
+                    started,
                 )
             )
         self.records = records
-
-    def let_go(self) -> None:
-        """Drops the tensors: whoever keeps this object does not keep them alive."""
-        self.calls, self.run = (), None
