@@ -172,16 +172,15 @@ def guard_store(store: Store | None) -> None:
                 notice_silence(s, _STORE_SILENT)
 
 
-def _plain(address: object) -> str:
+def _plain(address: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Returns the one form of an address that may be written in several ways."""
     ip = ipaddress.ip_address(str(address).partition("%")[0])
-    return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _is_loopback(address: str) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return ip.is_loopback or ip.is_unspecified or (mapped is not None and mapped.is_loopback)
+    ip = _plain(address)
+    return ip.is_loopback or ip.is_unspecified
 
 
 def _base(store: Store | None) -> Any:

@@ -190,10 +190,7 @@ def renumbered(fault: Fault, ranks: Sequence[int]) -> Fault:
     return replace(
         fault,
         by=one(fault.by),
-        culprits=of_all(fault.culprits),
-        dead=of_all(fault.dead),
-        absent=of_all(fault.absent),
-        late=of_all(fault.late),
+        **{kind: of_all(getattr(fault, kind)) for kind in _RANK_FIELDS},
         where={one(r): text for r, text in fault.where.items()},
         claims=tuple(
             claim._replace(rank=one(claim.rank), root=one(claim.root)) if claim.comm == ours else claim

@@ -19,6 +19,7 @@ from unicomm.c10d.compat import FileStore, PrefixStore, Store, TCPStore
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.member import Environment
 
+from . import handles
 from .environment import LAUNCHERS, TORCHRUN
 
 
@@ -133,21 +134,13 @@ def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
     if listen == "all":
         return None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        here = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        here = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
         if here and env.local_size != env.size and not _means_loopback(host):
             return None
-        listener = socket.socket(family, kind, protocol)
+        return handles.listen(host, port, _BACKLOG).detach()
     except (OSError, ValueError):
         return None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        return None
-    return listener.detach()
 
 
 def _means_loopback(host: str) -> bool:
