@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 PREFIX = "unicomm::"
 _FLOWS = {"fwdbwd": 1, "ac2g": 2}  # Kineto's numbers of these kinds of flows
+# What torch's traces have among the arguments of an event besides those of the operation.
+_NOT_ARGUMENTS = (
+    *("Record function id", "Ev Idx", "Concrete Inputs", "Input type", "Input Strides", "Input Dims"),
+    "finished",
+)
+# The columns that become fields of a CommEvent as they are.
+_SAME = (
+    *("op", "seq_num", "in_elements", "out_elements", "dtype", "bytes", "batch", "captured_seq"),
+    *("issued_ns", "started_ns", "completed_ns", "thread"),
+)
 # Fields that torch 2.11 does not provide in Python, though its traces have them.
 NOT_IN_OLD_TORCH = {
     "activity_type": str,
@@ -178,16 +188,8 @@ def read_events(path: Path | str) -> list[CommEvent]:
 def _from_json(e: dict[str, Any], start: int, duration: int) -> _Seen:
     own = dict(e.get("args", {}))
     number = int(own.pop("External id", 0))
-    for key in (
-        "Record function id",
-        "Ev Idx",
-        "Concrete Inputs",
-        "Input type",
-        "Input Strides",
-        "Input Dims",
-    ):
+    for key in _NOT_ARGUMENTS:
         own.pop(key, None)
-    own.pop("finished", None)
     found = {
         "duration_ns": duration,
         "activity_type": e.get("cat", ""),
@@ -249,27 +251,16 @@ def _joined(table: TraceTable, seen: list[_Seen]) -> Iterator[CommEvent]:
         event = queue.popleft() if queue and queue[0].name == PREFIX + row["op"] else None
         more = {} if event is None else {"start_ns": event.start_ns, **event.found}
         yield CommEvent(
-            op=row["op"],
-            seq_num=row["seq_num"],
+            **{name: row[name] for name in _SAME},
             group=table.groups[row["group"]],
             is_async=bool(row["is_async"]),
-            in_elements=row["in_elements"],
-            out_elements=row["out_elements"],
-            dtype=row["dtype"],
-            bytes=row["bytes"],
             root=None if row["root"] < 0 else row["root"],
             peer=None if row["peer"] < 0 else row["peer"],
             in_splits=_splits(row["in_splits"]),
             out_splits=_splits(row["out_splits"]),
-            batch=row["batch"],
             replay=max(row["replay"], 0),
-            captured_seq=row["captured_seq"],
             captured=row["replay"] < 0,
             state=STATES[row["state"]],
-            issued_ns=row["issued_ns"],
-            started_ns=row["started_ns"],
-            completed_ns=row["completed_ns"],
-            thread=row["thread"],
             **more,
         )
 

@@ -123,7 +123,7 @@ def check(comm: Communicator, operation: str, only: Callable[[Case], bool] | Non
 
 def check_case(comm: Communicator, case: Case) -> None:
     """Runs one case; called by all ranks. Raises `ConformanceError` where the result differs."""
-    results = _RUN[case.operation](comm, case)
+    results: Results = getattr(_Run(comm, case), case.operation)()
     if not comm.get_capabilities().moves_data:
         return
     for label, got, expected in results:
@@ -163,24 +163,14 @@ def _place(comm: Communicator, tensor: Tensor, layout: str) -> Tensor:
     return tensor.clone()
 
 
-def _empty(comm: Communicator, count: int, case: Case) -> Tensor:
-    """An output, filled with something that no operation sends."""
-    out = torch.zeros(count, dtype=case.dtype)
-    out.view(torch.uint8).fill_(0x55 if case.dtype is not torch.bool else 0)
-    return _place(comm, out, case.layout)
-
-
 def reduced(parts: Sequence[Tensor], op: ReduceOp) -> Tensor:
     """What reducing `parts` in order must give, computed in wide types."""
     dtype = parts[0].dtype
-    if dtype is torch.bool:
-        wide = [p.to(torch.int64) for p in parts]
-    elif dtype.is_floating_point:
-        wide = [p.to(torch.float64 if dtype is torch.float64 else torch.float32) for p in parts]
-    elif dtype.is_complex:
-        wide = [p.to(torch.complex128) for p in parts]
+    if dtype.is_floating_point:
+        wider = torch.float64 if dtype is torch.float64 else torch.float32
     else:
-        wide = [p.to(torch.int64) for p in parts]
+        wider = torch.complex128 if dtype.is_complex else torch.int64
+    wide = [p.to(wider) for p in parts]
     factor = 1 if op.factor is None else op.factor if not _whole(dtype) else int(op.factor)
     total = wide[0] * factor
     for part in wide[1:]:
@@ -239,234 +229,196 @@ def _compare(comm: Communicator, case: Case, label: str, got: Tensor, expected: 
     )
 
 
-# --- one function an operation: runs it, returns (what, got, expected) ----------------------------------
+# --- one method an operation ----------------------------------------------------------------------------
 
 Results = list[tuple[str, Tensor, Tensor]]
 
 
-def _broadcast(comm: Communicator, case: Case) -> Results:
-    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    comm.broadcast(x, case.root, case.async_op).wait_blocking()
-    return [("tensor", x, values(case.root, case.count, case.dtype))]
+class _Run:
+    """One case on one rank. The method of an operation's name runs it, and returns (what, got, expected)."""
 
+    def __init__(self, comm: Communicator, case: Case) -> None:
+        self.comm, self.case = comm, case
+        self.n, self.me = comm.get_size(), comm.get_rank()
 
-def _everyone(comm: Communicator, case: Case, count: int | None = None) -> list[Tensor]:
-    count = case.count if count is None else count
-    return [values(r, count, case.dtype) for r in range(comm.get_size())]
+    @property
+    def op(self) -> ReduceOp:
+        assert self.case.op is not None
+        return self.case.op
 
+    def values(self, rank: int, salt: int = 0, count: int | None = None) -> Tensor:
+        """What `rank` sends; as many elements as the case says, or `count`."""
+        return values(rank, self.case.count if count is None else count, self.case.dtype, salt)
 
-def _all_reduce(comm: Communicator, case: Case) -> Results:
-    assert case.op is not None
-    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    comm.all_reduce(x, case.op, case.async_op).wait_blocking()
-    return [("tensor", x, reduced(_everyone(comm, case), case.op))]
+    def placed(self, tensor: Tensor) -> Tensor:
+        return _place(self.comm, tensor, self.case.layout)
 
+    def empty(self, count: int | None = None) -> Tensor:
+        """An output, filled with something that no operation sends."""
+        out = torch.zeros(self.case.count if count is None else count, dtype=self.case.dtype)
+        out.view(torch.uint8).fill_(0x55 if self.case.dtype is not torch.bool else 0)
+        return self.placed(out)
 
-def _reduce(comm: Communicator, case: Case) -> Results:
-    assert case.op is not None
-    mine = values(comm.get_rank(), case.count, case.dtype)
-    x = _place(comm, mine, case.layout)
-    comm.reduce(x, case.root, case.op, case.async_op).wait_blocking()
-    root = comm.get_rank() == case.root
-    return [("tensor", x, reduced(_everyone(comm, case), case.op) if root else mine)]
+    def everyone(self, salt: int = 0, count: int | None = None) -> list[Tensor]:
+        """What each rank sends."""
+        return [self.values(r, salt, count) for r in range(self.n)]
 
+    def for_each(self) -> list[Tensor]:
+        """What this rank sends to each."""
+        return [self.values(self.me, to) for to in range(self.n)]
 
-def _all_gather(comm: Communicator, case: Case) -> Results:
-    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    outs = [_empty(comm, case.count, case) for _ in range(comm.get_size())]
-    comm.all_gather(outs, x, case.async_op).wait_blocking()
-    return [(f"tensor_list[{r}]", outs[r], e) for r, e in enumerate(_everyone(comm, case))]
+    def glue(self, parts: Sequence[Tensor]) -> Tensor:
+        dtype = self.case.dtype
+        return torch.cat([_bits(p) for p in parts]).view(dtype) if parts else torch.empty(0, dtype=dtype)
 
+    def broadcast(self) -> Results:
+        x = self.placed(self.values(self.me))
+        self.comm.broadcast(x, self.case.root, self.case.async_op).wait_blocking()
+        return [("tensor", x, self.values(self.case.root))]
 
-def _uneven(case: Case, rank: int) -> int:
-    """Each rank has its own size, some none."""
-    return 0 if rank % 3 == 2 else case.count + rank
+    def all_reduce(self) -> Results:
+        x = self.placed(self.values(self.me))
+        self.comm.all_reduce(x, self.op, self.case.async_op).wait_blocking()
+        return [("tensor", x, reduced(self.everyone(), self.op))]
 
+    def reduce(self) -> Results:
+        mine = self.values(self.me)
+        x = self.placed(mine)
+        self.comm.reduce(x, self.case.root, self.op, self.case.async_op).wait_blocking()
+        return [("tensor", x, reduced(self.everyone(), self.op) if self.me == self.case.root else mine)]
 
-def _all_gather_v(comm: Communicator, case: Case) -> Results:
-    n = comm.get_size()
-    x = _place(comm, values(comm.get_rank(), _uneven(case, comm.get_rank()), case.dtype), case.layout)
-    outs = [_empty(comm, _uneven(case, r), case) for r in range(n)]
-    comm.all_gather_v(outs, x, case.async_op).wait_blocking()
-    return [(f"tensor_list[{r}]", outs[r], values(r, _uneven(case, r), case.dtype)) for r in range(n)]
+    def all_gather(self) -> Results:
+        return self._gather_lists("all_gather", [self.case.count] * self.n)
 
+    def all_gather_v(self) -> Results:
+        return self._gather_lists("all_gather_v", self._uneven())
 
-def _all_gather_single(comm: Communicator, case: Case) -> Results:
-    n = comm.get_size()
-    x = _place(comm, values(comm.get_rank(), case.count, case.dtype), case.layout)
-    out = _empty(comm, case.count * n, case)
-    comm.all_gather_single(out, x, case.async_op).wait_blocking()
-    expected = torch.cat([_bits(e) for e in _everyone(comm, case)])
-    in_place = _empty(comm, case.count * n, case).detach().reshape(-1)
-    own = in_place.narrow(0, comm.get_rank() * case.count, case.count)
-    own.view(torch.uint8).copy_(_bits(x))
-    comm.all_gather_single(in_place, own, case.async_op).wait_blocking()
-    return [("output", _bits(out), expected), ("output in place", _bits(in_place), expected)]
+    def _uneven(self) -> list[int]:
+        """Each rank has its own size, some none."""
+        return [0 if rank % 3 == 2 else self.case.count + rank for rank in range(self.n)]
 
+    def _gather_lists(self, name: str, sizes: list[int]) -> Results:
+        x = self.placed(self.values(self.me, count=sizes[self.me]))
+        outs = [self.empty(size) for size in sizes]
+        getattr(self.comm, name)(outs, x, self.case.async_op).wait_blocking()
+        return [(f"tensor_list[{r}]", outs[r], self.values(r, count=sizes[r])) for r in range(self.n)]
 
-def _reduce_scatter(comm: Communicator, case: Case) -> Results:
-    return _scatter_reductions(comm, case, [case.count] * comm.get_size(), "reduce_scatter")
+    def all_gather_single(self) -> Results:
+        count = self.case.count
+        x = self.placed(self.values(self.me))
+        out = self.empty(count * self.n)
+        self.comm.all_gather_single(out, x, self.case.async_op).wait_blocking()
+        expected = torch.cat([_bits(e) for e in self.everyone()])
+        in_place = self.empty(count * self.n).detach().reshape(-1)
+        own = in_place.narrow(0, self.me * count, count)
+        own.view(torch.uint8).copy_(_bits(x))
+        self.comm.all_gather_single(in_place, own, self.case.async_op).wait_blocking()
+        return [("output", _bits(out), expected), ("output in place", _bits(in_place), expected)]
 
+    def reduce_scatter(self) -> Results:
+        return self._reduce_lists("reduce_scatter", [self.case.count] * self.n)
 
-def _reduce_scatter_v(comm: Communicator, case: Case) -> Results:
-    sizes = [_uneven(case, r) for r in range(comm.get_size())]
-    return _scatter_reductions(comm, case, sizes, "reduce_scatter_v")
+    def reduce_scatter_v(self) -> Results:
+        return self._reduce_lists("reduce_scatter_v", self._uneven())
 
+    def _reduce_lists(self, name: str, sizes: list[int]) -> Results:
+        before = [self.values(self.me, to, size) for to, size in enumerate(sizes)]
+        ins = [self.placed(b) for b in before]
+        out = self.empty(sizes[self.me])
+        getattr(self.comm, name)(out, ins, self.op, self.case.async_op).wait_blocking()
+        expected = reduced(self.everyone(self.me, sizes[self.me]), self.op)
+        kept = [(f"input_list[{r}]", ins[r], before[r]) for r in range(self.n)]
+        return [("output", out, expected), *kept]
 
-def _scatter_reductions(comm: Communicator, case: Case, sizes: list[int], name: str) -> Results:
-    assert case.op is not None
-    n, me = comm.get_size(), comm.get_rank()
-    before = [values(me, sizes[to], case.dtype, to) for to in range(n)]
-    ins = [_place(comm, b, case.layout) for b in before]
-    out = _empty(comm, sizes[me], case)
-    getattr(comm, name)(out, ins, case.op, case.async_op).wait_blocking()
-    expected = reduced([values(r, sizes[me], case.dtype, me) for r in range(n)], case.op)
-    kept = [(f"input_list[{r}]", ins[r], before[r]) for r in range(n)]
-    return [("output", out, expected), *kept]
+    def reduce_scatter_single(self) -> Results:
+        before = self.glue(self.for_each())
+        x, out = self.placed(before), self.empty()
+        self.comm.reduce_scatter_single(out, x, self.op, self.case.async_op).wait_blocking()
+        return [("output", out, reduced(self.everyone(self.me), self.op)), ("input", x, before)]
 
+    def all_to_all_single(self) -> Results:
+        x, out = self.placed(self.glue(self.for_each())), self.empty(self.case.count * self.n)
+        self.comm.all_to_all_single(out, x, self.case.async_op).wait_blocking()
+        return [("output", out, self.glue(self.everyone(self.me)))]
 
-def _reduce_scatter_single(comm: Communicator, case: Case) -> Results:
-    assert case.op is not None
-    n, me = comm.get_size(), comm.get_rank()
-    before = _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype)
-    x = _place(comm, before, case.layout)
-    out = _empty(comm, case.count, case)
-    comm.reduce_scatter_single(out, x, case.op, case.async_op).wait_blocking()
-    expected = reduced([values(r, case.count, case.dtype, me) for r in range(n)], case.op)
-    return [("output", out, expected), ("input", x, before)]
+    def _rows(self) -> tuple[list[int], list[int]]:
+        """How many rows this rank sends to each, and receives from each."""
 
+        def between(source: int, to: int) -> int:
+            return 0 if (source + to) % 3 == 1 else self.case.count + 2 * source + to
 
-def _glue(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.cat([_bits(p) for p in parts]).view(dtype) if parts else torch.empty(0, dtype=dtype)
+        return [between(self.me, r) for r in range(self.n)], [between(r, self.me) for r in range(self.n)]
 
+    def all_to_all_v_single(self) -> Results:
+        send, receive = self._rows()
+        width = 3 if self.case.layout == "matrix" else 1
+        x = self.glue([self.values(self.me, to, rows * width) for to, rows in enumerate(send)])
+        out = (
+            _Run(self.comm, Case(self.case.operation, self.case.dtype))
+            .empty(sum(receive) * width)
+            .reshape(-1)
+        )
+        if width > 1:
+            x, out = x.reshape(-1, width), out.reshape(-1, width)
+        else:
+            x = self.placed(x)
+        self.comm.all_to_all_v_single(out, x, receive, send, self.case.async_op).wait_blocking()
+        expected = [self.values(r, self.me, rows * width) for r, rows in enumerate(receive)]
+        return [("output", out, self.glue(expected))]
 
-def _all_to_all_single(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    x = _place(
-        comm, _glue([values(me, case.count, case.dtype, to) for to in range(n)], case.dtype), case.layout
-    )
-    out = _empty(comm, case.count * n, case)
-    comm.all_to_all_single(out, x, case.async_op).wait_blocking()
-    return [("output", out, _glue([values(r, case.count, case.dtype, me) for r in range(n)], case.dtype))]
+    def all_to_all(self) -> Results:
+        send, receive = self._rows()
+        ins = [self.placed(self.values(self.me, to, rows)) for to, rows in enumerate(send)]
+        outs = [self.empty(rows) for rows in receive]
+        self.comm.all_to_all(outs, ins, self.case.async_op).wait_blocking()
+        expected = [self.values(r, self.me, rows) for r, rows in enumerate(receive)]
+        return [(f"output_tensor_list[{r}]", outs[r], expected[r]) for r in range(self.n)]
 
-
-def _rows(case: Case, source: int, to: int) -> int:
-    return 0 if (source + to) % 3 == 1 else case.count + 2 * source + to
-
-
-def _all_to_all_v_single(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    send, receive = [_rows(case, me, to) for to in range(n)], [_rows(case, r, me) for r in range(n)]
-    width = 3 if case.layout == "matrix" else 1
-    x = _glue([values(me, send[to] * width, case.dtype, to) for to in range(n)], case.dtype)
-    out = _empty(comm, sum(receive) * width, Case(case.operation, case.dtype)).reshape(-1)
-    if width > 1:
-        x, out = x.reshape(-1, width), out.reshape(-1, width)
-    else:
-        x = _place(comm, x, case.layout)
-    comm.all_to_all_v_single(out, x, receive, send, case.async_op).wait_blocking()
-    return [
-        ("output", out, _glue([values(r, receive[r] * width, case.dtype, me) for r in range(n)], case.dtype))
-    ]
-
-
-def _all_to_all(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    ins = [_place(comm, values(me, _rows(case, me, to), case.dtype, to), case.layout) for to in range(n)]
-    outs = [_empty(comm, _rows(case, r, me), case) for r in range(n)]
-    comm.all_to_all(outs, ins, case.async_op).wait_blocking()
-    return [
-        (f"output_tensor_list[{r}]", outs[r], values(r, _rows(case, r, me), case.dtype, me)) for r in range(n)
-    ]
-
-
-def _barrier(comm: Communicator, case: Case) -> Results:
-    comm.barrier(case.async_op).wait_blocking()
-    return []
-
-
-def _scatter(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    ins = []
-    if me == case.root:
-        ins = [_place(comm, values(me, case.count, case.dtype, to), case.layout) for to in range(n)]
-    out = _empty(comm, case.count, case)
-    comm.scatter(out, ins, case.root, case.async_op).wait_blocking()
-    return [("output_tensor", out, values(case.root, case.count, case.dtype, me))]
-
-
-def _gather(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    x = _place(comm, values(me, case.count, case.dtype), case.layout)
-    outs = [_empty(comm, case.count, case) for _ in range(n)] if me == case.root else []
-    comm.gather(outs, x, case.root, case.async_op).wait_blocking()
-    return [
-        (f"output_tensor_list[{r}]", out, e)
-        for r, (out, e) in enumerate(zip(outs, _everyone(comm, case), strict=False))
-    ]
-
-
-def _gather_single(comm: Communicator, case: Case) -> Results:
-    n, me = comm.get_size(), comm.get_rank()
-    x = _place(comm, values(me, case.count, case.dtype), case.layout)
-    out = _empty(comm, case.count * n, case) if me == case.root else None
-    comm.gather_single(out, x, case.root, case.async_op).wait_blocking()
-    return [] if out is None else [("output", out, _glue(_everyone(comm, case), case.dtype))]
-
-
-def _pairs(comm: Communicator, case: Case) -> Results:
-    """Even ranks send to the next one, then receive from it; the last of an odd number sits out."""
-    me = comm.get_rank()
-    other = me ^ 1
-    if other >= comm.get_size():
+    def barrier(self) -> Results:
+        self.comm.barrier(self.case.async_op).wait_blocking()
         return []
-    x = _place(comm, values(me, case.count, case.dtype), case.layout)
-    y = _empty(comm, case.count, case)
-    if me < other:
-        comm.send(x, other, case.async_op).wait_blocking()
-        comm.recv(y, other, case.async_op).wait_blocking()
-    else:
-        comm.recv(y, other, case.async_op).wait_blocking()
-        comm.send(x, other, case.async_op).wait_blocking()
-    return [("tensor", y, values(other, case.count, case.dtype))]
 
+    def scatter(self) -> Results:
+        ins = [self.placed(part) for part in self.for_each()] if self.me == self.case.root else []
+        out = self.empty()
+        self.comm.scatter(out, ins, self.case.root, self.case.async_op).wait_blocking()
+        return [("output_tensor", out, self.values(self.case.root, self.me))]
 
-def _batch(comm: Communicator, case: Case) -> Results:
-    """Everyone to everyone else, two messages each way, all in one batch."""
-    n, me = comm.get_size(), comm.get_rank()
-    batch = comm.batch_op_create()
-    got: Results = []
-    for other in range(n):
-        if other == me:
-            continue
-        for salt in (1, 2):
-            y = _empty(comm, case.count, case)
-            batch.recv(y, other)
-            got.append((f"from {other}", y, values(other, case.count, case.dtype, salt)))
-            batch.send(_place(comm, values(me, case.count, case.dtype, salt), case.layout), other)
-    if n > 1:
-        batch.issue(case.async_op).wait_blocking()
-    return got
+    def gather(self) -> Results:
+        x = self.placed(self.values(self.me))
+        outs = [self.empty() for _ in range(self.n)] if self.me == self.case.root else []
+        self.comm.gather(outs, x, self.case.root, self.case.async_op).wait_blocking()
+        return [(f"output_tensor_list[{r}]", out, self.values(r)) for r, out in enumerate(outs)]
 
+    def gather_single(self) -> Results:
+        x = self.placed(self.values(self.me))
+        out = self.empty(self.case.count * self.n) if self.me == self.case.root else None
+        self.comm.gather_single(out, x, self.case.root, self.case.async_op).wait_blocking()
+        return [] if out is None else [("output", out, self.glue(self.everyone()))]
 
-_RUN: dict[str, Callable[[Communicator, Case], Results]] = {
-    "send": _pairs,
-    "recv": _pairs,
-    "broadcast": _broadcast,
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "all_gather": _all_gather,
-    "all_gather_v": _all_gather_v,
-    "all_gather_single": _all_gather_single,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_v": _reduce_scatter_v,
-    "reduce_scatter_single": _reduce_scatter_single,
-    "all_to_all_single": _all_to_all_single,
-    "all_to_all_v_single": _all_to_all_v_single,
-    "all_to_all": _all_to_all,
-    "barrier": _barrier,
-    "scatter": _scatter,
-    "gather": _gather,
-    "gather_single": _gather_single,
-    "batch": _batch,
-}
+    def send(self) -> Results:
+        """Even ranks send to the next one, then receive from it; the last of an odd number sits out."""
+        other = self.me ^ 1
+        if other >= self.n:
+            return []
+        x, y = self.placed(self.values(self.me)), self.empty()
+        calls = [(self.comm.send, x), (self.comm.recv, y)]
+        for call, tensor in calls if self.me < other else reversed(calls):
+            call(tensor, other, self.case.async_op).wait_blocking()
+        return [("tensor", y, self.values(other))]
+
+    recv = send
+
+    def batch(self) -> Results:
+        """Everyone to everyone else, two messages each way, all in one batch."""
+        batch = self.comm.batch_op_create()
+        got: Results = []
+        for other in (*range(self.me), *range(self.me + 1, self.n)):
+            for salt in (1, 2):
+                y = self.empty()
+                batch.recv(y, other)
+                got.append((f"from {other}", y, self.values(other, salt)))
+                batch.send(self.placed(self.values(self.me, salt)), other)
+        if self.n > 1:
+            batch.issue(self.case.async_op).wait_blocking()
+        return got

@@ -35,14 +35,21 @@ class IssuedOperation:
         name: of the operation, as errors and hooks give it; "batch" for several messages.
         calls: validated arguments: one call, or one for each message of a batch. The executor clears them
             when tensors need not be kept alive any longer.
-        run: moves the data, or puts the operation on the current stream. Set to None when it is not needed.
-        timeout: seconds until the operation fails. async_op: whether the caller waits with its Work. queued:
-        the messages may run side by side with their neighbours (see message_queue.py). op_id, seq: set when
-        the operation is issued; `seq` is 0 where the operation has no number. args: for the hooks, None when
-        there are none. records: in the flight recorder. spans: of the profiler. messages: of a send, receive
-        or batch; empty for other operations. deadline: by the monotonic clock, set when the timeout begins to
-        count. reached: whether the device has come to it. issued_ns, before: when it was issued, by the
-        monotonic clock, and the device's event before it. work: its handle, once an executor has taken it.
+        run: moves the data, or puts the operation on the current stream. None once it is not needed.
+        timeout: seconds until the operation fails.
+        async_op: whether the caller waits with its Work.
+        queued: the messages may run side by side with their neighbours (message_queue.py).
+        op_id: the number that hooks and records have in common, set when the operation is issued.
+        seq: its number in the communicator, 0 before it is issued and where an operation has none.
+        messages: (send, peer, number in the pair) of a send, receive or batch; empty for other operations.
+        args: what hooks get, None when there are no hooks.
+        records: in the flight recorder.
+        spans: of the profiler.
+        deadline: by the monotonic clock, set when the timeout begins to count.
+        reached: whether the device has come to it.
+        issued_ns: when it was issued, by the monotonic clock.
+        before: the device's event before it.
+        work: its handle, once an executor has taken it.
     """
 
     name: str
@@ -104,12 +111,21 @@ class IssuedOperation:
             row, kind = call.operation, flags
             if row.kind is Kind.P2P:
                 kind |= recording.P2P if call.inputs else recording.P2P | recording.RECEIVE
-            most = min(int(call.timeout * 1000), recording.MOST_MS)
-            at = call.root if row.rooted else call.peer
             records.append(
                 begin(
-                    *(index, row.code, call.seq, op_id, call.inputs, call.outputs, call.red_code, at),
-                    *(kind, 0, most, batch, started),
+                    index,
+                    row.code,
+                    call.seq,
+                    op_id,
+                    call.inputs,
+                    call.outputs,
+                    0 if call.op is None else call.op.code,
+                    call.root if row.rooted else call.peer,
+                    kind,
+                    0,  # signature: the native core's
+                    min(int(call.timeout * 1000), recording.MOST_MS),
+                    batch,
+                    started,
                 )
             )
         self.records = records

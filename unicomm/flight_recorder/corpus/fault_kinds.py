@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -131,6 +132,15 @@ def find(program: Sequence[Action], op: str, nth: int) -> int:
 def pick(rng: np.random.Generator, size: int) -> int:
     """Returns a random rank."""
     return int(rng.integers(size))
+
+
+def wrong_call(
+    job: SimulatedJob, rng: np.random.Generator, verdict: Verdict, op: str, nth: int, /, **what: Any
+) -> Case:
+    """Returns the case in which a random rank changes fields of its operation `op` number `nth`, from 0."""
+    bad = pick(rng, job.size)
+    job.change(bad, find(job.programs[bad], op, nth), **what)
+    return Case(job, [(verdict, [bad])])
 
 
 def alive_until(

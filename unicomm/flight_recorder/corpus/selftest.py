@@ -42,7 +42,7 @@ class Result:
     verdicts: dict[Verdict, Score] = field(default_factory=dict)
     total: Score = field(default_factory=Score)
     failures: list[dict[str, Any]] = field(default_factory=list)
-    kinds: int = 0
+    kinds: set[str] = field(default_factory=set)
     main_right: int = 0
 
     @property
@@ -84,11 +84,9 @@ def score_case(case: Case, report: Report, result: Result) -> None:
 def run(largest: int = 16384, progress: Callable[[str], None] | None = None) -> Result:
     """Analyzes and scores all cases of up to `largest` ranks."""
     result = Result()
-    kinds = set()
     for case in cases(largest):
         if progress is not None:
             progress(case.name)
-        kinds.add(case.name.split("/")[0])
+        result.kinds.add(case.name.split("/")[0])
         score_case(case, analyze(case.table()), result)
-    result.kinds = len(kinds)
     return result

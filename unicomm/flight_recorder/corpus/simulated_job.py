@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats.dump_columns import from_dump
+from unicomm.flight_recorder.formats.operation_names import COLLECTIVES
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import (
     ASYNC,
@@ -38,11 +39,7 @@ _BEGAN_NS = 1_700_000_000_000_000_000
 _US = 1000
 _TRANSFER_US = 50.0
 _AFTER_NS = 60_000_000_000  # from the last event to the reading of the rings
-_OPS = [
-    *("send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_v", "all_gather_single"),
-    *("reduce_scatter", "reduce_scatter_v", "reduce_scatter_single", "all_to_all_single"),
-    *("all_to_all_v_single", "all_to_all", "barrier", "scatter", "gather", "gather_single"),
-]
+_OPS = ["send", "recv", *sorted(COLLECTIVES)]
 _DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
 _REDUCTIONS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG"]
 _CODES = {
@@ -102,11 +99,6 @@ class Event:
     completed: int = 0
     started: bool = True
     error: str = ""
-
-
-@dataclass
-class _Meeting:
-    arrived: dict[int, Event] = field(default_factory=dict)
 
 
 @dataclass
@@ -172,7 +164,7 @@ class SimulatedJob:
         self._seq: list[dict[object, int]] = [defaultdict(int) for _ in range(self.size)]
         self._open: list[int] = [0] * self.size  # unfinished operations
         self._blocked: list[object] = [None] * self.size
-        self._meetings: dict[tuple[object, ...], _Meeting] = defaultdict(_Meeting)
+        self._arrived: dict[tuple[object, ...], dict[int, Event]] = defaultdict(dict)  # by operation and rank
         ready = list(range(self.size - 1, -1, -1))
         while ready:
             rank = ready.pop()
@@ -214,35 +206,28 @@ class SimulatedJob:
             self._fall(rank, call.fate)
             return []
         key = (call.group, *pair, seq) if message else (call.group, seq)
-        meeting = self._meetings[key]
-        meeting.arrived[rank] = event
+        arrived = self._arrived[key]
+        arrived[rank] = event
         self._open[rank] += 1
         if call.waits:
             self._blocked[rank] = key
         expected = 2 if message else len(self.groups[call.group])
-        if len(meeting.arrived) < expected:
-            return []
-        return self._complete(key, meeting, message)
+        return self._complete(key, arrived, message) if len(arrived) == expected else []
 
     def _fall(self, rank: int, fate: str) -> None:
         self._blocked[rank] = fate
         self.fates[rank] = fate
 
-    def _complete(self, key: tuple[object, ...], meeting: _Meeting, message: bool) -> list[int]:
-        calls = [e.call for e in meeting.arrived.values()]
-        if message:
-            agree = len({(c.numel, c.dtype) for c in calls}) == 1
-        else:
-            agree = len({c.terms for c in calls}) == 1
+    def _complete(self, key: tuple[object, ...], arrived: dict[int, Event], message: bool) -> list[int]:
+        calls = [e.call for e in arrived.values()]
+        agree = len({(c.numel, c.dtype) if message else c.terms for c in calls}) == 1
         held = key in self.stuck
         if (not agree and not any(c.loose for c in calls)) or (held and not self.partly):
             return []
-        over = max(
-            self._clock[r] if self._blocked[r] == key else e.created / _US for r, e in meeting.arrived.items()
-        )
+        over = max(self._clock[r] if self._blocked[r] == key else e.created / _US for r, e in arrived.items())
         over += _TRANSFER_US
         freed = []
-        for rank, event in meeting.arrived.items():
+        for rank, event in arrived.items():
             if held and rank not in self.partly:
                 continue
             event.completed = int(over * _US)
@@ -306,7 +291,7 @@ class _Writer:
     def data(self) -> bytes:
         job, rank = self.job, self.rank
         events = job.events[rank]
-        own = [name for name in job.groups if self._inside(name)]
+        own = [name for name, ranks in job.groups.items() if rank in ranks]
         comm_of = {name: i for i, name in enumerate(own)}
         places: dict[tuple[int, str], int] = {}
         for event in events:
@@ -323,52 +308,45 @@ class _Writer:
         ).encode()
         meta += b" " * (-len(meta) % 64)
         heap = bytes(self.heap) + b"\0" * (-len(self.heap) % 64)
-        head = np.zeros(1, HEADER)
-        at = HEADER.itemsize
         values: dict[str, Any] = {
             "magic": MAGIC,
             "version": VERSION,
-            "header_bytes": at,
+            "header_bytes": HEADER.itemsize,
             "pid": 10_000 + rank,
             "rank": rank,
             "world": job.size,
             "start_mono_ns": 1,
             "start_real_ns": _BEGAN_NS + job.skew_ns.get(rank, 0) + 1,
             "rec_next": len(events),
+            "comm_count": len(comms),
+            "frame_count": len(frames),
+            "meta_len": len(meta),
+            "heap_cap": len(heap),
+            "heap_used": len(heap),
         }
-        for name, size in (("comm", len(comms)), ("frame", len(frames)), ("rec", len(records))):
-            values[f"{name}_cap"] = size
-            values[f"{name}_size"] = {"comm": COMM, "frame": FRAME, "rec": RECORD}[name].itemsize
-        values |= {"comm_count": len(comms), "frame_count": len(frames), "heap_cap": len(heap)}
-        pieces = [("meta", meta), ("comm", comms.tobytes()), ("frame", frames.tobytes()), ("heap", heap)]
-        for name, piece in [*pieces, ("rec", records.tobytes())]:
+        for name, table in (("comm", comms), ("frame", frames), ("rec", records)):
+            values |= {f"{name}_cap": len(table), f"{name}_size": table.itemsize}
+        pieces = {"meta": meta, "comm": comms.tobytes(), "frame": frames.tobytes(), "heap": heap}
+        pieces["rec"] = records.tobytes()
+        at = HEADER.itemsize
+        for name, piece in pieces.items():
             values[f"{name}_off"] = at
             at += len(piece)
-        values |= {"meta_len": len(meta), "heap_used": len(heap), "file_bytes": at}
-        for key, value in values.items():
-            head[0][key] = value
-        return b"".join([head.tobytes(), *(p for _, p in pieces), records.tobytes()])
-
-    def _members(self, name: str) -> Sequence[int]:
-        return self.job.members.get((self.rank, name), self.job.groups[name])
-
-    def _inside(self, name: str) -> bool:
-        ranks = self.job.groups[name]
-        return self.rank in ranks
-
-    def _place(self, name: str, rank: int) -> int:
-        ranks = self.job.groups[name]
-        return ranks.index(rank)
+        head = np.zeros(1, HEADER)
+        for key, value in (values | {"file_bytes": at}).items():
+            head[key] = value
+        return b"".join([head.tobytes(), *pieces.values()])
 
     def _comms(self, events: list[Event], own: list[str]) -> Any:
         comms = np.zeros(len(own), COMM)
         for i, name in enumerate(own):
-            members = self._members(name)
+            ranks = self.job.groups[name]
+            members = self.job.members.get((self.rank, name), ranks)
             collective = [e for e in events if e.call.group == name and e.call.op not in ("send", "recv")]
             row = comms[i]
             row["name"], row["backend"] = self._text(name), self._text("shm")
             row["uid"], row["ranks"] = self._text(f"uid-{name}"), self._text(format_ranks(members))
-            row["rank"], row["size"], row["state"] = self._place(name, self.rank), len(members), 1
+            row["rank"], row["size"], row["state"] = ranks.index(self.rank), len(members), 1
             row["coll_created"] = max((e.seq for e in collective), default=0)
             row["coll_started"] = max((e.seq for e in collective if e.started), default=0)
             row["coll_completed"] = max((e.seq for e in collective if e.completed), default=0)
@@ -392,7 +370,7 @@ class _Writer:
             row["state"] = 3 if event.completed else 4 if event.error else 2 if event.started else 1
             row["error"] = _ERROR_CODES[event.error]
             row["red"] = _CODES["reductions"].get(call.red, 0)
-            row["peer"] = self._place(call.group, call.peer) if message else call.root
+            row["peer"] = self.job.groups[call.group].index(call.peer) if message else call.root
             row["frame"] = places[call.line, call.op]
             row["tid"] = 1
             receive = call.op == "recv"

@@ -6,17 +6,15 @@ import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Verdict
 
-from .fault_kinds import SMALL, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .fault_kinds import SMALL, STEPS, Case, fault, find, job_of, mesh, pick, training, wrong_call
 from .simulated_job import Action, SimulatedJob
 
 
 @fault((3, 8, 256, 16384))
 def wrong_operation(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(3 if size > 1000 else STEPS))
-    bad = pick(rng, size)
-    at = find(job.programs[bad], "all_gather_single", 1)
-    job.change(bad, at, op="reduce_scatter_single", red="SUM", line=90)
-    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
+    other = {"op": "reduce_scatter_single", "red": "SUM", "line": 90}
+    return wrong_call(job, rng, Verdict.WRONG_OPERATION, "all_gather_single", 1, **other)
 
 
 @fault(SMALL)
@@ -48,44 +46,30 @@ def leaves_out_one_of_several(size: int, rng: np.random.Generator) -> Case:
 @fault((4, 64))
 def wrong_operation_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     """Groups of two have no majority; similar groups decide."""
-    job, _ = mesh(size)
-    bad = pick(rng, size)
-    at = find(job.programs[bad], "reduce_scatter_single", 3)
-    job.change(bad, at, op="all_reduce", line=93)
-    return Case(job, [(Verdict.WRONG_OPERATION, [bad])])
+    other = {"op": "all_reduce", "line": 93}
+    return wrong_call(mesh(size)[0], rng, Verdict.WRONG_OPERATION, "reduce_scatter_single", 3, **other)
 
 
 @fault((3, 8, 1024))
 def size_mismatch(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(4 if size > 1000 else STEPS))
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "all_reduce", 5), numel=500)
-    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return wrong_call(job, rng, Verdict.SIZE_MISMATCH, "all_reduce", 5, numel=500)
 
 
 @fault((2,))
 def size_mismatch_of_two(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "all_reduce", 7), numel=500)
-    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return wrong_call(job_of(size), rng, Verdict.SIZE_MISMATCH, "all_reduce", 7, numel=500)
 
 
 @fault(SMALL)
 def size_mismatch_that_completes(size: int, rng: np.random.Generator) -> Case:
     """Silent corruption: nothing hangs."""
-    job = job_of(size)
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "all_reduce", 5), numel=500, loose=True)
-    return Case(job, [(Verdict.SIZE_MISMATCH, [bad])])
+    return wrong_call(job_of(size), rng, Verdict.SIZE_MISMATCH, "all_reduce", 5, numel=500, loose=True)
 
 
 @fault(SMALL)
 def dtype_mismatch(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "all_gather_single", 5), dtype="bfloat16")
-    return Case(job, [(Verdict.DTYPE_MISMATCH, [bad])])
+    return wrong_call(job_of(size), rng, Verdict.DTYPE_MISMATCH, "all_gather_single", 5, dtype="bfloat16")
 
 
 @fault(SMALL)
@@ -100,10 +84,7 @@ def dtype_mismatch_in_each_step(size: int, rng: np.random.Generator) -> Case:
 
 @fault(dumps=False)
 def root_mismatch(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "broadcast", 5), root=1)
-    return Case(job, [(Verdict.ROOT_MISMATCH, [bad])])
+    return wrong_call(job_of(size), rng, Verdict.ROOT_MISMATCH, "broadcast", 5, root=1)
 
 
 @fault(SMALL, dumps=False)
@@ -117,10 +98,7 @@ def root_is_each_ones_own_rank(size: int, rng: np.random.Generator) -> Case:
 
 @fault(dumps=False)
 def reduction_mismatch(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size)
-    bad = pick(rng, size)
-    job.change(bad, find(job.programs[bad], "all_reduce", 5), red="AVG", loose=True)
-    return Case(job, [(Verdict.REDUCTION_MISMATCH, [bad])])
+    return wrong_call(job_of(size), rng, Verdict.REDUCTION_MISMATCH, "all_reduce", 5, red="AVG", loose=True)
 
 
 @fault()

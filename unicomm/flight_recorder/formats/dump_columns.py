@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T", bound=Hashable)
 Shapes = tuple[tuple[int, ...], ...]
 Frames = tuple[tuple[str, str, int], ...]  # (function, file, line), the innermost call first
 
@@ -75,87 +74,6 @@ class DumpColumns:
         return len(self.record_id)
 
 
-def from_dump(dump: Any) -> DumpColumns:
-    """Reads a dump from plain data, as unpickled or read from JSON.
-
-    Raises `DumpError` when it is not a dump.
-    """
-    # torchcomms leaves out `entries` when there are none.
-    if not isinstance(dump, dict) or not ("entries" in dump or "pg_config" in dump):
-        raise DumpError("not a dump of a flight recorder: it has neither 'entries' nor 'pg_config'")
-    entries: list[dict[str, Any]] = dump.get("entries", [])
-    if not isinstance(entries, list):
-        raise DumpError(f"'entries' is {type(entries).__name__}, not a list")
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise DumpError(f"entry {i} is {type(entry).__name__}, not a dictionary")
-
-    def integers(key: str) -> npt.NDArray[np.int64]:
-        return np.fromiter((_integer(e.get(key)) for e in entries), np.int64, len(entries))
-
-    def flags(key: str) -> npt.NDArray[np.bool_]:
-        return np.fromiter((bool(e.get(key)) for e in entries), np.bool_, len(entries))
-
-    def interned(key: str, read: Callable[[Any], T]) -> tuple[npt.NDArray[np.int32], list[T]]:
-        return _intern((e.get(key) for e in entries), read, len(entries))
-
-    group, groups = interned("process_group", _group)
-    name, names = interned("profiling_name", _text)
-    shapes: dict[Shapes, int] = {}
-    in_sizes, _ = _intern((e.get("input_sizes") for e in entries), _sizes, len(entries), shapes)
-    out_sizes, sizes = _intern((e.get("output_sizes") for e in entries), _sizes, len(entries), shapes)
-    types: dict[tuple[str, ...], int] = {}
-    in_types, _ = _intern((e.get("input_dtypes") for e in entries), _texts, len(entries), types)
-    out_types, dtypes = _intern((e.get("output_dtypes") for e in entries), _texts, len(entries), types)
-    state, states = interned("state", _text)
-    frames, stacks = interned("frames", _stack)
-    thread, threads = interned("thread_id", _text)
-    return DumpColumns(
-        meta={k: v for k, v in dump.items() if k != "entries" and isinstance(k, str)},
-        record_id=integers("record_id"),
-        pg_id=integers("pg_id"),
-        group=group,
-        collective_seq_id=integers("collective_seq_id"),
-        p2p_seq_id=integers("p2p_seq_id"),
-        op_id=integers("op_id"),
-        profiling_name=name,
-        time_created_ns=integers("time_created_ns"),
-        time_discovered_started_ns=integers("time_discovered_started_ns"),
-        time_discovered_completed_ns=integers("time_discovered_completed_ns"),
-        duration_ms=np.fromiter((_float(e.get("duration_ms")) for e in entries), np.float64, len(entries)),
-        input_sizes=in_sizes,
-        output_sizes=out_sizes,
-        input_dtypes=in_types,
-        output_dtypes=out_types,
-        state=state,
-        retired=flags("retired"),
-        timeout_ms=integers("timeout_ms"),
-        is_p2p=flags("is_p2p"),
-        frames=frames,
-        thread=thread,
-        groups=groups,
-        profiling_names=names,
-        sizes=sizes,
-        dtypes=dtypes,
-        states=states,
-        stacks=stacks,
-        threads=threads,
-        extra={
-            key: read(key)
-            for key, read in (("unicomm_async", flags), ("unicomm_graph", integers))
-            if any(key in e for e in entries)
-        },
-    )
-
-
-def _intern(
-    values: Iterable[Any], read: Callable[[Any], T], count: int, known: dict[T, int] | None = None
-) -> tuple[npt.NDArray[np.int32], list[T]]:
-    table: dict[T, int] = {} if known is None else known
-    indices = np.fromiter((table.setdefault(read(v), len(table)) for v in values), np.int32, count)
-    return indices, list(table)
-
-
 def _integer(value: Any) -> int:
     if isinstance(value, str):
         value = int(value) if value.lstrip("-").isdigit() and len(value) < 20 else 0
@@ -200,4 +118,69 @@ def _stack(value: Any) -> Frames:
         (_text(f.get("name")), _text(f.get("filename")), _integer(f.get("line")))
         for f in value
         if isinstance(f, dict)
+    )
+
+
+# The columns of indices: the key of an entry, the list that the indices refer to, and how a value is read.
+_INDICES: dict[str, tuple[str, str, Callable[[Any], Hashable]]] = {
+    "group": ("process_group", "groups", _group),
+    "profiling_name": ("profiling_name", "profiling_names", _text),
+    "input_sizes": ("input_sizes", "sizes", _sizes),
+    "output_sizes": ("output_sizes", "sizes", _sizes),
+    "input_dtypes": ("input_dtypes", "dtypes", _texts),
+    "output_dtypes": ("output_dtypes", "dtypes", _texts),
+    "state": ("state", "states", _text),
+    "frames": ("frames", "stacks", _stack),
+    "thread": ("thread_id", "threads", _text),
+}
+_INTEGERS = (
+    *("record_id", "pg_id", "collective_seq_id", "p2p_seq_id", "op_id", "timeout_ms", "time_created_ns"),
+    *("time_discovered_started_ns", "time_discovered_completed_ns"),
+)
+
+
+def from_dump(dump: Any) -> DumpColumns:
+    """Reads a dump from plain data, as unpickled or read from JSON.
+
+    Raises `DumpError` when it is not a dump.
+    """
+    # torchcomms leaves out `entries` when there are none.
+    if not isinstance(dump, dict) or not ("entries" in dump or "pg_config" in dump):
+        raise DumpError("not a dump of a flight recorder: it has neither 'entries' nor 'pg_config'")
+    entries: list[dict[str, Any]] = dump.get("entries", [])
+    if not isinstance(entries, list):
+        raise DumpError(f"'entries' is {type(entries).__name__}, not a list")
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise DumpError(f"entry {i} is {type(entry).__name__}, not a dictionary")
+
+    def column(key: str, read: Callable[[Any], Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        return np.fromiter((read(e.get(key)) for e in entries), dtype, len(entries))
+
+    def flags(key: str) -> npt.NDArray[np.bool_]:
+        return column(key, bool, np.bool_)
+
+    def integers(key: str) -> npt.NDArray[np.int64]:
+        return column(key, _integer, np.int64)
+
+    known: dict[str, dict[Hashable, int]] = {refers_to: {} for _, refers_to, _ in _INDICES.values()}
+
+    def indices(key: str, refers_to: str, read: Callable[[Any], Hashable]) -> npt.NDArray[np.int32]:
+        numbers = known[refers_to]
+        return column(key, lambda value: numbers.setdefault(read(value), len(numbers)), np.int32)
+
+    columns: dict[str, Any] = {name: indices(*of) for name, of in _INDICES.items()}
+    return DumpColumns(
+        meta={k: v for k, v in dump.items() if k != "entries" and isinstance(k, str)},
+        duration_ms=column("duration_ms", _float, np.float64),
+        retired=flags("retired"),
+        is_p2p=flags("is_p2p"),
+        extra={
+            key: read(key)
+            for key, read in (("unicomm_async", flags), ("unicomm_graph", integers))
+            if any(key in e for e in entries)
+        },
+        **columns,
+        **{name: integers(name) for name in _INTEGERS},
+        **{name: list(values) for name, values in known.items()},
     )

@@ -34,94 +34,49 @@ ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
 GRAPH = CAPTURED | REPLAYED | REPLAY
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
-HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("header_bytes", "<u4"),
-        ("pid", "<u4"),
-        ("rank", "<i4"),
-        ("world", "<i4"),
-        ("flags", "<u4"),
-        ("proc_start_ticks", "<u8"),
-        ("start_mono_ns", "<u8"),
-        ("start_real_ns", "<u8"),
-        ("last_mono_ns", "<u8"),
-        ("last_real_ns", "<u8"),
-        ("file_bytes", "<u8"),
-        ("meta_off", "<u8"),
-        ("meta_len", "<u8"),
-        ("comm_off", "<u8"),
-        ("comm_cap", "<u4"),
-        ("comm_size", "<u4"),
-        ("comm_count", "<u4"),
-        ("frame_cap", "<u4"),
-        ("frame_off", "<u8"),
-        ("frame_size", "<u4"),
-        ("frame_count", "<u4"),
-        ("frames_dropped", "<u4"),
-        ("strings_dropped", "<u4"),
-        ("heap_off", "<u8"),
-        ("heap_cap", "<u8"),
-        ("heap_used", "<u8"),
-        ("rec_off", "<u8"),
-        ("rec_cap", "<u4"),
-        ("rec_size", "<u4"),
-        ("rec_next", "<u8"),
-    ],
+
+
+def _layout(*runs: tuple[Any, str]) -> np.dtype[Any]:
+    """A structure from runs of fields of one type: (type, names)."""
+    return np.dtype([(name, kind) for kind, names in runs for name in names.split()])
+
+
+HEADER = _layout(
+    ("S8", "magic"),
+    ("<u4", "version header_bytes pid"),
+    ("<i4", "rank world"),
+    ("<u4", "flags"),
+    ("<u8", "proc_start_ticks start_mono_ns start_real_ns last_mono_ns last_real_ns"),
+    ("<u8", "file_bytes meta_off meta_len comm_off"),
+    ("<u4", "comm_cap comm_size comm_count frame_cap"),
+    ("<u8", "frame_off"),
+    ("<u4", "frame_size frame_count frames_dropped strings_dropped"),
+    ("<u8", "heap_off heap_cap heap_used rec_off"),
+    ("<u4", "rec_cap rec_size"),
+    ("<u8", "rec_next"),
 )
-COMM = np.dtype(
-    [
-        ("name", _TEXT),
-        ("backend", _TEXT),
-        ("uid", _TEXT),
-        ("ranks", _TEXT),
-        ("rank", "<i4"),
-        ("size", "<i4"),
-        ("state", "<u4"),
-        ("reserved", "<u4"),
-        ("created_ns", "<u8"),
-        ("coll_created", "<u8"),
-        ("coll_started", "<u8"),
-        ("coll_completed", "<u8"),
-        ("p2p_created", "<u8"),
-        ("p2p_completed", "<u8"),
-        ("pad", "V32"),
-    ]
+COMM = _layout(
+    (_TEXT, "name backend uid ranks"),
+    ("<i4", "rank size"),
+    ("<u4", "state reserved"),
+    ("<u8", "created_ns coll_created coll_started coll_completed p2p_created p2p_completed"),
+    ("V32", "pad"),
 )
-FRAME = np.dtype([("file", _TEXT), ("function", _TEXT), ("line", "<u4"), ("reserved", "V12")])
-RECORD = np.dtype(
-    [
-        ("id", "<u8"),
-        ("seq", "<u8"),
-        ("op_id", "<u8"),
-        ("signature", "<u8"),
-        ("created_ns", "<u8"),
-        ("started_ns", "<u8"),
-        ("completed_ns", "<u8"),
-        ("comm", "<u2"),
-        ("op", "<u2"),
-        ("state", "u1"),
-        ("red", "u1"),
-        ("in_dtype", "u1"),
-        ("out_dtype", "u1"),
-        ("peer", "<i4"),
-        ("frame", "<u4"),
-        ("tid", "<u4"),
-        ("timeout_ms", "<u4"),
-        ("in_numel", "<u8"),
-        ("out_numel", "<u8"),
-        ("n_in", "<u2"),
-        ("n_out", "<u2"),
-        ("in_ndim", "u1"),
-        ("out_ndim", "u1"),
-        ("flags", "<u2"),
-        ("batch", "<u8"),
-        ("in_dims", "<i8", (4,)),
-        ("out_dims", "<i8", (4,)),
-        ("error", "<u4"),
-        ("reserved", "V12"),
-    ]
+FRAME = _layout((_TEXT, "file function"), ("<u4", "line"), ("V12", "reserved"))
+RECORD = _layout(
+    ("<u8", "id seq op_id signature created_ns started_ns completed_ns"),
+    ("<u2", "comm op"),
+    ("u1", "state red in_dtype out_dtype"),
+    ("<i4", "peer"),
+    ("<u4", "frame tid timeout_ms"),
+    ("<u8", "in_numel out_numel"),
+    ("<u2", "n_in n_out"),
+    ("u1", "in_ndim out_ndim"),
+    ("<u2", "flags"),
+    ("<u8", "batch"),
+    ("(4,)<i8", "in_dims out_dims"),
+    ("<u4", "error"),
+    ("V12", "reserved"),
 )
 _COMM_NUMBERS = (
     *("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed"),

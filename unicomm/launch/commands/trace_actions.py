@@ -116,7 +116,7 @@ def selftest(largest: int, as_json: bool) -> int:
 
         rows = {k: {**asdict(s), "precision": s.precision, "recall": s.recall} for k, s in scores.items()}
         data = {
-            "kinds": result.kinds,
+            "kinds": len(result.kinds),
             "cases": total.cases,
             "main_right": result.main_right,
             "precision": total.precision,
@@ -136,6 +136,7 @@ def selftest(largest: int, as_json: bool) -> int:
     for failure in result.failures:
         console.print(f"{failure['case']}: {failure['found']} instead of {failure['expected']}", markup=False)
     console.print(
-        f"{result.kinds} kinds of faults; the main finding is right in {result.main_right} of {total.cases}."
+        f"{len(result.kinds)} kinds of faults; the main finding is right in {result.main_right} of"
+        f" {total.cases}."
     )
     return GOOD if result.good else FOUND
