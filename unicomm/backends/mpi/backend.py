@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from unicomm.backends.bootstrap import addresses, mpi_library
 from unicomm.backends.out_of_band import CHECK_HINT, connect_all
 from unicomm.comms.backend import Capabilities, ChecksProcess, Exchange, OpensExchange, Setup
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
+from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.comms.options import Hint
 
 from .messages import MpiExchange
@@ -131,29 +131,22 @@ def _create(MPI: Any, setup: Setup, ranks: Sequence[int]) -> Any:  # noqa: N803
     group = MPI.COMM_WORLD.Get_group().Incl(list(ranks))
     # The tag tells this group from those that other threads create at the same time.
     tag = int(setup.rendezvous.uid, 16) % min(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767, 1 << 20)
-    made: list[Any] = []
-
-    def create() -> None:
-        try:
-            made.append(MPI.COMM_WORLD.Create_group(group, tag))
-        except RuntimeError as error:
-            made.append(error)
-
-    thread = threading.Thread(target=create, name="unicomm-mpi-create", daemon=True)
-    thread.start()
-    thread.join(max(0.1, setup.rendezvous.remaining()))
-    if not made:
+    seconds = max(0.1, setup.rendezvous.remaining())
+    try:
+        made = call_within(seconds, "unicomm-mpi-create", lambda: MPI.COMM_WORLD.Create_group(group, tag))
+    except TimeoutError:
         raise CommTimeoutError(
             "all ranks had arrived, but MPI did not make their communicator in time",
             comm=setup.name,
             hint="a rank may have died meanwhile: look at the others' output; raise timeout= for slow ones",
-        )
-    group.Free()
-    if isinstance(made[0], RuntimeError):
+        ) from None
+    except RuntimeError as error:
+        group.Free()
         raise BackendError(
-            f"MPI could not make the communicator: {made[0]}",
+            f"MPI could not make the communicator: {error}",
             comm=setup.name,
             hint="is there a limit to the number of communicators? finalize those that are not needed",
-        ) from made[0]
-    made[0].Set_errhandler(MPI.ERRORS_RETURN)
-    return made[0]
+        ) from error
+    group.Free()
+    made.Set_errhandler(MPI.ERRORS_RETURN)
+    return made
