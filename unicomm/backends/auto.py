@@ -64,13 +64,13 @@ class AutoBackend(Backend, Reconfigures):
     @classmethod
     def connect(cls, setup: Setup) -> Backend:
         place = addresses.here(setup.store)
-        mine = {"host": host_identity(), "address": place.address, "network": place.network}
+        mine = {"host": host_identity(), "place": place}
         everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
         names = _named_hosts(setup)
         # Without the host's name, which may differ between containers of one host.
         where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(everyone)]
         layout = Layout.by(where, setup.rank)
-        places = [addresses.Place(info["address"], info["network"]) for info in everyone]
+        places = [addresses.Place(*info["place"]) for info in everyone]
         return _connect(setup, layout, where, places)
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:

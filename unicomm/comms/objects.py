@@ -18,7 +18,7 @@ import torch
 
 from unicomm.comms.operations.table import OPERATIONS
 
-from .errors import MismatchError
+from .errors import MismatchError, first_line
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -46,7 +46,7 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
         how = "safely" if codec == "safe" else "by pickle"
         comm._engine.invalid(
             op,
-            f"a {type(obj).__name__} cannot travel {how}: {_line(error)}",
+            f"a {type(obj).__name__} cannot travel {how}: {first_line(error)}",
             'register its class with torch.serialization.add_safe_globals, or pass codec="pickle"'
             if codec == "safe"
             else "pass what pickle takes: plain data, or objects of classes that a module defines",
@@ -66,14 +66,10 @@ def _decode(comm: Communicator, op: str, sender: int, data: torch.Tensor, codec:
         raise comm._engine.error(
             MismatchError,
             op,
-            f"the object from rank {sender} cannot be read with codec '{codec}': {_line(error)}",
+            f"the object from rank {sender} cannot be read with codec '{codec}': {first_line(error)}",
             "pass the same codec= on all ranks; define or register the object's class on all of them",
             (sender,),
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _moves(comm: Communicator) -> bool:

@@ -70,8 +70,7 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         addresses.guard_store(setup.store)
         place = addresses.here(setup.store)
         mine = {
-            "address": place.address,
-            "network": place.network,
+            "place": place,
             "rank": MPI.COMM_WORLD.Get_rank(),
             "world": [
                 MPI.COMM_WORLD.Get_size(),
@@ -82,14 +81,13 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("mpi", json.dumps(mine).encode())]
         ranks = [info["rank"] for info in everyone]
         _check_one_world(setup, [info["world"] for info in everyone], ranks)
-        host = setup.hints["hostname"]
+        host, places = setup.hints["hostname"], [addresses.Place(*info["place"]) for info in everyone]
         if not host:
-            places = [addresses.Place(info["address"], info["network"]) for info in everyone]
             cure = "name an address by the hint 'hostname'"
             host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
         sockets = connect_all(setup.rendezvous, host, 1, setup.name, cls.library)[0]
         try:
-            here = sum(info["network"] == place.network for info in everyone)
+            here = sum(other.network == place.network for other in places)
             return cls(setup, MPI, _create(MPI, setup, ranks), sockets, here)
         except BaseException:
             for s in sockets.values():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unicomm.comms.backend import Setup
+from unicomm.comms.errors import CommError
 from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.comms.streams import on_device
 
@@ -116,11 +117,9 @@ class Creator:
         state = library.await_state(comm, self._timeout)
         if state == SUCCESS:
             return int(comm)
-        overdue = state == IN_PROGRESS
-        error = (
-            not_in_time(library, function, self._timeout, since)
-            if overdue
-            else library.error(function, state, comm, since)
-        )
+        if state == IN_PROGRESS:
+            error: CommError = not_in_time(library, function, self._timeout, since)
+        else:
+            error = library.error(function, state, comm, since)
         library.native.abort(comm, ABORT_SECONDS)
         raise error

@@ -197,9 +197,7 @@ def create(asked: Request) -> Created:
     with contextlib.ExitStack() as on_error:
         dynamic = None
         if asked.options.enable_reconfigure:
-            # A process alone has no number in a job yet: another process may have that number.
-            label, top = (asked.rank, asked.size - 1) if asked.size > 1 else (None, -1)
-            dynamic = _open_endpoint(asked.backend, asked.name, asked.options, label, top)
+            dynamic = _open_endpoint(asked.backend, asked.name, asked.options, asked.rank, asked.size)
             on_error.callback(dynamic.endpoint.close)
         member = connect(asked)
         on_error.pop_all()
@@ -212,11 +210,10 @@ def create_vacant(
     """Makes a communicator that gets its ranks from `reconfigure`. Waits for no other rank."""
     dump = dumps.prepare()
     read_hints(options.hints, backend.capabilities.hints, backend.name)
-    label, top = (world.rank, world.size - 1) if world.size > 1 else (None, -1)
-    dynamic = _open_endpoint(backend, name, options, label, top)
+    dynamic = _open_endpoint(backend, name, options, world.rank, world.size)
     member = vacant_member(
         Member(
-            *(backend, backend, name, "", 0, 1, [0 if label is None else label]),  # type: ignore[arg-type]
+            *(backend, backend, name, "", 0, 1, [dynamic.label or 0]),  # type: ignore[arg-type]
             *(device, options, None, recorder_of(world), 0, world),
         )
     )
@@ -224,11 +221,13 @@ def create_vacant(
 
 
 def _open_endpoint(
-    backend: type[Backend], name: str, options: CommOptions, label: int | None, top: int
+    backend: type[Backend], name: str, options: CommOptions, rank: int, size: int
 ) -> ReconfigureState:
     hosts: list[str] = []
     if backend.capabilities.moves_data:
         hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
         address = backend.reachable_at(hints) if issubclass(backend, Reconfigures) else ""
         hosts = [LOOPBACK] + [address] * (address not in ("", LOOPBACK))
+    # A process alone has no number in a job yet: another process may have that number.
+    label, top = (rank, size - 1) if size > 1 else (None, -1)
     return ReconfigureState(Endpoint(hosts, backend.name, name), label, top)

@@ -113,16 +113,9 @@ class HeapWindow(Window):
         with self._engine.order:
             if not self._freed and type(peer_rank) is int and 0 <= peer_rank < self._memory.size:
                 word = self._pad.data_ptr() + peer_rank * _LINE * 8
-                done = self._memory.fast.wait_signal(
-                    "wait_signal",
-                    OPERATIONS["wait_signal"].code,
-                    peer_rank,
-                    async_op,
-                    hints,
-                    timeout,
-                    word,
-                    self._waited[peer_rank] + 1,
-                )
+                code, number = OPERATIONS["wait_signal"].code, self._waited[peer_rank] + 1
+                call = (code, peer_rank, async_op, hints, timeout, word, number)
+                done = self._memory.fast.wait_signal("wait_signal", *call)
                 if work := self._fast_done("wait_signal", done, peer_rank):
                     self._waited[peer_rank] += 1
                     return work
