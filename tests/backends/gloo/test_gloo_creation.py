@@ -112,10 +112,10 @@ def test_a_split_whose_store_fails_names_the_lost_peer(monkeypatch, raised):
             return
         assert left.wait(60)
 
-        def fail(*_, check_peers, **__):
+        def fail(asked):
             with contextlib.suppress(PeerLostError):
                 while True:
-                    check_peers()
+                    asked.check_peers()
             raise BackendError("the store failed")
 
         monkeypatch.setattr(split, "create", fail)

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import socket
 import struct
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ class SignatureCheck(abc.ABC):
         if call.operation.splits or call.name == "all_to_all":
             self._check_pairs(call)
 
-    def _refuse(self, frames: list[tuple[int, ...]]) -> None:
+    def _refuse(self, frames: list[tuple[Any, ...]]) -> None:
         if len({frame[0] for frame in frames}) > 1:
             raise BackendError(
                 f"the ranks are in different collectives: {[frame[0] for frame in frames]}",

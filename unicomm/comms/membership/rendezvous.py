@@ -373,7 +373,7 @@ class Rendezvous:
     def _complete(self, combine: Callable[[list[bytes]], bytes]) -> None:
         self._client.put(self._key("last"), str(self.rank).encode())
         missing, headers = self._roll_call()
-        values = []
+        values: list[bytes] = []
         if not missing:
             headers, values = self._posts()
         # If others expect more members than this one, members are missing although the count is complete.

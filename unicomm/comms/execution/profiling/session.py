@@ -57,9 +57,9 @@ class Described(NamedTuple):
     def of(cls, call: Call) -> Described:
         """Of a collective, message or one-sided operation. Keeps none of its tensors."""
         n_in, n_out = sum(t.numel() for t in call.inputs), sum(t.numel() for t in call.outputs)
-        some = (call.inputs or call.outputs or [None])[0]
-        if some is None:
+        if not (tensors := call.inputs or call.outputs):
             return cls(call.name, n_in, n_out, root=call.root, peer=call.peer)
+        some = tensors[0]
         size = max(n_in, n_out) * some.element_size()
         splits = call.in_splits or (), call.out_splits or ()
         name = NAMES[code_of(some.dtype)]
@@ -273,14 +273,14 @@ class Session:
         name = f"unicomm::{what.op}"
         if not profiler_enabled():
             return Span(name, row, None)
-        arguments = {
+        arguments: dict[str, Any] = {
             "seq_num": seq,
             "in_elements": what.n_in,
             "out_elements": what.n_out,
             "bytes": what.bytes,
             "is_async": later,
         }
-        optional = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
+        optional: dict[str, Any] = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
         optional |= {"in_splits": into, "out_splits": out}
         arguments |= {name: value for name, value in optional.items() if value not in ("", -1)}
         if replay:
