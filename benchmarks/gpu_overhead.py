@@ -267,9 +267,8 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             kinds[name] = call
             kinds[f"{name}, the long way"] = lambda call=call: call(timeout=600)
             kinds[f"{name}, process group"] = torchs[name]
-        queue = comm._engine.executor
-        assert queue is not None
-        took.update(rounds_of(kinds, rounds, calls, lambda: queue.drain(60)))
+        executor = comm._engine.executor
+        took.update(rounds_of(kinds, rounds, calls, lambda: executor.drain(60)))
 
     run_ranks(program, 2, backend=OwnPart.name)
     return took

@@ -8,7 +8,6 @@ import pytest
 from tests import ROOT
 from tests.test_rooms import CORE, MAY_IMPORT
 from unicomm.comms.operations.table import OPERATIONS, Kind
-from unicomm.flight_recorder.corpus import simulated_job
 from unicomm.flight_recorder.formats import operation_names
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -159,4 +158,3 @@ def test_readers_have_the_names_of_the_operation_table():
     names = {kind: {row.name for row in OPERATIONS.values() if row.kind is kind} for kind in Kind}
     assert names[Kind.COLLECTIVE] == operation_names.COLLECTIVES
     assert names[Kind.SYMMETRIC] == set(operation_names._ON_SYMMETRIC_MEMORY)
-    assert set(simulated_job._OPS) == names[Kind.COLLECTIVE] | names[Kind.P2P]

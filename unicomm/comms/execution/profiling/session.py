@@ -57,9 +57,9 @@ class Described(NamedTuple):
     def of(cls, call: Call) -> Described:
         """Of a collective, message or one-sided operation. Keeps none of its tensors."""
         n_in, n_out = sum(t.numel() for t in call.inputs), sum(t.numel() for t in call.outputs)
-        if not (tensors := call.inputs or call.outputs):
+        some = next(iter(call.inputs or call.outputs), None)
+        if some is None:
             return cls(call.name, n_in, n_out, root=call.root, peer=call.peer)
-        some = tensors[0]
         size = max(n_in, n_out) * some.element_size()
         splits = call.in_splits or (), call.out_splits or ()
         name = NAMES[code_of(some.dtype)]
