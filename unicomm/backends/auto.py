@@ -15,17 +15,16 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
 from unicomm.c10d.compat import PrefixStore
-from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup
+from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup, Unconnected
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.comms.membership.rendezvous import meet
-from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
 
 from .bootstrap import addresses, host_identity
@@ -49,7 +48,7 @@ _HOSTS = Hint(
 )
 
 
-class AutoBackend(Backend, Reconfigures):
+class AutoBackend(Unconnected, Reconfigures):
     """Chooses a backend: `connect` returns the chosen one, and no other method is ever called."""
 
     name = "auto"
@@ -72,15 +71,6 @@ class AutoBackend(Backend, Reconfigures):
         layout = Layout.by(where, setup.rank)
         places = [addresses.Place(*info["place"]) for info in everyone]
         return _connect(setup, layout, where, places)
-
-    def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
-
-    def abort(self) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
-
-    def close(self) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
 
 
 def _named_hosts(setup: Setup) -> list[str]:

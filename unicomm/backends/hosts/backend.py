@@ -26,6 +26,7 @@ from unicomm.comms.backend import (
     RunsCollectives,
     Setup,
     SurvivesFork,
+    Unconnected,
 )
 from unicomm.comms.errors import (
     AbortedError,
@@ -305,7 +306,7 @@ class HostsBackend(
         return held
 
 
-class _Straight(Backend):
+class _Straight(Unconnected):
     """The messages of all ranks as a backend, for collectives composed of them."""
 
     name = HostsBackend.name
@@ -314,17 +315,8 @@ class _Straight(Backend):
     def __init__(self, hosts: HostsBackend) -> None:
         self._hosts = hosts
 
-    @classmethod
-    def connect(cls, setup: Setup) -> NoReturn:
-        raise AssertionError("a part of another backend")
-
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         self._hosts.messages(messages, timeout)
-
-    def abort(self) -> NoReturn:
-        raise AssertionError("a part of another backend")
-
-    close = abort
 
 
 def _is_timeout(error: CommError) -> bool:
