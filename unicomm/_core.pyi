@@ -303,7 +303,7 @@ def all_reduce_method(
     options: type,
     reduction_hash: object,
     unset_timeout: object,
-    sets_no_timeout: object | None,
+    caller: object | None,
     codes: bytes,
     path: list[str],
     general: str,

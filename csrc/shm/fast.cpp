@@ -43,15 +43,18 @@ class FastPath : public FastCalls {
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
 
-    // The arguments of a process group: `tensors` is a list. True when it is done.
+    // The arguments of a process group: `tensors` is a list. True when it is done, None when it is done and
+    // dist.all_reduce called, which needs no Work.
     nb::object all_reduce_of_group(nb::handle tensors, nb::handle options, const AllReduceOptions& reader) {
         Tensor t;
         uint8_t red = 0;
+        bool by_torch = false;
         if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
-        if (blocked() || !reader.plain(options, red)) return no();
+        if (blocked() || !reader.plain(options, red, by_torch)) return no();
         if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
-        return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
+        nb::object result = run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
+        return by_torch && result.ptr() == Py_True ? nb::none() : result;
     }
 
     nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle async_op, nb::handle hints,
@@ -248,6 +251,7 @@ struct GroupAllReduce {
         if (Py_TYPE(found.ptr()) == fast_path) {
             auto* fast = nb::inst_ptr<FastPath>(found);
             nb::object result = fast->all_reduce_of_group(tensors, opts, options);
+            if (result.is_none()) return result;
             if (result.ptr() == Py_True) return done;
             if (result.ptr() != Py_False) return call(group, failed, result, nb::handle());
         }
@@ -302,23 +306,22 @@ void bind_fast(nb::module_& m) {
     m.def(
         "all_reduce_method",
         [fast_path](nb::type_object options, nb::object reduction_hash, nb::object unset_timeout,
-                    nb::object sets_no_timeout, nb::bytes codes, nb::typed<nb::list, nb::str> path,
-                    nb::str general, nb::str failed, nb::object done) {
+                    nb::object caller, nb::bytes codes, nb::typed<nb::list, nb::str> path, nb::str general,
+                    nb::str failed, nb::object done) {
             std::vector<nb::object> names;
             for (nb::handle name : path) names.push_back(nb::borrow(name));
-            GroupAllReduce method{{options, std::move(reduction_hash), std::move(unset_timeout),
-                                   std::move(sets_no_timeout), codes},
-                                  std::move(names),
-                                  std::move(general),
-                                  std::move(failed),
-                                  std::move(done),
-                                  fast_path};
+            GroupAllReduce method{
+                {options, std::move(reduction_hash), std::move(unset_timeout), std::move(caller), codes},
+                std::move(names),
+                std::move(general),
+                std::move(failed),
+                std::move(done),
+                fast_path};
             return nb::cpp_function(std::move(method), nb::is_method(), nb::arg("tensors").none(),
                                     nb::arg("opts").none() = nb::none());
         },
-        nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"),
-        nb::arg("sets_no_timeout").none(), nb::arg("codes"), nb::arg("path"), nb::arg("general"),
-        nb::arg("failed"), nb::arg("done"));
+        nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"), nb::arg("caller").none(),
+        nb::arg("codes"), nb::arg("path"), nb::arg("general"), nb::arg("failed"), nb::arg("done"));
 }
 
 }  // namespace unicomm

@@ -12,24 +12,27 @@ namespace unicomm {
 class AllReduceOptions {
   public:
     // `codes`: unicomm's code for each of torch's reductions by number; 0: not for the fast path.
-    // `sets_no_timeout`: the code object of a function that never sets the timeout of its options, or None.
+    // `caller`: the code object of dist.all_reduce, if it never sets the timeout of its options and needs no
+    // Work of a synchronous call; else None.
     AllReduceOptions(nb::type_object type, nb::object reduction_hash, nb::object unset_timeout,
-                     nb::object sets_no_timeout, nb::bytes codes)
+                     nb::object caller, nb::bytes codes)
         : type_(type),
           async_(type.attr("asyncOp").attr("fget")),
           timeout_(type.attr("timeout").attr("fget")),
           reduction_(type.attr("reduceOp").attr("fget")),
           hash_(nb::getattr(reduction_hash, "__func__", reduction_hash)),  // without the method around it
           unset_timeout_(std::move(unset_timeout)),
-          sets_no_timeout_(std::move(sets_no_timeout)) {
+          caller_(std::move(caller)) {
         std::memcpy(codes_.data(), codes.c_str(), std::min(codes.size(), codes_.size()));
     }
 
     // Whether the options ask for a synchronous reduction without a timeout of its own; its code in `code`.
-    bool plain(nb::handle options, uint8_t& code) const {
+    // `by_torch`: whether dist.all_reduce is the caller.
+    bool plain(nb::handle options, uint8_t& code, bool& by_torch) const {
         if (reinterpret_cast<PyObject*>(Py_TYPE(options.ptr())) != type_.ptr()) return false;
         if (get(async_, options).ptr() != Py_False) return false;
-        if (!caller_sets_no_timeout()) {
+        by_torch = called_by_torch();
+        if (!by_torch) {
             int unset = PyObject_RichCompareBool(get(timeout_, options).ptr(), unset_timeout_.ptr(), Py_EQ);
             if (unset < 0) throw nb::python_error();
             if (!unset) return false;
@@ -51,18 +54,17 @@ class AllReduceOptions {
         return found;
     }
 
-    // Saves a getter for calls of dist.all_reduce.
-    bool caller_sets_no_timeout() const {
+    bool called_by_torch() const {
         PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
         if (!frame) return false;
         PyCodeObject* code = PyFrame_GetCode(frame);
-        bool known = reinterpret_cast<PyObject*>(code) == sets_no_timeout_.ptr();
+        bool known = reinterpret_cast<PyObject*>(code) == caller_.ptr();
         Py_DECREF(code);
         Py_DECREF(frame);
         return known;
     }
 
-    nb::object type_, async_, timeout_, reduction_, hash_, unset_timeout_, sets_no_timeout_;
+    nb::object type_, async_, timeout_, reduction_, hash_, unset_timeout_, caller_;
     std::array<uint8_t, 16> codes_{};
 };
 

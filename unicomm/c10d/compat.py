@@ -108,7 +108,8 @@ def asked_by_split_source() -> bool:
 
 
 _all_reduce_code = inspect.unwrap(dist.all_reduce).__code__
-#: The code of `dist.all_reduce`, which leaves the timeout of its options unset. None if it may set it.
+#: The code of `dist.all_reduce`, which leaves the timeout of its options unset and waits for what a
+#: synchronous call returns, unless that is None. None if it may set the timeout.
 ALL_REDUCE_CODE = None if "timeout" in _all_reduce_code.co_names else _all_reduce_code
 
 

@@ -285,7 +285,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         options=dist.AllreduceOptions,
         reduction_hash=dist.ReduceOp.__hash__,
         unset_timeout=NO_TIMEOUT,
-        sets_no_timeout=ALL_REDUCE_CODE,
+        caller=ALL_REDUCE_CODE,
         codes=bytes(_RED_OPS[n].code if n in _RED_OPS else 0 for n in range(16)),
         path=["_only", "_engine", "fast"],
         general="_all_reduce",
