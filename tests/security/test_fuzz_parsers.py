@@ -68,11 +68,11 @@ FAULT = Fault(
     library="",
 )
 SAID = {
-    "fault": (watch_messages.fault(FAULT), FAULT),
-    "ask": (watch_messages.ask(), Ask()),
-    "here": (watch_messages.here(Here(7, "barrier", 1, 2, "a.py:3")), Here(7, "barrier", 1, 2, "a.py:3")),
-    "bye": (watch_messages.bye(9), Bye(9)),
-    "slow": (watch_messages.slow("checkpoint", 60.0), Slow("checkpoint", 60.0)),
+    "fault": (watch_messages.encode(FAULT), FAULT),
+    "ask": (watch_messages.encode(Ask()), Ask()),
+    "here": (watch_messages.encode(Here(7, "barrier", 1, 2, "a.py:3")), Here(7, "barrier", 1, 2, "a.py:3")),
+    "bye": (watch_messages.encode(Bye(9)), Bye(9)),
+    "slow": (watch_messages.encode(Slow("checkpoint", 60.0)), Slow("checkpoint", 60.0)),
 }
 
 

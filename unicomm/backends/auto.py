@@ -15,17 +15,16 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.hosts.backend import HostsBackend
 from unicomm.backends.hosts.layout import Layout
 from unicomm.c10d.compat import PrefixStore
-from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup
+from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup, Unconnected
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.comms.membership.rendezvous import meet
-from unicomm.comms.operations.call import Message
 from unicomm.comms.options import Hint, read_hints
 
 from .bootstrap import addresses, host_identity
@@ -49,7 +48,7 @@ _HOSTS = Hint(
 )
 
 
-class AutoBackend(Backend, Reconfigures):
+class AutoBackend(Unconnected, Reconfigures):
     """Chooses a backend: `connect` returns the chosen one, and no other method is ever called."""
 
     name = "auto"
@@ -64,23 +63,14 @@ class AutoBackend(Backend, Reconfigures):
     @classmethod
     def connect(cls, setup: Setup) -> Backend:
         place = addresses.here(setup.store)
-        mine = {"host": host_identity(), "address": place.address, "network": place.network}
+        mine = {"host": host_identity(), "place": place}
         everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("auto", json.dumps(mine).encode())]
         names = _named_hosts(setup)
         # Without the host's name, which may differ between containers of one host.
         where = [(names[r], info["host"].split(" ", 1)[1]) for r, info in enumerate(everyone)]
         layout = Layout.by(where, setup.rank)
-        places = [addresses.Place(info["address"], info["network"]) for info in everyone]
+        places = [addresses.Place(*info["place"]) for info in everyone]
         return _connect(setup, layout, where, places)
-
-    def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
-
-    def abort(self) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
-
-    def close(self) -> NoReturn:
-        raise AssertionError("auto is never connected itself")
 
 
 def _named_hosts(setup: Setup) -> list[str]:

@@ -193,8 +193,5 @@ def new_comm(
         if not 0 <= rank < size:
             raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
         _check_usable(found, size, world)
-    return communicator_of(
-        create.create(
-            found, device, name=name, store=store, rank=rank, size=size, options=options, world=world
-        )
-    )
+    asked = create.Request(found, device, name, store, rank, size, options, world)
+    return communicator_of(create.create(asked))

@@ -83,6 +83,13 @@ def group_of_name(name: str) -> dist.ProcessGroup:
     return group
 
 
+def base_store(store: Any) -> Any:
+    """Returns the store below all prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def store_of_group(group: dist.ProcessGroup) -> Store:
     """Returns the store of a process group, of any class."""
     store: Store = c10d._get_process_group_store(group)

@@ -50,7 +50,6 @@ class FunctionalOp:
     doc: str = ""
 
 
-_LIST: Any = {"tensor": "Tensor[] inputs", "result": "Tensor[]"}
 _IN_PLACE: Any = {"tensor": "Tensor(a!) input", "result": "()"}
 
 OPS: dict[str, FunctionalOp] = {
@@ -106,30 +105,6 @@ OPS: dict[str, FunctionalOp] = {
         kernels.d_permute,
         doc="Rank r's `input` becomes the result of rank `destinations[r]`.",
     ),
-    "all_reduce_coalesced": FunctionalOp(
-        "str op",
-        kernels.all_reduce_coalesced,
-        kernels.likes,
-        kernels.each(kernels.d_all_reduce),
-        doc="`all_reduce` of each tensor.",
-        **_LIST,
-    ),
-    "all_gather_single_coalesced": FunctionalOp(
-        "",
-        kernels.all_gather_single_coalesced,
-        lambda xs, group: [kernels.gathered_like(x, group) for x in xs],
-        kernels.each(kernels.d_all_gather_single),
-        doc="`all_gather_single` of each tensor.",
-        **_LIST,
-    ),
-    "reduce_scatter_single_coalesced": FunctionalOp(
-        "str op",
-        kernels.reduce_scatter_single_coalesced,
-        lambda xs, op, group: [kernels.scattered_like(x, op, group) for x in xs],
-        kernels.each(kernels.d_reduce_scatter_single),
-        doc="`reduce_scatter_single` of each tensor.",
-        **_LIST,
-    ),
     "all_reduce_": FunctionalOp(
         "str op", kernels.all_reduce_, None, doc="`all_reduce` into `input` itself; no gradient.", **_IN_PLACE
     ),
@@ -137,6 +112,26 @@ OPS: dict[str, FunctionalOp] = {
         "int root", kernels.broadcast_, None, doc="`broadcast` into `input` itself; no gradient.", **_IN_PLACE
     ),
 }
+
+
+def _coalesced(name: str) -> FunctionalOp:
+    """The operator that does for each tensor of a list what operator `name` does for a tensor."""
+    one = OPS[name]
+    assert one.shape is not None
+    assert one.gradient is not None
+    return FunctionalOp(
+        one.arguments,
+        kernels.for_each(one.kernel),
+        kernels.for_each(one.shape),
+        kernels.gradient_for_each(one.gradient),
+        tensor="Tensor[] inputs",
+        result="Tensor[]",
+        doc=f"`{name}` of each tensor.",
+    )
+
+
+for _name in ("all_reduce", "all_gather_single", "reduce_scatter_single"):
+    OPS[f"{_name}_coalesced"] = _coalesced(_name)
 
 _library: Any = torch.library.Library("unicomm", "DEF")  # type: ignore[no-untyped-call]
 

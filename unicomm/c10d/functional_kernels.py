@@ -81,10 +81,6 @@ def all_reduce(x: Tensor, op: str, group: Group) -> Tensor:
     return out
 
 
-def all_reduce_coalesced(xs: Sequence[Tensor], op: str, group: Group) -> list[Tensor]:
-    return [all_reduce(x, op, group) for x in xs]
-
-
 def broadcast(x: Tensor, root: int, group: Group) -> Tensor:
     out = _copy(x)
     communicator(group, x.device).broadcast(out, root, async_op=False)
@@ -104,20 +100,12 @@ def all_gather_single(x: Tensor, group: Group) -> Tensor:
     return out
 
 
-def all_gather_single_coalesced(xs: Sequence[Tensor], group: Group) -> list[Tensor]:
-    return [all_gather_single(x, group) for x in xs]
-
-
 def reduce_scatter_single(x: Tensor, op: str, group: Group) -> Tensor:
     _rows("reduce_scatter_single", x, group)
     comm = communicator(group, x.device)
     out = x.new_empty((x.shape[0] // comm.get_size(), *x.shape[1:]))
     comm.reduce_scatter_single(out, _as_input(x), reduction(op), async_op=False)
     return out
-
-
-def reduce_scatter_single_coalesced(xs: Sequence[Tensor], op: str, group: Group) -> list[Tensor]:
-    return [reduce_scatter_single(x, op, group) for x in xs]
 
 
 def all_to_all_single(x: Tensor, group: Group) -> Tensor:
@@ -168,10 +156,6 @@ def _gathered(shape: Sequence[int], n: int) -> tuple[int, ...]:
 
 def like(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def likes(xs: Sequence[Tensor], *_: Any) -> list[Tensor]:
-    return [like(x) for x in xs]
 
 
 def gathered_like(x: Tensor, group: Group) -> Tensor:
@@ -237,7 +221,16 @@ def _linear(name: str, op: str) -> str:
     return op.lower()
 
 
-def each(one: Callable[..., Any]) -> Callable[..., Any]:
+def for_each(one: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a kernel or shape function of an operator on a list, from that of the operator on a tensor."""
+
+    def all_of_them(xs: Sequence[Tensor], *arguments: Any) -> list[Any]:
+        return [one(x, *arguments) for x in xs]
+
+    return all_of_them
+
+
+def gradient_for_each(one: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the gradient of an operator on a list, from that of the operator on a tensor."""
 
     def all_of_them(grads: Sequence[Any], shapes: Sequence[Any], *arguments: Any) -> list[Any]:

@@ -116,19 +116,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "unicomm"
 
-    def name(self) -> str:
-        return "unicomm"
-
     def getRank(self) -> int:
         return self._first.get_rank()
 
     def getSize(self) -> int:
-        return self._first.get_size()
-
-    def rank(self) -> int:
-        return self._first.get_rank()
-
-    def size(self) -> int:
         return self._first.get_size()
 
     def getGroupName(self) -> str:
@@ -137,25 +128,16 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:
         self._group_name = name
 
-    def _set_group_name(self, name: str) -> None:
-        self._group_name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._group_name
-
     def getGroupDesc(self) -> str:
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
 
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    @property
-    def group_desc(self) -> str:
-        return self._desc
+    # torch asks for each by several names.
+    name, rank, size = getBackendName, getRank, getSize
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def bound_device_id(self) -> torch.device | None:
@@ -235,12 +217,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
         comm = self._reconfigurable()
         listed = ranks_of_groups()
         if self in listed and dist.GroupMember.WORLD is not self:
-            raise UnsupportedError(
+            comm._engine.refuse(
+                "reconfigure",
                 "torch.distributed knows this group's members by ranks of the default group, which stay",
-                op="reconfigure",
-                comm=comm.get_name(),
-                rank=comm.get_rank(),
-                hint="reconfigure the default group, then make new groups",
+                "reconfigure the default group, then make new groups",
             )
         work = comm.reconfigure(uuid, init_handles, timeout, hints)
         if self in listed:
@@ -249,12 +229,10 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     def _reconfigurable(self) -> Communicator:
         if self._only is None:
-            raise UnsupportedError(
+            self._first._engine.refuse(
+                "reconfigure",
                 "a group with communicators for several devices cannot change its ranks",
-                op="reconfigure",
-                comm=self._first.get_name(),
-                rank=self._first.get_rank(),
-                hint="make a group for one device; get_comm(device) gives each communicator",
+                "make a group for one device; get_comm(device) gives each communicator",
             )
         return self._only
 
@@ -487,4 +465,4 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return self.recv(tensors, ANY_RANK, tag)
 
 
-not_traced(methods(UnicommProcessGroup, ("rank", "size")))
+not_traced(methods(UnicommProcessGroup, ("rank", "getRank", "size", "getSize")))

@@ -171,6 +171,23 @@ class Backend(abc.ABC):
         return ""
 
 
+class Unconnected(Backend):
+    """A backend that no operation reaches, such as one that chooses another. A subclass has what it needs."""
+
+    @classmethod
+    def connect(cls, setup: Setup) -> Backend:
+        raise AssertionError(f"{cls.name} is not connected itself")
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        raise AssertionError(f"{self.name} is not connected itself")
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
 # --- operations -------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class CommError(RuntimeError):
     """Base class of all errors that a communicator raises.
 

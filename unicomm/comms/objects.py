@@ -11,14 +11,14 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unicomm.comms.operations.table import OPERATIONS
 
-from .errors import MismatchError
+from .errors import MismatchError, first_line
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -46,7 +46,7 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
         how = "safely" if codec == "safe" else "by pickle"
         comm._engine.invalid(
             op,
-            f"a {type(obj).__name__} cannot travel {how}: {_line(error)}",
+            f"a {type(obj).__name__} cannot travel {how}: {first_line(error)}",
             'register its class with torch.serialization.add_safe_globals, or pass codec="pickle"'
             if codec == "safe"
             else "pass what pickle takes: plain data, or objects of classes that a module defines",
@@ -66,14 +66,10 @@ def _decode(comm: Communicator, op: str, sender: int, data: torch.Tensor, codec:
         raise comm._engine.error(
             MismatchError,
             op,
-            f"the object from rank {sender} cannot be read with codec '{codec}': {_line(error)}",
+            f"the object from rank {sender} cannot be read with codec '{codec}': {first_line(error)}",
             "pass the same codec= on all ranks; define or register the object's class on all of them",
             (sender,),
         ) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _moves(comm: Communicator) -> bool:
@@ -108,9 +104,12 @@ def _believe(comm: Communicator, op: str, claims: Mapping[int, int]) -> None:
     raise error
 
 
+def _numbers(comm: Communicator, numbers: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=comm.get_device())
+
+
 def _sizes(comm: Communicator, op: str, n: int) -> list[int]:
-    mine = torch.tensor([n], dtype=torch.int64, device=comm.get_device())
-    everyone = torch.full((comm.get_size(),), n, dtype=torch.int64, device=comm.get_device())
+    mine, everyone = _numbers(comm, [n]), _numbers(comm, [n] * comm.get_size())
     comm.all_gather_single(everyone, mine, False)
     sizes = [int(size) for size in everyone]
     _believe(comm, op, dict(enumerate(sizes)))
@@ -119,6 +118,12 @@ def _sizes(comm: Communicator, op: str, n: int) -> list[int]:
 
 def _room(comm: Communicator, n: int) -> torch.Tensor:
     return torch.empty(n, dtype=torch.uint8, device=comm.get_device())
+
+
+def _padded(comm: Communicator, data: torch.Tensor, size: int) -> torch.Tensor:
+    whole = _room(comm, size)
+    whole[: data.numel()] = data
+    return whole
 
 
 def all_gather_object(
@@ -148,8 +153,7 @@ def gather_object(
     data = _encode(comm, "gather", obj, codec)
     sizes = _sizes(comm, "gather", data.numel())
     longest = max(sizes)
-    padded = _room(comm, longest)
-    padded[: data.numel()] = data
+    padded = _padded(comm, data, longest)
     if comm.get_rank() != root:
         comm.gather([], padded, root, False)
         return
@@ -167,12 +171,10 @@ def broadcast_object_list(
 ) -> None:
     """Replaces the entries of `object_list` by the root's. Lists have the same length on all ranks."""
     root = _begin(comm, "broadcast", codec, root)
-    device = comm.get_device()
-    header = torch.zeros(2, dtype=torch.int64, device=device)
-    data = None
+    header, data = _numbers(comm, [0, 0]), None
     if comm.get_rank() == root:
         data = _encode(comm, "broadcast", list(object_list), codec)
-        header = torch.tensor([data.numel(), len(object_list)], dtype=torch.int64, device=device)
+        header = _numbers(comm, [data.numel(), len(object_list)])
     comm.broadcast(header, root, False)
     size, length = (int(n) for n in header)
     if data is None:
@@ -201,24 +203,17 @@ def scatter_object_list(
     root = _begin(comm, "scatter", codec, root)
     if not output_list:
         comm._engine.invalid("scatter", "output_list is empty", "pass a list with one entry, e.g. [None]")
-    device, n = comm.get_device(), comm.get_size()
     datas: list[torch.Tensor] = []
     if comm.get_rank() == root:
         _check_list(comm, "scatter", input_list)
         assert input_list is not None
         datas = [_encode(comm, "scatter", obj, codec) for obj in input_list]
-    sizes = torch.zeros(n, dtype=torch.int64, device=device)
-    if datas:
-        sizes = torch.tensor([d.numel() for d in datas], dtype=torch.int64, device=device)
+    sizes = _numbers(comm, [d.numel() for d in datas] or [0] * comm.get_size())
     comm.broadcast(sizes, root, False)
     _believe(comm, "scatter", {root: int(sizes.min()) if int(sizes.min()) < 0 else int(sizes.max())})
     longest = int(sizes.max())
-    padded = []
-    for data in datas:
-        padded.append(_room(comm, longest))
-        padded[-1][: data.numel()] = data
     mine = _room(comm, longest)
-    comm.scatter(mine, padded, root, False)
+    comm.scatter(mine, [_padded(comm, data, longest) for data in datas], root, False)
     if _moves(comm):
         output_list[0] = _decode(comm, "scatter", root, mine[: int(sizes[comm.get_rank()])], codec)
 
@@ -229,7 +224,7 @@ def send_object_list(
     """Sends a list of objects to rank `dst`, which calls `recv_object_list`."""
     _begin(comm, "send", codec)
     data = _encode(comm, "send", list(object_list), codec)
-    comm.send(torch.tensor([data.numel()], dtype=torch.int64, device=comm.get_device()), dst, False)
+    comm.send(_numbers(comm, [data.numel()]), dst, False)
     comm.send(data, dst, False)
 
 
@@ -238,7 +233,7 @@ def recv_object_list(
 ) -> None:
     """Replaces the entries of `object_list` by those that rank `src` sends."""
     _begin(comm, "recv", codec)
-    size = torch.zeros(1, dtype=torch.int64, device=comm.get_device())
+    size = _numbers(comm, [0])
     comm.recv(size, src, False)
     _believe(comm, "recv", {src: int(size)})
     data = _room(comm, int(size))

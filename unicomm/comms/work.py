@@ -72,15 +72,18 @@ class Work:
                     hint="add another callback instead of waiting in one",
                 )
             if not self._lock.acquire(timeout=limit):
-                raise CommTimeoutError(
-                    f"not finished within {limit:g} s of waiting; it goes on",
-                    op=self.name,
-                    seq=self.seq,
-                    hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
-                )
+                raise self._late(limit)
             self._lock.release()
         if self._error is not None:
             raise self._error.with_traceback(None)
+
+    def _late(self, limit: float) -> CommTimeoutError:
+        return CommTimeoutError(
+            f"not finished within {limit:g} s of waiting; it goes on",
+            op=self.name,
+            seq=self.seq,
+            hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
+        )
 
     def __await__(self) -> Generator[Any, None, None]:
         """`await work`: like `wait_blocking`, but suspends the coroutine instead of blocking its thread."""

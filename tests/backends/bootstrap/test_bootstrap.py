@@ -13,6 +13,7 @@ from tests.threads import results
 from unicomm.backends.bootstrap import mpi_library, pmi, pmix
 from unicomm.backends.bootstrap import store as bootstrap
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.membership import job_store
 from unicomm.comms.membership.environment import Environment
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,7 +23,7 @@ LIMIT = 60  # seconds: a hang, not a slow machine
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
-    monkeypatch.setattr(bootstrap, "_stores", {})
+    monkeypatch.setattr(job_store, "_slots", {})
     monkeypatch.setattr(pmi, "_used_up", set())
 
 

@@ -26,13 +26,13 @@ LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
 @pytest.mark.parametrize("where", ["before gloo", "between its own connections"])
 def test_a_member_that_cannot_connect_is_named(monkeypatch, raised, where):
     """At a split, in which two of three ranks take part; the third goes on."""
-    listen, need = mesh._listen, gloo_connect._need_descriptors
+    listen, need = mesh.listen, gloo_connect._need_descriptors
     failing = threading.local()
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         if getattr(failing, "now", False):
             raise OSError(24, "Too many open files")
-        return listen(*arguments)
+        return listen(*arguments, **options)
 
     def lack(setup, count):
         need(setup, 10**9 if getattr(failing, "now", False) else count)
@@ -40,7 +40,7 @@ def test_a_member_that_cannot_connect_is_named(monkeypatch, raised, where):
     if where == "before gloo":
         monkeypatch.setattr(gloo_connect, "_need_descriptors", lack)
     else:
-        monkeypatch.setattr(mesh, "_listen", fail)
+        monkeypatch.setattr(mesh, "listen", fail)
 
     def program(comm: Communicator) -> None:
         me = comm.get_rank()
@@ -112,10 +112,10 @@ def test_a_split_whose_store_fails_names_the_lost_peer(monkeypatch, raised):
             return
         assert left.wait(60)
 
-        def fail(*_, check_peers, **__):
+        def fail(asked):
             with contextlib.suppress(PeerLostError):
                 while True:
-                    check_peers()
+                    asked.check_peers()
             raise BackendError("the store failed")
 
         monkeypatch.setattr(split, "create", fail)

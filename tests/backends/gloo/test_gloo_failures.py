@@ -133,10 +133,10 @@ def test_strangers_do_not_come_in():
     """Who does not know the secret, says too much, or nothing at all, neither joins nor holds others up."""
     store, ports, made = HashStore(), {}, {}
     listening = threading.Event()
-    original = mesh._listen
+    original = mesh.listen
 
     def listen(host: str, backlog: int) -> socket.socket:
-        s = original(host, backlog)
+        s = original(host, backlog=backlog)
         ports.setdefault("first", s.getsockname())
         listening.set()
         return s
@@ -148,7 +148,7 @@ def test_strangers_do_not_come_in():
             made[rank] = mesh.connect_all(rendezvous, "127.0.0.1", 1, "test", "gloo")
 
     called = threading.Event()
-    mesh._listen = listen  # type: ignore[assignment]
+    mesh.listen = listen  # type: ignore[assignment]
     try:
         threads = [threading.Thread(target=member, args=(r,)) for r in range(2)]
         for thread in threads:
@@ -162,7 +162,7 @@ def test_strangers_do_not_come_in():
         for thread in threads:
             thread.join(60)
     finally:
-        mesh._listen = original
+        mesh.listen = original
     assert sorted(made) == [0, 1]
     a, b = made[0][0][1], made[1][0][0]
     assert (a.getsockname(), a.getpeername()) == (b.getpeername(), b.getsockname())

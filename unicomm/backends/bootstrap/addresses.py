@@ -15,10 +15,9 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from unicomm.c10d.compat import PrefixStore, Store
+from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, InvalidArgumentError
 from unicomm.comms.membership.handles import network, notice_silence
@@ -33,8 +32,7 @@ _STORE_SILENT = 3  # seconds between two probes of the store's host; it is gone 
 _PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a rank is in the network.
 
     Attributes:
@@ -93,7 +91,7 @@ def chosen_interface() -> str:
 def listen_address(rendezvous: SetupRendezvous, store: Store | None) -> str:
     """Collective: returns the address for this rank to listen on, as `choose` does."""
     place = here(store)
-    blobs = rendezvous.exchange("addresses", json.dumps([place.address, place.network]).encode())
+    blobs = rendezvous.exchange("addresses", json.dumps(place).encode())
     return choose([Place(*json.loads(blob)) for blob in blobs], rendezvous.rank)
 
 
@@ -172,28 +170,20 @@ def guard_store(store: Store | None) -> None:
                 notice_silence(s, _STORE_SILENT)
 
 
-def _plain(address: object) -> str:
+def _plain(address: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Returns the one form of an address that may be written in several ways."""
     ip = ipaddress.ip_address(str(address).partition("%")[0])
-    return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _is_loopback(address: str) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return ip.is_loopback or ip.is_unspecified or (mapped is not None and mapped.is_loopback)
-
-
-def _base(store: Store | None) -> Any:
-    base: Any = store
-    while isinstance(base, PrefixStore):
-        base = base.underlying_store
-    return base
+    ip = _plain(address)
+    return ip.is_loopback or ip.is_unspecified
 
 
 def _host_of(store: Store | None) -> str:
-    return str(getattr(_base(store), "host", "") or "")
+    return str(getattr(base_store(store), "host", "") or "")
 
 
 def _port_of(store: Store | None) -> int:
-    return int(getattr(_base(store), "port", 0) or 0)
+    return int(getattr(base_store(store), "port", 0) or 0)

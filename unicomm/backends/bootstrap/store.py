@@ -16,21 +16,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 
 from unicomm.c10d.compat import PrefixStore, Store, TCPStore
-from unicomm.comms.errors import BackendError, CommTimeoutError
+from unicomm.comms.errors import BackendError, CommTimeoutError, first_line
 from unicomm.comms.membership.environment import Environment
-from unicomm.comms.membership.job_store import open_store
+from unicomm.comms.membership.job_store import cached, open_store
 
 from . import addresses, mpi_library, pmi, pmix
 
 _KEY = "unicomm-store"
 _CURE = "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
-_lock = threading.Lock()
-_stores: dict[int, Store] = {}  # by process id, as a forked child needs its own
 
 
 def store_of_job(
@@ -48,10 +45,7 @@ def store_of_job(
     way = _way(world, environ, uses_mpi or mpi_library.running() is not None)
     if not way:
         return open_store(world, timeout, environ)  # whose error says what is missing
-    with _lock:
-        if (store := _stores.get(os.getpid())) is None:
-            store = _stores[os.getpid()] = _open(world, timeout, environ, way)
-    return PrefixStore("unicomm", store)
+    return PrefixStore("unicomm", cached(("launcher",), lambda: _open(world, timeout, environ, way)))
 
 
 def _way(world: Environment, environ: Mapping[str, str], uses_mpi: bool) -> str:
@@ -87,10 +81,8 @@ def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: s
             hint="see whether all came up; all of them create the first communicator",
         ) from error
     except (OSError, KeyError, ValueError, RuntimeError) as error:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BackendError(
-            f"the ranks could not meet by the process manager ({way}): {text}", rank=world.rank, hint=_CURE
-        ) from error
+        text = f"the ranks could not meet by the process manager ({way}): {first_line(error)}"
+        raise BackendError(text, rank=world.rank, hint=_CURE) from error
 
 
 def _host(limit: timedelta) -> tuple[Store, str]:

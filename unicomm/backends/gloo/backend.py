@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -198,14 +198,6 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
             group, self._group = self._group, None
         del group  # its destructor waits for Gloo's threads
 
-    def part_of(self, name: str) -> None:
-        """This rank is in the operation `name`, whose parts run here; "" ends that."""
-        self.channel.inside = name
-
-    def elsewhere(self, ranks: Collection[int]) -> list[int]:
-        """Returns those of `ranks` that are in no operation or do not answer. Waits for their answers."""
-        return self.channel.elsewhere(ranks)
-
     def close(self) -> None:
         super().close()
         with self._lock:
@@ -219,31 +211,31 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
 
     # --- what Gloo does itself -----------------------------------------------------------------------------
 
-    def _options(self, kind: Callable[[], Any], call: Call) -> Any:
+    def _options(self, kind: Callable[[], Any]) -> Any:
         options = kind()
         options.timeout = self._limit
         return options
 
     def _broadcast(self, call: Call) -> Any:
-        options = self._options(BroadcastOptions, call)
+        options = self._options(BroadcastOptions)
         options.rootRank = call.root
         return self._group.broadcast(call.outputs, options)
 
     def _all_reduce(self, call: Call) -> Any:
         assert call.op is not None
-        options = self._options(AllreduceOptions, call)
+        options = self._options(AllreduceOptions)
         options.reduceOp = _REDUCTIONS[call.op.type]
         return self._group.allreduce([t.detach() for t in call.outputs], options)
 
     def _all_gather(self, call: Call) -> Any:
-        return self._group.allgather([call.outputs], call.inputs, self._options(AllgatherOptions, call))
+        return self._group.allgather([call.outputs], call.inputs, self._options(AllgatherOptions))
 
     def _all_gather_single(self, call: Call) -> Any:
-        options = self._options(AllgatherOptions, call)
+        options = self._options(AllgatherOptions)
         return self._group._allgather_base(call.outputs[0], call.inputs[0], options)
 
     def _all_to_all_single(self, call: Call) -> Any:
-        options = self._options(AllToAllOptions, call)
+        options = self._options(AllToAllOptions)
         return self._group.alltoall_base(
             call.outputs[0], call.inputs[0], call.out_splits or [], call.in_splits or [], options
         )
@@ -251,17 +243,17 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
     _all_to_all_v_single = _all_to_all_single
 
     def _gather(self, call: Call) -> Any:
-        options = self._options(GatherOptions, call)
+        options = self._options(GatherOptions)
         options.rootRank = call.root
         return self._group.gather([call.outputs] if call.outputs else [], call.inputs, options)
 
     def _scatter(self, call: Call) -> Any:
-        options = self._options(ScatterOptions, call)
+        options = self._options(ScatterOptions)
         options.rootRank = call.root
         return self._group.scatter(call.outputs, [call.inputs] if call.inputs else [], options)
 
     def _barrier(self, call: Call) -> Any:
-        return self._group.barrier(self._options(BarrierOptions, call))
+        return self._group.barrier(self._options(BarrierOptions))
 
     @classmethod
     def version(cls) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import torch.distributed as dist
 
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import first_line, patience
+from unicomm.backends.out_of_band import patience
 from unicomm.c10d.compat import HashStore
 from unicomm.comms.backend import Setup
-from unicomm.comms.errors import BackendError, CommError
+from unicomm.comms.errors import BackendError, CommError, first_line
 
 from .connections import Pairs, listening_address
 

@@ -26,6 +26,7 @@ from unicomm.comms.backend import (
     RunsCollectives,
     Setup,
     SurvivesFork,
+    Unconnected,
 )
 from unicomm.comms.errors import (
     AbortedError,
@@ -81,6 +82,7 @@ class HostsBackend(
     ) -> None:
         self.layout = layout
         self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
+        self._parts = [part for part in (near, leaders, far) if part is not None]
         self._far_group = completion.Group(far, layout.rank, layout.size)
         self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
@@ -93,11 +95,11 @@ class HostsBackend(
 
     def run(self, call: Call) -> None:
         self._limit = call.timeout
-        self._far.part_of(call.name)
+        self._far.channel.inside = call.name
         try:
             collectives.run(self, call)
         finally:
-            self._far.part_of("")
+            self._far.channel.inside = ""
 
     # --- what the collectives run on: `Links` -------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class HostsBackend(
             named = [members[r] for r in error.culprits if r < len(members)]
             # Their own deadline passes about now; then they report which rank is missing.
             if (
-                not self._far.elsewhere(named)
+                not self._far.channel.elsewhere(named)
                 and (told := self._first_cause.published(error, _FAR_VERDICT)) is not None
             ):
                 self._end()
@@ -238,7 +240,9 @@ class HostsBackend(
             return error
         elsewhere: list[int] = []
         if isinstance(error, CommTimeoutError):
-            elsewhere = self._far.elsewhere(awaited)  # before the end of the parts makes them fail too
+            elsewhere = self._far.channel.elsewhere(
+                awaited
+            )  # before the end of the parts makes them fail too
         self._end()
         aborted = isinstance(error, AbortedError)  # by a rank that is about to report the cause
         if (known := self._first_cause.published(error, 2 * GRACE if aborted else GRACE)) is not None:
@@ -258,9 +262,8 @@ class HostsBackend(
 
     def _end(self) -> None:
         """Ends all parts, so that no rank waits in vain."""
-        for part in (self._near, self._leaders, self._far):
-            if part is not None:
-                part.abort()
+        for part in self._parts:
+            part.abort()
 
     def check_peers(self, ranks: Sequence[int]) -> None:
         layout = self.layout
@@ -274,9 +277,8 @@ class HostsBackend(
             raise self._far_failed(error, ranks) from error
 
     def expect_slow(self, name: str, seconds: float) -> None:
-        for part in (self._near, self._leaders, self._far):
-            if part is not None:
-                part.expect_slow(name, seconds)
+        for part in self._parts:
+            part.expect_slow(name, seconds)
 
     def abort(self) -> None:
         rank = self.layout.rank
@@ -284,12 +286,11 @@ class HostsBackend(
         self._end()
 
     def close(self) -> None:
-        for part in (self._near, self._leaders, self._far):
-            if part is not None:
-                part.close()
+        for part in self._parts:
+            part.close()
 
     def forget(self) -> None:
-        for part in (self._near, self._leaders, self._far):
+        for part in self._parts:
             if isinstance(part, SurvivesFork):
                 part.forget()
 
@@ -299,13 +300,13 @@ class HostsBackend(
 
     def memory(self) -> dict[str, int]:
         held: dict[str, int] = {}
-        for part in (self._near, self._leaders, self._far):
+        for part in self._parts:
             for what, size in (part.memory() if isinstance(part, ReportsMemory) else {}).items():
                 held[what] = held.get(what, 0) + size
         return held
 
 
-class _Straight(Backend):
+class _Straight(Unconnected):
     """The messages of all ranks as a backend, for collectives composed of them."""
 
     name = HostsBackend.name
@@ -314,17 +315,8 @@ class _Straight(Backend):
     def __init__(self, hosts: HostsBackend) -> None:
         self._hosts = hosts
 
-    @classmethod
-    def connect(cls, setup: Setup) -> NoReturn:
-        raise AssertionError("a part of another backend")
-
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         self._hosts.messages(messages, timeout)
-
-    def abort(self) -> NoReturn:
-        raise AssertionError("a part of another backend")
-
-    close = abort
 
 
 def _is_timeout(error: CommError) -> bool:

@@ -27,7 +27,7 @@ INLINE = 4096
 #: Bytes in front of them: a cache line, which also aligns the data for any element type.
 _HEAD = 64
 _SIGNATURE = struct.Struct("<QQ")  # signature, and whether the ranks of the host have the same one
-_CLAIM = struct.Struct("<qqqqqQ")  # op, dtype, reduction, root, count, extra
+_CLAIM = struct.Struct("<qqqqqQ")  # `Call.signature`
 _BYTE = torch.uint8
 
 
@@ -104,16 +104,14 @@ def first_step(
 
 
 def _signature(call: Call) -> int:
-    parts = (call.operation.code, call.dtype_code, call.red_code, call.root, call.count, call.extra)
-    return hash(parts) & ((1 << 64) - 1)
+    return hash(call.signature) & ((1 << 64) - 1)
 
 
 def _explain(links: Links, call: Call) -> CommError:
     """Returns the error after a mismatch: all ranks exchange what they called."""
     layout = links.layout
     mine = torch.empty(_CLAIM.size, dtype=_BYTE)
-    fields = (call.operation.code, call.dtype_code, call.red_code, call.root, call.count, call.extra)
-    _CLAIM.pack_into(mine.numpy().data, 0, *fields)
+    _CLAIM.pack_into(mine.numpy().data, 0, *call.signature)
     room = layout.largest * _CLAIM.size
     table = torch.zeros(len(layout.hosts) * room, dtype=_BYTE)
     block = table[layout.host * room :][: len(layout.members) * _CLAIM.size]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from unicomm.backends.bootstrap import addresses, mpi_library
 from unicomm.backends.out_of_band import CHECK_HINT, connect_all
 from unicomm.comms.backend import Capabilities, ChecksProcess, Exchange, OpensExchange, Setup
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
+from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.comms.options import Hint
 
 from .messages import MpiExchange
@@ -70,8 +70,7 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         addresses.guard_store(setup.store)
         place = addresses.here(setup.store)
         mine = {
-            "address": place.address,
-            "network": place.network,
+            "place": place,
             "rank": MPI.COMM_WORLD.Get_rank(),
             "world": [
                 MPI.COMM_WORLD.Get_size(),
@@ -82,14 +81,13 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         everyone = [json.loads(blob) for blob in setup.rendezvous.exchange("mpi", json.dumps(mine).encode())]
         ranks = [info["rank"] for info in everyone]
         _check_one_world(setup, [info["world"] for info in everyone], ranks)
-        host = setup.hints["hostname"]
+        host, places = setup.hints["hostname"], [addresses.Place(*info["place"]) for info in everyone]
         if not host:
-            places = [addresses.Place(info["address"], info["network"]) for info in everyone]
             cure = "name an address by the hint 'hostname'"
             host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
         sockets = connect_all(setup.rendezvous, host, 1, setup.name, cls.library)[0]
         try:
-            here = sum(info["network"] == place.network for info in everyone)
+            here = sum(other.network == place.network for other in places)
             return cls(setup, MPI, _create(MPI, setup, ranks), sockets, here)
         except BaseException:
             for s in sockets.values():
@@ -131,29 +129,22 @@ def _create(MPI: Any, setup: Setup, ranks: Sequence[int]) -> Any:  # noqa: N803
     group = MPI.COMM_WORLD.Get_group().Incl(list(ranks))
     # The tag tells this group from those that other threads create at the same time.
     tag = int(setup.rendezvous.uid, 16) % min(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767, 1 << 20)
-    made: list[Any] = []
-
-    def create() -> None:
-        try:
-            made.append(MPI.COMM_WORLD.Create_group(group, tag))
-        except RuntimeError as error:
-            made.append(error)
-
-    thread = threading.Thread(target=create, name="unicomm-mpi-create", daemon=True)
-    thread.start()
-    thread.join(max(0.1, setup.rendezvous.remaining()))
-    if not made:
+    seconds = max(0.1, setup.rendezvous.remaining())
+    try:
+        made = call_within(seconds, "unicomm-mpi-create", lambda: MPI.COMM_WORLD.Create_group(group, tag))
+    except TimeoutError:
         raise CommTimeoutError(
             "all ranks had arrived, but MPI did not make their communicator in time",
             comm=setup.name,
             hint="a rank may have died meanwhile: look at the others' output; raise timeout= for slow ones",
-        )
-    group.Free()
-    if isinstance(made[0], RuntimeError):
+        ) from None
+    except RuntimeError as error:
+        group.Free()
         raise BackendError(
-            f"MPI could not make the communicator: {made[0]}",
+            f"MPI could not make the communicator: {error}",
             comm=setup.name,
             hint="is there a limit to the number of communicators? finalize those that are not needed",
-        ) from made[0]
-    made[0].Set_errhandler(MPI.ERRORS_RETURN)
-    return made[0]
+        ) from error
+    group.Free()
+    made.Set_errhandler(MPI.ERRORS_RETURN)
+    return made

@@ -14,21 +14,3 @@ library_log.py        the library's log, kept in memory
 result_codes.py       errors for the library's result codes
 known_causes.py       the catalogue of known causes and their cures
 """
-
-from .backend import NcclBackend, RcclBackend
-from .library import NCCL, RCCL, Library, NcclVendor, open_library, version_text
-from .registered_memory import TensorMemory
-from .window_table import WindowTable
-
-__all__ = [
-    "NCCL",
-    "RCCL",
-    "Library",
-    "NcclBackend",
-    "NcclVendor",
-    "RcclBackend",
-    "TensorMemory",
-    "WindowTable",
-    "open_library",
-    "version_text",
-]

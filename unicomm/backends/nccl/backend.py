@@ -326,6 +326,3 @@ class RcclBackend(NcclBackend):
 
     name = "rccl"
     vendor = RCCL
-
-
-__all__ = ["NcclBackend", "RcclBackend"]

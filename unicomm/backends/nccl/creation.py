@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from unicomm.comms.backend import Setup
+from unicomm.comms.errors import CommError
+from unicomm.comms.failures.daemon_pool import call_within
 from unicomm.comms.streams import on_device
 
 from .library import Library, not_in_time
 from .result_codes import IN_PROGRESS, SUCCESS
 
-T = TypeVar("T")
-
 ABORT_SECONDS = 5.0  # time that an abort is waited for
 NO_COLOR = -1  # color of a rank that is in no part of a split
 _RANKS_PER_ID = 64  # ranks of a large world that connect to one root
-
-
-def bounded(function: str, library: Library, timeout: float, since: int, call: Callable[[], T]) -> T:
-    """Returns or raises what `call` does, or raises a timeout.
-
-    `call` runs in a thread of its own, because the library's calls cannot be interrupted.
-    """
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(call())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name=f"unicomm-{library.vendor.name}-{function}", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise not_in_time(library, function, timeout, since)
-    return done[0]
 
 
 class Creator:
@@ -125,7 +100,11 @@ class Creator:
                 result, comm = call()
                 return self._completed(function, result, comm)
 
-        return bounded(function, self._library, self._timeout, self._log_position, create)
+        library = self._library
+        try:  # in another thread, because the library's calls cannot be interrupted
+            return call_within(self._timeout, f"unicomm-{library.vendor.name}-{function}", create)
+        except TimeoutError:
+            raise not_in_time(library, function, self._timeout, self._log_position) from None
 
     def _completed(self, function: str, result: int, comm: int) -> int:
         """Returns the new communicator when it is complete. With blocking=0 its creation still goes on."""
@@ -138,11 +117,9 @@ class Creator:
         state = library.await_state(comm, self._timeout)
         if state == SUCCESS:
             return int(comm)
-        overdue = state == IN_PROGRESS
-        error = (
-            not_in_time(library, function, self._timeout, since)
-            if overdue
-            else library.error(function, state, comm, since)
-        )
+        if state == IN_PROGRESS:
+            error: CommError = not_in_time(library, function, self._timeout, since)
+        else:
+            error = library.error(function, state, comm, since)
         library.native.abort(comm, ABORT_SECONDS)
         raise error

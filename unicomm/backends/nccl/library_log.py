@@ -53,16 +53,13 @@ class LibraryLog:
             words = " ".join(words.split())[:_MAX_WIDTH]
             if words and self._noise not in words and words not in found[-1:]:
                 found.append(words)
-        self._trim(end)
+        self.trim()
         return found[-_MAX_LINES:]
 
     def trim(self) -> None:
         """Drops the lines so far if they take too much memory."""
-        self._trim(self.position())
-
-    def _trim(self, end: int) -> None:
         # The library continues to write at its own position; the hole before that takes no memory.
-        if end > _MAX_BYTES and os.fstat(self._descriptor).st_blocks * 512 > _MAX_BYTES:
+        if self.position() > _MAX_BYTES and os.fstat(self._descriptor).st_blocks * 512 > _MAX_BYTES:
             os.ftruncate(self._descriptor, 0)
 
     def is_noise(self, text: str) -> bool:

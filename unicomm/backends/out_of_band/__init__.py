@@ -18,7 +18,6 @@ user_frame.py       the user's line in a thread of this process
 from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
-from .fault_errors import first_line
 from .signatures import SignatureCheck
 from .sockets import Sockets, connect_all, patience
 
@@ -34,6 +33,5 @@ __all__ = [
     "Sockets",
     "checks_signatures",
     "connect_all",
-    "first_line",
     "patience",
 ]

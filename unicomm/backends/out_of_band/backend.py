@@ -18,14 +18,14 @@ from unicomm.comms.backend import (
     Setup,
     SurvivesFork,
 )
-from unicomm.comms.errors import CommError
+from unicomm.comms.errors import CommError, first_line
 from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.options import Hint, parse_bool
 
 from .channel_thread import FOREVER
 from .fault_channel import Awaited, FaultChannel, Operation
-from .fault_errors import error_of, first_line, guess
+from .fault_errors import error_of, guess
 from .signatures import SignatureCheck, SocketSignatureCheck
 from .sockets import Sockets
 

@@ -123,7 +123,7 @@ class FaultChannel:
         """Asks the others to wait `seconds` longer; replaces what this rank asked for before."""
         with self._lock:
             self._slow[self.rank] = (time.monotonic() + seconds, name)
-            self._tell(wire.slow(name, seconds))
+            self._tell(wire.Slow(name, seconds))
         channel_thread.current.look()
 
     def patience(self) -> float:
@@ -134,9 +134,7 @@ class FaultChannel:
         """Finds the fault of an operation whose deadline has passed; returns when it is known."""
         operation.deadline = 0.0
         self.begin(operation)
-        if not self._sockets:
-            self.give_up(Fault(FaultCode.TIMEOUT, self.rank, timeout=operation.timeout))
-        if not self._known.wait(10 * ANSWER):
+        if not self._sockets or not self._known.wait(10 * ANSWER):
             self.give_up(Fault(FaultCode.TIMEOUT, self.rank, timeout=operation.timeout))
 
     def give_up(self, fault: Fault) -> Fault:
@@ -163,7 +161,7 @@ class FaultChannel:
         with self._lock:
             asked = [r for r in ranks if r in self._sockets and r not in self._gone and r not in self._left]
             self._answers = {}
-            self._tell(wire.ask(), asked)
+            self._tell(wire.Ask(), asked)
         end = time.monotonic() + 2 * ANSWER
         while any(r not in self._answers for r in asked) and time.monotonic() < end:
             time.sleep(_LOOK)
@@ -173,7 +171,7 @@ class FaultChannel:
     def close(self) -> None:
         """Tells the others that this rank leaves, and closes the connections; waits for no other rank."""
         with self._lock:
-            self._tell(wire.bye(self.entered))
+            self._tell(wire.Bye(self.entered))
             self._closed = True
         channel_thread.current.remove(self)
 
@@ -190,12 +188,13 @@ class FaultChannel:
         self.fault_at = time.monotonic()
         self.fault = fault
         if tell:
-            self._tell(wire.fault(fault))
+            self._tell(fault)
         self._known.set()
         self._on_fault()
         return fault
 
-    def _tell(self, data: bytes, peers: Sequence[int] | None = None) -> None:
+    def _tell(self, message: wire.Message, peers: Sequence[int] | None = None) -> None:
+        data = wire.encode(message)
         for peer in self._sockets if peers is None else peers:
             # Some hundred bytes, which always fit: a rank that reads nothing for that long is stopped.
             with contextlib.suppress(OSError):
@@ -240,7 +239,7 @@ class FaultChannel:
 
     def _hear(self, peer: int, message: wire.Message) -> None:
         if isinstance(message, wire.Ask):
-            self._tell(wire.here(self._here(peer)), [peer])
+            self._tell(self._here(peer), [peer])
         elif isinstance(message, Here):
             self._answers[peer] = message
             self._compare(peer, message)
@@ -294,14 +293,14 @@ class FaultChannel:
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
-                self._tell(wire.ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
+                self._tell(wire.Ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
             if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
                 self._overdue = None
                 return
             here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
             if self._overdue is not operation:
                 self._overdue, self._overdue_answers, self._answer_by = operation, {}, now + ANSWER
-                self._tell(wire.ask(), here)
+                self._tell(wire.Ask(), here)
             if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
                 self._set(self._verdict(operation))
 
@@ -328,9 +327,8 @@ class FaultChannel:
                     inside = f", in {answer.inside}" if answer.inside else ""
                     where[peer] = f"is at {answer.where}{inside}"
                 if peer in self._slow:
-                    where[peer] = (
-                        f"{where.get(peer, '')} (it had asked for time, for '{self._slow[peer][1]}')"
-                    )
+                    asked = f" (it had asked for time, for '{self._slow[peer][1]}')"
+                    where[peer] = where.get(peer, "") + asked
         if dead or absent:  # ranks in an earlier collective wait for these, and are not to blame
             waiting = [peer for peer in late if _is_collective(self._overdue_answers[peer].inside)]
             late = [peer for peer in late if peer not in waiting]

@@ -21,7 +21,3 @@ def guess(text: str, rank: int) -> Fault:
     signs = ("closed", "reset by peer", "Broken pipe", "refused")
     lost = any(sign in text for sign in signs)
     return Fault(FaultCode.PEER_LOST if lost else FaultCode.INTERNAL, rank, detail=text)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

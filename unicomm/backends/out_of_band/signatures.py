@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from unicomm.comms.operations.call import Call
 
 from .sockets import Sockets
 
-_FRAME = struct.Struct("<QIIiIQQ24x")  # number, operation, dtype, root, reduction, count, extra; 64 bytes
+_FRAME = struct.Struct("<QIIIiQQ24x")  # number, then `Call.signature`; 64 bytes
 _MASK = (1 << 64) - 1
 
 
@@ -46,34 +47,22 @@ class SignatureCheck(abc.ABC):
 
         `number`: of the collective, from 1.
         """
-        mine = (
-            number,
-            call.operation.code,
-            call.dtype_code,
-            call.root,
-            call.red_code,
-            call.count,
-            call.extra & _MASK,
-        )
-        theirs = self.all_gather(_FRAME.pack(*mine))
+        *signature, extra = call.signature
+        theirs = self.all_gather(_FRAME.pack(number, *signature, extra & _MASK))
         if any(frame != theirs[self._rank] for frame in theirs):
             self._refuse([_FRAME.unpack(frame) for frame in theirs])
         if call.operation.splits or call.name == "all_to_all":
             self._check_pairs(call)
 
-    def _refuse(self, frames: list[tuple[int, ...]]) -> None:
+    def _refuse(self, frames: list[tuple[Any, ...]]) -> None:
         if len({frame[0] for frame in frames}) > 1:
             raise BackendError(
                 f"the ranks are in different collectives: {[frame[0] for frame in frames]}",
                 hint="please report this; create a new communicator to go on",
             )
         signatures = [frame[1:] for frame in frames]
-        culprits = minority(signatures)
-        claims = [
-            Claim(r, op, dtype, red, root, count, extra)
-            for r, (_, op, dtype, root, red, count, extra) in enumerate(frames)
-        ]
-        raise mismatch(claims, culprits)
+        claims = [Claim(rank, *signature) for rank, signature in enumerate(signatures)]
+        raise mismatch(claims, minority(signatures))
 
     def _check_pairs(self, call: Call) -> None:
         """Compares what each rank sends with what its peer expects: all ranks see the bytes of all pairs."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from unicomm.comms.backend import SetupRendezvous
 from unicomm.comms.errors import BackendError
-from unicomm.comms.membership.handles import notice_silence
+from unicomm.comms.membership.handles import listen, notice_silence
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
@@ -47,7 +47,7 @@ def connect_all(
     with contextlib.ExitStack() as on_error:
         on_error.callback(_close, made)
         try:
-            listener = _listen(host, each * size + _STRANGERS)
+            listener = listen(host, backlog=each * size + _STRANGERS)
         except OSError as error:
             raise _unreachable(f"cannot listen at {host}", error, comm, library) from error
         with listener:
@@ -105,18 +105,6 @@ def _close(made: Sequence[Sockets]) -> None:
     for sockets in made:
         for s in sockets.values():
             s.close()
-
-
-def _listen(host: str, backlog: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.bind(address)
-        listener.listen(backlog)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _accept(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -66,32 +66,21 @@ class Slow:
 
 
 Message = Fault | Ask | Here | Bye | Slow
+_KINDS: dict[str, type[Ask | Here | Bye | Slow]] = {"ask": Ask, "here": Here, "bye": Bye, "slow": Slow}
 
 
-def _framed(kind: str, fields: dict[str, Any]) -> bytes:
-    data = json.dumps({"kind": kind, **fields}).encode()
+def encode(message: Message) -> bytes:
+    """A message as the bytes that `Inbox` makes it of. Long texts and lists are cut."""
+    if isinstance(message, Fault):
+        fields = {"kind": "fault", **faults.fault_to_dict(message)}
+    else:
+        fields = {"kind": type(message).__name__.lower(), **asdict(message)}
+    if isinstance(message, Here):
+        fields |= {"where": message.where[-_MOST_TEXT:], "pending": message.pending[:_MOST_PENDING]}
+    elif isinstance(message, Slow):
+        fields |= {"name": message.name[:_MOST_TEXT], "seconds": min(message.seconds, _LONGEST)}
+    data = json.dumps(fields).encode()
     return _LENGTH.pack(len(data)) + data
-
-
-def fault(it: Fault) -> bytes:
-    return _framed("fault", faults.fault_to_dict(it))
-
-
-def ask() -> bytes:
-    return _framed("ask", {})
-
-
-def here(it: Here) -> bytes:
-    pending = [list(one) for one in it.pending[:_MOST_PENDING]]
-    return _framed("here", asdict(it) | {"where": it.where[-_MOST_TEXT:], "pending": pending})
-
-
-def bye(entered: int) -> bytes:
-    return _framed("bye", {"entered": entered})
-
-
-def slow(name: str, seconds: float) -> bytes:
-    return _framed("slow", {"name": name[:_MOST_TEXT], "seconds": min(seconds, _LONGEST)})
 
 
 class Inbox:
@@ -124,23 +113,16 @@ def parse(body: bytes) -> Message:
     if not isinstance(fields, dict):
         raise ValueError("no object")
     kind = fields.get("kind")
-    if kind == "ask":
-        return Ask()
-    if kind == "bye":
-        return Bye(_number(fields, "entered"))
-    if kind == "here":
-        numbers = {name: _number(fields, name) for name in ("entered", "sent", "taken")}
-        pending = _pending(fields)
-        return Here(inside=_text(fields, "inside"), where=_text(fields, "where"), pending=pending, **numbers)
-    if kind == "slow":
-        return Slow(_text(fields, "name"), _seconds(fields, "seconds"))
-    if kind != "fault":
+    if kind == "fault":
+        return faults.fault_from_dict(fields)
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError("unknown kind")
-    return faults.fault_from_dict(fields)
+    of_kind = _KINDS[kind]
+    return of_kind(**{name: _READ[name](fields, name) for name in of_kind.__dataclass_fields__})
 
 
-def _pending(fields: dict[str, Any]) -> tuple[Pending, ...]:
-    value = fields.get("pending")
+def _pending(fields: dict[str, Any], name: str) -> tuple[Pending, ...]:
+    value = fields.get(name)
     if not isinstance(value, list) or len(value) > _MOST_PENDING:
         raise ValueError("pending is no list of messages")
     found = []
@@ -170,3 +152,11 @@ def _text(fields: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text")
     return value[:_MOST_TEXT]
+
+
+_READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    **dict.fromkeys(("entered", "sent", "taken"), _number),
+    **dict.fromkeys(("inside", "where", "name"), _text),
+    "pending": _pending,
+    "seconds": _seconds,
+}

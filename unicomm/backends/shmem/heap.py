@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,14 +71,10 @@ class Region:
     staging: int
     nbytes: int
     pes: int
-    sent: list[int] = field(default_factory=list)
-    received: list[int] = field(default_factory=list)
-    signalled: list[int] = field(default_factory=list)
-    awaited: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for counts in (self.sent, self.received, self.signalled, self.awaited):
-            counts.extend([0] * self.pes)
+    sent: Counter[int] = field(default_factory=Counter)
+    received: Counter[int] = field(default_factory=Counter)
+    signalled: Counter[int] = field(default_factory=Counter)
+    awaited: Counter[int] = field(default_factory=Counter)
 
     def arrived_word(self, pe: int) -> int:
         """Returns the address of the word that counts the chunks which came from `pe`."""

@@ -135,26 +135,18 @@ def _all_gather(group: Group, call: Call) -> None:
     _swap(group, call, [bytes_of(call.inputs[0])] * group.size, parts_of(call.outputs, None, group.size))
 
 
-def _gather(group: Group, call: Call) -> None:
-    mine = bytes_of(call.inputs[0])
+def _gather_or_scatter(group: Group, call: Call) -> None:
+    """Moves one part between the root and each rank, to the root or away from it."""
+    scatters = call.name == "scatter"
+    own, parts = (call.outputs, call.inputs) if scatters else (call.inputs, call.outputs)
+    mine = bytes_of(own[0])
     if group.rank == call.root:
-        outs = parts_of(call.outputs, None, group.size)
-        _copy(outs[group.rank], mine)
-        messages = [Message(False, r, outs[r]) for r in range(group.size) if r != group.rank]
+        of_all = parts_of(parts, None, group.size)
+        to, source = (mine, of_all[group.rank]) if scatters else (of_all[group.rank], mine)
+        _copy(to, source)
+        messages = [Message(scatters, r, of_all[r]) for r in range(group.size) if r != group.rank]
     else:
-        messages = [Message(True, call.root, mine)]
-    if mine.numel():
-        group.backend.exchange(messages, call.remaining())
-
-
-def _scatter(group: Group, call: Call) -> None:
-    mine = bytes_of(call.outputs[0])
-    if group.rank == call.root:
-        ins = parts_of(call.inputs, None, group.size)
-        _copy(mine, ins[group.rank])
-        messages = [Message(True, r, ins[r]) for r in range(group.size) if r != group.rank]
-    else:
-        messages = [Message(False, call.root, mine)]
+        messages = [Message(not scatters, call.root, mine)]
     if mine.numel():
         group.backend.exchange(messages, call.remaining())
 
@@ -294,9 +286,9 @@ _COMPOSED: dict[str, Callable[[Group, Call], None]] = {
     "all_to_all_v_single": _all_to_all,
     "all_to_all": _all_to_all,
     "barrier": _barrier,
-    "scatter": _scatter,
-    "gather": _gather,
-    "gather_single": _gather,
+    "scatter": _gather_or_scatter,
+    "gather": _gather_or_scatter,
+    "gather_single": _gather_or_scatter,
 }
 
 

@@ -12,6 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _IDLE = 0.5  # seconds without a job after which a thread ends
 
@@ -71,6 +74,27 @@ class DaemonPool:
             return
         with self._over:
             self._over.wait_for(lambda: self._running == 0, seconds)
+
+
+def call_within(seconds: float, name: str, job: Callable[[], T]) -> T:
+    """Returns or raises what `job` does, in a thread of its own; `TimeoutError` if that takes too long."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(job())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError
+    return done[0]
 
 
 _awaited: list[DaemonPool] = []

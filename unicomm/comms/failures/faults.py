@@ -185,15 +185,13 @@ def renumbered(fault: Fault, ranks: Sequence[int]) -> Fault:
     def one(rank: int) -> int:
         return ranks[rank] if 0 <= rank < len(ranks) else rank
 
+    named: dict[str, Any] = {kind: of_all(getattr(fault, kind)) for kind in _RANK_FIELDS}
     # In a circle through several communicators each claim has its own one's numbers. The first is in ours.
     ours = fault.claims[0].comm if fault.claims else ""
     return replace(
         fault,
         by=one(fault.by),
-        culprits=of_all(fault.culprits),
-        dead=of_all(fault.dead),
-        absent=of_all(fault.absent),
-        late=of_all(fault.late),
+        **named,
         where={one(r): text for r, text in fault.where.items()},
         claims=tuple(
             claim._replace(rank=one(claim.rank), root=one(claim.root)) if claim.comm == ours else claim

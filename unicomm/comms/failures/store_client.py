@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from unicomm.c10d.compat import HashStore, PrefixStore, Store
-from unicomm.comms.errors import BackendError, CommError
+from unicomm.c10d.compat import HashStore, Store, base_store
+from unicomm.comms.errors import BackendError, CommError, first_line
 
 CHUNK = 1024  # keys in one request
 _ABSENT = b"?"  # no value that we write begins like that
@@ -27,10 +27,7 @@ class StoreClient:
     def __init__(self, store: Store, comm: str, size: int) -> None:
         self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
         self._comm, self._size = comm, size
-        base: Any = store
-        while isinstance(base, PrefixStore):
-            base = base.underlying_store
-        self._blocks_well = isinstance(base, HashStore)
+        self._blocks_well = isinstance(base_store(store), HashStore)
 
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:
@@ -39,9 +36,8 @@ class StoreClient:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> BackendError:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
         return BackendError(
-            f"{_STORE_FAILED}: {text}",
+            f"{_STORE_FAILED}: {first_line(error)}",
             comm=self._comm,
             hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
             " look at its output; check that this host reaches it",

@@ -77,95 +77,103 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
     return backend.which_device(checked) if issubclass(backend, ChoosesDevice) else checked
 
 
-def connect(
-    backend: type[Backend],
-    device: torch.device,
-    *,
-    name: str,
-    store: Store | None,
-    rank: int,
-    size: int,
-    options: CommOptions,
-    world: Environment,
-    timeout: float,
-    labels: Sequence[int] | None = None,
-    check_peers: Callable[[], None] | None = None,
-    number: Callable[[Rendezvous], Sequence[int]] | None = None,
-    meeting: str = "",
-    parent: Backend | None = None,
-    color: int = 0,
-    previous: PreviousEpoch | None = None,
-) -> Member:
-    """Connects a backend and registers it with the recorder. Called by all ranks.
+@dataclass(frozen=True)
+class Request:
+    """A communicator to connect, as each of its ranks asks for it.
 
-    Args:
+    Attributes:
+        labels: the ranks' numbers in the whole job; by default those of the communicator.
         check_peers: called while this waits for the others; raises if a rank cannot come any more.
+        parent, color: see `Setup`.
+        timeout: seconds that connecting may take; by default that of the options.
         number: agrees with the others on the labels, instead of `labels`; then all ranks connect, or none.
         meeting: the name under which the ranks meet, if they may name the communicator differently.
         previous: what the communicator's last epoch has left.
     """
-    given, labels = labels, range(size) if labels is None else labels
+
+    backend: type[Backend]
+    device: torch.device
+    name: str
+    store: Store | None
+    rank: int
+    size: int
+    options: CommOptions
+    world: Environment
+    labels: Sequence[int] | None = None
+    check_peers: Callable[[], None] | None = None
+    parent: Backend | None = None
+    color: int = 0
+    timeout: float | None = None
+    number: Callable[[Rendezvous], Sequence[int]] | None = None
+    meeting: str = ""
+    previous: PreviousEpoch | None = None
+
+
+def connect(asked: Request) -> Member:
+    """Connects a backend and registers it with the recorder. Called by all ranks."""
+    backend, name, rank, size, options = asked.backend, asked.name, asked.rank, asked.size, asked.options
+    labels = range(size) if asked.labels is None else asked.labels
+    timeout = options.timeout if asked.timeout is None else asked.timeout
     hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
     together = size > 1 and backend.capabilities.moves_data
-    if together and store is None:
+    if together and asked.store is None:
         raise InvalidArgumentError(
             f"{size} ranks need a store to find each other",
             comm=name,
             rank=rank,
             hint="pass store=, or start the program with torchrun",
         )
-    recorder = recorder_of(world)
+    recorder = recorder_of(asked.world)
     began = time.monotonic()
     hello = {
         "backend": backend.name,
-        "device type": device.type,
+        "device type": asked.device.type,
         "hints": {k: str(v) for k, v in sorted(hints.items())},
     }
     engine: Backend | None = None
     try:
         if together:
             rendezvous = meet(
-                store,
-                meeting or name,
+                asked.store,
+                asked.meeting or name,
                 rank,
                 size,
                 timeout=timeout,
                 hello=hello,
-                labels=given,
-                check_peers=check_peers,
+                labels=asked.labels,
+                check_peers=asked.check_peers,
             )
         else:
             rendezvous = meet(None, name, 0, 1, timeout=timeout, hello=hello)
         with rendezvous:  # tells the other members if this one cannot connect, so that they do not wait
-            if number is not None:
-                labels = number(rendezvous)
+            if asked.number is not None:
+                labels = asked.number(rendezvous)
             left = max(0.1, timeout - (time.monotonic() - began))
             setup = Setup(
                 rendezvous,
-                store if together else None,
+                asked.store if together else None,
                 rank,
                 size,
                 labels,
-                device,
+                asked.device,
                 name,
                 left,
                 hints,
-                parent,
-                color,
+                asked.parent,
+                asked.color,
                 options.enable_reconfigure,
-                number is not None,
-                previous,
+                asked.number is not None,
+                asked.previous,
             )
             engine = backend.connect(setup)
-            if number is not None:
+            if asked.number is not None:
                 rendezvous.exchange("connected", b"")
     except BaseException as error:
         if engine is not None:  # another rank could not connect
             engine.abort()
             engine.close()
         if isinstance(error, CommError):
-            error.comm = error.comm or name
-            error.rank = rank if error.rank is None else error.rank
+            error.locate(None, name, rank)
         elif isinstance(error, OSError):
             raise BackendError(
                 f"backend '{backend.name}' cannot connect: {error}",
@@ -178,61 +186,20 @@ def connect(
         name=name, backend=engine.name, uid=rendezvous.uid, ranks=format_ranks(labels), rank=rank, size=size
     )
     return Member(
-        engine,
-        backend,
-        name,
-        rendezvous.uid,
-        rank,
-        size,
-        labels,
-        device,
-        options,
-        store,
-        recorder,
-        index,
-        world,
+        *(engine, backend, name, rendezvous.uid, rank, size, labels, asked.device, options, asked.store),
+        *(recorder, index, asked.world),
     )
 
 
-def create(
-    backend: type[Backend],
-    device: torch.device,
-    *,
-    name: str,
-    store: Store | None,
-    rank: int,
-    size: int,
-    options: CommOptions,
-    world: Environment,
-    labels: Sequence[int] | None = None,
-    check_peers: Callable[[], None] | None = None,
-    parent: Backend | None = None,
-    color: int = 0,
-) -> Created:
+def create(asked: Request) -> Created:
     """Connects a new communicator. Called by all its ranks; returns when all are connected."""
     dump = dumps.prepare()
     with contextlib.ExitStack() as on_error:
         dynamic = None
-        if options.enable_reconfigure:
-            # A process alone has no number in a job yet: another process may have that number.
-            label, top = (rank, size - 1) if size > 1 else (None, -1)
-            dynamic = _open_endpoint(backend, name, options, label, top)
+        if asked.options.enable_reconfigure:
+            dynamic = _open_endpoint(asked.backend, asked.name, asked.options, asked.rank, asked.size)
             on_error.callback(dynamic.endpoint.close)
-        member = connect(
-            backend,
-            device,
-            name=name,
-            store=store,
-            rank=rank,
-            size=size,
-            options=options,
-            world=world,
-            timeout=options.timeout,
-            labels=labels,
-            check_peers=check_peers,
-            parent=parent,
-            color=color,
-        )
+        member = connect(asked)
         on_error.pop_all()
     return Created(member, dynamic, None, dump)
 
@@ -243,11 +210,10 @@ def create_vacant(
     """Makes a communicator that gets its ranks from `reconfigure`. Waits for no other rank."""
     dump = dumps.prepare()
     read_hints(options.hints, backend.capabilities.hints, backend.name)
-    label, top = (world.rank, world.size - 1) if world.size > 1 else (None, -1)
-    dynamic = _open_endpoint(backend, name, options, label, top)
+    dynamic = _open_endpoint(backend, name, options, world.rank, world.size)
     member = vacant_member(
         Member(
-            *(backend, backend, name, "", 0, 1, [0 if label is None else label]),  # type: ignore[arg-type]
+            *(backend, backend, name, "", 0, 1, [dynamic.label or 0]),  # type: ignore[arg-type]
             *(device, options, None, recorder_of(world), 0, world),
         )
     )
@@ -255,11 +221,13 @@ def create_vacant(
 
 
 def _open_endpoint(
-    backend: type[Backend], name: str, options: CommOptions, label: int | None, top: int
+    backend: type[Backend], name: str, options: CommOptions, rank: int, size: int
 ) -> ReconfigureState:
     hosts: list[str] = []
     if backend.capabilities.moves_data:
         hints = read_hints(options.hints, backend.capabilities.hints, backend.name)
         address = backend.reachable_at(hints) if issubclass(backend, Reconfigures) else ""
         hosts = [LOOPBACK] + [address] * (address not in ("", LOOPBACK))
+    # A process alone has no number in a job yet: another process may have that number.
+    label, top = (rank, size - 1) if size > 1 else (None, -1)
     return ReconfigureState(Endpoint(hosts, backend.name, name), label, top)

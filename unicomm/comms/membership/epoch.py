@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-from unicomm.comms.backend import Backend
+from unicomm.comms.backend import Backend, Unconnected
 from unicomm.comms.errors import NotReadyError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.member import Member
-from unicomm.comms.operations.call import Message
 
 from .endpoint import Endpoint
 from .reconfigure_session import ReconfigureSession
@@ -64,25 +62,12 @@ class EpochHolder(Protocol):
     def abort(self) -> None: ...
 
 
-class Vacant(Backend):
+class Vacant(Unconnected):
     """Takes the place of the backend while a communicator has no ranks. No operation reaches it."""
 
     def __init__(self, meant: type[Backend]) -> None:
         self.name = meant.name  # type: ignore[misc]
         self.capabilities = meant.capabilities
-
-    @classmethod
-    def connect(cls, setup: object) -> NoReturn:
-        raise AssertionError("no backend")
-
-    def exchange(self, messages: Sequence[Message], timeout: float) -> NoReturn:
-        raise AssertionError("no backend")
-
-    def abort(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def vacant_member(member: Member) -> Member:

@@ -54,17 +54,10 @@ def notice_silence(s: socket.socket, seconds: int) -> None:
             s.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def listen(host: str, port: int = 0) -> socket.socket:
+def listen(host: str, port: int = 0, backlog: int = _BACKLOG) -> socket.socket:
     """A socket that listens at this address only."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=backlog)
 
 
 @dataclass(frozen=True)

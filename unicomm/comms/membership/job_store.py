@@ -16,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from unicomm.c10d.compat import FileStore, PrefixStore, Store, TCPStore
-from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError, first_line
 
+from . import handles
 from .environment import LAUNCHERS, TORCHRUN, Environment
 
 
@@ -49,14 +50,14 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
         )
     if host:
         agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = _cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, listen, timeout))
+        store = cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, listen, timeout))
         attempt = [environ[name] for name in TORCHRUN.jobs if environ.get(name)]
         return PrefixStore("/".join(["unicomm", *attempt]), store)
     row = next((row for row in LAUNCHERS if row.name == env.source), None)
     if row is not None and row.hosts and env.local_size == env.size:
         launcher = _launcher_process(row.rank)
         if launcher is not None or env.job:
-            return _cached(("file", env.job, env.size), lambda: _open_file(env, launcher))
+            return cached(("file", env.job, env.size), lambda: _open_file(env, launcher))
     raise InvalidArgumentError(
         f"{env.size} ranks (by {env.source}) have no store to meet at",
         hint="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
@@ -80,7 +81,8 @@ _slots_lock = threading.Lock()
 atexit.register(_slots.clear)
 
 
-def _cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
+def cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
+    """Returns this process's store of that key, which `make` opens at the first call."""
     # A forked child must not use its parent's connection.
     with _slots_lock:
         slot = _slots.setdefault((os.getpid(), *key), _Slot())
@@ -104,7 +106,7 @@ def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, t
             master_listen_fd=_listen(env, host, port, listen) if master else None,
         )
     except Exception as error:
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        text = first_line(error)
         if master or agent:
             raise BackendError(
                 f"the store at {host}:{port} could not be {'opened' if master else 'reached'}: {text}",
@@ -132,21 +134,13 @@ def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
     if listen == "all":
         return None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        here = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        here = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
         if here and env.local_size != env.size and not _means_loopback(host):
             return None
-        listener = socket.socket(family, kind, protocol)
+        return handles.listen(host, port, _BACKLOG).detach()
     except (OSError, ValueError):
         return None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        return None
-    return listener.detach()
 
 
 def _means_loopback(host: str) -> bool:

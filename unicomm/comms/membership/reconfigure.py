@@ -26,7 +26,7 @@ from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints
 from unicomm.comms.work import Work
 
-from .create import connect
+from .create import Request, connect
 from .epoch import EpochHolder, ReconfigureState, Vacant, vacant_member
 from .handles import Handle
 from .reconfigure_session import ReconfigureSession
@@ -153,10 +153,10 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
     left: PreviousEpoch | None = None
     try:
         left = end_epoch(comm, plan.uuid)
-        after = connect(
+        asked = Request(
             before.asked_for,
             before.device,
-            name=before.name,
+            before.name,
             store=session.open() if meets else None,
             rank=plan.rank,
             size=size,
@@ -168,6 +168,7 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
             number=lambda rendezvous: _number(rendezvous, dynamic, plan.rank, size),
             previous=left,
         )
+        after = connect(asked)
         comm._engine, comm._member = new_engine(after, comm._engine.hooks), after
     except CommError as caught:
         error = session.explained(caught)

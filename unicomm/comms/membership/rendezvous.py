@@ -37,7 +37,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from unicomm.c10d.compat import Store
@@ -171,10 +171,8 @@ class Rendezvous:
         """
         header = {"call": "exchange", "tag": tag}
         body = self._run(header, value, lambda all_: shrink(pack(all_)), f"reach exchange '{tag}'")
-        try:
+        with self._reading():
             return unpack(grow(body, self.size * (MAX_VALUE + 4)), self.size)
-        except ValueError as error:
-            raise damaged(error, self.name) from error
 
     def broadcast(self, tag: str, value: bytes | None, root: int = 0) -> bytes:
         """Returns member `root`'s value (up to `MAX_VALUE` bytes) on all members; other values are ignored.
@@ -204,10 +202,8 @@ class Rendezvous:
         if self._check_peers is not None:
             self._check_peers()
         outcome = self._client.peek(self._key("result"))
-        try:
+        with self._reading():
             failure = self._failure_in(outcome)
-        except ValueError as error:
-            raise damaged(error, self.name) from error
         if failure is not None:
             self._failure = self._error(failure, "connect")
             raise self._failure
@@ -276,10 +272,8 @@ class Rendezvous:
             self._advance(generation)
         before = f"{self._base}/{generation - 1}/0"
         outcome = self._client.peek(f"{before}/result")
-        try:
+        with self._reading():
             self._earlier = self._failure_in(outcome)
-        except ValueError as error:
-            raise damaged(error, self.name) from error
         if self._earlier is None or self._earlier["kind"] == "timeout":
             return generation
         if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
@@ -330,13 +324,11 @@ class Rendezvous:
         elif self._client.add(self._key("arrived")) >= self.size:
             self._complete(combine)
         outcome = self._await(self._deadline) or self._give_up()
-        try:
+        with self._reading():
             if outcome.startswith(_IN_PARTS):
                 parts = range(self._parts(outcome))
                 outcome = b"".join(self._client.read([self._key(f"part{i}") for i in parts]))
             failure = self._failure_in(outcome)
-        except ValueError as error:
-            raise damaged(error, self.name) from error
         if failure is None and not outcome.startswith(_SUCCESS + digest(header)):
             # Only if the members disagree on their number, and the others were complete without this one.
             failure = {"kind": "mismatch", "culprits": [[self.rank, self.rank]], "differences": {}}
@@ -344,6 +336,14 @@ class Rendezvous:
             raise self._explain(failure, what)
         self._client.delete([mine])
         return outcome[len(_SUCCESS) + DIGEST :]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Around reading what members have put into the store: `BackendError` if no member wrote it."""
+        try:
+            yield
+        except ValueError as error:
+            raise damaged(error, self.name) from error
 
     def _failure_in(self, outcome: bytes) -> dict[str, Any] | None:
         return read_failure(outcome[1:], self.size) if outcome.startswith(_FAILURE) else None
@@ -373,11 +373,9 @@ class Rendezvous:
     def _complete(self, combine: Callable[[list[bytes]], bytes]) -> None:
         self._client.put(self._key("last"), str(self.rank).encode())
         missing, headers = self._roll_call()
-        values = []
+        values: list[bytes] = []
         if not missing:
-            posts = self._client.read([self._key(str(r)) for r in range(self.size)])
-            parts = [post[_NONCE:].split(b"\n", 1) for post in posts]
-            headers, values = {r: part[0] for r, part in enumerate(parts)}, [part[1] for part in parts]
+            headers, values = self._posts()
         # If others expect more members than this one, members are missing although the count is complete.
         if failure := compare(headers):
             self._fail(self._step, failure)
@@ -415,9 +413,8 @@ class Rendezvous:
 
     def _give_up(self) -> bytes:
         """At the deadline: the outcome, a failure unless another one came at the last moment."""
-        grace = min(
-            1.0 + self.size / 2000, 30.0
-        )  # for the elected member to look, or the last member to finish
+        # For the elected member to look, or the last member to finish.
+        grace = min(1.0 + self.size / 2000, 30.0)
         if self._client.add(self._key("abandon")) > 1 and (outcome := self._await(time.monotonic() + grace)):
             return outcome
         missing, headers = self._roll_call()
@@ -428,8 +425,7 @@ class Rendezvous:
             last = self._client.peek(self._key("last"))
             missing = [int(last)] if last else []
             # Or the last member expects more members, and waits for them.
-            posts = self._client.read([self._key(str(r)) for r in range(self.size)])
-            headers = {r: post[_NONCE:].split(b"\n", 1)[0] for r, post in enumerate(posts)}
+            headers, _ = self._posts()
         failure = {
             "kind": "timeout",
             "culprits": ranges_of(missing),
@@ -437,6 +433,12 @@ class Rendezvous:
             "stuck": stuck,
         }
         return self._fail(self._step, compare(headers) or failure)
+
+    def _posts(self) -> tuple[dict[int, bytes], list[bytes]]:
+        """The headers and the values of all members, which have all posted."""
+        posts = self._client.read([self._key(str(r)) for r in range(self.size)])
+        parts = [post[_NONCE:].split(b"\n", 1) for post in posts]
+        return {r: part[0] for r, part in enumerate(parts)}, [part[1] for part in parts]
 
     def _roll_call(self) -> tuple[list[int], dict[int, bytes]]:
         """Members that have not posted; and the headers of the others, without ranges that are complete."""

@@ -17,7 +17,7 @@ from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
 
-from .create import Created, create
+from .create import Created, Request, create
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,23 @@ class Split:
             return None
         # Below the parent's uid, so that communicators of the same name under other parents never meet.
         store = None if member.store is None else PrefixStore(f"unicomm-split/{member.uid}", member.store)
+        asked = Request(
+            member.asked_for,
+            member.device,
+            self.name or f"{member.name}_{min(self.ranks)}",
+            store,
+            rank=self.ranks.index(member.rank),
+            size=len(self.ranks),
+            options=options,
+            world=member.world,
+            labels=[member.labels[r] for r in self.ranks],
+            check_peers=self._check_peers,
+            parent=member.backend,
+            color=min(self.ranks),
+        )
         with engine.located("split"):
             try:
-                return create(
-                    member.asked_for,
-                    member.device,
-                    name=self.name or f"{member.name}_{min(self.ranks)}",
-                    store=store,
-                    rank=self.ranks.index(member.rank),
-                    size=len(self.ranks),
-                    options=options,
-                    world=member.world,
-                    labels=[member.labels[r] for r in self.ranks],
-                    check_peers=self._check_peers,
-                    parent=member.backend,
-                    color=min(self.ranks),
-                )
+                return create(asked)
             except BackendError as error:
                 if is_store_failure(error):
                     self._check_peers()  # a rank that is gone may be why, and then the error names it

@@ -44,8 +44,6 @@ class MemAllocator:
         self._engine = engine
         self._memory: AllocatesMemory = backend
         self._backend: Backend = engine.backend
-        self._comm = engine.name
-        self._device = engine.member.device
 
     def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """A contiguous tensor with undefined values, as `torch.empty`. Local: no other rank takes part.
@@ -57,11 +55,11 @@ class MemAllocator:
         shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
         if any(n < 0 for n in shape):
             raise InvalidArgumentError(
-                f"a tensor of size {tuple(shape)}", comm=self._comm, hint="sizes are 0 or more"
+                f"a tensor of size {tuple(shape)}", comm=self._engine.name, hint="sizes are 0 or more"
             )
         count = math.prod(shape)
         if count == 0:
-            return torch.empty(shape, dtype=dtype, device=self._device)
+            return torch.empty(shape, dtype=dtype, device=self._engine.member.device)
         return self._memory.allocate(count * dtype.itemsize).view(dtype).view(shape)
 
     @property

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from unicomm.comms.errors import CommTimeoutError, UnsupportedError
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.streams import Streams
 
 from .device_kernels import FIELDS, INDEX, Launcher
@@ -374,8 +375,6 @@ class DeviceDomain:
         self._wait_for(limit, source, word=word, compare=3, counter=counter)
 
     def _wait_for(self, limit: float, source: int, **values: int) -> None:
-        from unicomm.comms.operations.table import OPERATIONS
-
         peer = source if source >= 0 else ~source
         self._launch(
             "symm_wait", self._args(limit), called=OPERATIONS["wait_signal"].code, peer=peer, **values

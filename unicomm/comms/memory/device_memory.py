@@ -15,6 +15,7 @@ import torch
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, InvalidArgumentError
 from unicomm.comms.execution.one_sided import attempt, issue
 from unicomm.comms.failures.faults import rank_list
+from unicomm.comms.failures.missing_ranks import explain
 from unicomm.comms.operations.symmetric_table import Capability, bytes_at
 from unicomm.comms.operations.table import BY_CODE
 
@@ -74,8 +75,6 @@ class DeviceMemory(SymmetricMemory):
             engine.raise_recorded("symm_barrier", 0, lambda: attempt(engine, self.settle, limit))
 
     def late_error(self) -> CommError | None:
-        from unicomm.comms.failures.missing_ranks import explain
-
         found = self.domain.outcome(clear=False)
         if found is not None and found.kind == device_domain.LATE:
             error = self._error(found, 0.0)

@@ -20,7 +20,6 @@ from .symmetric import SymmetricMemory, attached
 from .window import Window, WindowAccess, WindowAttr
 
 if TYPE_CHECKING:
-    from unicomm.comms.operations.arrays import Array
     from unicomm.comms.options import Hints, Timeout
 
 _LINE = 8  # words, so that counters of different ranks do not share a cache line
@@ -84,37 +83,11 @@ class HeapWindow(Window):
 
     # --- data and signals -------------------------------------------------------------------------------
 
-    def put(
-        self,
-        tensor: Array,
-        dst_rank: int,
-        target_offset_nelems: int,
-        async_op: bool = False,
-        hints: Hints = None,
-        timeout: Timeout = None,
-    ) -> Work:
-        where = (dst_rank, target_offset_nelems, async_op, hints, timeout)
-        done = self._fast_move("put", True, tensor, *where)
-        return done or super().put(tensor, *where)
-
-    def get(
-        self,
-        tensor: Array,
-        src_rank: int,
-        source_offset_nelems: int,
-        async_op: bool = False,
-        hints: Hints = None,
-        timeout: Timeout = None,
-    ) -> Work:
-        where = (src_rank, source_offset_nelems, async_op, hints, timeout)
-        done = self._fast_move("get", False, tensor, *where)
-        return done or super().get(tensor, *where)
-
-    def _fast_move(self, op: str, put: bool, *arguments: Any) -> Work | None:
+    def _short_move(self, op: str, *arguments: Any) -> Work | None:
         if self._place_at is None:
             return None
         code = OPERATIONS[op].code
-        return self._fast_done(op, self._memory.fast.move(op, code, put, *arguments, *self._place_at))
+        return self._fast_done(op, self._memory.fast.move(op, code, op == "put", *arguments, *self._place_at))
 
     def _fast_done(self, op: str, done: Any, source: int = -1) -> Work | None:
         """Returns the Work of a fast path, or None if it did not take the call; raises its error."""
@@ -140,26 +113,13 @@ class HeapWindow(Window):
         with self._engine.order:
             if not self._freed and type(peer_rank) is int and 0 <= peer_rank < self._memory.size:
                 word = self._pad.data_ptr() + peer_rank * _LINE * 8
-                done = self._memory.fast.wait_signal(
-                    "wait_signal",
-                    OPERATIONS["wait_signal"].code,
-                    peer_rank,
-                    async_op,
-                    hints,
-                    timeout,
-                    word,
-                    self._waited[peer_rank] + 1,
-                )
+                code, number = OPERATIONS["wait_signal"].code, self._waited[peer_rank] + 1
+                call = (code, peer_rank, async_op, hints, timeout, word, number)
+                done = self._memory.fast.wait_signal("wait_signal", *call)
                 if work := self._fast_done("wait_signal", done, peer_rank):
                     self._waited[peer_rank] += 1
                     return work
         return super().wait_signal(peer_rank, async_op, hints, timeout)
-
-    def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
-        return self._moving("put", tensor, start, peer)
-
-    def _getting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
-        return self._moving("get", tensor, start, peer)
 
     def _moving(self, op: str, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
         memory, own = self._memory, self._registered(op)

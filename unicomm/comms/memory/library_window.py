@@ -84,7 +84,9 @@ class LibraryWindow(Window):
 
     # --- data and signals -------------------------------------------------------------------------------
 
-    def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+    def _moving(self, op: str, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        if op == "get":
+            self._lacks("get", "has no get")
         if self._alone and self._unsignalled[peer]:
             self._engine.refuse(
                 "put",

@@ -117,9 +117,11 @@ class Window(abc.ABC):
         The data is there when the operation has completed; on a device, when `dst_rank` has waited for a
         signal that was issued after it.
         """
+        if done := self._short_move("put", tensor, dst_rank, target_offset_nelems, async_op, hints, timeout):
+            return done
         source, start = self._place("put", tensor, target_offset_nelems)
         peer = self._peer("put", "dst_rank", dst_rank)
-        job = self._putting(source, start, peer)
+        job = self._moving("put", source, start, peer)
         return self._issue("put", job, peer, async_op, hints, timeout, inputs=[source])
 
     def get(
@@ -132,9 +134,11 @@ class Window(abc.ABC):
         timeout: Timeout = None,
     ) -> Work:
         """Fills `tensor` from `src_rank`'s window, from element `source_offset_nelems` on."""
+        if done := self._short_move("get", tensor, src_rank, source_offset_nelems, async_op, hints, timeout):
+            return done
         target, start = self._place("get", tensor, source_offset_nelems)
         peer = self._peer("get", "src_rank", src_rank)
-        job = self._getting(target, start, peer)
+        job = self._moving("get", target, start, peer)
         return self._issue("get", job, peer, async_op, hints, timeout, outputs=[target])
 
     # --- signals ----------------------------------------------------------------------------------------
@@ -190,11 +194,13 @@ class Window(abc.ABC):
     def _detach(self) -> None:  # noqa: B027
         """Closes the tensor, when no rank accesses it any more."""
 
-    @abc.abstractmethod
-    def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]: ...
+    def _short_move(self, op: str, *arguments: Any) -> Work | None:
+        """Runs a "put" or "get" by a fast path, with its own arguments; None if that does not take it."""
+        return None
 
-    def _getting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
-        self._lacks("get", "has no get")
+    @abc.abstractmethod
+    def _moving(self, op: str, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
+        """The job of a "put" or "get"."""
 
     @abc.abstractmethod
     def _signalling(self, peer: int) -> Callable[[float], None]: ...

@@ -13,40 +13,33 @@ class DTypeInfo:
     dtype: torch.dtype
     name: str
     kind: str  # "float", "int", "bool" or "complex"
-    recorder_name: str  # what torch's flight recorder calls it (c10::ScalarType)
 
 
 _ROWS = [
-    (1, torch.float64, "float", "Double"),
-    (2, torch.float32, "float", "Float"),
-    (3, torch.float16, "float", "Half"),
-    (4, torch.bfloat16, "float", "BFloat16"),
-    (5, torch.float8_e4m3fn, "float", "Float8_e4m3fn"),
-    (6, torch.float8_e5m2, "float", "Float8_e5m2"),
-    (7, torch.int8, "int", "Char"),
-    (8, torch.int16, "int", "Short"),
-    (9, torch.int32, "int", "Int"),
-    (10, torch.int64, "int", "Long"),
-    (11, torch.uint8, "int", "Byte"),
-    (12, torch.uint16, "int", "UInt16"),
-    (13, torch.uint32, "int", "UInt32"),
-    (14, torch.uint64, "int", "UInt64"),
-    (15, torch.bool, "bool", "Bool"),
-    (16, torch.complex64, "complex", "ComplexFloat"),
-    (17, torch.complex128, "complex", "ComplexDouble"),
+    (1, torch.float64, "float"),
+    (2, torch.float32, "float"),
+    (3, torch.float16, "float"),
+    (4, torch.bfloat16, "float"),
+    (5, torch.float8_e4m3fn, "float"),
+    (6, torch.float8_e5m2, "float"),
+    (7, torch.int8, "int"),
+    (8, torch.int16, "int"),
+    (9, torch.int32, "int"),
+    (10, torch.int64, "int"),
+    (11, torch.uint8, "int"),
+    (12, torch.uint16, "int"),
+    (13, torch.uint32, "int"),
+    (14, torch.uint64, "int"),
+    (15, torch.bool, "bool"),
+    (16, torch.complex64, "complex"),
+    (17, torch.complex128, "complex"),
 ]
 OTHER = 18  # any other type: can be moved, cannot be reduced
 
 DTYPES: dict[torch.dtype, DTypeInfo] = {
-    dtype: DTypeInfo(code, dtype, str(dtype).removeprefix("torch."), kind, recorder_name)
-    for code, dtype, kind, recorder_name in _ROWS
+    dtype: DTypeInfo(code, dtype, str(dtype).removeprefix("torch."), kind) for code, dtype, kind in _ROWS
 }
 NAMES: dict[int, str] = {0: "", OTHER: "other", **{info.code: info.name for info in DTYPES.values()}}
-RECORDER_NAMES: dict[int, str] = {
-    0: "",
-    OTHER: "Undefined",
-    **{info.code: info.recorder_name for info in DTYPES.values()},
-}
 
 
 def code_of(dtype: torch.dtype) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import struct
 from typing import ClassVar, Final
 
 import torch
@@ -105,10 +104,6 @@ class ReduceOp:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (ReduceOp, (self.type, self.factor))
-
-    def factor_bits(self) -> int:
-        """The factor as 64 bits, for comparing; 0 without one."""
-        return 0 if self.factor is None else int(struct.unpack("<Q", struct.pack("<d", self.factor))[0])
 
 
 for _type in RedOpType:

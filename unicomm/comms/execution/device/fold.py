@@ -27,12 +27,8 @@ _ARITHMETIC: dict[RedOpType, _Combine] = {
     RedOpType.MIN: torch.minimum,
     RedOpType.MAX: torch.maximum,
 }
-_SIGNED = {
-    1: torch.uint8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # integers of these sizes hold the bits of any integer type
+# Integers of these sizes hold the bits of any integer type.
+_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGN = -(1 << 63)
 
 

@@ -73,12 +73,7 @@ class StreamWork(Work):
         while not self.is_completed():
             left = end - time.monotonic()
             if left <= 0:
-                raise CommTimeoutError(
-                    f"not finished within {limit:g} s of waiting; it goes on",
-                    op=self.name,
-                    seq=self.seq,
-                    hint="wait again, or look at the recorder (unicomm trace show) for who is missing",
-                )
+                raise self._late(limit)
             time.sleep(min(nap, left))
             nap = min(2 * nap, LONGEST_LOOK)
         self._raise()

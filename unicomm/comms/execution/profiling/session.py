@@ -273,7 +273,7 @@ class Session:
         name = f"unicomm::{what.op}"
         if not profiler_enabled():
             return Span(name, row, None)
-        arguments = {
+        arguments: dict[str, Any] = {
             "seq_num": seq,
             "in_elements": what.n_in,
             "out_elements": what.n_out,
