@@ -121,15 +121,8 @@ def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -
 
 def _group(entry: dict[str, Any]) -> Group:
     ranks = tuple(parse_ranks(str(entry["ranks"]), _MOST_RANKS))
-    group = Group(
-        uid=unquote(str(entry["uid"])),
-        name=unquote(str(entry["name"])),
-        group_name=unquote(str(entry["group_name"])),
-        description=unquote(str(entry["description"])),
-        backend=unquote(str(entry["backend"])),
-        ranks=ranks,
-        rank=int(entry["rank"]),
-    )
+    names = (unquote(str(entry[key])) for key in ("uid", "name", "group_name", "description", "backend"))
+    group = Group(*names, ranks=ranks, rank=int(entry["rank"]))
     if not 0 <= group.rank < len(ranks):
         raise ValueError(f"rank {group.rank} is not one of {len(ranks)}")
     return group

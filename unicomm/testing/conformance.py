@@ -353,11 +353,7 @@ class _Run:
         send, receive = self._rows()
         width = 3 if self.case.layout == "matrix" else 1
         x = self.glue([self.values(self.me, to, rows * width) for to, rows in enumerate(send)])
-        out = (
-            _Run(self.comm, Case(self.case.operation, self.case.dtype))
-            .empty(sum(receive) * width)
-            .reshape(-1)
-        )
+        out = _Run(self.comm, replace(self.case, layout="flat")).empty(sum(receive) * width)
         if width > 1:
             x, out = x.reshape(-1, width), out.reshape(-1, width)
         else:

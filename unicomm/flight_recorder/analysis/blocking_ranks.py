@@ -14,10 +14,9 @@ from unicomm.flight_recorder.texts import capital, ranks_text
 
 from .evidence import Evidence
 from .verdict import Finding, Verdict
-from .wait_cycles import WaitCycles
+from .wait_cycles import cycle_finding
 from .wait_graph import StuckCollective, WaitGraph, WaitNode, components
 
-_MOST_EDGES = 8
 _GONE_WORD = {KILLED: "was killed", ENDED: "ended"}
 
 
@@ -87,13 +86,11 @@ class BlockingRanks:
 
     def findings(self) -> list[Finding]:
         """Returns the findings about cycles, blocking ranks and unfinished operations."""
-        cycles = WaitCycles(self.table, self.waits, self.evidence)
         ends: list[int] = []
         out: list[Finding] = []
         for component in components(self.waits):
-            inside = set(component)
             if len(component) > 1:
-                out += cycles.finding(inside)
+                out += cycle_finding(self.table, self.waits, self.evidence, set(component))
                 continue
             node = component[0]
             if len(node) == 1 and not self.waits.edges.get(node) and node not in self.explained:

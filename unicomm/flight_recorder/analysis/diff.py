@@ -12,6 +12,7 @@ from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.rows import place
 from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.table.table_store import Interner
 
 _SEQ_BITS = 36
 
@@ -98,16 +99,6 @@ class _Side:
     channel: Column  # of each entry of `key`
 
 
-class _Names:
-    """Numbers values; equal values of both runs get one number."""
-
-    def __init__(self) -> None:
-        self.known: dict[Any, int] = {}
-
-    def __call__(self, value: Any) -> int:
-        return self.known.setdefault(value, len(self.known))
-
-
 def compare(a: Table, b: Table) -> Diff:
     """Compares two runs: collectives by group and number, messages by pair and number."""
     first, second = _sides(a, b)
@@ -130,7 +121,9 @@ def compare(a: Table, b: Table) -> Diff:
 
 
 def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
-    groups, calls = _Names(), _Names()
+    # Equal values of both runs get one number.
+    groups: Interner[tuple[Any, ...]] = Interner()
+    calls: Interner[tuple[Any, ...]] = Interner()
     with_root = all(
         (t.calls.root >= 0).any() for t in (a, b)
     )  # torch's dumps have neither roots nor reductions

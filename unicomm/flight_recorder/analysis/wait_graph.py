@@ -35,7 +35,6 @@ class StuckCollective:
         unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
             the first stuck collective of a group lists them.
         gone: the members that are in it, but dead or stopped.
-        earlier: the previous stuck collective, if members are missing from it, and so from this one too.
     """
 
     group: int
@@ -44,7 +43,6 @@ class StuckCollective:
     missing: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
-    earlier: StuckCollective | None = None
 
     @property
     def node(self) -> WaitNode:
@@ -157,8 +155,7 @@ def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None
         for i, one in enumerate(several):
             one.gone = [rank for rank in one.waiting if rank in gone]
             if behind:
-                one.earlier = several[i - 1]
-                waits.add(one.node, one.earlier.node)
+                waits.add(one.node, several[i - 1].node)
             for rank in one.waiting:
                 if rank not in gone:
                     waits.add((rank,), one.node)

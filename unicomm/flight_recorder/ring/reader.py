@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from unicomm.flight_recorder.texts import parse_ranks
 
-from .folder import SUFFIX, pid_namespace, process_code, process_start_ticks
+from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
 VERSION = 1
@@ -324,11 +324,7 @@ class Ring:
         """
         if copied := self.copied_as:
             return "running" if copied == "sleeping" else copied
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot = ""
-        if self.meta.get("boot_id") != boot:
+        if self.meta.get("boot_id") != boot_id():
             return "elsewhere"
         if self.meta.get("pid_namespace", here := pid_namespace()) != here:
             return "elsewhere"

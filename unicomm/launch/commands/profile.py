@@ -33,7 +33,7 @@ def merge(
     """
     from .profile_actions import merge as run
 
-    raise typer.Exit(run(traces, output))
+    run(traces, output)
 
 
 @app.command()
@@ -57,7 +57,7 @@ def report(
     """
     from .profile_actions import report as run
 
-    raise typer.Exit(run(inputs or [], json, html))
+    run(inputs or [], json, html)
 
 
 @app.command()
@@ -74,4 +74,4 @@ def annotate(
     """
     from .profile_actions import annotate as run
 
-    raise typer.Exit(run(trace, annotations, output))
+    run(trace, annotations, output)

@@ -4,70 +4,68 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+import typer
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress
+from rich.progress import DownloadColumn
 
-from unicomm.profiler.chrome import TraceError
+from unicomm.profiler.chrome import Progress, TraceError
 
-from .terminal import GOOD, UNUSABLE, print_error, progress
+from .terminal import UNUSABLE, print_error, print_line, progress
 
 
-def _guarded(run: Callable[[Console, Progress], None]) -> int:
-    """Runs an action with a progress bar and prints its errors. Returns the exit code."""
+@contextmanager
+def _progress(what: str) -> Iterator[tuple[Console, Progress]]:
+    """Yields stderr, and what shows the progress there. An error ends the command, and is printed."""
     errors = Console(stderr=True)
     gc.disable()  # millions of small objects and no cycles: collecting takes a tenth of the time
     try:
         with progress(errors, DownloadColumn()) as bar:
-            run(errors, bar)
+            task = bar.add_task(what, total=None)
+            yield errors, lambda at, total: bar.update(task, completed=at, total=total)
     except (TraceError, ImportError, OSError) as error:
         print_error(errors, error)
-        return UNUSABLE
+        raise typer.Exit(UNUSABLE) from None
     finally:
         gc.enable()
-    return GOOD
 
 
 def _print_remarks(errors: Console, remarks: list[str]) -> None:
     for remark in remarks:
-        errors.print(f"note: {remark}", style="yellow", markup=False, soft_wrap=True)
+        print_line(errors, f"note: {remark}", "yellow")
 
 
-def merge(traces: list[Path], output: Path) -> int:
+def merge(traces: list[Path], output: Path) -> None:
     from unicomm.profiler.merging import merge as run
 
-    def go(errors: Console, bar: Progress) -> None:
-        task = bar.add_task("merging", total=None)
-        done = run(traces, output, lambda at, total: bar.update(task, completed=at, total=total))
+    with _progress("merging") as (errors, advance):
+        done = run(traces, output, advance)
         widest = max((abs(o) for o in done.offsets_ns.values()), default=0)
         ranks = f"{len(done.ranks)} rank{'s' if len(done.ranks) != 1 else ''}"
-        errors.print(
+        print_line(
+            errors,
             f"wrote {output}: {ranks}, {done.events} events, {done.operations} operations,"
             f" {done.flows} flows; clocks moved by at most {widest / 1000:.1f} us",
-            markup=False,
-            soft_wrap=True,
         )
         _print_remarks(errors, done.remarks)
 
-    return _guarded(go)
 
-
-def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
+def report(inputs: list[Path], as_json: bool, html: Path | None) -> None:
     from unicomm.profiler import figures
 
-    def go(errors: Console, bar: Progress) -> None:
+    with _progress("reading") as (errors, advance):
         if html is not None:  # reports a missing package before the long work
             if not html.parent.is_dir():
                 raise TraceError(f"--html {html}: the folder {html.parent} does not exist")
             import_module("unicomm.profiler.figures_html")
-        task = bar.add_task("reading", total=None)
-        found = figures.report(inputs, lambda at, total: bar.update(task, completed=at, total=total))
+        found = figures.report(inputs, advance)
         if html is not None:
             import_module("unicomm.profiler.figures_html").write(found, html)
-            errors.print(f"wrote {html}", style="dim", markup=False, soft_wrap=True)
+            print_line(errors, f"wrote {html}", "dim")
         _print_remarks(errors, found.remarks)
         if as_json:
             sys.stdout.write(figures.to_json(found) + "\n")
@@ -76,18 +74,13 @@ def report(inputs: list[Path], as_json: bool, html: Path | None) -> int:
 
             Console().print(render(found))
 
-    return _guarded(go)
 
-
-def annotate(trace: Path, annotations: Path, output: Path) -> int:
+def annotate(trace: Path, annotations: Path, output: Path) -> None:
     from unicomm.profiler.annotations import annotate as run
 
-    def go(errors: Console, bar: Progress) -> None:
-        task = bar.add_task("annotating", total=None)
-        done = run(trace, annotations, output, lambda at, total: bar.update(task, completed=at, total=total))
-        errors.print(f"wrote {output}: {done} kernels annotated", markup=False, soft_wrap=True)
+    with _progress("annotating") as (errors, advance):
+        done = run(trace, annotations, output, advance)
+        print_line(errors, f"wrote {output}: {done} kernels annotated")
         if not done:
             why = "no kernel of the trace belongs to a node of the annotations: are both of one run?"
             _print_remarks(errors, [why])
-
-    return _guarded(go)
