@@ -33,6 +33,7 @@ import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
 from unicomm.comms.execution import completion
+from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.streams import Streams
 
 console = Console(width=None if sys.stdout.isatty() else 110)
@@ -181,10 +182,16 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
     unicomm.register_backend(OwnPart.name, OwnPart)
     comm = unicomm.new_comm(OwnPart.name, torch.device("cpu"), rank=0, size=1, name="overhead")
     x, engine = torch.ones(4), comm._engine
-    queue, recorder = engine.queue, engine._recorder
-    assert queue is not None
+    executor, member = engine.executor, engine.member
+    recorder = member.recorder
     call = engine.check.call("all_reduce", (x,), op=SUM)
-    begin = (engine._recorder_index, call.operation.code, 1, 1, [x], [x], call.red_code, -1, 0, 0, 1000, 0)
+    begin = (member.recorder_index, call.operation.code, 1, 1, [x], [x], call.red_code, -1, 0, 0, 1000, 0)
+
+    def put() -> None:
+        op = IssuedOperation("all_reduce", (), lambda: None, 1.0, async_op=False)
+        op.op_id = 1
+        executor.run(op)
+
     kinds: dict[str, Callable[[], Any]] = {
         "a call": lambda: comm.all_reduce(x, SUM, False),
         "a call, async": lambda: comm.all_reduce(x, SUM, True),
@@ -192,11 +199,9 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
         "the long way: arguments checked": lambda: engine.check.call("all_reduce", (x,), op=SUM),
         "the long way: record begun": lambda: recorder.begin(*begin, False),
         "the long way: backend, to the library's function": lambda: completion.run(engine.group, call),
-        "the long way: streams, events, watchdog": lambda: queue.issue(
-            lambda: None, "all_reduce", 1, [], 1.0, False, None, ()
-        ),
+        "the long way: streams, events, watchdog": put,
     }
-    took = rounds_of(kinds, rounds, calls, lambda: queue.drain(60))
+    took = rounds_of(kinds, rounds, calls, lambda: executor.drain(60))
     comm.finalize()
     return took
 
@@ -265,7 +270,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             kinds[f"{name}, process group"] = torchs[name]
         queue = comm._engine.executor
         assert queue is not None
-        took.update(rounds_of(kinds, rounds, calls, lambda: queue.drain(60)))
+        took.update(rounds_of(kinds, rounds, calls, lambda: comm._engine.executor.drain(60)))
 
     run_ranks(program, 2, backend=OwnPart.name)
     return took

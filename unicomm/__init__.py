@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from unicomm.backends.registry import backend_names, new_comm, register_backend
     from unicomm.comms.batch import BatchSendRecv, P2POp
-    from unicomm.comms.communicator import Communicator, TorchComm, empty
+    from unicomm.comms.communicator import Communicator, TorchComm
     from unicomm.comms.errors import (
         AbortedError,
         BackendError,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         PeerLostError,
         UnsupportedError,
     )
-    from unicomm.comms.memory.allocator import MemAllocator
+    from unicomm.comms.memory.allocator import MemAllocator, empty
     from unicomm.comms.memory.window import Window
     from unicomm.comms.operations.reduction import RedOpType, ReduceOp
     from unicomm.comms.operations.table import OpName
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 _WHERE = {
     "backends.registry": "backend_names new_comm register_backend",
     "comms.batch": "BatchSendRecv P2POp",
-    "comms.communicator": "Communicator TorchComm empty",
+    "comms.communicator": "Communicator TorchComm",
     "comms.errors": "AbortedError BackendError CommError CommTimeoutError DeadlockError InvalidArgumentError"
     " MismatchError NotReadyError PeerLostError UnsupportedError",
-    "comms.memory.allocator": "MemAllocator",
+    "comms.memory.allocator": "MemAllocator empty",
     "comms.operations.table": "OpName",
     "comms.options": "CommOptions",
     "comms.operations.reduction": "RedOpType ReduceOp",

@@ -307,7 +307,7 @@ def all_reduce_method(
     unset_timeout: object,
     sets_no_timeout: object | None,
     codes: bytes,
-    path: list,
+    path: list[str],
     general: str,
     failed: str,
     done: object,
@@ -476,7 +476,7 @@ def symm_nvshmem(path: str, loaded: bool = False) -> SymmTable:
     The table over NVSHMEM; with `loaded` only if the library is already in the process.
     """
 
-def symm_nvshmem_info() -> tuple:
+def symm_nvshmem_info() -> tuple[int, str, int]:
     """
     (version, file, nvshmemx_init_status) of the opened NVSHMEM; version 30405 is 3.4.5.
     """

@@ -52,9 +52,36 @@ def test_on_it_is_installed():
     python(
         "import torch\n"
         "import torch.distributed.distributed_c10d as c\n"
-        "assert c._TORCHCOMM_AVAILABLE and c._BackendWrapper.__name__ == 'UnicommProcessGroup'",
+        "import sys\n"
+        "assert c._TORCHCOMM_AVAILABLE\n"
+        "assert 'unicomm.c10d.process_group' not in sys.modules\n"
+        "c.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())\n"
+        "assert c._BackendWrapper.__name__ == 'UnicommProcessGroup'",
         TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
     )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "c10d.compat",
+        "c10d.env_rendezvous",
+        "c10d.process_group",
+        "comms.backend",
+        "comms.execution.member",
+        "comms.membership.environment",
+        "comms.operations.dtypes",
+        "backends.registry",
+    ],
+)
+def test_it_is_installed_whatever_module_imports_torch_first(first):
+    done = python(
+        f"import unicomm.{first}\n"
+        "import torch.distributed.distributed_c10d as c\n"
+        "assert c._TORCHCOMM_AVAILABLE",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+    )
+    assert "no effect" not in done.stderr
 
 
 def test_it_never_breaks_the_import_of_torch():

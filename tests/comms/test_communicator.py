@@ -17,6 +17,7 @@ from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import (
     CommError,
     CommTimeoutError,
+    DeadlockError,
     Communicator,
     InvalidArgumentError,
     MismatchError,
@@ -271,11 +272,12 @@ def test_the_tree():
     classes = [
         c for c in vars(unicomm.comms.errors).values() if inspect.isclass(c) and issubclass(c, CommError)
     ]
-    assert len(classes) == 9
+    assert len(classes) == 10
     assert issubclass(CommError, RuntimeError)
     assert issubclass(InvalidArgumentError, ValueError)
     assert all(c.__name__ in unicomm.__all__ for c in classes)
-    assert all(c.__bases__[0] is CommError for c in classes if c is not CommError)
+    assert issubclass(DeadlockError, CommTimeoutError)
+    assert all(c.__bases__[0] is CommError for c in classes if c not in (CommError, DeadlockError))
 
 
 def test_what_an_error_says():

@@ -17,9 +17,8 @@ from unicomm.comms.backend import PROTOCOL_VERSION, Backend, ChecksProcess, Reco
 from unicomm.comms.communicator import Communicator, communicator_of
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
-from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import create
-from unicomm.comms.membership.environment import detect_environment
+from unicomm.comms.membership.environment import Environment, detect_environment
 from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
 
 # Imported at first use, so that `import unicomm` loads no backend.
@@ -121,11 +120,11 @@ def _check_usable(backend: type[Backend], size: int, world: Environment) -> None
 def new_comm(
     backend: str,
     device: torch.device | str,
+    name: str = "main",
     *,
     abort_process_on_timeout_or_error: bool = False,
     timeout: timedelta | float | None = None,
     store: Store | None = None,
-    name: str = "main",
     enable_reconfigure: bool = False,
     hints: Mapping[str, str] | None = None,
     rank: int | None = None,
@@ -140,12 +139,12 @@ def new_comm(
             "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
             process plays any rank), or a registered one.
         device: the device of the tensors; required.
+        name: tells communicators apart. A name may be used again.
         abort_process_on_timeout_or_error: end the process when the communicator breaks, instead of raising.
         timeout: of the creation, and of each operation without its own; seconds or timedelta.
             Default: TORCHCOMM_TIMEOUT_SECONDS, else 600.
         store: a torch.distributed Store that all ranks share. Default: the one of the launcher
             (MASTER_ADDR and MASTER_PORT), or a file where one launcher runs all ranks on one host.
-        name: tells communicators apart. A name may be used again.
         enable_reconfigure: the ranks may change later, see docs/reconfigure.md. The communicator then waits
             for no rank, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
             size= it connects them at once. `UnsupportedError` if the backend cannot.

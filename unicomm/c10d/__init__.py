@@ -13,3 +13,6 @@ functional.py          collectives as functions and custom operators (`unicomm.f
 functional_kernels.py  kernel, shape function and gradient of each custom operator
 compat.py              torch's private parts, by version; imports nothing of unicomm
 """
+
+# torch first: at the end of its import it runs the switch, which needs `compat` whole.
+import torch as torch

@@ -193,6 +193,40 @@ def stand_for_torchcomms(parts: Mapping[str, Any]) -> None:
     c10d._TORCHCOMM_AVAILABLE = True
 
 
+def give_group_class(placeholder: type, group_class: type) -> None:
+    """Replaces `placeholder`, if it stands in torch.distributed for torchcomms' `_BackendWrapper`."""
+    if getattr(c10d, "_BackendWrapper", None) is placeholder:
+        setattr(c10d, "_BackendWrapper", group_class)  # noqa: B010
+
+
+# --- futures ------------------------------------------------------------------------------------------------
+
+
+class FailedResult:
+    """The value of a future that has failed: whoever looks for tensors in it gets the error.
+
+    C++ code (DDP's Reducer) finds the tensors of a Python value by pickling it
+    (`torch._jit_internal._extract_tensors`). `Future.set_exception` stores the exception itself there, which
+    pickles well and has no tensor; the Reducer then reads the first of none and the process dies of SIGSEGV.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self.error
+
+
+def _raise_failed(result: FailedResult) -> None:
+    raise result.error
+
+
+def fail_future(future: torch.futures.Future[Any], error: Exception) -> None:
+    """Sets `future` to `error`. Python code that waits for it gets the error itself, as C++ code does."""
+    future._set_unwrap_func(_raise_failed)
+    future.set_result(FailedResult(error))
+
+
 # --- batches of messages ------------------------------------------------------------------------------------
 
 BATCH_VARIABLE = "p2p_op_list"  # the argument of `dist.batch_isend_irecv`

@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.execution.member import Environment
-from unicomm.comms.membership.environment import TORCHRUN, detect_environment
+from unicomm.comms.membership.environment import TORCHRUN, Environment, detect_environment
 
 from .choice import CHOICE
 from .compat import HashStore, PrefixStore, Store, rendezvous_handlers

@@ -16,7 +16,7 @@ from unicomm.comms.execution.device.work import StreamWork
 from unicomm.comms.failures.daemon_pool import DaemonPool
 from unicomm.comms.work import Work
 
-from .compat import methods, not_traced
+from .compat import fail_future, methods, not_traced
 
 Tensor = torch.Tensor
 NO_TIMEOUT = timedelta(milliseconds=-1)  # torch passes it when the caller gave no timeout
@@ -100,7 +100,7 @@ class ProcessGroupWork(dist.Work):
                 self._settle()
                 future.set_result(self._outputs)
             except Exception as error:
-                future.set_exception(error)
+                fail_future(future, error)
         return future
 
     def _outcome(self) -> list[Tensor]:
@@ -141,7 +141,7 @@ class OperationFuture(torch.futures.Future[Any]):
             try:
                 result = outcome()
             except Exception as error:
-                self.set_exception(error)
+                fail_future(self, error)
                 return
             self.set_result(result)
 

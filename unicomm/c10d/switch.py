@@ -48,6 +48,7 @@ def register() -> None:
         from .compat import group_maker_variables
         from .group_creator import create
 
+        _give_group_class()
         # Only torch's function knows which devices the program wants, and which backends torch has made.
         return create(options, hints, group_maker_variables())
 
@@ -77,7 +78,6 @@ def install() -> str:
     if reason := why_not():
         return reason
     from .compat import stand_for_torchcomms
-    from .process_group import UnicommProcessGroup
 
     def known_backend(name: str) -> bool:
         return True
@@ -85,7 +85,7 @@ def install() -> str:
     stand_for_torchcomms(
         {
             "new_comm": _new_comm,
-            "_BackendWrapper": UnicommProcessGroup,
+            "_BackendWrapper": _NoGroupYet,
             "FlightRecorderHook": _recorder_hook,
             "_TorchCommsFlightRecorderHook": _recorder_hook,
             "_torchcomms_is_backend_built": known_backend,
@@ -97,6 +97,22 @@ def install() -> str:
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""
+
+
+class _NoGroupYet:
+    """Stands for the class of unicomm's groups until the first is made.
+
+    The switch may run while a module of unicomm is being imported, which has imported torch. It therefore
+    imports no module that imports torch at its top, except `compat`.
+    """
+
+
+def _give_group_class() -> None:
+    """Gives torch the class of unicomm's groups, with which it wraps a communicator that it has made."""
+    from .compat import give_group_class
+    from .process_group import UnicommProcessGroup
+
+    give_group_class(_NoGroupYet, UnicommProcessGroup)
 
 
 def _recorder_hook(max_entries: int = 0) -> Any:
@@ -116,6 +132,7 @@ def _new_comm(
     from .compat import group_maker_variables
 
     asked = group_maker_variables()
+    _give_group_class()
     comm = _create(backend, device.type, name, store, asked, more)
     try:
         _add_other_devices(comm, name, asked, more)

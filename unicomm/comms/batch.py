@@ -8,7 +8,6 @@ from unicomm.comms.execution.engine import Holder
 from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.operations.arrays import Array
 
-from .errors import InvalidArgumentError
 from .options import Hints, Timeout
 from .work import Work
 
@@ -50,13 +49,8 @@ class BatchSendRecv:
         Raises `InvalidArgumentError` for an empty batch. When it raises that, the batch keeps its entries.
         """
         if not self.ops:
-            raise InvalidArgumentError(
-                "cannot issue an empty batch",
-                op="batch",
-                comm=self._comm.get_name(),
-                rank=self._comm.get_rank(),
-                hint="add sends and receives first; an issued batch is empty again",
-            )
+            hint = "add sends and receives first; an issued batch is empty again"
+            self._comm._engine.invalid("batch", "cannot issue an empty batch", hint)
         items = [(op.kind, op.tensor, op.peer) for op in self.ops]
         work = messages(self._comm._engine, items, async_op, hints, timeout, batch=True)
         self.ops = []

@@ -15,6 +15,7 @@ import torch
 
 from unicomm.c10d.compat import OpaqueBase, methods, not_traced
 from unicomm.comms.execution.assembly import new_engine
+from unicomm.comms.execution.expect_slow import expect_slow
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.failures import open_communicators
@@ -26,17 +27,16 @@ from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
 
 from .backend import Capabilities, ChangesHints, ReportsMemory
+from .batch import BatchSendRecv
 from .errors import AbortedError, CommError, UnsupportedError
 from .options import CommOptions, Hints, Timeout, read_hints
+from .persistent import AllGatherHandle, check_handle
 from .work import Work
 
 if TYPE_CHECKING:
     from unicomm.comms.execution.member import Member
     from unicomm.comms.membership.epoch import ReconfigureState
     from unicomm.comms.memory.window import Window
-
-    from .batch import BatchSendRecv
-    from .persistent import AllGatherHandle
 
 Tensor = Array  # numpy arrays and arrays with `__dlpack__` are taken as well
 
@@ -327,8 +327,6 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
 
     def batch_op_create(self) -> BatchSendRecv:
         """Returns an empty batch, whose sends and receives run together when it is issued."""
-        from .batch import BatchSendRecv
-
         return BatchSendRecv(self)
 
     # --- persistent all-gather ----------------------------------------------------------------------
@@ -337,8 +335,6 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         self, output: Tensor, hints: Hints = None, timeout: Timeout = None
     ) -> AllGatherHandle:
         """Prepares repeated all-gathers into `output`. Called by all ranks."""
-        from .persistent import AllGatherHandle
-
         return AllGatherHandle(self, output, hints, timeout)
 
     def all_gather_p_exec(
@@ -350,14 +346,10 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         timeout: Timeout = None,
     ) -> Work:
         """One all-gather of `input` into the tensor that the handle was made for."""
-        from .persistent import check_handle
-
         return check_handle(self, handle, "all_gather_p_exec").run(input, async_op, hints, timeout)
 
     def all_gather_p_free(self, handle: AllGatherHandle) -> None:
         """Frees the handle; using it afterwards raises `NotReadyError`."""
-        from .persistent import check_handle
-
         check_handle(self, handle, "all_gather_p_free").free()
 
     # --- groups -------------------------------------------------------------------------------------
@@ -443,12 +435,6 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         """
         finalize.finalize(self, self._engine.read_timeout("finalize", timeout))
 
-    def _close(self, timeout: float) -> None:
-        finalize.close(self, timeout)
-
-    def _forget(self) -> None:
-        finalize.forget(self)
-
     def __enter__(self) -> Communicator:
         return self
 
@@ -467,13 +453,8 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
             self._dynamic.cancel()
         if self._engine.finalized:
             return
-        error = AbortedError(
-            "aborted by this rank",
-            comm=self._member.name,
-            rank=self._member.rank,
-            culprits=(self._member.rank,),
-            hint="create a new communicator to go on",
-        )
+        hint, culprits = "create a new communicator to go on", (self._member.rank,)
+        error = self._engine.error(AbortedError, None, "aborted by this rank", hint, culprits)
         self._engine.break_(error, self._member.backend.abort)
 
     def is_aborted(self) -> bool:
@@ -490,8 +471,6 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
         For up to `seconds` from the block's beginning no operation of the communicator times out, on any
         rank. One rank or several may call it, without the others' help. docs/failures.md says what it covers.
         """
-        from unicomm.comms.execution.expect_slow import expect_slow
-
         return expect_slow(self._engine, name, seconds)
 
     def get_timeout(self) -> float:
@@ -609,15 +588,6 @@ def communicator_of(created: Created) -> Communicator:
         comm.register_abort_hook(created.dump)
     open_communicators.add(comm)
     return comm
-
-
-def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Communicator) -> torch.Tensor:
-    """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
-
-    Short for `comm.mem_allocator.empty(...)`. Local. Raises `UnsupportedError` if the backend has no such
-    memory.
-    """
-    return comm.mem_allocator.empty(*size, dtype=dtype)
 
 
 #: What torchcomms calls it.

@@ -61,6 +61,13 @@ class CommError(RuntimeError):
         if known := {*dead, *absent, *late}:
             self.culprits = tuple(sorted(known))
 
+    def locate(self, op: str | None, comm: str, rank: int, seq: int | None = None) -> None:
+        """Says where the error happened, as far as it does not say so already."""
+        self.op = self.op or op
+        self.comm = self.comm or comm
+        self.rank = rank if self.rank is None else self.rank
+        self.seq = seq if self.seq is None else self.seq
+
     def again(self, message: str) -> CommError:
         """Returns a new error with the same class and fields and another message."""
         return type(self)(message, **self._fields())

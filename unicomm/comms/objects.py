@@ -28,10 +28,9 @@ _CODECS = ("safe", "pickle")
 
 def _begin(comm: Communicator, op: str, codec: str, root: Any = None) -> int:
     """Checks what all functions take; returns the root."""
-    row = OPERATIONS[op]
     if codec not in _CODECS:
-        comm._engine.check.fail(row, f"codec {codec!r} is unknown", f"one of {', '.join(_CODECS)}")
-    return -1 if root is None else comm._engine.check.check_rank(row, "root", root)
+        comm._engine.invalid(op, f"codec {codec!r} is unknown", f"one of {', '.join(_CODECS)}")
+    return -1 if root is None else comm._engine.check.check_rank(OPERATIONS[op], "root", root)
 
 
 def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
@@ -45,8 +44,8 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
             _decode_safe(data)  # here rather than at the receivers, where it would come too late
     except (pickle.PickleError, AttributeError, TypeError) as error:
         how = "safely" if codec == "safe" else "by pickle"
-        comm._engine.check.fail(
-            OPERATIONS[op],
+        comm._engine.invalid(
+            op,
             f"a {type(obj).__name__} cannot travel {how}: {_line(error)}",
             'register its class with torch.serialization.add_safe_globals, or pass codec="pickle"'
             if codec == "safe"
@@ -64,13 +63,12 @@ def _decode(comm: Communicator, op: str, sender: int, data: torch.Tensor, codec:
     try:
         return pickle.loads(raw) if codec == "pickle" else _decode_safe(raw)
     except Exception as error:
-        raise MismatchError(
+        raise comm._engine.error(
+            MismatchError,
+            op,
             f"the object from rank {sender} cannot be read with codec '{codec}': {_line(error)}",
-            op=op,
-            comm=comm.get_name(),
-            rank=comm.get_rank(),
-            culprits=(sender,),
-            hint="pass the same codec= on all ranks; define or register the object's class on all of them",
+            "pass the same codec= on all ranks; define or register the object's class on all of them",
+            (sender,),
         ) from error
 
 
@@ -98,14 +96,13 @@ def _believe(comm: Communicator, op: str, claims: Mapping[int, int]) -> None:
     if not liars and sum(claims.values()) <= most:
         return
     liars = liars or [max(claims, key=lambda sender: claims[sender])]
-    error = MismatchError(
+    error = comm._engine.error(
+        MismatchError,
+        op,
         f"rank {liars[0]} says that its object has {claims[liars[0]]} bytes;"
         f" together {sum(claims.values())} are to come, and this host has {most}",
-        op=op,
-        comm=comm.get_name(),
-        rank=comm.get_rank(),
-        culprits=liars,
-        hint="call the same function on all ranks; send large data as tensors, in parts",
+        "call the same function on all ranks; send large data as tensors, in parts",
+        liars,
     )
     comm._engine.break_(error, comm._engine.backend.abort)
     raise error
@@ -185,8 +182,8 @@ def broadcast_object_list(
     if not _moves(comm):
         return
     if length != len(object_list):
-        comm._engine.check.fail(
-            OPERATIONS["broadcast"],
+        comm._engine.invalid(
+            "broadcast",
             f"object_list has {len(object_list)} entries, the root's {length}",
             "make the lists equally long",
         )
@@ -203,9 +200,7 @@ def scatter_object_list(
     """The root's `input_list[i]` goes to rank i's `output_list[0]`. Called by all ranks."""
     root = _begin(comm, "scatter", codec, root)
     if not output_list:
-        comm._engine.check.fail(
-            OPERATIONS["scatter"], "output_list is empty", "pass a list with one entry, e.g. [None]"
-        )
+        comm._engine.invalid("scatter", "output_list is empty", "pass a list with one entry, e.g. [None]")
     device, n = comm.get_device(), comm.get_size()
     datas: list[torch.Tensor] = []
     if comm.get_rank() == root:
@@ -255,6 +250,4 @@ def recv_object_list(
 def _check_list(comm: Communicator, op: str, objects: object) -> None:
     n = comm.get_size()
     if not isinstance(objects, MutableSequence) or len(objects) != n:
-        comm._engine.check.fail(
-            OPERATIONS[op], "the object list must have one entry per rank", f"pass [None] * {n}"
-        )
+        comm._engine.invalid(op, "the object list must have one entry per rank", f"pass [None] * {n}")

@@ -26,18 +26,16 @@ class AllGatherHandle:
     """A persistent all-gather, returned by `all_gather_p_init`, into the tensor `output`."""
 
     def __init__(self, comm: Gathering, output: Array, hints: Hints, timeout: Timeout) -> None:
-        comm._engine.check_open("all_gather_single")
-        n = comm.get_size()
-        tensor = comm._engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
+        engine, n = comm._engine, comm._engine.group.size
+        engine.check_open("all_gather_single")
+        tensor = engine.check.check_tensor(OPERATIONS["all_gather_single"], "output", output)
         if tensor.numel() % n:
-            raise InvalidArgumentError(
+            engine.invalid(
+                "all_gather_p_init",
                 f"output has {tensor.numel()} elements, which {n} ranks cannot share equally",
-                op="all_gather_p_init",
-                comm=comm.get_name(),
-                rank=comm.get_rank(),
-                hint="give it n times the elements of the input",
+                "give it n times the elements of the input",
             )
-        limit = comm._engine.per_op("all_gather_single", hints, timeout)
+        limit = engine.per_op("all_gather_single", hints, timeout)
         self.output = tensor
         self.timeout = None if timeout is None else limit
         self._comm: Gathering | None = comm
@@ -65,8 +63,8 @@ def check_handle(comm: Gathering, handle: object, op: str) -> AllGatherHandle:
     elif handle._comm is None:
         error, message, hint = NotReadyError, "the handle was freed", "make a new one"
     elif handle._comm is not comm:
-        message = f"the handle belongs to communicator '{handle._comm.get_name()}'"
+        message = f"the handle belongs to communicator '{handle._comm._engine.name}'"
         hint = "use it with the communicator that made it"
     else:
         return handle
-    raise error(message, op=op, comm=comm.get_name(), rank=comm.get_rank(), hint=hint)
+    raise comm._engine.error(error, op, message, hint)

@@ -64,7 +64,7 @@ class Exchange:
     # --- before anything happens -------------------------------------------------------------------------
 
     def fail(self, message: str, hint: str) -> NoReturn:
-        self.memory.invalid(self.op, message, hint)
+        self.memory.engine.invalid(self.op, message, hint)
 
     def symmetric(self, strided: bool = False, **tensors: Any) -> list[torch.Tensor]:
         """The tensors, or those on arrays' memory."""

@@ -83,13 +83,8 @@ def empty(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
     if not shape.numel() or any(n < 0 for n in shape):
-        raise InvalidArgumentError(
-            f"a symmetric tensor of size {tuple(shape)}",
-            op="symm_allocate",
-            comm=comm.get_name(),
-            rank=comm.get_rank(),
-            hint="it needs at least one element",
-        )
+        text = f"a symmetric tensor of size {tuple(shape)}"
+        comm._engine.invalid("symm_allocate", text, "it needs at least one element")
     return memory.allocate(math.prod(shape) * dtype.itemsize, timeout).view(dtype).view(shape)
 
 

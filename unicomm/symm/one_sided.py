@@ -51,7 +51,7 @@ def _word(memory: SymmetricMemory, op: str, array: Array) -> int:
     memory.require(op, Capability.SIGNAL)
     sigpad = memory.check_symmetric(op, "sigpad", array)
     if sigpad.dtype not in (torch.int64, torch.uint64) or sigpad.numel() != 1:
-        memory.invalid(
+        memory.engine.invalid(
             op,
             f"sigpad is {tuple(sigpad.shape)} of {sigpad.dtype}",
             "pass one element of a symmetric tensor of int64, such as pad[0]",

@@ -13,7 +13,7 @@ from tests.threads import results
 from unicomm.backends.bootstrap import mpi_library, pmi, pmix
 from unicomm.backends.bootstrap import store as bootstrap
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.execution.member import Environment
+from unicomm.comms.membership.environment import Environment
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -17,7 +17,7 @@ from unicomm.backends.nccl import known_causes as causes
 from unicomm.backends.nccl import library_log
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.errors import AbortedError, BackendError, CommTimeoutError, PeerLostError
-from unicomm.comms.failures.first_cause import Verdict
+from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.flight_recorder.recording import writer
 from unicomm.testing import run_ranks
 
@@ -116,9 +116,9 @@ def test_a_device_that_does_not_come_to_it_is_named(mock_nccl, raised, known_by,
         streams_of(comm).call(lambda: over.wait(60))
         comm.all_reduce(torch.ones(4), SUM, True, timeout=20 if known_by == "ring" else 8)
         store = UnicommProcessGroup(comm).get_group_store()
-        verdict = Verdict(store, comm.get_uid(), comm.get_name(), 1, 2)
+        cause = FirstCause(store, comm.get_uid(), comm.get_name(), 1, 2)
         if known_by == "store":
-            eventually(lambda: verdict.reports([1]))
+            eventually(lambda: cause.reports([1]))
         issued.set()
 
     error = pair(mock_nccl, waits, stuck, raised)

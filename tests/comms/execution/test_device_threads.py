@@ -111,11 +111,12 @@ def test_the_watchdog_survives_a_device_that_does_not(caplog):
 
 def test_symmetric_memory_is_used_on_its_device(cuda):
     """Its table's calls take a stream, of which each device has its own number 0."""
-    engine = SimpleNamespace(member=SimpleNamespace(device=torch.device("cuda", 5)), queue=object())
+    executor = SimpleNamespace(streams=object())
+    engine = SimpleNamespace(member=SimpleNamespace(device=torch.device("cuda", 5)), executor=executor)
     seen = []
     one_sided.attempt(engine, lambda limit: seen.append((cuda.current_device(), limit)), 7.0)
     assert seen == [(5, 7.0)]
     assert cuda.current_device() == 0
-    engine.queue = None
+    executor.streams = None
     one_sided.attempt(engine, lambda limit: seen.append(cuda.current_device()), 7.0)
     assert seen[1] == 0

@@ -352,7 +352,7 @@ def test_a_lane_that_finds_no_thread_does_not_end_the_others(monkeypatch, raised
     def without(comm: Communicator) -> None:
         if comm.get_rank() == 0:
             with monkeypatch.context() as patch:
-                patch.setattr(inside.executor(comm), "_submit", no_thread)
+                patch.setattr(inside.executor(comm), "submit", no_thread)
                 lost = recv(comm, torch.zeros(2), 1)
                 eventually(lambda: lost.status is WorkStatus.ERROR)
             assert "can't start new thread" in str(raised(lost.wait))

@@ -111,7 +111,7 @@ def test_the_block_finalizes(raised):
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "backend": ({"backend": "shn"}, InvalidArgumentError, "there is no backend 'shn'"),
     "device": ({"device": None}, InvalidArgumentError, "needs a device"),
-    "device text": ({"device": "cqu"}, InvalidArgumentError, "device='cqu' is none"),
+    "device text": ({"device": "cqu"}, InvalidArgumentError, "device='cqu' is no device"),
     "device type": ({"device": "cuda:0"}, InvalidArgumentError, "'shm' has no device type 'cuda'"),
     "name": ({"name": ""}, InvalidArgumentError, "name='' is no name"),
     "name type": ({"name": 5}, InvalidArgumentError, "name=5 is no name"),
@@ -136,6 +136,12 @@ def test_what_is_refused(what):
     with pytest.raises(error, match=says) as caught:
         unicomm.new_comm(**{"backend": "shm", "device": CPU, **arguments})
     assert caught.value.hint
+
+
+def test_the_third_positional_argument_is_the_name(raised):
+    with unicomm.new_comm("fake", CPU, "replica") as comm:
+        assert comm.get_name() == "replica"
+    assert "name=False" in str(raised(unicomm.new_comm, "fake", CPU, False))
 
 
 def test_a_close_name_is_suggested(raised):

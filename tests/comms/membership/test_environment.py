@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.execution.member import Environment
-from unicomm.comms.membership.environment import LAUNCHERS, detect_environment
+from unicomm.comms.membership.environment import LAUNCHERS, Environment, detect_environment
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "run",

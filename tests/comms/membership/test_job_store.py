@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 from tests.ports import free_port
 from tests.threads import results
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.execution.member import Environment
 from unicomm.comms.membership import job_store
+from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.job_store import open_store
 
 
@@ -121,7 +121,7 @@ def test_an_address_of_another_machine_is_left_to_torch() -> None:
 
 
 def test_where_to_listen_is_checked_before_anything_is_opened() -> None:
-    with pytest.raises(InvalidArgumentError, match="UNICOMM_STORE_LISTEN='everywhere' is none of"):
+    with pytest.raises(InvalidArgumentError, match="UNICOMM_STORE_LISTEN='everywhere' is neither"):
         open_store(place(0, 2), 1.0, address(1, UNICOMM_STORE_LISTEN="everywhere"))
 
 

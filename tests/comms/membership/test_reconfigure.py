@@ -303,11 +303,13 @@ def test_pending_works_end(backend, cast):
 def test_an_operation_in_another_thread_ends(cast, raised):
     ranks = cast("shm", 2)
     ranks.become([0, 1])
-    errors = []
-    waiter = threading.Thread(target=lambda: errors.append(raised(ranks.comms[0].barrier, False)))
-    waiter.start()
+    errors: list[Any] = []
+    entered = threading.Event()
+    with ranks.comms[0].register_pre_hook(lambda *_: entered.set()):
+        waiter = threading.Thread(target=lambda: errors.append(raised(ranks.comms[0].barrier)))
+        waiter.start()
+        assert entered.wait(LONG)
     ranks.become([1, 0])
     waiter.join(LONG)
-    # It was in the old epoch, or came when that was over, or found the new one, where it never ends alone.
     assert not waiter.is_alive()
     assert type(errors[0]) in (AbortedError, PeerLostError)

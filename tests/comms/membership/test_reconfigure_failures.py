@@ -88,7 +88,7 @@ def test_a_rank_gives_up_meanwhile(backend, victim, cast, raised):
     def act(comm: Communicator, i: int) -> Any:
         if i == 3:
             entered.wait(LONG)
-            while ranks.comms[victim]._dynamic.attempt is None:
+            while ranks.comms[victim]._dynamic.session is None:
                 pass
             ranks.comms[victim].abort()
             return None
@@ -135,7 +135,7 @@ def test_finalize_ends_an_attempt(cast, raised):
     def act(comm: Communicator, i: int) -> Any:
         if i == 0:
             return raised(comm.reconfigure, 1, ranks.handles)
-        while ranks.comms[0]._dynamic.attempt is None:
+        while ranks.comms[0]._dynamic.session is None:
             pass
         return ranks.comms[0].finalize()
 

@@ -22,7 +22,7 @@ from datetime import timedelta
 
 from unicomm.c10d.compat import PrefixStore, Store, TCPStore
 from unicomm.comms.errors import BackendError, CommTimeoutError
-from unicomm.comms.execution.member import Environment
+from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.job_store import open_store
 
 from . import addresses, mpi_library, pmi, pmix

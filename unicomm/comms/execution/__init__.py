@@ -6,7 +6,7 @@
 issued.py          the issued operation: one object for whatever a user calls
 engine.py          the order of a communicator's operations, hooks, numbers, failures
 assembly.py        makes an engine with the executor and fast path that its backend needs
-owner.py           protocols: the executor, and the engine as the parts below it see it
+executor.py        what an executor is
 member.py          what a communicator is made of on this rank
 host.py            the host executor: operations that block a thread
 worker.py          the thread of asynchronous operations on the host

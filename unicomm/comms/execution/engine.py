@@ -37,13 +37,14 @@ from unicomm.comms.work import Work
 
 from . import completion
 from .device import graphs
+from .executor import Executor, SymmetricHeap
 from .fast_path import NoFastPath
 from .hooks import Hooks, next_op_id
 from .issued import IssuedOperation
 from .member import Member
-from .owner import Executor, SymmetricHeap
 
 T = TypeVar("T")
+E = TypeVar("E", bound=CommError)
 
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
@@ -122,10 +123,7 @@ class Engine:
                 op.args = op.arguments(self.fast)
                 hooks.before(op.args)
             op.take_numbers(self.fast)
-            if op.args is not None and op.args.seq not in (
-                0,
-                op.calls[0].seq,
-            ):  # a hook issued others
+            if op.args is not None and op.args.seq not in (0, op.calls[0].seq):  # a hook issued others
                 op.args = op.arguments(self.fast)
             args = op.args
             work = executor.run(op)
@@ -227,7 +225,16 @@ class Engine:
     def refuse(
         self, op: str, message: str, hint: str = "`unicomm doctor` shows what each backend can do"
     ) -> NoReturn:
-        raise UnsupportedError(message, op=op, comm=self.name, rank=self.rank, hint=hint)
+        raise self.error(UnsupportedError, op, message, hint)
+
+    def invalid(self, op: str, message: str, hint: str) -> NoReturn:
+        raise self.error(InvalidArgumentError, op, message, hint)
+
+    def error(
+        self, kind: type[E], op: str | None, message: str, hint: str, culprits: Sequence[int] = ()
+    ) -> E:
+        """Makes an error of operation `op` on this communicator."""
+        return kind(message, op=op, comm=self.name, rank=self.rank, culprits=culprits, hint=hint)
 
     def check_open(self, op: str) -> None:
         if self.vacant is not None:
@@ -235,13 +242,8 @@ class Engine:
             error.op = op
             raise error
         if self.finalized:
-            raise NotReadyError(
-                self.closed_because,
-                op=op,
-                comm=self.name,
-                rank=self.rank,
-                hint="create a new one with unicomm.new_comm",
-            )
+            hint = "create a new one with unicomm.new_comm"
+            raise self.error(NotReadyError, op, self.closed_because, hint)
         self.check_broken()
 
     def check_broken(self) -> None:
@@ -284,9 +286,7 @@ class Engine:
         try:
             yield
         except CommError as error:
-            error.op = error.op or op
-            error.comm = error.comm or self.name
-            error.rank = self.rank if error.rank is None else error.rank
+            error.locate(op, self.name, self.rank)
             raise
 
     # --- failure and the end --------------------------------------------------------------------------------
@@ -299,10 +299,7 @@ class Engine:
         for record in op.records:
             self.member.recorder.finish(record, recording.FAILED, code)
         if isinstance(error, CommError):
-            error.op = error.op or op.name
-            error.seq = op.seq if error.seq is None else error.seq
-            error.comm = error.comm or self.name
-            error.rank = self.rank if error.rank is None else error.rank
+            error.locate(op.name, self.name, self.rank, op.seq)
             if not isinstance(error, _HARMLESS):
                 self.break_(error)
             return
@@ -310,12 +307,9 @@ class Engine:
         # wrong messages, which some libraries answer by ending the process.
         broken = BackendError(
             f"{type(error).__name__} in the middle of an operation: {error}",
-            op=op.name,
-            comm=self.name,
-            seq=op.seq,
-            rank=self.rank,
             hint="create a new communicator to go on; unless you interrupted it, please report this",
         )
+        broken.locate(op.name, self.name, self.rank, op.seq)
         self.break_(broken, self.backend.abort)
 
     def break_(self, error: CommError, end: Callable[[], None] = lambda: None) -> None:
@@ -363,12 +357,6 @@ class Holder(Protocol):
     """A communicator, as the objects that it hands out see it. `reconfigure` replaces its engine."""
 
     _engine: Engine
-
-    def get_name(self) -> str: ...
-
-    def get_rank(self) -> int: ...
-
-    def get_size(self) -> int: ...
 
 
 class _InOrder:

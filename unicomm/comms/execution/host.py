@@ -8,41 +8,39 @@ is pending, runs in the communicator's worker. Messages of a process group run s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from unicomm.comms.errors import CommError, NotReadyError
+from unicomm.comms.errors import NotReadyError
 from unicomm.comms.operations import recording
-from unicomm.comms.streams import Streams
 from unicomm.comms.work import Work
 
+from .engine import Engine
+from .executor import Executor
 from .issued import IssuedOperation
-from .message_queue import MessageQueue, Posted, QueuedWork
-from .owner import Owner
+from .message_queue import MessageQueue, QueuedWork
 from .profiling import events as profiling
 from .worker import Worker
 
 
-class HostExecutor:
-    """Runs the operations of one communicator; see `owner.Executor` for its methods."""
+class HostExecutor(Worker, Executor):
+    """Runs the operations of one communicator, in the caller's thread or as the worker that it is."""
 
-    streams: Streams | None = None
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._recorder = owner.member.recorder
-        self.worker = Worker(f"unicomm-{owner.member.name}")
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(f"unicomm-{engine.name}")
+        self._engine = engine
+        self._recorder = engine.member.recorder
         self.messages: MessageQueue | None = None  # the one that is open, or was last
 
     def run(self, op: IssuedOperation) -> Work:
         if op.queued:
             return self._post(op)
-        later = op.async_op or self.worker.busy
-        op.begin(self._owner.member, not later)
+        later = op.async_op or self.busy
+        op.begin(self._engine.member, not later)
         if profiling.session is not None:
-            profiling.issued(self._owner, op, here=not later)
+            profiling.issued(self._engine, op, here=not later)
         work = Work(op.name, op.seq, later)
         if later:
-            self._submit(work, lambda: self._carry_out(op, True))
+            self.submit(work, lambda: self._carry_out(op, True))
         else:
             self._carry_out(op, False)
         return work
@@ -53,7 +51,7 @@ class HostExecutor:
 
     def _carry_out(self, op: IssuedOperation, later: bool) -> None:
         """Runs an operation in the current thread, and ends its records, rows and hooks."""
-        owner, recorder = self._owner, self._recorder
+        engine, recorder = self._engine, self._recorder
         if later:
             for record in op.records:
                 recorder.start(record)
@@ -61,12 +59,12 @@ class HostExecutor:
             span.begin(later)
         error: BaseException | None = None
         try:
-            owner.check_broken()
+            engine.check_broken()
             assert op.run is not None
             op.run()
         except BaseException as caught:
             error = caught
-            owner.failed(op, caught)
+            engine.failed(op, caught)
             raise
         else:
             for record in op.records:
@@ -75,43 +73,40 @@ class HostExecutor:
             for span in reversed(op.spans):
                 span.end(error)
             if op.args is not None:
-                owner.hooks.finished(op.args, error)
+                engine.hooks.finished(op.args, error)
 
-    def _submit(self, work: Work, job: Callable[[], None]) -> None:
-        fast = self._owner.fast
-        fast.block()  # until the job is over: a later operation must not overtake it
+    def submit(self, work: Work, job: Callable[[], None]) -> None:
+        self._engine.fast.block()  # until the job is over: a later operation must not overtake it
 
         def run() -> None:
             try:
                 job()
             finally:
-                self._owner.fast.unblock()
+                self._engine.fast.unblock()
 
-        self.worker.submit(work, run)
+        super().submit(work, run)
 
     def run_after_pending(self, job: Callable[[], None]) -> None:
-        if self.worker.busy:
-            self._submit(Work("free", 0, True), job)
+        if self.busy:
+            self.submit(Work("free", 0, True), job)
         else:
             job()
 
     # --- queued messages --------------------------------------------------------------------------------
 
     def _post(self, op: IssuedOperation) -> Work:
-        op.begin(self._owner.member, False)
-        span = None
+        op.begin(self._engine.member, False)
         if profiling.session is not None:
-            profiling.issued(self._owner, op, here=False)
-            span = op.spans[0]
+            profiling.issued(self._engine, op, here=False)
         op.deadline = time.monotonic() + op.timeout
         while True:
             queue = self.messages
             if queue is None or not queue.open:
-                queue = self.messages = MessageQueue(self._owner, self._submit)
-            work = QueuedWork(op.name, op.seq, queue, self.worker)
-            if queue.post(Posted(op, work, span)):
+                queue = self.messages = MessageQueue(self._engine, self)
+            op.work = work = QueuedWork(op.name, op.seq, queue, self)
+            if queue.post(op):
                 break
-        if self.worker.busy:  # with operations that have to run before
+        if self.busy:  # with operations that have to run before
             queue.hand_over()
         return work
 
@@ -123,52 +118,19 @@ class HostExecutor:
     # --- waiting and the end ------------------------------------------------------------------------------
 
     def check_can_wait(self, op: str) -> None:
-        if self.worker.busy and self.worker.is_current():
-            raise NotReadyError(
+        if self.busy and self.is_current():
+            raise self._engine.error(
+                NotReadyError,
+                op,
                 "cannot wait here for operations that this very thread has to run first",
-                op=op,
-                comm=self._owner.name,
-                rank=self._owner.rank,
-                hint="a callback of a Work may issue operations with async_op=True only",
+                "a callback of a Work may issue operations with async_op=True only",
             )
-
-    def broke(self, error: CommError) -> None:
-        """Nothing to do: pending operations find the error when the worker comes to them."""
-
-    def last(self) -> None:
-        return None
-
-    def follow_last(self) -> None:
-        """Nothing to do: operations block the host."""
-
-    @property
-    def thread(self) -> int:
-        return self.worker.ident
 
     @property
     def unattended(self) -> bool:
         return self.messages is not None and self.messages.unattended
 
-    @property
-    def busy(self) -> bool:
-        return self.worker.busy
-
-    def pending(self) -> Sequence[Work]:
-        return self.worker.pending()
-
-    def is_current(self) -> bool:
-        return self.worker.is_current()
-
-    def drain(self, timeout: float) -> bool:
-        return self.worker.drain(timeout)
-
-    def catch_up(self) -> None:
-        """Nothing to do: the thread that runs an operation notes its end."""
-
-    def close(self, timeout: float) -> bool:
-        return self.worker.close(timeout)
-
     def forget(self) -> None:
-        self.worker.forget()
+        super().forget()
         if self.messages is not None:
             self.messages.forget()

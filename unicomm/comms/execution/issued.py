@@ -10,11 +10,12 @@ A collective or one-sided operation consists of one call; a batch of messages of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from unicomm.comms.execution.profiling.session import Span
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import Call, Message, OpArgs
+from unicomm.comms.operations.call import Call, OpArgs
 from unicomm.comms.operations.table import Kind
 
 from .member import Member
@@ -26,6 +27,7 @@ ANY_RANK = -1
 Numbered = tuple[bool, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class IssuedOperation:
     """One operation of a communicator on its way.
 
@@ -33,82 +35,55 @@ class IssuedOperation:
         name: of the operation, as errors and hooks give it; "batch" for several messages.
         calls: validated arguments: one call, or one for each message of a batch. The executor clears them
             when tensors need not be kept alive any longer.
-        run: moves the data, or puts the operation on the current stream. Set to None when it is not needed.
-        timeout: seconds until the operation fails. async_op: whether the caller waits with its Work. queued:
-        the messages may run side by side with their neighbours (see message_queue.py). op_id, seq: set when
-        the operation is issued; `seq` is 0 where the operation has no number. args: for the hooks, None when
-        there are none. records: in the flight recorder. spans: of the profiler. messages: of a send, receive
-        or batch; empty for other operations. deadline: by the monotonic clock, set when the timeout begins to
-        count. reached: whether the device has come to it. issued_ns, before: when it was issued, by the
-        monotonic clock, and the device's event before it. work: its handle, once an executor has taken it.
+        run: moves the data, or puts the operation on the current stream. None once it is not needed.
+        timeout: seconds until the operation fails.
+        async_op: whether the caller waits with its Work.
+        queued: the messages may run side by side with their neighbours (message_queue.py).
+        op_id: the number that hooks and records have in common, set when the operation is issued.
+        seq: its number in the communicator, 0 before it is issued and where an operation has none.
+        messages: (send, peer, number in the pair) of a send, receive or batch; empty for other operations.
+        args: what hooks get, None when there are no hooks.
+        records: in the flight recorder.
+        spans: of the profiler.
+        deadline: by the monotonic clock, set when the timeout begins to count.
+        reached: whether the device has come to it.
+        issued_ns: when it was issued, by the monotonic clock.
+        before: the device's event before it.
+        work: its handle, once an executor has taken it.
     """
 
-    __slots__ = (
-        "args",
-        "async_op",
-        "before",
-        "calls",
-        "deadline",
-        "issued_ns",
-        "messages",
-        "name",
-        "op_id",
-        "queued",
-        "reached",
-        "records",
-        "run",
-        "seq",
-        "spans",
-        "timeout",
-        "work",
-    )
-
-    op_id: int
-    deadline: float
-    issued_ns: int
-    before: Any
-
-    def __init__(
-        self,
-        name: str,
-        calls: Sequence[Call],
-        run: Callable[[], None] | None,
-        timeout: float,
-        async_op: bool,
-        queued: bool = False,
-    ) -> None:
-        self.name = name
-        self.calls = calls
-        self.run = run
-        self.timeout = timeout
-        self.async_op = async_op
-        self.queued = queued
-        self.seq = 0
-        self.args: OpArgs | None = None
-        self.records: Sequence[int] = ()
-        self.spans: Sequence[Span] = ()
-        self.messages: Sequence[Numbered] = ()
-        self.reached = False
-        self.work: Any = None
+    name: str
+    calls: Sequence[Call]
+    run: Callable[[], None] | None
+    timeout: float
+    async_op: bool
+    queued: bool = False
+    seq: int = 0
+    args: OpArgs | None = None
+    records: Sequence[int] = ()
+    spans: Sequence[Span] = ()
+    messages: Sequence[Numbered] = ()
+    reached: bool = False
+    work: Any = None
+    op_id: int = field(init=False)
+    deadline: float = field(init=False)
+    issued_ns: int = field(init=False)
+    before: Any = field(init=False)
 
     def arguments(self, numbers: Any) -> OpArgs:
         """What hooks see. `numbers` counts the communicator's operations; see `fast_path.NoFastPath`."""
         call = self.calls[0]
         if self.name == "batch":
-            return OpArgs(
-                "batch", self.op_id, async_op=self.async_op, timeout=self.timeout, messages=self._sent()
-            )
+            sent = [call.message for call in self.calls]
+            return OpArgs("batch", self.op_id, async_op=self.async_op, timeout=self.timeout, messages=sent)
         kind = call.operation.kind
         if kind is Kind.P2P:
             if call.seq == 0 and call.peer != ANY_RANK:
                 call.seq = numbers.pair_seq(call.peer, bool(call.inputs)) + 1
-            return OpArgs.of(call, self.op_id, self._sent())
+            return OpArgs.of(call, self.op_id, [call.message])
         if kind is Kind.COLLECTIVE and call.seq == 0:
             call.seq = numbers.seq + 1
         return OpArgs.of(call, self.op_id)
-
-    def _sent(self) -> list[Message]:
-        return [Message(bool(c.inputs), c.peer, (c.inputs or c.outputs)[0]) for c in self.calls]
 
     def take_numbers(self, numbers: Any) -> None:
         """Numbers the operation: a collective in the communicator, a message within its pair of ranks."""
@@ -136,16 +111,21 @@ class IssuedOperation:
             row, kind = call.operation, flags
             if row.kind is Kind.P2P:
                 kind |= recording.P2P if call.inputs else recording.P2P | recording.RECEIVE
-            most = min(int(call.timeout * 1000), recording.MOST_MS)
-            at = call.root if row.rooted else call.peer
             records.append(
                 begin(
-                    *(index, row.code, call.seq, op_id, call.inputs, call.outputs, call.red_code, at),
-                    *(kind, 0, most, batch, started),
+                    index,
+                    row.code,
+                    call.seq,
+                    op_id,
+                    call.inputs,
+                    call.outputs,
+                    0 if call.op is None else call.op.code,
+                    call.root if row.rooted else call.peer,
+                    kind,
+                    0,  # signature: the native core's
+                    min(int(call.timeout * 1000), recording.MOST_MS),
+                    batch,
+                    started,
                 )
             )
         self.records = records
-
-    def let_go(self) -> None:
-        """Drops the tensors: whoever keeps this object does not keep them alive."""
-        self.calls, self.run = (), None

@@ -1,4 +1,4 @@
-"""Member: what a communicator is made of on this rank, and this process's place in its job."""
+"""Member: what a communicator is made of on this rank."""
 
 from __future__ import annotations
 
@@ -11,25 +11,6 @@ import torch
 from unicomm.c10d.compat import Store
 from unicomm.comms.backend import Backend
 from unicomm.comms.options import CommOptions
-
-
-@dataclass(frozen=True)
-class Environment:
-    """This process's place in its job.
-
-    Attributes:
-        rank, size: its number, and how many processes there are.
-        local_rank, local_size: the same within its host; None where the launcher does not tell.
-        source: who told, such as "torchrun" or "Open MPI", or "single process".
-        job: the launcher's name for the job and the attempt, the same on all ranks; "" if it has none.
-    """
-
-    rank: int
-    size: int
-    local_rank: int | None
-    local_size: int | None
-    source: str
-    job: str
 
 
 @dataclass
@@ -48,4 +29,4 @@ class Member:
     store: Store | None
     recorder: Any
     recorder_index: int
-    world: Environment
+    world: Any  # the `Environment` of this process (membership/environment.py)

@@ -16,21 +16,17 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
 from unicomm.comms.backend import open_exchange
 from unicomm.comms.errors import CommError, NotReadyError
-from unicomm.comms.execution.profiling.session import Span
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import Message
 from unicomm.comms.options import seconds
 from unicomm.comms.work import Work
 
 from . import completion
+from .engine import Engine
 from .issued import ANY_RANK, IssuedOperation
-from .owner import Owner
 from .worker import Worker
 
 _FOREVER = 1e12
@@ -62,41 +58,27 @@ class QueuedWork(Work):
         return not self._pending
 
 
-@dataclass(slots=True)
-class Posted:
-    """A message in the queue: its operation, its handle, and its row of the profiler."""
-
-    op: IssuedOperation
-    work: QueuedWork
-    span: Span | None = None
-
-    @property
-    def message(self) -> Message:
-        call = self.op.calls[0]
-        return Message(bool(call.inputs), call.peer, (call.inputs or call.outputs)[0])
-
-
 class MessageQueue:
-    """The queue of one communicator. `submit(work, job)` has the communicator's worker run a job."""
+    """The queue of one communicator. An operation in it is one message; its `work` is a `QueuedWork`."""
 
     GRACE = 0.001  # seconds from the last message until the worker takes over
 
-    def __init__(self, owner: Owner, submit: Callable[[Work, Callable[[], None]], None]) -> None:
-        self._owner = owner
-        self._submit = submit
-        self._exchange = open_exchange(owner.backend)
+    def __init__(self, engine: Engine, worker: Worker) -> None:
+        self._engine = engine
+        self._worker = worker
+        self._exchange = open_exchange(engine.backend)
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0
-        self._inbox: list[Posted] = []
-        self._running: dict[int, Posted] = {}
+        self._inbox: list[IssuedOperation] = []
+        self._running: dict[int, IssuedOperation] = {}
         self._added = 0
         self._waiters = 0
         self._sealed = False
         self._handed = False
         self._closed = False
         self.touched = time.monotonic()
-        owner.fast.block()  # until the queue is closed: a later operation must not overtake it
+        engine.fast.block()  # until the queue is closed: a later operation must not overtake it
 
     @property
     def open(self) -> bool:
@@ -113,13 +95,13 @@ class MessageQueue:
         """Whether the queue has messages that no thread runs or is about to run."""
         return not (self._handed or self._closed or self._driver)
 
-    def post(self, posted: Posted) -> bool:
+    def post(self, op: IssuedOperation) -> bool:
         """Adds a message; False when the queue has closed meanwhile. Called in the order of the calls."""
         with self._lock:
             if not self.open:
                 return False
             first = not self._inbox and not self._running
-            self._inbox.append(posted)
+            self._inbox.append(op)
             self.touched = time.monotonic()
         if self._driver:
             self._exchange.interrupt()
@@ -140,7 +122,7 @@ class MessageQueue:
                 return
             self._handed = True
             try:
-                self._submit(Work("send/recv", 0, True), self._drive_all)
+                self._worker.submit(Work("send/recv", 0, True), self._drive_all)
                 return
             except Exception as error:
                 reason = error
@@ -188,15 +170,15 @@ class MessageQueue:
                 now = time.monotonic()
                 if now >= end:
                     return
-                soonest = min(p.op.deadline for p in self._running.values())
-                self._owner.check_broken()
+                soonest = min(op.deadline for op in self._running.values())
+                self._engine.check_broken()
                 for index, peer, error in self._exchange.run(max(0.0, soonest - now), end - now):
-                    posted = self._running.pop(index)
-                    posted.work.peer = peer
+                    op = self._running.pop(index)
+                    op.work.peer = peer
                     if not self._inbox and not self._running:
                         self._close()  # before a waiting thread learns of the end and goes on
-                    self._finish(posted, error)
-                    del posted  # releases its tensor at once
+                    self._finish(op, error)
+                    del op  # releases its tensor at once
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -208,13 +190,13 @@ class MessageQueue:
         """Starts the posted messages. Closes the queue and returns False when none is left."""
         with self._lock:
             new, self._inbox = self._inbox, []
-            for posted in new:
-                self._running[self._added] = posted
+            for op in new:
+                self._running[self._added] = op
                 self._added += 1
         if new:
-            for posted in new:
-                self._start(posted)
-            self._exchange.add([completion.as_sent(self._owner.group, p.message) for p in new])
+            for op in new:
+                self._start(op)
+            self._exchange.add([completion.as_sent(self._engine.group, op.calls[0].message) for op in new])
         elif not self._running:
             self._close()
             return not self._closed
@@ -226,30 +208,30 @@ class MessageQueue:
                 return
             self._closed = True
         self._exchange.close()
-        self._owner.fast.unblock()
+        self._engine.fast.unblock()
 
-    def _start(self, posted: Posted) -> None:
-        for record in posted.op.records:
-            self._owner.member.recorder.start(record)
-        if posted.span is not None:
-            posted.span.start()
-        posted.work._start()
+    def _start(self, op: IssuedOperation) -> None:
+        for record in op.records:
+            self._engine.member.recorder.start(record)
+        for span in op.spans:
+            span.start()
+        op.work._start()
 
-    def _finish(self, posted: Posted, error: BaseException | None) -> None:
-        owner, op, work = self._owner, posted.op, posted.work
+    def _finish(self, op: IssuedOperation, error: BaseException | None) -> None:
+        engine, work = self._engine, op.work
         if op.calls[0].peer == ANY_RANK and work.peer >= 0:
-            owner.fast.next_pair_seq(work.peer, False)
+            engine.fast.next_pair_seq(work.peer, False)
         if error is None:
             for record in op.records:
-                owner.member.recorder.finish(record, recording.COMPLETED, 0)
+                engine.member.recorder.finish(record, recording.COMPLETED, 0)
         else:
-            owner.failed(op, error)
-        if posted.span is not None:
-            posted.span.finish(error, work.peer)
+            engine.failed(op, error)
+        for span in op.spans:
+            span.finish(error, work.peer)
         if op.args is not None:
-            owner.hooks.finished(op.args, error)
+            engine.hooks.finished(op.args, error)
         if error is not None and not isinstance(error, CommError):
-            error = owner.broken or error
+            error = engine.broken or error
         work._finish(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -258,14 +240,14 @@ class MessageQueue:
             left = [*self._running.values(), *self._inbox]
             self._running, self._inbox = {}, []
         self._close()
-        for posted in left:
-            self._finish(posted, error)
+        for op in left:
+            self._finish(op, error)
 
     def forget(self) -> None:
         """Gives up all messages, in a forked child. Takes no lock."""
         self._closed = True
-        for posted in [*self._running.values(), *self._inbox]:
-            posted.work._forget()
+        for op in [*self._running.values(), *self._inbox]:
+            op.work._forget()
 
 
 class _HandOver:

@@ -77,12 +77,11 @@ def agree(
     if len(set(heads)) > 1:
         most = max(heads, key=heads.count)
         tie = 2 * heads.count(most) <= len(heads)
-        raise MismatchError(
+        raise engine.error(
+            MismatchError,
+            name,
             "the ranks called different operations, or with tensors, or blocks of memory, of other sizes",
-            op=name,
-            comm=engine.name,
-            rank=engine.rank,
-            culprits=[r for r, head in enumerate(heads) if tie or head != most],
-            hint="pass tensors of the same shape on all ranks, from the same allocations in the same order",
+            "pass tensors of the same shape on all ranks, from the same allocations in the same order",
+            [r for r, head in enumerate(heads) if tie or head != most],
         )
     return [row[1 + len(same) :] for row in rows]

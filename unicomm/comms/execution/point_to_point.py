@@ -33,7 +33,7 @@ def messages(
     for kind, tensor, peer in items:
         row = OPERATIONS.get(kind)
         if row is None or row.kind is not Kind.P2P:
-            engine.check.fail(OPERATIONS["batch"], f"kind={kind!r} is unknown", 'it is "send" or "recv"')
+            engine.invalid("batch", f"kind={kind!r} is unknown", 'it is "send" or "recv"')
         found.append(_check_message(engine, row, tensor, peer))
         rows.append(row)
     if batch:
@@ -84,6 +84,6 @@ def _call(row: Operation, message: Message, timeout: float, async_op: bool) -> C
 def _check_message(engine: Engine, row: Operation, tensor: Any, peer: Any) -> Message:
     peer = engine.check.check_rank(row, "dst" if row.name == "send" else "src", peer)
     if peer == engine.rank:
-        engine.check.fail(row, f"cannot {row.name} to or from oneself", "copy the tensor instead")
+        engine.invalid(row.name, f"cannot {row.name} to or from oneself", "copy the tensor instead")
     send = row.name == "send"
     return Message(send, peer, engine.check.check_tensor(row, "tensor", tensor, not send))

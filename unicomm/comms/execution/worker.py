@@ -18,7 +18,7 @@ class Worker:
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.ident = 0  # of the thread while it runs, for `threading.get_ident()`
+        self.thread = 0  # its identifier while it runs, as `threading.get_ident` returns it
         self._waiting: list[Work] = []  # in order; the first one may be running
 
     @property
@@ -27,7 +27,7 @@ class Worker:
 
     def is_current(self) -> bool:
         """Whether the caller runs in the worker's thread: in a callback, that is."""
-        return threading.get_ident() == self.ident
+        return threading.get_ident() == self.thread
 
     def pending(self) -> list[Work]:
         return list(self._waiting)
@@ -72,7 +72,7 @@ class Worker:
         self._thread = None
 
     def _loop(self) -> None:
-        self.ident = threading.get_ident()
+        self.thread = threading.get_ident()
         while (item := self._jobs.get()) is not None:
             work, job = item
             error: BaseException | None = None
@@ -80,14 +80,11 @@ class Worker:
             try:
                 job()
             except BaseException as caught:
-                error = caught if isinstance(caught, CommError) else _wrap(work, caught)
+                error = caught
+                if not isinstance(error, CommError) and hasattr(error, "add_note"):  # since Python 3.11
+                    error.add_note(f"raised by asynchronous {work.name} #{work.seq}")
             del job, item  # tensors are released as soon as the operation is over
             self._waiting.pop(0)
             work._finish(error)
             del work, error  # nor may what an error's traceback holds be kept until the next operation
-        self.ident = 0
-
-
-def _wrap(work: Work, error: BaseException) -> BaseException:
-    error.add_note(f"raised by asynchronous {work.name} #{work.seq}") if hasattr(error, "add_note") else None
-    return error
+        self.thread = 0

@@ -27,13 +27,13 @@ class DaemonPool:
             _awaited.append(self)
 
     def _start_anew(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._free = self._running = 0
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
         self._pid = os.getpid()
 
-    def run(self, job: Callable[[], None]) -> None:
+    def run(self, job: Callable[[], object]) -> None:
         """Starts the job and returns. An exception of the job is logged."""
         if os.getpid() != self._pid:  # a forked child has none of the threads
             self._start_anew()

@@ -44,12 +44,6 @@ class OpenCommunicator(Protocol):
 
     def abort(self) -> None: ...
 
-    def _close(self, timeout: float) -> None:
-        """Finalizes the communicator, also while a graph is captured."""
-
-    def _forget(self) -> None:
-        """In a forked child: makes the communicator refuse everything. Must not take a lock."""
-
 
 # Strong references: a communicator that is dropped while operations are pending must not lose them, and the
 # other ranks must not see this rank as gone.
@@ -66,13 +60,6 @@ def discard(comm: object) -> None:
 
 def every() -> list[OpenCommunicator]:
     return list(_open)
-
-
-def forget_all() -> None:
-    """In a forked child: the communicators belong to the parent process."""
-    for comm in _open:
-        comm._forget()
-    _open.clear()
 
 
 def abort_all() -> None:

@@ -13,7 +13,7 @@ import torch
 from unicomm.c10d.compat import Store
 from unicomm.comms.backend import Backend, ChoosesDevice, PreviousEpoch, Reconfigures, Setup
 from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError
-from unicomm.comms.execution.member import Environment, Member
+from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import BY_CODE
@@ -23,6 +23,7 @@ from unicomm.flight_recorder.texts import format_ranks
 
 from .endpoint import Endpoint
 from .epoch import ReconfigureState, no_ranks_yet, vacant_member
+from .environment import Environment
 from .handles import LOOPBACK
 from .rendezvous import Rendezvous, meet
 

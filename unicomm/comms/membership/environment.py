@@ -13,9 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unicomm.comms.errors import InvalidArgumentError
-from unicomm.comms.execution.member import Environment
 
 METHOD = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This process's place in its job.
+
+    Attributes:
+        rank, size: its number, and how many processes there are.
+        local_rank, local_size: the same within its host; None where the launcher does not tell.
+        source: who told, such as "torchrun" or "Open MPI", or "single process".
+        job: the launcher's name for the job and the attempt, the same on all ranks; "" if it has none.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+    source: str
+    job: str
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from unicomm.comms.backend import SurvivesFork
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, NotReadyError
@@ -38,12 +39,11 @@ def close(comm: EpochHolder, timeout: float) -> None:
         return
     dynamic.cancel()
     if not dynamic.busy.acquire(timeout=timeout):
-        raise NotReadyError(
+        raise comm._engine.error(
+            NotReadyError,
+            "finalize",
             "reconfigure is under way in another thread, or in the hook that called finalize",
-            op="finalize",
-            comm=comm._member.name,
-            rank=comm._member.rank,
-            hint="finalize when reconfigure has returned",
+            "finalize when reconfigure has returned",
         )
     try:
         dynamic.endpoint.close()
@@ -69,56 +69,48 @@ def _finalize_once(comm: EpochHolder, timeout: float) -> None:
 
 
 def _finalize(comm: EpochHolder, timeout: float) -> None:
+    engine, executor = comm._engine, comm._engine.executor
     # Another thread may be in abort: the other ranks shall hear of that, and not that this rank has left.
-    comm._engine.ended.wait(timeout)
+    engine.ended.wait(timeout)
     late: list[str] = []
-    executor = comm._engine.executor
     executor.seal()
     drained = executor.is_current() or executor.drain(timeout)
     if not drained:
         late = [f"{work.name} #{work.seq}" for work in executor.pending()]
-        comm._engine.break_(
-            AbortedError(
-                "finalized with pending operations",
-                comm=comm._member.name,
-                rank=comm._member.rank,
-                hint="wait for all works before finalize",
-            )
-        )
+        hint = "wait for all works before finalize"
+        engine.break_(engine.error(AbortedError, None, "finalized with pending operations", hint))
         comm._member.backend.abort()
-    comm._engine.finalized = True
-    comm._engine.vacant = None
-    comm._engine.fast.block()
+    engine.finalized = True
+    engine.vacant = None
+    engine.fast.block()
     ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
     if ended:
-        comm._engine.fast = NoFastPath()  # the real one holds the backend's memory
-        if (symmetric := comm._engine.symmetric) is not None:
-            comm._engine.symmetric = None
-            if comm._engine.broken is not None:  # the rank that broke it may not come to this point
+        engine.fast = NoFastPath()  # the real one holds the backend's memory
+        if (symmetric := engine.symmetric) is not None:
+            engine.symmetric = None
+            if engine.broken is not None:  # the rank that broke it may not come to this point
                 symmetric.abort()
             symmetric.close()
         comm._member.backend.close()
-    comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if comm._engine.broken else 2)
+    comm._member.recorder.set_comm_state(comm._member.recorder_index, 3 if engine.broken else 2)
     open_communicators.discard(comm)
     if not ended:
-        raise BackendError(
+        raise engine.error(
+            BackendError,
+            "finalize",
             "an operation did not end when it was aborted; its resources are kept",
-            op="finalize",
-            comm=comm._member.name,
-            rank=comm._member.rank,
-            hint="end the process; please report this with the recorder's rings",
+            "end the process; please report this with the recorder's rings",
         )
     if late:
-        raise CommTimeoutError(
+        raise engine.error(
+            CommTimeoutError,
+            "finalize",
             f"still pending after {timeout:g} s, and aborted: {', '.join(late)}",
-            op="finalize",
-            comm=comm._member.name,
-            rank=comm._member.rank,
-            hint="wait for all works before finalize, or find who is missing with `unicomm trace show`",
+            "wait for all works before finalize, or find who is missing with `unicomm trace show`",
         )
 
 
-def forget(comm: EpochHolder) -> None:
+def _forget(comm: EpochHolder) -> None:
     """In a forked child, where the communicator is the parent's: it refuses everything here.
 
     The child shares the parent's memory and connections: an operation, or a finalize at the end of a `with`
@@ -136,8 +128,14 @@ def forget(comm: EpochHolder) -> None:
         comm._dynamic.forget()
 
 
+def _still_open() -> list[EpochHolder]:
+    return cast("list[EpochHolder]", open_communicators.every())
+
+
 def _after_fork() -> None:
-    open_communicators.forget_all()
+    for comm in _still_open():
+        _forget(comm)
+        open_communicators.discard(comm)
     watchdog.forget_after_fork()
 
 
@@ -154,10 +152,10 @@ def when_closed(action: Callable[[], None]) -> None:
 @atexit.register
 def _at_exit() -> None:
     deadline = time.monotonic() + _EXIT_GRACE
-    for comm in open_communicators.every():
+    for comm in _still_open():
         left = max(0.1, deadline - time.monotonic())
         try:
-            comm._close(left)
+            close(comm, left)
         except CommError as error:
             _log.warning("at exit: %s", error)
         except Exception:

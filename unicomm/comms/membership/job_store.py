@@ -17,9 +17,8 @@ from pathlib import Path
 
 from unicomm.c10d.compat import FileStore, PrefixStore, Store, TCPStore
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.execution.member import Environment
 
-from .environment import LAUNCHERS, TORCHRUN
+from .environment import LAUNCHERS, TORCHRUN, Environment
 
 
 def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os.environ) -> Store | None:

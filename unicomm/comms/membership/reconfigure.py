@@ -79,12 +79,11 @@ def reconfigure(comm: EpochHolder, uuid: int, init_handles: Any, timeout: Timeou
     engine.executor.check_can_wait("reconfigure")
     engine.refuse_capture("reconfigure")
     if not dynamic.busy.acquire(blocking=False):
-        raise NotReadyError(
+        raise engine.error(
+            NotReadyError,
+            "reconfigure",
             "another thread reconfigures this communicator",
-            op="reconfigure",
-            comm=engine.name,
-            rank=engine.rank,
-            hint="reconfigure in one thread at a time; abort() ends the call of the other thread",
+            "reconfigure in one thread at a time; abort() ends the call of the other thread",
         )
     try:
         with engine.located("reconfigure"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import ChecksPeers, SplitsInLibrary
-from unicomm.comms.errors import BackendError, CommError, CommTimeoutError, InvalidArgumentError
+from unicomm.comms.errors import BackendError, CommError, CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.member import Member
@@ -80,13 +80,12 @@ class Split:
         executor, timeout = self.engine.executor, self.options.timeout
         if not executor.drain(timeout):
             late = ", ".join(f"{work.name} #{work.seq}" for work in executor.pending())
-            raise CommTimeoutError(
+            raise self.engine.error(
+                CommTimeoutError,
+                "split",
                 f"still pending after {timeout:g} s: {late}; the library splits an idle communicator only",
-                op="split",
-                comm=self.member.name,
-                rank=self.member.rank,
-                hint="find out which ranks are missing in these operations; with the hint split_by=init no"
-                " rank waits for them",
+                "find out which ranks are missing in these operations; with the hint split_by=init no rank"
+                " waits for them",
             )
         self.engine.check_open("split")
 
@@ -100,23 +99,19 @@ def plan_split(
     member = engine.member
     size, me = member.size, member.rank
 
-    def wrong(message: str, hint: str) -> InvalidArgumentError:
-        return InvalidArgumentError(message, op="split", comm=member.name, rank=me, hint=hint)
-
     try:
         chosen = [operator.index(r) for r in ranks if not isinstance(r, bool)]
         usable = len(chosen) == len(ranks) and all(0 <= r < size for r in chosen)
     except TypeError:
         usable = False
     if not usable:
-        raise wrong(
-            f"ranks={ranks!r} is no list of ranks of this communicator",
-            f"ranks are whole numbers from 0 to {size - 1}",
-        )
+        text = f"ranks={ranks!r} is no list of ranks of this communicator"
+        engine.invalid("split", text, f"ranks are whole numbers from 0 to {size - 1}")
     if len(set(chosen)) != len(chosen):
-        raise wrong(f"ranks {chosen} hold one twice", "name each rank once")
+        engine.invalid("split", f"ranks {chosen} hold one twice", "name each rank once")
     if chosen and me not in chosen:
-        raise wrong(f"ranks {chosen} do not include this one", "pass [] on ranks that are not to be members")
+        text = f"ranks {chosen} do not include this one"
+        engine.invalid("split", text, "pass [] on ranks that are not to be members")
     with engine.located("split"):
         options = CommOptions(
             timeout=engine.read_timeout("split", timeout),

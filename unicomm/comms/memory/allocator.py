@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,7 @@ from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
-    from unicomm.comms.execution.engine import Engine
+    from unicomm.comms.execution.engine import Engine, Holder
     from unicomm.comms.options import Timeout
 
 
@@ -89,14 +89,9 @@ class MemAllocator:
         Raises `UnsupportedError` if the library cannot register memory, `MismatchError` on all ranks if
         symmetric tensors differ, `InvalidArgumentError` for a tensor that is registered or cannot be.
         """
-        engine, backend = self._engine, self._backend
-        engine.check_open("tensor_register")
-        engine.refuse_capture("tensor_register")
-        tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
-        if not isinstance(backend, RegistersMemory) and self.holds(tensor):
+        engine, (tensor, backend) = self._engine, self._check(tensor)
+        if backend is None:
             return
-        if not isinstance(backend, RegistersMemory):
-            self._refuse_foreign()
         with engine.located("tensor_register"):
             at, nbytes = backend.registered_range(tensor, symmetric)
         if symmetric:
@@ -109,26 +104,30 @@ class MemAllocator:
 
     def tensor_deregister(self, tensor: Array, timeout: Timeout = None) -> None:
         """Undoes `tensor_register`, after this rank's pending operations."""
-        engine, backend = self._engine, self._backend
-        engine.check_open("tensor_register")
-        engine.refuse_capture("tensor_register")
-        tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", tensor)
-        if not isinstance(backend, RegistersMemory) and self.holds(tensor):
+        engine, (tensor, backend) = self._engine, self._check(tensor)
+        if backend is None:
             return
-        if not isinstance(backend, RegistersMemory):
-            self._refuse_foreign()
         limit = engine.per_op("tensor_register", None, timeout)
         before = issue(engine, "tensor_register", lambda _: None, timeout=timeout)
         before.wait_blocking(limit)
         with engine.located("tensor_register"), engine.in_order():
             backend.deregister(tensor)
 
-    def _refuse_foreign(self) -> NoReturn:
-        self._engine.refuse(
-            "tensor_register",
-            f"backend '{self._backend.name}' registers no memory that is not its own",
-            "make the tensor with comm.mem_allocator.empty(...)",
-        )
+    def _check(self, array: Array) -> tuple[torch.Tensor, RegistersMemory | None]:
+        """Returns the tensor, and what registers it: None if it lies in memory that needs no registration."""
+        engine, backend = self._engine, self._backend
+        engine.check_open("tensor_register")
+        engine.refuse_capture("tensor_register")
+        tensor = engine.check.check_tensor(OPERATIONS["tensor_register"], "tensor", array)
+        if isinstance(backend, RegistersMemory):
+            return tensor, backend
+        if not self.holds(tensor):
+            engine.refuse(
+                "tensor_register",
+                f"backend '{backend.name}' registers no memory that is not its own",
+                "make the tensor with comm.mem_allocator.empty(...)",
+            )
+        return tensor, None
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in memory that the backend uses directly."""
@@ -140,3 +139,12 @@ class MemAllocator:
 
     def __repr__(self) -> str:
         return f"<MemAllocator of {self._backend.name}, {self.allocated()} bytes in use>"
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None, comm: Holder) -> torch.Tensor:
+    """A tensor like `torch.empty(*size, dtype=dtype)` in memory that `comm` uses without staging copies.
+
+    Short for `comm.mem_allocator.empty(...)`. Local. Raises `UnsupportedError` if the backend has no such
+    memory.
+    """
+    return MemAllocator(comm._engine).empty(*size, dtype=dtype)

@@ -43,8 +43,8 @@ class HeapWindow(Window):
     def of(cls, engine: Engine, tensor: Any, timeout: Timeout) -> HeapWindow:
         """Makes the window. Collective. Refuses a tensor that cannot be opened before anything happens."""
         if tensor is not None and engine.symmetric is None:
-            engine.check.fail(
-                OPERATIONS["new_window"],
+            engine.invalid(
+                "new_window",
                 "tensor is not in symmetric memory, which the communicator does not have yet",
                 "make it with unicomm.symm.init(comm) and unicomm.symm.empty(..., comm=comm) on all ranks",
             )
@@ -221,10 +221,10 @@ class HeapWindow(Window):
         tensor = self._registered(op)
         self._memory.require(op, Capability.ATOMICS)
         if tensor.dtype not in (torch.int64, torch.uint64):
-            self._invalid(op, f"the window is of {tensor.dtype}", "atomics need int64 or uint64")
+            self._engine.invalid(op, f"the window is of {tensor.dtype}", "atomics need int64 or uint64")
         start = self._offset(op, offset)
         if start >= tensor.numel():
-            self._invalid(op, f"element {start} of a window of {tensor.numel()}", "count from 0")
+            self._engine.invalid(op, f"element {start} of a window of {tensor.numel()}", "count from 0")
         return tensor.data_ptr() + 8 * start, tensor.dtype == torch.int64
 
     def _atomic(self, op: str, rank: int, words: tuple[int, ...], signed: bool, timeout: Timeout) -> int:

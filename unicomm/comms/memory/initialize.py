@@ -17,7 +17,6 @@ from unicomm.comms.errors import (
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import agree, issue
 from unicomm.comms.operations.symmetric_table import Capability
-from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.options import Timeout
 from unicomm.comms.streams import on_device
 
@@ -45,7 +44,7 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
         one_host, launcher = _look_around(engine, backend, timeout)
     table = backend.symmetric_table(one_host)
     if heap_bytes < 0:
-        engine.check.fail(OPERATIONS["symm_init"], f"heap_bytes={heap_bytes}", "0 for as many as can be")
+        engine.invalid("symm_init", f"heap_bytes={heap_bytes}", "0 for as many as can be")
     note = torch.zeros(129, dtype=torch.uint8)  # whether rank 0 failed, then the unique id
     trouble = ""
     if engine.rank == 0:
@@ -59,13 +58,12 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
         engine.collective("broadcast", (told,), False, None, timeout, root=0).wait_blocking()
         note = told.cpu()
         if note[0]:
-            raise BackendError(
+            raise engine.error(
+                BackendError,
+                "symm_init",
                 f"no symmetric heap: {trouble or 'rank 0 could not make it'}",
-                op="symm_init",
-                comm=engine.name,
-                rank=engine.rank,
-                culprits=(0,),
-                hint="ask for fewer heap_bytes; is there memory left, and file descriptors?",
+                "ask for fewer heap_bytes; is there memory left, and file descriptors?",
+                (0,),
             )
     except BaseException:
         if engine.rank == 0 and not note[0]:
@@ -103,14 +101,8 @@ def _look_around(engine: Engine, backend: HasSymmetricMemory, timeout: Timeout) 
     if trouble is not None:
         raise trouble
     if lacking:
-        raise UnsupportedError(
-            f"ranks {lacking} cannot compile the kernels of symmetric memory; they say why",
-            op="symm_init",
-            comm=engine.name,
-            rank=engine.rank,
-            culprits=lacking,
-            hint="install there what it says",
-        )
+        text = f"ranks {lacking} cannot compile the kernels of symmetric memory; they say why"
+        raise engine.error(UnsupportedError, "symm_init", text, "install there what it says", lacking)
     return len({host for host, _ in rows}) == 1, launcher
 
 

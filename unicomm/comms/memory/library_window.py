@@ -86,12 +86,10 @@ class LibraryWindow(Window):
 
     def _putting(self, tensor: torch.Tensor, start: int, peer: int) -> Callable[[float], None]:
         if self._alone and self._unsignalled[peer]:
-            raise UnsupportedError(
+            self._engine.refuse(
+                "put",
                 f"a second put to rank {peer} before a signal, which this library counts with the puts",
-                op="put",
-                comm=self._engine.name,
-                rank=self._engine.rank,
-                hint="signal after each put; NCCL since 2.31 has signals that count apart",
+                "signal after each put; NCCL since 2.31 has signals that count apart",
             )
 
         def job(limit: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -74,9 +74,6 @@ class SymmetricMemory:
                 raise disagreement(*fault[1:3])
             symmetric_backend(self.engine).raise_fault(fault, limit)
 
-    def invalid(self, op: str, message: str, hint: str) -> NoReturn:
-        self.engine.check.fail(OPERATIONS[op], message, hint)
-
     # --- allocations ------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, timeout: Timeout = None, align: int = 64) -> torch.Tensor:
@@ -105,7 +102,7 @@ class SymmetricMemory:
         self._refuse_team("symm_free")
         address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
         if not self.domain.begins(address):
-            self.invalid(
+            self.engine.invalid(
                 "symm_free",
                 "the tensor does not begin an allocation of this communicator's symmetric memory",
                 "pass what unicomm.symm.empty returned, once",
@@ -151,7 +148,7 @@ class SymmetricMemory:
         """
         tensor = self.engine.check.check_tensor(OPERATIONS[op], name, value, writes, strided)
         if dtype is not None and tensor.dtype != dtype:
-            self.invalid(op, f"{name} is of {tensor.dtype}, not {dtype}", f"pass tensor.to({dtype})")
+            self.engine.invalid(op, f"{name} is of {tensor.dtype}, not {dtype}", f"pass tensor.to({dtype})")
         return tensor
 
     def check_symmetric(
@@ -160,7 +157,7 @@ class SymmetricMemory:
         """Like `check_tensor`, for a tensor that has to lie in this communicator's symmetric memory."""
         tensor = self.check_tensor(op, name, value, dtype, strided=strided)
         if not self.holds(tensor):
-            self.invalid(
+            self.engine.invalid(
                 op,
                 f"{name} is not in the symmetric memory of communicator '{self.engine.name}', or was freed",
                 "make it with unicomm.symm.empty(..., comm=comm) on all ranks",
@@ -295,11 +292,6 @@ def memory_of(engine: Engine, op: str) -> SymmetricMemory:
     engine.check_open(op)
     memory = attached(engine)
     if memory is None:
-        raise NotReadyError(
-            "the communicator has no symmetric memory yet",
-            op=op,
-            comm=engine.name,
-            rank=engine.rank,
-            hint="call unicomm.symm.init(comm) on all ranks first",
-        )
+        hint = "call unicomm.symm.init(comm) on all ranks first"
+        raise engine.error(NotReadyError, op, "the communicator has no symmetric memory yet", hint)
     return memory

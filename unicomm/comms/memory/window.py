@@ -67,7 +67,7 @@ class Window(abc.ABC):
         self._open("new_window")
         self._engine.refuse_capture("new_window")
         if self._tensor is not None:
-            self._invalid("new_window", "a tensor is registered already", "deregister it first")
+            self._engine.invalid("new_window", "a tensor is registered already", "deregister it first")
         own = self._check_window(tensor)
         self._attach(own, timeout)
         self._tensor = own
@@ -209,10 +209,12 @@ class Window(abc.ABC):
         own = self._registered(op)
         tensor = self._engine.check.check_tensor(OPERATIONS[op], "tensor", value, op == "get")
         if tensor.dtype != own.dtype:
-            self._invalid(op, f"tensor is of {tensor.dtype}, not {own.dtype}", f"pass tensor.to({own.dtype})")
+            self._engine.invalid(
+                op, f"tensor is of {tensor.dtype}, not {own.dtype}", f"pass tensor.to({own.dtype})"
+            )
         start = self._offset(op, offset)
         if start + tensor.numel() > own.numel():
-            self._invalid(
+            self._engine.invalid(
                 op,
                 f"elements {start} to {start + tensor.numel()} of a window of {own.numel()}",
                 "register a larger tensor, or move fewer elements",
@@ -223,16 +225,13 @@ class Window(abc.ABC):
         try:
             start = operator.index(offset)
         except TypeError:
-            self._invalid(op, f"offset {offset!r} is no whole number", "count in elements, from 0")
+            self._engine.invalid(op, f"offset {offset!r} is no whole number", "count in elements, from 0")
         if start < 0:
-            self._invalid(op, f"offset {start} is negative", "count in elements, from 0")
+            self._engine.invalid(op, f"offset {start} is negative", "count in elements, from 0")
         return start
 
     def _peer(self, op: str, name: str, rank: Any) -> int:
         return self._engine.check.check_rank(OPERATIONS[op], name, rank)
-
-    def _invalid(self, op: str, message: str, hint: str) -> NoReturn:
-        self._engine.check.fail(OPERATIONS[op], message, hint)
 
     def _lacks(self, op: str, what: str) -> NoReturn:
         self._engine.refuse(op, f"backend '{self._engine.backend.name}' {what}")
@@ -240,17 +239,14 @@ class Window(abc.ABC):
     def _open(self, op: str) -> None:
         self._engine.check_open(op)
         if self._freed:
-            raise self._not_ready(op, "the window was freed", "make a new one")
+            raise self._engine.error(NotReadyError, op, "the window was freed", "make a new one")
 
     def _registered(self, op: str) -> torch.Tensor:
         self._open(op)
         if self._tensor is None:
-            raise self._not_ready(op, "the window has no tensor", "call tensor_register on all ranks")
+            hint = "call tensor_register on all ranks"
+            raise self._engine.error(NotReadyError, op, "the window has no tensor", hint)
         return self._tensor
-
-    def _not_ready(self, op: str, message: str, hint: str) -> NotReadyError:
-        engine = self._engine
-        return NotReadyError(message, op=op, comm=engine.name, rank=engine.rank, hint=hint)
 
     def _issue(
         self,

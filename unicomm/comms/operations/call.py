@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -69,6 +69,16 @@ class Call:
     def red_code(self) -> int:
         return 0 if self.op is None else self.op.code
 
+    @property
+    def message(self) -> Message:
+        """The call of a point-to-point operation, or of one in a batch, as a message."""
+        return Message(bool(self.inputs), self.peer, (self.inputs or self.outputs)[0])
+
+    @property
+    def signature(self) -> tuple[int, int, int, int, int, int]:
+        """What all ranks must agree on, in the order of `failures.faults.Claim`."""
+        return self.operation.code, self.dtype_code, self.red_code, self.root, self.count, self.extra
+
     def changed(self, **changes: object) -> Call:
         """A copy of this call with other values, which completion hands to a backend instead."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -108,18 +118,8 @@ class OpArgs:
 
     @classmethod
     def of(cls, call: Call, op_id: int, messages: Sequence[Message] = ()) -> OpArgs:
-        return cls(
-            call.name,
-            op_id,
-            call.seq,
-            call.inputs,
-            call.outputs,
-            call.root,
-            call.peer,
-            call.op,
-            call.in_splits,
-            call.out_splits,
-            call.async_op,
-            call.timeout,
-            messages,
-        )
+        return cls(call.name, op_id, messages=messages, **{name: getattr(call, name) for name in _SHARED})
+
+
+#: The fields that hooks receive as they are in the call.
+_SHARED = [field.name for field in fields(Call) if field.name in OpArgs.__dataclass_fields__]

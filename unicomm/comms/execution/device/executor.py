@@ -22,10 +22,11 @@ from typing import Any
 
 from unicomm.comms.backend import UsesStreams
 from unicomm.comms.errors import CommError, CommTimeoutError
+from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.executor import Executor
 from unicomm.comms.execution.issued import IssuedOperation
-from unicomm.comms.execution.owner import Owner
 from unicomm.comms.execution.profiling import events as profiling
-from unicomm.comms.execution.profiling.session import Span
+from unicomm.comms.execution.profiling.session import Described, Span
 from unicomm.comms.operations import recording
 from unicomm.comms.streams import Streams
 from unicomm.comms.work import Work
@@ -41,13 +42,15 @@ _parents: list[object] = []  # operations that were pending when this process wa
 _NO_SPANS: contextlib.AbstractContextManager[Sequence[Span]] = contextlib.nullcontext(())
 
 
-class StreamExecutor:
-    """Runs the operations of one communicator; see `owner.Executor` for its methods."""
+class StreamExecutor(Executor):
+    """Runs the operations of one communicator on a device's streams."""
 
-    def __init__(self, owner: Owner, streams: Streams) -> None:
-        self.streams: Streams = streams
-        self._owner = owner
-        self._recorder = owner.member.recorder
+    streams: Streams
+
+    def __init__(self, engine: Engine, streams: Streams) -> None:
+        self.streams = streams
+        self._engine = engine
+        self._recorder = engine.member.recorder
         self._own: Any = None  # this communicator's stream, made by the first asynchronous operation
         self._last: StreamWork | None = None  # which the next operation has to follow, on whatever stream
         self._last_captured: StreamWork | None = None  # the same within a graph
@@ -56,22 +59,22 @@ class StreamExecutor:
         self._given_up: list[IssuedOperation] = []  # failed, but their stream may still use the tensors
         self._lock = threading.RLock()  # a callback may issue operations
         self.guard = threading.Lock()  # of a work's end, which its callbacks follow
-        self.lookout = Lookout(owner)
+        self.lookout = Lookout(engine)
         for graph_class in streams.graph_classes():
             graphs.follow(graph_class)
         streams.count_graphs = graphs.alive
 
     def run(self, op: IssuedOperation) -> StreamWork:
-        op.begin(self._owner.member, False)
+        op.begin(self._engine.member, False)
         if profiling.session is not None:
-            profiling.issued(self._owner, op, here=True)
+            profiling.issued(self._engine, op, here=True)
         try:
-            self._owner.check_broken()
+            self._engine.check_broken()
             return self._put(op)
         except BaseException as error:
-            self._owner.failed(op, error)
+            self._engine.failed(op, error)
             if op.args is not None:
-                self._owner.hooks.finished(op.args, error)
+                self._engine.hooks.finished(op.args, error)
             raise
 
     def settle(self, op: IssuedOperation, work: Work) -> None:
@@ -123,20 +126,8 @@ class StreamExecutor:
     def run_after_pending(self, job: Callable[[], None]) -> None:
         job()  # the order of streams does it
 
-    def seal(self) -> None:
-        """Nothing to do: messages go to a stream like other operations."""
-
-    def check_can_wait(self, op: str) -> None:
-        """Nothing to do: no thread of this process runs the operations."""
-
     def broke(self, error: CommError) -> None:
         self.lookout.ended(error)
-
-    def is_current(self) -> bool:
-        return False
-
-    def close(self, timeout: float) -> bool:
-        return True
 
     def catch_up(self) -> None:
         self.look(time.monotonic())
@@ -179,7 +170,7 @@ class StreamExecutor:
             recorder.finish(record, recording.COMPLETED, 0)
         pairs = [(send, peer) for send, peer, _ in op.messages]
         seqs = [number for _, _, number in op.messages] or [op.seq]
-        described = [profiling.of_call(call) for call in op.calls]
+        described = [Described.of(call) for call in op.calls]
         capture.operations.append(Captured(self, op.name, op.timeout, shapes, seqs, described, pairs))
         for span in op.spans:
             span.captured()
@@ -187,16 +178,16 @@ class StreamExecutor:
     @contextlib.contextmanager
     def replaying(self, operations: Sequence[Captured], count: int) -> Iterator[None]:
         """Records and watches the `count`-th launch of a graph with these operations of this communicator."""
-        owner, streams = self._owner, self.streams
+        engine, streams = self._engine, self.streams
         if streams.is_capturing():  # it becomes a part of another graph
             graphs.current().operations.extend(operations)
             yield
             return
-        with owner.in_order():
-            owner.check_open(operations[0].name)
+        with engine.in_order():
+            engine.check_open(operations[0].name)
             stream = streams.current()
             self._follow_last(stream, None)
-            begun = graphs.begin_records(owner.fast, self._recorder, operations)
+            begun = graphs.begin_records(engine.fast, self._recorder, operations)
             longest = max(operation.timeout for operation in operations)
             op = IssuedOperation(operations[0].name, (), None, longest, async_op=True)
             op.records = begun.records
@@ -205,7 +196,7 @@ class StreamExecutor:
             try:
                 rows = _NO_SPANS
                 if profiling.session is not None:
-                    rows = profiling.replay(owner, operations, begun.seqs, count)
+                    rows = profiling.replay(engine, operations, begun.seqs, count)
                 with rows as op.spans:
                     op.issued_ns, op.before = time.monotonic_ns(), streams.record(stream)
                     yield
@@ -227,15 +218,7 @@ class StreamExecutor:
 
     def error_of(self, work: StreamWork) -> BaseException | None:
         """The error that broke the communicator, unless the operation had completed before."""
-        return None if work._done else self._owner.broken
-
-    @property
-    def thread(self) -> int:
-        return 0
-
-    @property
-    def unattended(self) -> bool:
-        return False
+        return None if work._done else self._engine.broken
 
     @property
     def busy(self) -> bool:
@@ -256,7 +239,7 @@ class StreamExecutor:
 
     def look(self, now: float) -> None:
         """Ends the operations that are over. Called by the watchdog and by `drain`."""
-        owner = self._owner
+        engine = self._engine
         with graphs.events_may_be_asked_for() as free, self._lock:
             if not free:
                 return
@@ -271,13 +254,13 @@ class StreamExecutor:
                 except Exception as failed:  # the device failed: no operation will complete any more
                     error = failed
                 else:
-                    if owner.broken is not None:  # an abort may be what ended it
+                    if engine.broken is not None:  # an abort may be what ended it
                         break
                     self._finish(self._running.popleft(), None)
             if not self._running:
                 return
             oldest = self._running[0]
-            error = error or owner.broken or self.lookout.heard or self._library_error()
+            error = error or engine.broken or self.lookout.heard or self._library_error()
             error = error or self.lookout.lost(oldest, now)
             if error is None and now >= oldest.deadline:
                 error = CommTimeoutError(
@@ -288,18 +271,18 @@ class StreamExecutor:
             if error is None:
                 self.lookout.waiting(oldest, now)
             else:
-                if isinstance(error, CommError) and error is not owner.broken:
+                if isinstance(error, CommError) and error is not engine.broken:
                     error = self.lookout.explained(error, oldest)
                 self._end(error)
 
     def _library_error(self) -> CommError | None:
-        backend = self._owner.backend
+        backend = self._engine.backend
         return backend.late_error() if isinstance(backend, UsesStreams) else None
 
     def _of_symmetric_memory(self) -> CommError | None:
         """The error that ended a wait of symmetric memory's kernels; their operation then is over as well."""
-        memory = self._owner.symmetric
-        return None if memory is None or self._owner.broken is not None else memory.late_error()
+        memory = self._engine.symmetric
+        return None if memory is None or self._engine.broken is not None else memory.late_error()
 
     def _is_over(self, op: IssuedOperation) -> bool:
         if self.streams.is_over(op.work._after):
@@ -329,18 +312,18 @@ class StreamExecutor:
             for span in op.spans:
                 span.finish(error)
         if op.args is not None:
-            self._owner.hooks.finished(op.args, error)
+            self._engine.hooks.finished(op.args, error)
 
     def _end(self, error: BaseException) -> None:
         """Ends the oldest operation with its error, and those behind it with the abort that follows."""
-        owner = self._owner
+        engine = self._engine
         first = self._running[0]
         try:
-            owner.failed(first, error)
-            owner.backend.abort()
+            engine.failed(first, error)
+            engine.backend.abort()
         except Exception:  # of a hook; the works must end all the same
-            logging.getLogger("unicomm").exception("communicator '%s'", owner.name)
-        final = owner.broken or error
+            logging.getLogger("unicomm").exception("communicator '%s'", engine.name)
+        final = engine.broken or error
         while self._running:
             op = self._running.popleft()
             if op.calls and self._may_come(op):

@@ -10,16 +10,18 @@ raise.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unicomm.comms.backend import UsesStreams
 from unicomm.comms.errors import AbortedError, CommError, CommTimeoutError, PeerLostError
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.issued import IssuedOperation
-from unicomm.comms.execution.owner import Owner
 from unicomm.comms.failures.daemon_pool import DaemonPool
 from unicomm.comms.failures.faults import rank_list
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
+from unicomm.comms.failures.missing_ranks import dead_ranks, explain, neighbours, progress
 
 _SHARE, _LONGEST = 0.25, 10.0  # of the timeout, and seconds: from then on a rank reports that it waits
 _EVERY = 1.0  # seconds between two looks at the store, and more in a large world:
@@ -34,8 +36,8 @@ _threads = DaemonPool("unicomm-lookout", awaited=True)
 class Lookout:
     """That of one communicator. Only the watchdog and whoever drains call it, one at a time."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.heard: CommError | None = None  # what another rank has found
         self._busy = False
         self._next = 0.0
@@ -46,7 +48,7 @@ class Lookout:
         self._dead_since = float("inf")
 
     def _first_cause(self) -> FirstCause | None:
-        member, size = self._owner.member, self._owner.group.size
+        member, size = self._engine.member, self._engine.group.size
         if member.store is None or size == 1:
             return None
         return FirstCause(member.store, member.uid, member.name, member.rank, size)
@@ -61,7 +63,7 @@ class Lookout:
             self._next = float("inf")
             return
         self._busy = True
-        self._next = now + _EVERY + _PER_RANK * self._owner.group.size
+        self._next = now + _EVERY + _PER_RANK * self._engine.group.size
         state: dict[str, Any] = {"seq": op.seq, "reached": op.reached}
         if op.messages:
             state = {"messages": op.messages[:_MOST_MESSAGES]}
@@ -89,8 +91,6 @@ class Lookout:
             self._neighbours = {}
             _threads.run(self._meet_neighbours)
             return None
-        from unicomm.comms.failures.missing_ranks import dead_ranks
-
         asked = {peer for _, peer, _ in op.messages} or self._neighbours.keys()
         dead = [rank for rank in dead_ranks(self._neighbours) if rank in asked]
         if not dead:
@@ -107,9 +107,7 @@ class Lookout:
         return error
 
     def _meet_neighbours(self) -> None:
-        from unicomm.comms.failures.missing_ranks import neighbours
-
-        member = self._owner.member
+        member = self._engine.member
         found = neighbours(member.uid)
         found.pop(member.rank, None)
         self._neighbours = found
@@ -129,13 +127,11 @@ class Lookout:
             return self._settled(told)
         if timeout:
             error = self._overdue(error, op, first_cause)
-            backend = self._owner.backend
+            backend = self._engine.backend
             if isinstance(backend, UsesStreams):
                 backend.explain(error)
         elif lost and not error.culprits:
-            from unicomm.comms.failures.missing_ranks import dead_ranks, neighbours
-
-            error.sort_culprits(dead_ranks(neighbours(self._owner.member.uid)), (), ())
+            error.sort_culprits(dead_ranks(neighbours(self._engine.member.uid)), (), ())
             if error.culprits:
                 error.message = f"{rank_list(error.culprits, 'is')} gone: {error.message}"
         if first_cause is not None:
@@ -150,12 +146,7 @@ class Lookout:
         if first_cause is None:
             return
         self._published = True
-        said = self._for_all(error)
-
-        def tell() -> None:
-            first_cause.publish(said)
-
-        _threads.run(tell)
+        _threads.run(partial(first_cause.publish, self._for_all(error)))
 
     def _settled(self, error: CommError) -> CommError:
         self._published = True
@@ -165,7 +156,7 @@ class Lookout:
 
     def _for_all(self, error: CommError) -> CommError:
         """As the other ranks have to read it."""
-        rank = self._owner.rank
+        rank = self._engine.rank
         if isinstance(error, AbortedError) and not set(error.culprits) - {rank}:
             did = "aborted the communicator" if error.culprits else error.message
             return AbortedError(f"rank {rank} {did}", culprits=(rank,), hint=error.hint)
@@ -178,11 +169,9 @@ class Lookout:
     def _overdue(
         self, error: CommError, op: IssuedOperation, first_cause: FirstCause | None
     ) -> CommTimeoutError:
-        from unicomm.comms.failures.missing_ranks import explain, progress
-
-        owner = self._owner
-        me, uid, messages = owner.rank, owner.member.uid, op.messages
-        peers = {peer for _, peer, _ in messages} if messages else set(range(owner.group.size)) - {me}
+        engine = self._engine
+        me, uid, messages = engine.rank, engine.member.uid, op.messages
+        peers = {peer for _, peer, _ in messages} if messages else set(range(engine.group.size)) - {me}
         found = progress(uid, me, op.seq, messages)
         found[me] = 2 if op.reached else 1
         elsewhere = sorted(peers - found.keys())

@@ -24,11 +24,10 @@ from collections.abc import Iterator, Sequence
 
 from unicomm.c10d.compat import add_trace_metadata, hook_profiler
 from unicomm.comms.execution.device.graphs import Captured
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.issued import IssuedOperation
-from unicomm.comms.execution.owner import Owner
-from unicomm.comms.operations.call import Call
 
-from .session import KEY, REPLAY, Described, Session, Span, described
+from .session import KEY, REPLAY, Described, Session, Span
 
 _KEPT = 4  # recordings whose tables are kept for `unicomm.profiler.events`
 
@@ -38,20 +37,20 @@ session: Session | None = None
 finished: deque[Session] = deque(maxlen=_KEPT)
 
 _lock = threading.Lock()
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
-_blocked: weakref.WeakSet[Owner] = weakref.WeakSet()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_blocked: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-def register(owner: Owner) -> None:
+def register(engine: Engine) -> None:
     """A new communicator: if a profiler runs, its fast path stays out until that ends."""
     with _lock:
-        _owners.add(owner)
+        _engines.add(engine)
         if session is not None:
-            owner.fast.block()
-            _blocked.add(owner)
+            engine.fast.block()
+            _blocked.add(engine)
 
 
-def issued(owner: Owner, op: IssuedOperation, here: bool) -> None:
+def issued(engine: Engine, op: IssuedOperation, here: bool) -> None:
     """Adds rows and events for an operation that is issued now. Called with a recording under way.
 
     `here`: it runs in this call, so that whoever runs it opens the events. Otherwise the events only mark
@@ -61,23 +60,16 @@ def issued(owner: Owner, op: IssuedOperation, here: bool) -> None:
     if now is None:
         return
     batch = now.next_batch() if len(op.calls) > 1 else 0
-    op.spans = [now.add(owner, of_call(call), call.seq, op.async_op, batch) for call in op.calls]
+    op.spans = [now.add(engine, Described.of(call), call.seq, op.async_op, batch) for call in op.calls]
     if not here:
         for span in op.spans:
             span.enter()
             span.leave()
 
 
-def of_call(call: Call) -> Described:
-    """What rows say of a collective, message or one-sided operation."""
-    return described(
-        call.name, call.inputs, call.outputs, call.root, call.peer, call.in_splits, call.out_splits
-    )
-
-
 @contextlib.contextmanager
 def replay(
-    owner: Owner, operations: Sequence[Captured], numbers: Sequence[Sequence[int]], count: int
+    engine: Engine, operations: Sequence[Captured], numbers: Sequence[Sequence[int]], count: int
 ) -> Iterator[Sequence[Span]]:
     """Around the launch of a graph for the `count`-th time: one event of it, and one of each operation.
 
@@ -93,14 +85,14 @@ def replay(
     # By the first collective the ranks' rows are compared: messages have numbers of their pairs.
     firsts = ((o.seqs[0], n[0]) for o, n in zip(operations, numbers, strict=True) if not o.messages)
     captured, seq = next((pair for pair in firsts if pair[1]), (0, 0))
-    whole = now.add(owner, Described(REPLAY, n_in, n_out, bytes=size), seq, True, 0, captured, count)
+    whole = now.add(engine, Described(REPLAY, n_in, n_out, bytes=size), seq, True, 0, captured, count)
     spans = [whole]
     whole.enter()
     try:
         for operation, seqs in zip(operations, numbers, strict=True):
             batch = now.next_batch() if len(seqs) > 1 else 0
             for what, before, number in zip(operation.described, operation.seqs, seqs, strict=True):
-                span = now.add(owner, what, number, True, batch, before, count)
+                span = now.add(engine, what, number, True, batch, before, count)
                 span.enter()
                 span.leave()
                 spans.append(span)
@@ -118,9 +110,9 @@ def _begin() -> None:
     with _lock:
         if session is not None:  # the one before ended without a word, e.g. by an error of torch's
             return
-        for owner in _owners:
-            owner.fast.block()
-            _blocked.add(owner)
+        for engine in _engines:
+            engine.fast.block()
+            _blocked.add(engine)
         session = Session()
 
 
@@ -128,15 +120,15 @@ def _end() -> None:
     global session
     with _lock:
         now, session = session, None
-        used = list(_owners)
-        for owner in _blocked:
-            owner.fast.unblock()
+        used = list(_engines)
+        for engine in _blocked:
+            engine.fast.unblock()
         _blocked.clear()
     if now is None:
         return
-    for owner in used:
-        owner.executor.catch_up()
-    now.close([owner for owner in used if not owner.finalized])
+    for engine in used:
+        engine.executor.catch_up()
+    now.close([engine for engine in used if not engine.finalized])
     if now.table["rows"]:
         finished.append(now)
     if now.table["groups"]:

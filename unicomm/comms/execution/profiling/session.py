@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -17,42 +18,13 @@ import torch
 
 from unicomm.c10d.compat import RecordFunction, known_groups, profiler_enabled
 from unicomm.comms.execution.member import Member
+from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.dtypes import NAMES, code_of
 from unicomm.extensions import torch_extensions
 from unicomm.flight_recorder.texts import format_ranks
 
 VERSION = 2  # 2 brought captured_seq and replay
 KEY = "unicomm"  # of the table in a trace
-COLUMNS = (
-    "op",
-    "seq_num",
-    "group",
-    "thread",
-    "traced",
-    "issued_ns",
-    "started_ns",
-    "completed_ns",
-    "state",
-    "is_async",
-    "in_elements",
-    "out_elements",
-    "dtype",
-    "root",
-    "peer",
-    "bytes",
-    "in_splits",
-    "out_splits",
-    "batch",
-    "captured_seq",
-    "replay",
-)
-_SEQ, _TRACED, _STARTED, _COMPLETED, _STATE, _PEER, _CAPTURED_SEQ, _REPLAY = (
-    COLUMNS.index(c)
-    for c in (
-        *("seq_num", "traced", "started_ns", "completed_ns", "state", "peer"),
-        *("captured_seq", "replay"),
-    )
-)
 REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
 CAPTURED = -1  # in the column `replay`: a graph took it down
 CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4  # as in the recorder
@@ -78,31 +50,54 @@ class Described(NamedTuple):
     bytes: int = 0
     root: int = -1
     peer: int = -1
-    in_splits: tuple[int, ...] = ()
-    out_splits: tuple[int, ...] = ()
+    in_splits: Sequence[int] = ()
+    out_splits: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, call: Call) -> Described:
+        """Of a collective, message or one-sided operation. Keeps none of its tensors."""
+        n_in, n_out = sum(t.numel() for t in call.inputs), sum(t.numel() for t in call.outputs)
+        some = (call.inputs or call.outputs or [None])[0]
+        if some is None:
+            return cls(call.name, n_in, n_out, root=call.root, peer=call.peer)
+        size = max(n_in, n_out) * some.element_size()
+        splits = call.in_splits or (), call.out_splits or ()
+        name = NAMES[code_of(some.dtype)]
+        return cls(call.name, n_in, n_out, name, some.dtype, size, call.root, call.peer, *splits)
 
 
-def described(
-    op: str,
-    ins: Sequence[torch.Tensor],
-    outs: Sequence[torch.Tensor],
-    root: int = -1,
-    peer: int = -1,
-    in_splits: Sequence[int] | None = None,
-    out_splits: Sequence[int] | None = None,
-) -> Described:
-    """Of an operation on these tensors, none of which it keeps."""
-    n_in, n_out = sum(t.numel() for t in ins), sum(t.numel() for t in outs)
-    splits = tuple(in_splits or ()), tuple(out_splits or ())
-    some = ins[0] if ins else outs[0] if outs else None
-    if some is None:
-        return Described(op, n_in, n_out, root=root, peer=peer)
-    size = max(n_in, n_out) * some.element_size()
-    return Described(op, n_in, n_out, NAMES[code_of(some.dtype)], some.dtype, size, root, peer, *splits)
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A row of the table. Its fields are the table's columns, in this order."""
+
+    op: str
+    seq_num: int
+    group: int
+    thread: int
+    traced: int = 0
+    issued_ns: int
+    started_ns: int = 0
+    completed_ns: int = 0
+    state: int = CREATED
+    is_async: int
+    in_elements: int
+    out_elements: int
+    dtype: str
+    root: int
+    peer: int
+    bytes: int
+    in_splits: str
+    out_splits: str
+    batch: int
+    captured_seq: int
+    replay: int
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
 
 
 class Observed(Protocol):
-    """The owner of a communicator, as rows and events describe it."""
+    """The engine of a communicator, as rows and events describe it."""
 
     member: Member
     rank: int
@@ -113,7 +108,7 @@ class Span:
 
     __slots__ = ("_event", "_open", "name", "row")
 
-    def __init__(self, name: str, row: list[Any], event: Any) -> None:
+    def __init__(self, name: str, row: Row, event: Any) -> None:
         """`event`: of torch's profiler; None where torch does not record the thread."""
         self.name = name
         self.row = row
@@ -124,7 +119,7 @@ class Span:
         """Opens the event, in the thread that issues the operation."""
         if self._event is not None:
             self._open = self._event
-            self.row[_TRACED] = 1
+            self.row.traced = 1
             self._open.__enter__()
 
     def leave(self) -> None:
@@ -147,27 +142,25 @@ class Span:
         self.finish(error)
 
     def start(self) -> None:
-        self.row[_STARTED] = time.time_ns()
-        self.row[_STATE] = STARTED
+        self.row.started_ns, self.row.state = time.time_ns(), STARTED
 
     def captured(self) -> None:
         """A graph has captured the operation, which has not run."""
-        row = self.row
-        row[_CAPTURED_SEQ], row[_REPLAY] = row[_SEQ], CAPTURED
+        self.row.captured_seq, self.row.replay = self.row.seq_num, CAPTURED
         self.start()
         self.finish(None)
 
     def ran(self, started_ns: int, completed_ns: int) -> None:
         """Sets the times at which the device ran it, in nanoseconds since the epoch."""
         row = self.row
-        row[_STARTED], row[_COMPLETED], row[_STATE] = started_ns, completed_ns, COMPLETED
+        row.started_ns, row.completed_ns, row.state = started_ns, completed_ns, COMPLETED
 
     def finish(self, error: BaseException | None, peer: int = -1) -> None:
         row = self.row
-        row[_COMPLETED] = time.time_ns()
-        row[_STATE] = COMPLETED if error is None else FAILED
+        row.completed_ns = time.time_ns()
+        row.state = COMPLETED if error is None else FAILED
         if peer >= 0:
-            row[_PEER] = peer
+            row.peer = peer
 
 
 class _Both:
@@ -194,7 +187,7 @@ class Session:
     def __init__(self) -> None:
         self.started_ns = time.time_ns()
         self.stopped_ns = 0
-        self.rows: list[list[Any]] = []
+        self.rows: list[Row] = []
         self.dropped = 0
         self.groups: list[dict[str, Any]] = []
         self._facts: weakref.WeakKeyDictionary[Observed, tuple[int, dict[str, Any]]] = (
@@ -205,17 +198,17 @@ class Session:
         self._bridge = torch_extensions.load()
         self.table: dict[str, Any] = {}
 
-    def _of(self, owner: Observed) -> tuple[int, dict[str, Any]]:
+    def _of(self, engine: Observed) -> tuple[int, dict[str, Any]]:
         """The communicator's number in this recording, and the arguments that all its events have."""
-        found = self._facts.get(owner)
+        found = self._facts.get(engine)
         if found is not None:
             return found
         with self._adding:
-            found = self._facts.get(owner)
+            found = self._facts.get(engine)
             if found is not None:  # another thread was quicker
                 return found
-            member = owner.member
-            name, desc = _torch_names(owner)
+            member = engine.member
+            name, desc = _torch_names(engine)
             group = {
                 "uid": plain(member.uid),
                 "name": plain(member.name),
@@ -237,13 +230,13 @@ class Session:
                 "backend": group["backend"],
             }
             facts = {key: value for key, value in facts.items() if value != ""}  # kineto drops empty ones
-            found = self._facts[owner] = (len(self.groups), facts)
+            found = self._facts[engine] = (len(self.groups), facts)
             self.groups.append(group)
             return found
 
     def add(
         self,
-        owner: Observed,
+        engine: Observed,
         what: Described,
         seq: int,
         later: bool,
@@ -252,31 +245,27 @@ class Session:
         replay: int = 0,
     ) -> Span:
         """Adds a row. The calling thread is to enter and leave the span's event."""
-        index, facts = self._of(owner)
+        index, facts = self._of(engine)
         into, out = ",".join(map(str, what.in_splits)), ",".join(map(str, what.out_splits))
-        row = [
-            what.op,
-            seq,
-            index,
-            threading.get_native_id(),
-            0,
-            time.time_ns(),
-            0,
-            0,
-            CREATED,
-            int(later),
-            what.n_in,
-            what.n_out,
-            what.dtype,
-            what.root,
-            what.peer,
-            what.bytes,
-            into,
-            out,
-            batch,
-            captured_seq,
-            replay,
-        ]
+        row = Row(
+            op=what.op,
+            seq_num=seq,
+            group=index,
+            thread=threading.get_native_id(),
+            issued_ns=time.time_ns(),
+            is_async=int(later),
+            in_elements=what.n_in,
+            out_elements=what.n_out,
+            dtype=what.dtype,
+            root=what.root,
+            peer=what.peer,
+            bytes=what.bytes,
+            in_splits=into,
+            out_splits=out,
+            batch=batch,
+            captured_seq=captured_seq,
+            replay=replay,
+        )
         if len(self.rows) < MOST_ROWS:
             self.rows.append(row)
         else:
@@ -284,47 +273,40 @@ class Session:
         name = f"unicomm::{what.op}"
         if not profiler_enabled():
             return Span(name, row, None)
-        arguments = facts | {
+        arguments = {
             "seq_num": seq,
             "in_elements": what.n_in,
             "out_elements": what.n_out,
             "bytes": what.bytes,
             "is_async": later,
         }
-        if what.dtype:
-            arguments["dtype"] = what.dtype
-        if what.root >= 0:
-            arguments["root"] = what.root
-        if what.peer >= 0:
-            arguments["peer"] = what.peer
-        if into:
-            arguments["in_splits"] = into
-        if out:
-            arguments["out_splits"] = out
+        optional = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
+        optional |= {"in_splits": into, "out_splits": out}
+        arguments |= {name: value for name, value in optional.items() if value not in ("", -1)}
         if replay:
             arguments |= {"captured_seq": captured_seq, "replay": replay}
-        event: Any = RecordFunction(name, (), arguments)
+        event: Any = RecordFunction(name, (), facts | arguments)
         if self._bridge is not None and what.op != REPLAY:
-            event = _Both(event, self._record(owner, facts, what, seq, later))
+            event = _Both(event, self._record(engine, facts, what, seq, later))
         return Span(name, row, event)
 
     def _record(
         self,
-        owner: Observed,
+        engine: Observed,
         facts: dict[str, Any],
         what: Described,
         seq: int,
         later: bool,
     ) -> Any:
         """torch's own record; it can name ranks at equal distances only."""
-        ranks = list(owner.member.labels)
+        ranks = list(engine.member.labels)
         steps = {b - a for a, b in itertools.pairwise(ranks)}
         stride = steps.pop() if len(steps) == 1 else int(len(ranks) == 1)
         assert self._bridge is not None
         return self._bridge.Record(
             *(seq, what.peer >= 0),
             *(facts.get("group_name") or facts["comm"], facts.get("group_description", "")),
-            *(owner.rank, what.op, what.n_in, what.n_out, what.kind),
+            *(engine.rank, what.op, what.n_in, what.n_out, what.kind),
             *(list(what.in_splits), list(what.out_splits), ranks[0], stride, len(ranks), later),
         )
 
@@ -340,8 +322,8 @@ class Session:
         """
         self.stopped_ns = time.time_ns()
         if not self.groups:
-            for owner in there:
-                self._of(owner)
+            for engine in there:
+                self._of(engine)
         self.table = {
             "version": VERSION,
             "host": plain(socket.gethostname()),
@@ -352,7 +334,7 @@ class Session:
             "dropped": self.dropped,
             "groups": self.groups,
             "columns": list(COLUMNS),
-            "rows": [list(row) for row in self.rows],
+            "rows": [[getattr(row, name) for name in COLUMNS] for row in self.rows],
         }
         self.rows = []
 
@@ -365,12 +347,12 @@ def _boot() -> str:
         return ""
 
 
-def _torch_names(owner: Observed) -> tuple[str, str]:
+def _torch_names(engine: Observed) -> tuple[str, str]:
     """Name and description of the process group that a communicator belongs to, as far as torch knows one."""
     if not torch.distributed.is_available():
         return "", ""
     for group in known_groups():
         comms = getattr(group, "_comms", None)
-        if isinstance(comms, dict) and any(c._owner is owner for c in comms.values()):
+        if isinstance(comms, dict) and any(c._engine is engine for c in comms.values()):
             return str(group.group_name), str(group.group_desc)
     return "", ""
