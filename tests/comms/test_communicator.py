@@ -17,8 +17,8 @@ from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import (
     CommError,
     CommTimeoutError,
-    DeadlockError,
     Communicator,
+    DeadlockError,
     InvalidArgumentError,
     MismatchError,
     NotReadyError,

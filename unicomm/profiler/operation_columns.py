@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.formats.operation_names import OpKind, item_size
 from unicomm.flight_recorder.formats.operation_names import kind as kind_of
 from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
@@ -22,9 +22,6 @@ from unicomm.flight_recorder.table.table import Column, Table
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
-
-_WIDTHS = {"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
-_WIDTHS |= {"uint32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}  # others: 1
 
 
 @dataclass
@@ -305,7 +302,7 @@ def from_recorder(table: Table) -> Operations:
     replay, heads = _replays(table)
     elements = np.maximum(calls.in_numel, calls.out_numel)
     dtype = np.where(calls.in_dtype > 0, calls.in_dtype, calls.out_dtype)
-    width = np.asarray([_WIDTHS.get(name, 1 if name else 0) for name in table.dtypes] or [0], np.int64)
+    width = np.asarray([item_size(name) if name else 0 for name in table.dtypes] or [0], np.int64)
     size = (elements * width[dtype])[call]
     over = (table.state == State.COMPLETED) | (table.state == State.FAILED)
     last = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .chrome import EXACT, Reader, TraceError, nanoseconds
-from .trace_table import COMPLETED, FAILED, KEY, STATES, Group, TraceTable, read
+from .trace_table import KEY, STATES, Group, TraceTable, read
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class CommEvent:
     @property
     def finished(self) -> bool:
         """Whether it had completed or failed when the recording ended."""
-        return self.state in (STATES[COMPLETED], STATES[FAILED])
+        return self.state in ("completed", "failed")
 
 
 @dataclass

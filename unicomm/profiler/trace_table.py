@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from unicomm.flight_recorder.ring.reader import STATES
 from unicomm.flight_recorder.texts import parse_ranks
 
 from .chrome import TraceError
@@ -21,9 +22,6 @@ _NUMBERS = (
 )
 _SINCE_2 = ("captured_seq", "replay")
 REPLAY = "replay"  # the operation of a row that stands for the whole replay of a graph
-
-CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
-STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED: "failed"}
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def reduced(parts: Sequence[Tensor], op: ReduceOp) -> Tensor:
     factor = 1 if op.factor is None else op.factor if not _whole(dtype) else int(op.factor)
     total = wide[0] * factor
     for part in wide[1:]:
-        total = _combine(total, part * factor, op.type)
+        total = _COMBINE.get(op.type, torch.add)(total, part * factor)
     if dtype is torch.bool:
         return total % 2 == 1 if op.type is RedOpType.BXOR else total > 0
     if op.type is RedOpType.AVG:
@@ -194,18 +194,14 @@ def _whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-def _combine(a: Tensor, b: Tensor, kind: RedOpType) -> Tensor:
-    if kind in (RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM):
-        return a + b
-    if kind is RedOpType.PRODUCT:
-        return a * b
-    if kind is RedOpType.MIN:
-        return torch.minimum(a, b)
-    if kind is RedOpType.MAX:
-        return torch.maximum(a, b)
-    if kind is RedOpType.BAND:
-        return a & b
-    return a | b if kind is RedOpType.BOR else a ^ b
+_COMBINE: dict[RedOpType, Callable[[Tensor, Tensor], Tensor]] = {
+    RedOpType.PRODUCT: torch.mul,
+    RedOpType.MIN: torch.minimum,
+    RedOpType.MAX: torch.maximum,
+    RedOpType.BAND: torch.bitwise_and,
+    RedOpType.BOR: torch.bitwise_or,
+    RedOpType.BXOR: torch.bitwise_xor,
+}  # the others add
 
 
 def _bits(tensor: Tensor) -> Tensor:

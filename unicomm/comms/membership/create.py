@@ -22,8 +22,8 @@ from unicomm.flight_recorder.recording import dumps, writer
 from unicomm.flight_recorder.texts import format_ranks
 
 from .endpoint import Endpoint
-from .epoch import ReconfigureState, no_ranks_yet, vacant_member
 from .environment import Environment
+from .epoch import ReconfigureState, no_ranks_yet, vacant_member
 from .handles import LOOPBACK
 from .rendezvous import Rendezvous, meet
 

@@ -6,7 +6,6 @@ job (unicomm/launch/hub/server.py). top.py draws a snapshot.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from unicomm.flight_recorder.formats.operation_names import item_size
 from unicomm.flight_recorder.ring.reader import (
     ERRORS,
     P2P,
@@ -229,12 +229,6 @@ def _current(records: Any) -> Any:
         if len(found):
             return records[found[0]]
     return records[-1] if len(records) else None
-
-
-def item_size(dtype: str) -> int:
-    """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
-    digits = re.search(r"(?<=[a-z])\d+", dtype)
-    return int(digits.group()) // 8 if digits else 1
 
 
 def _operation(ring: Ring, record: Any, now: int | None) -> CurrentOperation:

@@ -81,12 +81,10 @@ class RingTableBuilder(TableStore):
         return inside if ring.rank < 0 or threads else ring.rank
 
     def _ring_group(self, comm: Comm) -> int:
-        key = (comm.uid or comm.name, comm.ranks_text)
-        index = self.groups.get(key)
-        if index is None:
-            members = np.asarray(comm.ranks, np.int32)
-            index = self.new_group(key, Group(comm.name, "", comm.uid, members, comm.backend))
-        return index
+        def make() -> Group:
+            return Group(comm.name, "", comm.uid, np.asarray(comm.ranks, np.int32), comm.backend)
+
+        return self.group_index((comm.uid or comm.name, comm.ranks_text), make)
 
     def _add_ring_rank(
         self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]

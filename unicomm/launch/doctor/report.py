@@ -30,19 +30,9 @@ sse4_2 avx avx2 f16c fma avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_f
 asimd asimdhp sve sve2 bf16
 """
 
-_PREFIXES = (
-    "UNICOMM_",
-    "TORCHCOMM_",
-    "TORCH_DISTRIBUTED_",
-    "TORCH_NCCL_",
-    "NCCL_",
-    "RCCL_",
-    "GLOO_",
-    "NVSHMEM_",
-    "ROCSHMEM_",
-    "OMPI_COMM_WORLD_",
-    "PALS_",
-)
+_PREFIXES = """
+UNICOMM_ TORCHCOMM_ TORCH_DISTRIBUTED_ TORCH_NCCL_ NCCL_ RCCL_ GLOO_ NVSHMEM_ ROCSHMEM_ OMPI_COMM_WORLD_ PALS_
+"""
 _NAMES = """
 RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
@@ -216,7 +206,7 @@ def _variables() -> dict[str, str]:
     return {
         name: "(set, not shown)" if any(word in name for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
-        if name in _NAMES.split() or name.startswith(_PREFIXES)
+        if name in _NAMES.split() or name.startswith(tuple(_PREFIXES.split()))
     }
 
 
