@@ -31,7 +31,6 @@ class GroupOf:
     uid: str
     name: str
     description: str
-    backend: str
     ranks: tuple[int, ...]
 
 
@@ -44,7 +43,6 @@ class TraceFile:
     host: str
     base_ns: int
     started_ns: int
-    stopped_ns: int
     first_row: int = 0
     rows: int = 0
     dropped: int = 0
@@ -182,7 +180,7 @@ class _Gatherer:
 
     def add(self, rank: int, table: TraceTable) -> int:
         """Adds the rows of one trace and returns their number."""
-        groups = [self.group(GroupOf(g.uid, g.name, g.description, g.backend, g.ranks)) for g in table.groups]
+        groups = [self.group(GroupOf(g.uid, g.name, g.description, g.ranks)) for g in table.groups]
         n = len(table)
 
         def ints(name: str) -> Column:
@@ -274,7 +272,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
             raise TraceError(
                 f"{path} and {same} are both of rank {table.rank}: {_twice(tables[table.rank], table)}"
             )
-        times = (base, table.started_ns, table.stopped_ns)
+        times = (base, table.started_ns)
         files.append(TraceFile(Path(path), table.rank, table.host, *times, gatherer.length))
         files[-1].rows = gatherer.add(table.rank, table)
         files[-1].dropped = table.dropped
@@ -347,7 +345,7 @@ def from_recorder(table: Table) -> Operations:
         captured_seq=np.zeros(len(rows), np.int64),
         ops=[*table.ops, REPLAY],
         dtypes=table.dtypes,
-        groups=[GroupOf(g.uid, g.name, g.desc, g.backend, tuple(g.ranks.tolist())) for g in table.groups],
+        groups=[GroupOf(g.uid, g.name, g.desc, tuple(g.ranks.tolist())) for g in table.groups],
         stopped_ns=last,
     )
 

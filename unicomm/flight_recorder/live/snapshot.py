@@ -62,10 +62,6 @@ class CurrentOperation:
     def over(self) -> bool:
         return self.state in ("completed", "failed")
 
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "?"
-
 
 @dataclass
 class Rank:
@@ -88,11 +84,6 @@ class Rank:
     operations: int = 0
     operation: CurrentOperation | None = None
     waits_for: list[int] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether an operation is unfinished."""
-        return self.operation is not None and not self.operation.over
 
     @property
     def gone(self) -> bool:

@@ -78,10 +78,7 @@ RECORD = _layout(
     ("<u4", "error"),
     ("V12", "reserved"),
 )
-_COMM_NUMBERS = (
-    *("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed"),
-    *("p2p_created", "p2p_completed"),
-)
+_COMM_NUMBERS = ("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed")
 _CLEAN_CLOSE = 1
 # The state of the process when a copy was made (copies.py). The copy's flags hold its index here, from bit 8
 # on.
@@ -123,8 +120,6 @@ class Comm:
     coll_created: int
     coll_started: int
     coll_completed: int
-    p2p_created: int
-    p2p_completed: int
 
     @property
     def ranks(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -199,13 +200,7 @@ class TableBuilder(RingTableBuilder):
 
 
 def _elements(shapes: Shapes) -> int:
-    total = 0
-    for shape in shapes:
-        size = 1
-        for dim in shape:
-            size *= dim
-        total += size
-    return max(-1, min(total, 1 << 62))
+    return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 
 def _rank_list(text: str) -> list[int]:

@@ -46,11 +46,10 @@ class RingTableBuilder(TableStore):
         # a program's hashes of calls -> calls, see _ring_calls
         self._known: dict[str, tuple[Column, Column]] = {}
 
-    def add_ring(self, ring: Ring, form: str = "ring", process: str = "", as_of_ns: int = 0) -> None:
+    def add_ring(self, ring: Ring, process: str = "", as_of_ns: int = 0) -> None:
         """Adds the records of one process. If its ranks are threads, each rank becomes a source.
 
         Args:
-            form: `Source.format`.
             process: the state of the process, "" to look it up.
             as_of_ns: the wall-clock time of that state, 0 for now or the time of the copy.
         """
@@ -63,14 +62,14 @@ class RingTableBuilder(TableStore):
         ranks = sorted(set(own))
         if len(ranks) == 1 or not own:
             source = Source(
-                ring.path, form, ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
+                ring.path, "ring", ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
             )
             self._add_ring_rank(ring, source, records, groups, ring.comms)
             return
         owners = np.asarray(own, np.int64)[records["comm"]]
         for rank in ranks:
             comms = [c for c, r in zip(ring.comms, own, strict=True) if r == rank]
-            source = Source(ring.path, form, rank, process=process, as_of_ns=as_of_ns)
+            source = Source(ring.path, "ring", rank, process=process, as_of_ns=as_of_ns)
             self._add_ring_rank(ring, source, records[owners == rank], groups, comms)
 
     def _ring_rank(self, ring: Ring, comm: Comm, group: int) -> int:

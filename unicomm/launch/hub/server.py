@@ -77,7 +77,8 @@ class Hub:
         router.handshake_ivl = 5000
         router.ipv6 = ":" in address
         router.zap_domain = _DOMAIN.encode()
-        protocol.use_hub_keys(router, token)
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = protocol.keys(token, "hub")
         for wanted in (port, 0) if others and port else (port,):
             try:
                 router.bind(protocol.zmq_address(address, wanted))
