@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicomm.flight_recorder.ring.reader import STATES
+
 from .chrome import EXACT, Reader, TraceError, nanoseconds
-from .trace_table import KEY, STATES, Group, TraceTable, read
+from .trace_table import KEY, Group, TraceTable, read
 
 if TYPE_CHECKING:
     import torch

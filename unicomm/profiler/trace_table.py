@@ -119,8 +119,8 @@ def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -
 
 def _group(entry: dict[str, Any]) -> Group:
     ranks = tuple(parse_ranks(str(entry["ranks"]), _MOST_RANKS))
-    names = (unquote(str(entry[key])) for key in ("uid", "name", "group_name", "description", "backend"))
-    group = Group(*names, ranks=ranks, rank=int(entry["rank"]))
+    texts = ("uid", "name", "group_name", "description", "backend")
+    group = Group(**{key: unquote(str(entry[key])) for key in texts}, ranks=ranks, rank=int(entry["rank"]))
     if not 0 <= group.rank < len(ranks):
         raise ValueError(f"rank {group.rank} is not one of {len(ranks)}")
     return group

@@ -74,7 +74,8 @@ def cases(operation: str, world: int) -> Iterator[Case]:
     plain = ReduceOp.SUM if reduces else None
     last = world - 1
     for dtype in DTYPES:
-        yield Case(operation, dtype, op=_defined(plain, dtype), root=last)
+        defined = ReduceOp.MAX if plain is not None and why_not(plain, dtype) else plain
+        yield Case(operation, dtype, op=defined, root=last)
     for count in SIZES:
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
             yield Case(operation, dtype, count, op=plain)
@@ -86,20 +87,12 @@ def cases(operation: str, world: int) -> Iterator[Case]:
     for async_op in (True, False, True):
         yield Case(operation, torch.int64, 1000, op=plain, async_op=async_op, root=last)
     if reduces:
+        reductions = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM]
         for dtype in DTYPES:
-            for op in _reductions(world):
+            for op in (*reductions, ReduceOp.PREMUL_SUM(3.0)):
                 if why_not(op, dtype) is None:
                     yield Case(operation, dtype, 67, op=op)
                     yield Case(operation, dtype, 4099, op=op)
-
-
-def _defined(op: ReduceOp | None, dtype: torch.dtype) -> ReduceOp | None:
-    return ReduceOp.MAX if op is not None and why_not(op, dtype) else op
-
-
-def _reductions(world: int) -> list[ReduceOp]:
-    plain = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM]
-    return [*plain, ReduceOp.PREMUL_SUM(3.0)]
 
 
 def has_memory(comm: Communicator) -> bool:

@@ -344,13 +344,13 @@ class BlockingRanks:
         row = min(stuck.waiting.values(), key=lambda r: int(table.created_ns[r]))
         over = members - inside
         if created and len(created) < len(inside):
-            culprits, confidence = sorted(created), 0.8
+            culprits = sorted(created)
             why = f"{ranks_text(created)} issued it, but it never began there: what runs before it?"
         elif over and len(inside) * 2 <= len(members):
-            culprits, confidence = sorted(inside), 0.8
+            culprits = sorted(inside)
             why = f"{ranks_text(over)} completed it, {ranks_text(inside)} did not"
         else:
-            culprits, confidence = [], 0.8
+            culprits = []
             why = f"all {len(members)} ranks joined with the same arguments" + (
                 f"; {ranks_text(over)} completed it" if over else " and none of them completed it"
             )
@@ -365,7 +365,7 @@ class BlockingRanks:
             culprits,
             sorted(inside - set(culprits)),
             **_operation(table, row),
-            confidence=confidence,
+            confidence=0.8,
             sentence=said,
             evidence=evidence,
             next_steps=[

@@ -74,8 +74,8 @@ class WaitGraph:
         self.edges[a].append(b)
         self.reverse[b].append(a)
 
-    def upstream(self, start: Iterable[WaitNode]) -> set[WaitNode]:
-        """Returns all nodes from which a node of `start` is reachable, and `start`."""
+    def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
+        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
         seen = set(start)
         todo = list(seen)
         while todo:
@@ -83,12 +83,8 @@ class WaitGraph:
                 if node not in seen:
                     seen.add(node)
                     todo.append(node)
-        return seen
-
-    def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
-        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
         excluded = set(but)
-        return sorted(n[0] for n in self.upstream(start) if len(n) == 1 and n[0] not in excluded)
+        return sorted(n[0] for n in seen if len(n) == 1 and n[0] not in excluded)
 
 
 def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:

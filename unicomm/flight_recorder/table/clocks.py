@@ -21,7 +21,10 @@ def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) ->
 
     Returns their completed rows, and for each row the number of its collective, from 0.
     """
-    spans = _group_cells(table, cells)
+    spans: dict[int, Column] = {}  # the cells of each group with more than one rank
+    for index, group in enumerate(table.groups if not cells.sparse else ()):
+        if group.size > 1 and cells.span[index]:
+            spans[index] = int(cells.base[index]) + np.arange(int(cells.span[index]))
     total = sum(len(c) * table.groups[g].size for g, c in spans.items())
     share = min(1.0, most_rows / max(total, 1))
     chosen: list[int] = []
@@ -37,18 +40,6 @@ def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) ->
     good = wanted[table.call[rows]] & (table.state[rows] == State.COMPLETED)
     good &= (table.completed_ns[rows] > 0) & (table.created_ns[rows] > 0)
     return rows[good], cell[good]
-
-
-def _group_cells(table: Table, cells: CollectiveIndex) -> dict[int, Column]:
-    """Returns the cells of each group with more than one rank."""
-    out: dict[int, Column] = {}
-    if cells.sparse:
-        return out
-    for group in range(len(table.groups)):
-        span = int(cells.span[group])
-        if span and table.groups[group].size > 1:
-            out[group] = int(cells.base[group]) + np.arange(span)
-    return out
 
 
 def grouped_median(values: Column, key: Column, count: int) -> Column:

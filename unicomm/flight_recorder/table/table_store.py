@@ -47,9 +47,6 @@ class Interner(Generic[T]):
     def __call__(self, value: T) -> int:
         return self.table.setdefault(value, len(self.table))
 
-    def __len__(self) -> int:
-        return len(self.table)
-
     @property
     def values(self) -> list[T]:
         return list(self.table)

@@ -5,6 +5,7 @@ No check raises, because the doctor is for installations where something is brok
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -93,20 +94,13 @@ def _versions() -> dict[str, str | None]:
 
 
 def _cpu_info(*names: str) -> str:
-    """Returns the first of these fields that /proc/cpuinfo has, else ""."""
-    for name in names:
-        for line in _read("/proc/cpuinfo").splitlines():
+    """Returns the first field of /proc/cpuinfo with one of these names, else ""."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == name:
+            if key.strip() in names:
                 return value.strip()
     return ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def _core() -> list[Finding]:
