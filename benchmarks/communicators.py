@@ -1,10 +1,10 @@
-"""What a communicator costs: to create, to split, in memory; beside a new group of Gloo.
+"""The cost of a communicator, beside a new group of Gloo: creation, split, memory.
 
     python -m benchmarks.communicators               # 2, 4 and 8 processes, 64 threads
-    python -m benchmarks.communicators --json FILE   # the figures also there
+    python -m benchmarks.communicators --json FILE   # writes the figures to FILE, too
 
-Each figure is the median over the repetitions of the slowest rank's time, all kinds made in turn. Memory is
-what a rank has more after its first operations (address space is larger: pages exist once they are used).
+A figure is the median over the repetitions of the slowest rank's time; all kinds are created in turn. Memory
+is a rank's growth after its first operations. Address space is larger, since pages exist once they are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rank_main(folder: str, repetitions: int) -> None:
     for i in range(repetitions):
         comm = timed("new_comm shm", partial(unicomm.new_comm, "shm", device, name=f"c{i}"))
         half = timed("split shm", partial(comm.split, everyone, f"s{i}"))
-        timed("first all_reduce shm", partial(comm.all_reduce, x, unicomm.ReduceOp.SUM, False))
+        timed("first all_reduce shm", partial(comm.all_reduce, x, unicomm.ReduceOp.SUM))
         group = timed("new_group gloo", partial(dist.new_group, backend="gloo"))
         timed("first all_reduce gloo", partial(dist.all_reduce, x, group=group))
         segment = comm.memory()["segment"]

@@ -1,4 +1,4 @@
-"""A store in this process that counts what each rank asks of it: for thousands of ranks as threads."""
+"""A store in this process that counts the requests of each rank, for thousands of ranks as threads."""
 
 from __future__ import annotations
 

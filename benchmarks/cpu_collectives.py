@@ -5,13 +5,13 @@
     python -m benchmarks.cpu_collectives --foreign-load        # also while each core has a busy process
     python -m tools.mpi_libraries                    # installs the MPI wheels under build/mpi
 
-All contenders live side by side in processes of their own, asleep but for the one whose turn it is, and are
-measured in turn, repetition by repetition, so that whatever else the machine does hits all of them. Results
-are checked. The recorder and the signature check of unicomm are on. A figure is the median over the
-repetitions of the slowest rank's time for one call; ratios are taken repetition by repetition. The floor is
-what the machine allows between two cores (benchmarks/floor.cpp). Compare ratios, not absolute figures.
-"its memory" is unicomm with tensors of `unicomm.empty`. At the end: the CPU time that a rank uses while it
-waits a second for another.
+Each contender has processes of its own, which sleep until it is their turn. The contenders are measured in
+turn, repetition by repetition, so that other load on the machine affects all of them. Results are checked.
+The recorder and the signature check of unicomm are on. A figure is the median over the repetitions of the
+slowest rank's time for one call; ratios are taken repetition by repetition. The floor is what the machine
+allows between two cores (benchmarks/floor.cpp). Compare ratios, not absolute figures. "its memory" is
+unicomm with tensors of `unicomm.empty`. The last figure is the CPU time that a rank uses while it waits a
+second for another rank.
 """
 
 from __future__ import annotations

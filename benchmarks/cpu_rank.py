@@ -1,4 +1,4 @@
-"""One rank of cpu_collectives.py: does what the driver says over a socket, and sleeps in between.
+"""One rank of cpu_collectives.py: runs the commands that the driver sends over a socket.
 
 A group of ranks holds one or several contenders. A command is a line of JSON:
     {"do": "prepare", "contender", "operation", "dtype", "bytes"}   makes the tensors, checks one result
@@ -66,20 +66,20 @@ def communicator(comm: Any) -> Maker:
 
     def ping_pong(t: Tensors) -> None:
         if me == 0:
-            comm.send(t.own, 1, False)
-            comm.recv(t.own, 1, False)
+            comm.send(t.own, 1)
+            comm.recv(t.own, 1)
         elif me == 1:
-            comm.recv(t.own, 0, False)
-            comm.send(t.own, 0, False)
+            comm.recv(t.own, 0)
+            comm.send(t.own, 0)
 
     return lambda operation, t: (
         {
-            "all_reduce": lambda: comm.all_reduce(t.own, add, False),
-            "all_gather": lambda: comm.all_gather_single(t.whole, t.own, False),
-            "reduce_scatter": lambda: comm.reduce_scatter_single(t.own, t.whole, add, False),
-            "all_to_all": lambda: comm.all_to_all_single(t.whole, t.other, False),
-            "broadcast": lambda: comm.broadcast(t.own, 0, False),
-            "barrier": lambda: comm.barrier(False),
+            "all_reduce": lambda: comm.all_reduce(t.own, add),
+            "all_gather": lambda: comm.all_gather_single(t.whole, t.own),
+            "reduce_scatter": lambda: comm.reduce_scatter_single(t.own, t.whole, add),
+            "all_to_all": lambda: comm.all_to_all_single(t.whole, t.other),
+            "broadcast": lambda: comm.broadcast(t.own, 0),
+            "barrier": comm.barrier,
             "ping_pong": lambda: ping_pong(t),
         }[operation]
         if size > 1 or operation != "ping_pong"

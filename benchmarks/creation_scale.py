@@ -1,12 +1,12 @@
-"""What the creation of a communicator asks of the store, from 2 ranks to 100 000.
+"""Requests to the store when a communicator is created, from 2 ranks to 100 000.
 
     python -m benchmarks.creation_scale [--threads 4096] [--json result.json] [--plot picture.png]
 
 Three parts:
 
 1. The costs of torch's TCPStore on this machine: processor time of its server for a request, a key and a
-   byte, which does not depend on what else runs here.
-2. The real rendezvous with ranks as threads over a store in this process that counts (counting_store.py).
+   byte, which does not depend on other load on the machine.
+2. The real rendezvous with ranks as threads over a store that counts requests (counting_store.py).
 3. A discrete model: the same requests, in the order in which ranks make them, at a server that serves one
    after the other, with the measured costs. A test holds its number of requests to that of part 2. Beside
    it a flat exchange, in which every rank reads the value of every other one, as Gloo's own bootstrap does.

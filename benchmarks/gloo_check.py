@@ -1,9 +1,9 @@
-"""What comparing signatures costs on gloo: each operation on two communicators in turn, with and without.
+"""The cost of comparing signatures on gloo: each operation on two communicators in turn, with and without.
 
     python -m benchmarks.gloo_check [RANKS ...]          default: 2 4
 
-Prints microseconds per call with and without it, and their ratio: of each the fastest of the rounds, for what
-else the machine does only ever makes a round slower.
+Prints microseconds per call with and without the comparison, and their ratio. Each figure is the fastest of
+the rounds, because other load on the machine only makes a round slower.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def rank_main(rank: int, size: int, port: int) -> None:
 
         def once(comm: unicomm.Communicator, name: str = name, x: torch.Tensor = x) -> None:
             if name == "barrier":
-                comm.barrier(False)
+                comm.barrier()
             elif name == "all_reduce":
-                comm.all_reduce(x, unicomm.ReduceOp.PRODUCT, False)
+                comm.all_reduce(x, unicomm.ReduceOp.PRODUCT)
             else:
-                comm.broadcast(x, 0, False)
+                comm.broadcast(x, 0)
 
         took: list[list[float]] = [[], []]
         calls = CALLS if elements < 1 << 20 else 5
         for _ in range(ROUNDS):
             for which, comm in enumerate(comms):
-                comm.barrier(False)
+                comm.barrier()
                 began = time.perf_counter()
                 for _ in range(calls):
                     once(comm)

@@ -1,14 +1,15 @@
-"""What a call costs the host: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
-Without a GPU: what this package does in a call, for all_reduce part by part, and for each common operation.
+"""The host's time per call: unicomm beside torch.distributed's own NCCL, one rank, 4 floats.
+
+Without a GPU: this package's part of a call, for all_reduce step by step, and for each common operation.
 
     python -m benchmarks.gpu_overhead                # on a GPU; without one: unicomm's own part alone
-    python -m benchmarks.gpu_overhead --own          # that part also where there is a GPU
-    python -m benchmarks.gpu_overhead --json FILE    # the figures also there
+    python -m benchmarks.gpu_overhead --own          # that part also on a machine with a GPU
+    python -m benchmarks.gpu_overhead --json FILE    # writes the figures to FILE, too
 
-A call is timed from the program's side: it returns when its work is on a stream. Rounds of all kinds take
-turns, the device is waited for between them, and results are checked. Figures are medians over the rounds;
-the ratio is the median of each round's own. `--own` runs over a library, streams and events that do nothing:
-what is left is what this package does in a call, and the smallest of all rounds is the least disturbed.
+A call is timed until it returns, when its work is on a stream. All kinds are measured in turn, with a wait
+for the device between rounds; results are checked. Figures are medians over the rounds, and the ratio is the
+median of the rounds' ratios. `--own` runs over a library, streams and events that do nothing, so only this
+package's work is measured; its figure is the fastest round, which other load disturbed least.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import unicomm
 from unicomm.backends.nccl.backend import NcclBackend
 from unicomm.backends.nccl.library import NCCL, Library
 from unicomm.comms.execution import completion
+from unicomm.comms.execution.device.executor import StreamExecutor
 from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.streams import Streams
 
@@ -158,9 +160,9 @@ def on_gpu(rounds: int, calls: int) -> dict[str, list[float]]:
     }
     kinds = {
         "torch": lambda: dist.all_reduce(tensors["torch"]),
-        "unicomm": lambda: comm.all_reduce(tensors["unicomm"], SUM, False),
+        "unicomm": lambda: comm.all_reduce(tensors["unicomm"], SUM),
         "torch, async": lambda: dist.all_reduce(tensors["torch, async"], async_op=True),
-        "unicomm, async": lambda: comm.all_reduce(tensors["unicomm, async"], SUM, True),
+        "unicomm, async": lambda: comm.all_reduce(tensors["unicomm, async"], SUM, async_op=True),
     }
 
     def settle() -> None:
@@ -182,24 +184,21 @@ def own_part(rounds: int, calls: int) -> dict[str, list[float]]:
     unicomm.register_backend(OwnPart.name, OwnPart)
     comm = unicomm.new_comm(OwnPart.name, torch.device("cpu"), rank=0, size=1, name="overhead")
     x, engine = torch.ones(4), comm._engine
-    executor, member = engine.executor, engine.member
+    member, executor = engine.member, engine.executor
+    assert isinstance(executor, StreamExecutor)
     recorder = member.recorder
     call = engine.check.call("all_reduce", (x,), op=SUM)
     begin = (member.recorder_index, call.operation.code, 1, 1, [x], [x], call.red_code, -1, 0, 0, 1000, 0)
-
-    def put() -> None:
-        op = IssuedOperation("all_reduce", (), lambda: None, 1.0, async_op=False)
-        op.op_id = 1
-        executor.run(op)
-
     kinds: dict[str, Callable[[], Any]] = {
-        "a call": lambda: comm.all_reduce(x, SUM, False),
-        "a call, async": lambda: comm.all_reduce(x, SUM, True),
-        "a call the long way": lambda: comm.all_reduce(x, SUM, False, timeout=600),
+        "a call": lambda: comm.all_reduce(x, SUM),
+        "a call, async": lambda: comm.all_reduce(x, SUM, async_op=True),
+        "a call the long way": lambda: comm.all_reduce(x, SUM, timeout=600),
         "the long way: arguments checked": lambda: engine.check.call("all_reduce", (x,), op=SUM),
         "the long way: record begun": lambda: recorder.begin(*begin, False),
         "the long way: backend, to the library's function": lambda: completion.run(engine.group, call),
-        "the long way: streams, events, watchdog": put,
+        "the long way: streams, events, watchdog": lambda: executor._put(
+            IssuedOperation("all_reduce", (), lambda: None, 600.0, async_op=False)
+        ),
     }
     took = rounds_of(kinds, rounds, calls, lambda: executor.drain(60))
     comm.finalize()
@@ -223,7 +222,7 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {}
 
     def program(comm: unicomm.Communicator) -> None:
-        if comm.get_rank() == 1:  # the library does nothing, so nobody has to answer
+        if comm.get_rank() == 1:  # the library does nothing, so no rank has to answer
             return
         group = UnicommProcessGroup(comm)
         x, out, part = torch.ones(4), torch.ones(8), torch.ones(4)
@@ -241,14 +240,14 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             one.asyncOp = False
         options["barrier"].asyncOp = True  # who waits for a barrier waits for the device
         own: dict[str, Callable[..., Any]] = {
-            "all_reduce": lambda **k: comm.all_reduce(x, SUM, False, **k),
-            "all_gather_single": lambda **k: comm.all_gather_single(out, part, False, **k),
-            "reduce_scatter_single": lambda **k: comm.reduce_scatter_single(part, out, SUM, False, **k),
-            "broadcast": lambda **k: comm.broadcast(x, 0, False, **k),
-            "all_to_all_single": lambda **k: comm.all_to_all_single(out, x8, False, **k),
-            "barrier": lambda **k: comm.barrier(True, **k),
-            "send": lambda **k: comm.send(x, 1, False, **k),
-            "recv": lambda **k: comm.recv(x, 1, False, **k),
+            "all_reduce": lambda **k: comm.all_reduce(x, SUM, **k),
+            "all_gather_single": lambda **k: comm.all_gather_single(out, part, **k),
+            "reduce_scatter_single": lambda **k: comm.reduce_scatter_single(part, out, SUM, **k),
+            "broadcast": lambda **k: comm.broadcast(x, 0, **k),
+            "all_to_all_single": lambda **k: comm.all_to_all_single(out, x8, **k),
+            "barrier": lambda **k: comm.barrier(async_op=True, **k),
+            "send": lambda **k: comm.send(x, 1, **k),
+            "recv": lambda **k: comm.recv(x, 1, **k),
         }
         x8 = torch.ones(8)
         torchs: dict[str, Callable[[], Any]] = {
@@ -268,9 +267,8 @@ def of_operations(rounds: int, calls: int) -> dict[str, list[float]]:
             kinds[name] = call
             kinds[f"{name}, the long way"] = lambda call=call: call(timeout=600)
             kinds[f"{name}, process group"] = torchs[name]
-        queue = comm._engine.executor
-        assert queue is not None
-        took.update(rounds_of(kinds, rounds, calls, lambda: comm._engine.executor.drain(60)))
+        executor = comm._engine.executor
+        took.update(rounds_of(kinds, rounds, calls, lambda: executor.drain(60)))
 
     run_ranks(program, 2, backend=OwnPart.name)
     return took

@@ -3,8 +3,8 @@
     python -m benchmarks.hosts                       # 2 hosts of 2 ranks: two minutes
     python -m benchmarks.hosts --hosts 3 --ranks 2
 
-Hosts are network namespaces of this machine (tools/namespaces.py), so they share its cores, and
-what is between them has the latency and the speed of the kernel, not of a network. Measured as in
+Hosts are network namespaces of this machine (tools/namespaces.py). They share its cores, and the link
+between them has the latency and the speed of the kernel, not of a network. Measured as in
 cpu_collectives.py: in turn, results checked, the slowest rank's time, medians and ratios of one run.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.cpu_collectives import SIZES, Group, console, measure, row_of
 from tools.namespaces import Namespaces, why_not
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
-PORT = 29500  # of a network that nobody else is in
+PORT = 29500  # in a network of its own, so it is free
 
 
 def command(hosts: Namespaces, count: int, ranks: int) -> list[str]:

@@ -1,11 +1,11 @@
-"""What the flight recorder costs: one record, made from Python, in nanoseconds.
+"""The cost of the flight recorder: one record, made from Python, in nanoseconds.
 
     python -m benchmarks.record_cost
 
-A record is begun and finished. "call" is an empty call into the native core; two of them, which a record made
-there (as the operations of the shared-memory backend make it) does not need, are taken off. The frame is the
-user's call site right above, seen before, or there is none: all three above count as the package's own. Each
-figure is the least of many rounds.
+A record is begun and finished. "call" is an empty call into the native core. Two of them are subtracted,
+because a record that is made in the core, as the operations of the shared-memory backend make it, does not
+need them. The frame is the user's call site directly above, one that was seen before, or none. Each figure
+is the minimum of many rounds.
 """
 
 from __future__ import annotations

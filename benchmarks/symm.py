@@ -5,9 +5,9 @@
     python -m tools.mpi_libraries       # installs the MPI wheels under build/mpi
 
 Measured as in cpu_collectives.py: all contenders side by side, in turn, repetition by repetition, results
-checked, the slowest rank's time, medians and ratios of one run. symm_rank.py says what each contender does;
-Gloo and MPI get numbers for nothing that the exchanges on symmetric memory find out. "copy" is the floor: all
-ranks copy as many bytes in their own memory at the same time.
+checked, the slowest rank's time, medians and ratios of one run. symm_rank.py says what each contender does.
+Gloo and MPI are told the sizes that they receive; the exchanges on symmetric memory find them out. "copy" is
+the floor: all ranks copy as many bytes in their own memory at the same time.
 """
 
 from __future__ import annotations

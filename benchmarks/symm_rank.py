@@ -1,14 +1,14 @@
-"""One rank of symm.py: see cpu_rank.py, whose commands it takes.
+"""One rank of symm.py. It takes the commands of cpu_rank.py.
 
 What each contender does in an operation, with `bytes` for a rank's rows of 256 bytes:
     all_to_all_v   rows go to all ranks, unequally. Gloo, MPI and all_to_all_v_single are told what they get;
                    the exchanges on symmetric memory find out.
     dispatch       rows go to experts, two on each rank. Gloo and MPI exchange the numbers, then the rows, and
                    leave them unsorted; dispatch on symmetric memory sorts them by expert.
-    combine        and back. Gloo and MPI know the numbers now.
+    combine        rows go back to their ranks. Gloo and MPI already know the numbers.
     put, get       one message to the next rank, or from it; all ranks at the same time
-    signal         there and back: a put and a signal, or a message
-    copy           what one rank would have to copy anyway: its rows, from its own memory
+    signal         to the other rank and back: a put and a signal, or a message
+    copy           the least that a rank has to do: it copies its rows in its own memory
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def on_symmetric_memory(comm: Any, with_dev: bool) -> Maker:
         k = len(case.own)
         splits, there = empty(k, dtype=torch.int64), empty(2, k, dtype=torch.int64)
         splits.copy_(torch.tensor(case.own))
-        comm.barrier(False)
+        comm.barrier()
         if case.operation == "all_to_all_v":
             if with_dev:
                 run: Call = lambda: symm.all_to_all_vdev(x, out, splits, there, comm)  # noqa: E731
@@ -138,9 +138,9 @@ def on_symmetric_memory(comm: Any, with_dev: bool) -> Maker:
             held.append(window)
             mine = case.values()
             if case.operation == "put":
-                run = lambda: window.put(mine, after, 0, False)  # noqa: E731
+                run = lambda: window.put(mine, after, 0)  # noqa: E731
             else:
-                run = lambda: window.get(mine, before, 0, False)  # noqa: E731
+                run = lambda: window.get(mine, before, 0)  # noqa: E731
                 out[: case.rows].copy_(mine)
             window.barrier()
             run()
@@ -156,11 +156,11 @@ def on_symmetric_memory(comm: Any, with_dev: bool) -> Maker:
 
             def there_and_back() -> None:
                 if me == 1:
-                    window.wait_signal(0, False)
-                window.put(mine, other, 0, False)
-                window.signal(other, False)
+                    window.wait_signal(0)
+                window.put(mine, other, 0)
+                window.signal(other)
                 if me == 0:
-                    window.wait_signal(1, False)
+                    window.wait_signal(1)
 
             there_and_back()
             window.barrier()
@@ -226,10 +226,10 @@ def ordinary(comm: Any) -> Maker:
     return lambda case: (
         by_exchanges(
             case,
-            lambda out, x: comm.all_to_all_single(out, x, False),
-            lambda out, x, came, sent: comm.all_to_all_v_single(out, x, came, sent, False),
+            comm.all_to_all_single,
+            comm.all_to_all_v_single,
         )
-        or messages(case, lambda t, p: comm.send(t, p, False), lambda t, p: comm.recv(t, p, False))
+        or messages(case, comm.send, comm.recv)
     )
 
 
@@ -308,7 +308,7 @@ def contenders(group: str) -> tuple[int, int, dict[str, tuple[Maker, Call]]]:
     dist.init_process_group("gloo")
     comm = dist.new_group(backend="unicomm").get_comm()  # type: ignore[union-attr]
     symm.init(comm)
-    ours: Call = lambda: comm.barrier(False)  # noqa: E731
+    ours: Call = comm.barrier
     return (
         dist.get_rank(),
         dist.get_world_size(),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.torch_distributed [--ranks 2] [--json result.json]
 
-Both groups are there in the same processes and are measured in turn, so that whatever else the machine does
-hits both. Figures are medians over the repetitions of the slowest rank's time; ratios are taken repetition
-by repetition. The step is bound by communication: ten linear layers of 1024 x 1024, one row of data a rank,
+Both groups are in the same processes and are measured in turn, so that other load on the machine affects
+both. Figures are medians over the repetitions of the slowest rank's time; ratios are taken repetition by
+repetition. The step is bound by communication: ten linear layers of 1024 x 1024, one row of data a rank,
 plain SGD, gradients of 42 MB that are views of DDP's buckets. Both models must end with the same weights.
 """
 
@@ -64,7 +64,7 @@ def alone() -> dict[str, list[float]]:
     contenders = {
         "stock Gloo": lambda: dist.all_reduce(x),
         "unicomm": lambda: dist.all_reduce(x, group=ours),
-        "communicator": lambda: comm.all_reduce(x, unicomm.ReduceOp.SUM, False),
+        "communicator": lambda: comm.all_reduce(x, unicomm.ReduceOp.SUM),
     }
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(40):

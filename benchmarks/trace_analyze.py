@@ -1,4 +1,4 @@
-"""`unicomm trace analyze` beside torch's own analyzer, on the same files; and how its time grows.
+"""`unicomm trace analyze` beside torch's own analyzer on the same files, and the growth of its time.
 
     python -m benchmarks.trace_analyze [--full] [--json result.json]
 

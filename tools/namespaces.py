@@ -5,7 +5,7 @@
 
 Needs root and the commands `ip`, `unshare` and `nsenter`; `why_not()` says what is missing. The hosts are
 joined by a bridge in a namespace of its own, and touch neither this machine's network nor each other's
-loopback. All of it is gone at the end of the block, and so are the processes that were started in there.
+loopback. At the end of the block the namespaces are removed, and the processes in them are ended.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Namespaces:
 def _keeper(name: str) -> subprocess.Popen[str]:
     """A process that holds a host's process numbers: the first one in there sleeps."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
-    # Nobody answers questions for names in there; without a server to ask, nobody waits for answers either.
+    # The namespaces have no name service. Without a server in the file, no lookup waits for an answer.
     first = (
         "[ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf; echo here; exec sleep infinity"
     )

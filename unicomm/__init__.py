@@ -1,13 +1,26 @@
 """unicomm: one communicator for PyTorch, with a flight recorder that is always on.
 
-    comms/            semantics: communicator, operations, works, errors, bootstrap
-    backends/         one file a backend; the registry and `new_comm`
-    flight_recorder/  ring writer and readers, formats, the table
-    symm/             symmetric memory: one-sided access, all-to-all of a mixture of experts
-    profiler/         events of all ranks on one timeline
-    launch/           the `unicomm` command
-    testing/          ranks as threads, the conformance suite for backends
-    _core             the native core: shared-memory transport, reductions, recorder ring
+General layout. The first half runs a job:
+
+    comms/            the communicator, how its operations run and fail, and the backend protocol
+    backends/         what moves data: shm, gloo, hosts, mpi, nccl and rccl, nvshmem and rocshmem, fake, auto;
+                      and the registry, with `new_comm`
+    c10d/             torch.distributed on communicators: process group, operators, DeviceMesh, the switch
+    symm/             symmetric memory: one-sided access, collectives, the exchange of a mixture of experts
+    hooks.py          hooks to register with communicators
+    extensions/       optional parts that are compiled on the user's machine
+    _core             the native core (csrc): shared memory, reductions, recorder, tables of GPU libraries
+
+The second half looks at jobs:
+
+    flight_recorder/  the ring that every process writes, and the analyzer that reads it
+    profiler/         operations of all ranks on one timeline, from torch.profiler's traces
+    launch/           the `unicomm` command: run, trace, profile, doctor, build; live ranks in notebooks
+    testing/          ranks as threads, and the conformance suite, for other people's tests
+
+`backends`, `c10d`, `symm` and `profiler` import `comms`; `comms` imports the recorder and no backend; the
+recorder imports the core only; `launch` may import all. docs/architecture.md has the picture, and
+tests/test_rooms.py the rules.
 
 Names below are loaded when first used: reading a recorder's ring needs neither torch nor a backend, and
 importing unicomm loads no backend that is not used.

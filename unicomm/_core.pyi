@@ -46,7 +46,7 @@ class Recorder:
         peer: int = -1,
         flags: int = 0,
         signature: int = 0,
-        timeout_ms: int = 0,
+        timeout: float = 0.0,
         batch: int = 0,
         start_now: bool = True,
     ) -> int:
@@ -95,8 +95,6 @@ RECORD_REPLAYED: int = 32
 RECORD_REPLAY: int = 64
 
 RECORD_OTHER_ERROR: int = 100
-
-RECORD_MAX_TIMEOUT_MS: int = 4294967295
 
 COMM_OPEN: int = 1
 

@@ -30,8 +30,8 @@ void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, 
 }
 
 uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t op_id, nb::handle inputs,
-               nb::handle outputs, uint8_t red, int peer, uint16_t flags, uint64_t signature,
-               uint32_t timeout_ms, uint64_t batch, bool start_now) {
+               nb::handle outputs, uint8_t red, int peer, uint16_t flags, uint64_t signature, double timeout,
+               uint64_t batch, bool start_now) {
     ring::NewRecord n;
     n.comm = comm;
     n.op = op;
@@ -41,7 +41,7 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     n.peer = peer;
     n.flags = flags;
     n.signature = signature;
-    n.timeout_ms = timeout_ms;
+    n.timeout_ms = ring::timeout_ms(timeout);
     n.batch = batch;
     n.start_now = start_now;
     n.frame = r.caller_frame();
@@ -82,7 +82,6 @@ void export_constants(nb::module_& m) {
     m.attr("RECORD_REPLAYED") = int(ring::kReplayed);
     m.attr("RECORD_REPLAY") = int(ring::kReplay);
     m.attr("RECORD_OTHER_ERROR") = ring::kOtherError;
-    m.attr("RECORD_MAX_TIMEOUT_MS") = ring::kMaxTimeoutMs;
     m.attr("COMM_OPEN") = int(ring::kOpen);
     m.attr("COMM_FINALIZED") = int(ring::kFinalized);
     m.attr("COMM_FAILED") = int(ring::kFailed);
@@ -136,12 +135,12 @@ void bind_recorder(nb::module_& m) {
             nb::arg("comm"), nb::arg("state"))
         .def("begin", &begin, nb::arg("comm"), nb::arg("op"), nb::arg("seq"), nb::arg("op_id"),
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
-             nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout_ms") = 0, nb::arg("batch") = 0,
+             nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout") = 0.0, nb::arg("batch") = 0,
              nb::arg("start_now") = true,
              nb::sig(
                  "def begin(self, comm: int, op: int, seq: int, op_id: int, inputs: Sequence[Tensor], "
                  "outputs: Sequence[Tensor], red: int = 0, peer: int = -1, flags: int = 0, "
-                 "signature: int = 0, timeout_ms: int = 0, batch: int = 0, start_now: bool = True) -> int"),
+                 "signature: int = 0, timeout: float = 0.0, batch: int = 0, start_now: bool = True) -> int"),
              "Begins a record and returns its id.")
         .def(
             "add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); },

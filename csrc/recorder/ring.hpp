@@ -24,7 +24,10 @@ constexpr uint32_t kVersion = 1;
 constexpr int kMaxDims = 4;  // dimensions of the first input and output that a record keeps
 
 constexpr uint32_t kOtherError = 100;  // `Record::error` of an error that is no FaultCode
-constexpr uint32_t kMaxTimeoutMs = UINT32_MAX;
+// A timeout as records hold it: milliseconds, at most about 50 days.
+constexpr uint32_t timeout_ms(double seconds) {
+    return seconds * 1000 < UINT32_MAX ? static_cast<uint32_t>(seconds * 1000) : UINT32_MAX;
+}
 
 enum HeaderFlags : uint32_t { kCleanClose = 1 };
 

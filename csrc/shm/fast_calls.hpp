@@ -70,7 +70,7 @@ class FastCalls {
         n.comm = comm_;
         n.op = static_cast<uint16_t>(op);
         n.peer = peer;
-        n.timeout_ms = static_cast<uint32_t>(std::min(timeout * 1000, 4294967295.0));
+        n.timeout_ms = ring::timeout_ms(timeout);
         n.frame = r_.caller_frame();
         n.start_now = true;
         return n;

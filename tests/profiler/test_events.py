@@ -49,7 +49,7 @@ def as_live(read):
 @pytest.fixture
 def comm(monkeypatch):
     # A test worker may have communicators of other tests, which are other ranks.
-    monkeypatch.setattr(profiling, "_owners", weakref.WeakSet())
+    monkeypatch.setattr(profiling, "_engines", weakref.WeakSet())
     comm = new_comm("fake", CPU, rank=3, size=8, name='wo"r\\ld% \u00e9')
     yield comm
     comm.finalize()

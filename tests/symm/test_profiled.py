@@ -14,7 +14,7 @@ from unicomm.testing import run_ranks
 def test_events(monkeypatch):
     """Also what else takes the fast path is there, with sizes and peers, and without a number."""
     # A test worker may have communicators of other tests, which are other ranks.
-    monkeypatch.setattr(profiling, "_owners", weakref.WeakSet())
+    monkeypatch.setattr(profiling, "_engines", weakref.WeakSet())
 
     def program(comm):
         symm.init(comm)

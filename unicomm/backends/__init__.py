@@ -12,4 +12,7 @@ fake.py        one process plays any rank of any size; moves nothing
 out_of_band/   shared: connections beside a library's, for failures and signatures
 bootstrap/     shared: how ranks find each other
 vendor/        shared: opening GPU vendors' libraries
+
+A backend imports the protocol (comms/backend.py), operations and failures, and what is shared here. Only
+`auto` and `hosts` know other backends. The registry imports a backend when its name is first used.
 """

@@ -13,7 +13,8 @@ errors.py        the tree of errors
 backend.py       the backend protocol
 streams.py       streams and events of a device, for backends
 
-Each of the rooms below imports only errors, options and those before it:
+A room below imports errors, options, streams, work and the backend protocol, and the rooms before it. The
+other files above import the rooms:
 
 operations/      what an operation is: table, types, checks, calls
 failures/        what went wrong and who is to blame

@@ -326,20 +326,19 @@ def device_streams(backend: type[Backend], device: torch.device) -> Streams | No
     return backend.device_streams(device) if issubclass(backend, UsesStreams) else None
 
 
+#: Takes an operation's checked tensors in the order of the operation table, the root or peer (else -1), and
+#: the reduction, which may be undefined for the element type. Returns what puts the operation on the current
+#: stream; None if `run` or `exchange` has to run this one.
+Prepare = Callable[[Sequence[torch.Tensor], int, ReduceOp | None], Callable[[], None] | None]
+
+
 class IssuesDirectly(UsesStreams):
     """A backend that puts plain operations on a stream without a `Call`."""
 
     @abc.abstractmethod
-    def direct(
-        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
-    ) -> Callable[[], None] | None:
-        """Returns what puts an operation of `device.fast.SHORT` on the current stream; None if `run` or
-        `exchange` has to.
-
-        Args:
-            tensors: checked, in the order of the operation table.
-            other: the root or the peer, else -1.
-            op: may be undefined for the element type.
+    def direct(self, name: str) -> Prepare | None:
+        """Returns what prepares calls of an operation of `device.fast.SHORT`; None if `run` or `exchange` has
+        to run them all. Asked once, when the communicator is made.
         """
 
 

@@ -29,12 +29,21 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
     Does nothing for the CPU and for the device that is the current one already.
     """
+    return device_guard(device)()
+
+
+def device_guard(device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Returns `on_device` of one device, as a function that looks up nothing of it again."""
     if device.type == "cpu":
-        return _NO_CHANGE
-    module = torch.get_device_module(device)
-    if device.index is None or module.current_device() == device.index:
-        return _NO_CHANGE
-    return module.device(device.index)  # type: ignore[no-any-return]
+        return lambda: _NO_CHANGE
+    module, index = torch.get_device_module(device), device.index
+
+    def guard() -> contextlib.AbstractContextManager[Any]:
+        if index is None or module.current_device() == index:
+            return _NO_CHANGE
+        return module.device(index)  # type: ignore[no-any-return]
+
+    return guard
 
 
 class Streams(abc.ABC):

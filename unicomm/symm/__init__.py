@@ -9,6 +9,8 @@
     in_torch.py     torch's own symmetric memory on CPU tensors, by an extension that is built on demand
     torch_operators.py, torch_kernels.py   which of its operations run, and those that torch writes in Python
     exchange.py     what these have in common: checks, and how the core runs them
+    kernels/        the kernels for devices, compiled at run time
+    torch_unit/     the source of the extension for torch's own symmetric memory
 
 Operations, layouts of splits and offsets are those of `torch.ops.symm_mem`, with a communicator in place of
 a group's name, a check of every output's capacity, and a barrier at the end (`relaxed=True` leaves it out).

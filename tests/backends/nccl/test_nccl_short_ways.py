@@ -12,6 +12,7 @@ import unicomm
 from tests import recorded
 from tests.mocks.nccl.graphs import Together
 from unicomm import Communicator
+from unicomm.backends.nccl import collectives
 from unicomm.comms.errors import AbortedError, BackendError, InvalidArgumentError
 from unicomm.comms.execution.device.fast import SHORT
 from unicomm.comms.operations.check import Checker
@@ -234,11 +235,16 @@ def test_hooks_see_each_operation(mock_nccl, checked):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_of_the_library_ends_the_communicator(mock_nccl, raised, name):
+def test_an_error_of_the_library_ends_the_communicator(mock_nccl, raised, name, monkeypatch):
+    real = collectives.library_calls
+
+    def failing(*arguments):
+        return {one: call._replace(function=lambda *_: 3) for one, call in real(*arguments).items()}
+
+    monkeypatch.setattr("unicomm.backends.nccl.backend.library_calls", failing)
+
     def program(comm: Communicator) -> None:
         backend = comm.unsafe_backend
-        for one, call in backend._calls.items():
-            backend._calls[one] = call._replace(function=lambda *_: 3)
         backend._handle.native = FailingMeeting(backend._handle.native)
         error = raised(Calls(comm), name)
         assert type(error) is BackendError

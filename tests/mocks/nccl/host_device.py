@@ -7,13 +7,14 @@ asynchronous operations are on a stream of their own, and the watchdog sees them
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.mocks.nccl.backend import HostStreams, MockBackend, make
-from unicomm import ReduceOp, register_backend
+from unicomm import register_backend
+from unicomm.comms.backend import Prepare
 
 
 class HostIsStream(HostStreams):
@@ -35,18 +36,23 @@ class HostDevice(MockBackend):
         super().collective(call, run)
         self._arrive()
 
-    def direct(
-        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
-    ) -> Callable[[], None] | None:
-        put = super().direct(name, tensors, other, op)
-        if put is None:
+    def direct(self, name: str) -> Prepare | None:
+        prepare = super().direct(name)
+        if prepare is None:
             return None
 
-        def put_and_arrive() -> None:
-            put()
-            self._arrive()
+        def prepare_here(*arguments: Any) -> Callable[[], None] | None:
+            put = prepare(*arguments)
+            if put is None:
+                return None
 
-        return put_and_arrive
+            def put_and_arrive() -> None:
+                put()
+                self._arrive()
+
+            return put_and_arrive
+
+        return prepare_here
 
     def exchange(self, messages: Any, timeout: float) -> None:
         super().exchange(messages, timeout)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unicomm.comms.backend import Backend, IssuesDirectly, RunsCollectives
+from unicomm.comms.backend import Backend, IssuesDirectly, Prepare, RunsCollectives
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.operations.table import OPERATIONS, Kind, Role, Size
@@ -103,7 +103,7 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
     _rank: int
     _size: int
     _token: torch.Tensor  # a byte on the device, for barriers
-    _direct: dict[tuple[torch.dtype, RedOpType], tuple[int, int]]
+    _direct: dict[tuple[torch.dtype, int], tuple[int, int]]
     _calls: dict[str, LibraryCall]
 
     def run(self, call: Call) -> None:
@@ -144,34 +144,39 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
             handle = self._handle
             handle.check("RedOpDestroy", handle.native.op_destroy(op, handle.alive()))
 
-    def direct(
-        self, name: str, tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
-    ) -> Callable[[], None] | None:
+    def direct(self, name: str) -> Prepare | None:
         if (call := self._calls.get(name)) is None:
             return None
-        if call.unit is None:  # a barrier
-            return self._meet
-        unit = tensors[call.unit]
-        more: tuple[int, ...] = (type_codes.BYTE,)
-        if op is None:
-            count = unit.nbytes // call.parts
-        elif (codes := self._direct.get((unit.dtype, op.type))) is not None:
-            count, more = unit.numel(), codes
-        else:
-            return None
-        if call.rooted:
-            more = (*more, other)
+        if call.unit is None:
+            return lambda tensors, other, op: self._meet
+        handle, function, rooted, parts = self._handle, call.function, call.rooted, call.parts
+        unit_at, first_at, last_at = call.unit, call.tensors[0], call.tensors[-1]
+        one_place, codes_of = len(call.tensors) == 1, self._direct
 
-        handle, function, first = self._handle, call.function, tensors[call.tensors[0]].data_ptr()
-        places = (first,) if len(call.tensors) == 1 else (first, tensors[call.tensors[1]].data_ptr())
+        def prepare(
+            tensors: Sequence[torch.Tensor], other: int, op: ReduceOp | None
+        ) -> Callable[[], None] | None:
+            unit = tensors[unit_at]
+            first = tensors[first_at].data_ptr()
+            places = (first,) if one_place else (first, tensors[last_at].data_ptr())
+            if op is None:
+                arguments: tuple[int, ...] = (*places, unit.nbytes // parts, type_codes.BYTE)
+            elif (codes := codes_of.get((unit.dtype, op.code))) is not None:
+                arguments = (*places, unit.numel(), *codes)
+            else:
+                return None
+            if rooted:
+                arguments = (*arguments, other)
 
-        def issue() -> None:
-            with handle.on_device():
-                result = function(*places, count, *more, handle.alive(), handle.stream())
-                if result != SUCCESS:
-                    handle.check(call.name, result)
+            def issue() -> None:
+                with handle.on_device():
+                    result = function(*arguments, handle.alive(), handle.stream())
+                    if result != SUCCESS:
+                        handle.check(call.name, result)
 
-        return issue
+            return issue
+
+        return prepare
 
     def _one_call(self, call: Call) -> None:
         """Runs a collective that is one call of the library."""

@@ -6,12 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from unicomm.comms.errors import CommError
-from unicomm.comms.streams import Streams, on_device
+from unicomm.comms.streams import Streams, device_guard
 
 from .library import Library
 from .result_codes import IN_PROGRESS, SUCCESS, aborted
@@ -21,6 +20,7 @@ class Handle:
     """The `ncclComm_t` of one rank, used on the current stream of its device.
 
     Attributes:
+        on_device: makes the communicator's device the current one within a block.
         library, native: the opened library, and its table of C functions.
         comm: address of the `ncclComm_t`; 0 after its end.
         lock: held while the communicator is ended and while the library is asked for its state.
@@ -32,6 +32,7 @@ class Handle:
         self.native = library.native
         self.comm = comm
         self.device = device
+        self.on_device = device_guard(device)
         self.streams = streams
         self.lock = threading.Lock()
         self.log_position = library.start_log()
@@ -45,9 +46,6 @@ class Handle:
     def stream(self) -> int:
         """Returns the native pointer of the current stream."""
         return self.streams.handle(self.streams.current())
-
-    def on_device(self) -> contextlib.AbstractContextManager[Any]:
-        return on_device(self.device)
 
     def check(self, function: str, result: int) -> None:
         """Raises the error of a failed call. With blocking=0, waits until the call's host part is done."""

@@ -61,10 +61,10 @@ def reduced_as(dtype: torch.dtype, op: RedOpType) -> tuple[torch.dtype, RedOpTyp
 
 def direct_codes(
     reductions: frozenset[tuple[torch.dtype, RedOpType]],
-) -> dict[tuple[torch.dtype, RedOpType], tuple[int, int]]:
-    """Returns (type code, reduction code) of those reductions that need no conversion."""
+) -> dict[tuple[torch.dtype, int], tuple[int, int]]:
+    """Returns (type code, reduction code) of those reductions that need no conversion, by type and number."""
     return {
-        (dtype, op): (type_code(dtype), _OPS[op])
+        (dtype, op.value): (type_code(dtype), _OPS[op])
         for dtype, op in reductions
         if op in _OPS and dtype in {**CODES, **FP8_CODES}
     }

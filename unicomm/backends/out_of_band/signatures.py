@@ -10,6 +10,7 @@ import abc
 import contextlib
 import socket
 import struct
+from collections.abc import Sequence
 
 import torch
 
@@ -127,7 +128,7 @@ def _receive(s: socket.socket, length: int) -> bytes:
     return data
 
 
-def _parts(tensors: list[torch.Tensor], splits: list[int] | None) -> list[int]:
+def _parts(tensors: Sequence[torch.Tensor], splits: list[int] | None) -> list[int]:
     """Returns the bytes for each rank: one tensor a rank, or one tensor that is cut by rows."""
     if splits is None:
         return [t.numel() * t.element_size() for t in tensors]

@@ -326,7 +326,7 @@ def _shares(call: Call, rank: int, size: int) -> tuple[dict[int, torch.Tensor], 
     return ins, outs
 
 
-def _by_rank(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> dict[int, torch.Tensor]:
+def _by_rank(tensors: Sequence[torch.Tensor], splits: list[int] | None, size: int) -> dict[int, torch.Tensor]:
     return dict(enumerate(parts_of(tensors, splits, size)))
 
 

@@ -64,7 +64,7 @@ class Hooks:
         self.over: dict[int, Callable[[OpArgs, BaseException | None], None]] = {}
         self._keys = itertools.count()
         self._lock = threading.Lock()
-        self._was_active = False
+        self.active = False  # whether an operation has to call a hook
         self._on_active = on_active
 
     def add(self, kind: str, hook: Callable[..., None]) -> RemovableHandle:
@@ -78,20 +78,17 @@ class Hooks:
 
     def changed(self) -> None:
         with self._lock:
-            if self.active != self._was_active:
-                self._was_active = self.active
-                self._on_active(self.active)
+            active = bool(self.pre or self.post or self.over)
+            if active != self.active:
+                self.active = active
+                self._on_active(active)
 
     def move(self, on_active: Callable[[bool], None]) -> None:
         """Makes these the hooks of another engine of the same communicator."""
         with self._lock:
             self._on_active = on_active
-            if self._was_active:
+            if self.active:
                 on_active(True)
-
-    @property
-    def active(self) -> bool:
-        return bool(self.pre or self.post or self.over)
 
     def finished(self, args: OpArgs, error: BaseException | None) -> None:
         for hook in list(self.over.values()):

@@ -16,7 +16,6 @@ from typing import Any
 from unicomm.comms.execution.profiling.session import Span
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import Call, OpArgs
-from unicomm.comms.operations.table import Kind
 
 from .member import Member
 
@@ -76,21 +75,20 @@ class IssuedOperation:
         if self.name == "batch":
             sent = [call.message for call in self.calls]
             return OpArgs("batch", self.op_id, async_op=self.async_op, timeout=self.timeout, messages=sent)
-        kind = call.operation.kind
-        if kind is Kind.P2P:
+        if call.operation.is_message:
             if call.seq == 0 and call.peer != ANY_RANK:
                 call.seq = numbers.pair_seq(call.peer, bool(call.inputs)) + 1
             return OpArgs.of(call, self.op_id, [call.message])
-        if kind is Kind.COLLECTIVE and call.seq == 0:
+        if call.operation.is_collective and call.seq == 0:
             call.seq = numbers.seq + 1
         return OpArgs.of(call, self.op_id)
 
     def take_numbers(self, numbers: Any) -> None:
         """Numbers the operation: a collective in the communicator, a message within its pair of ranks."""
-        kind = self.calls[0].operation.kind
-        if kind is Kind.COLLECTIVE:
-            self.seq = self.calls[0].seq = int(numbers.next_seq())
-        elif kind is Kind.P2P:
+        first = self.calls[0]
+        if first.operation.is_collective:
+            self.seq = first.seq = numbers.next_seq()
+        elif first.operation.is_message:
             messages = []
             for call in self.calls:
                 send = bool(call.inputs)
@@ -109,7 +107,7 @@ class IssuedOperation:
         records = []
         for call in self.calls:
             row, kind = call.operation, flags
-            if row.kind is Kind.P2P:
+            if row.is_message:
                 kind |= recording.P2P if call.inputs else recording.P2P | recording.RECEIVE
             records.append(
                 begin(
@@ -122,8 +120,8 @@ class IssuedOperation:
                     0 if call.op is None else call.op.code,
                     call.root if row.rooted else call.peer,
                     kind,
-                    0,  # signature: the native core's
-                    min(int(call.timeout * 1000), recording.MOST_MS),
+                    0,  # signature: only native operations know it here
+                    call.timeout,
                     batch,
                     started,
                 )

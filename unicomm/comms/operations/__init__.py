@@ -1,10 +1,12 @@
 """What an operation is, before it runs.
 
-table.py      the operation table: name, tensors, root, reduction and splits of each operation
-dtypes.py     element types, and their numbers in the core and in recordings
-reduction.py  reduce operations
-arrays.py     arrays of numpy and with DLPack as tensors on the same memory
-check.py      from a call's arguments to a validated Call
-call.py       Call, Message and OpArgs: what backends and hooks receive
-recording.py  states and flags of recorded operations
+table.py            the operation table: name, tensors, root, reduction and splits of each operation
+dtypes.py           element types, and their numbers in the core and in recordings
+reduction.py        reduce operations
+arrays.py           arrays of numpy and with DLPack as tensors on the same memory
+call.py             Call, Message and OpArgs: what backends and hooks receive
+check.py            from a call's arguments to a validated Call
+parts.py            tensors as flat bytes, whole or cut into one part for each rank
+recording.py        states and flags of recorded operations
+symmetric_table.py  the table of symmetric memory: capabilities, signals
 """

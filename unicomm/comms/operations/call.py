@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from .reduction import ReduceOp
 from .table import Operation
 
 
-@dataclass(slots=True)
+@dataclass
 class Call:
     """One operation with validated arguments, which backends need not check again.
 
@@ -33,21 +33,22 @@ class Call:
     """
 
     operation: Operation
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    outputs: list[torch.Tensor] = field(default_factory=list)
+    inputs: Sequence[torch.Tensor] = field(default_factory=list)
+    outputs: Sequence[torch.Tensor] = field(default_factory=list)
     dtype: torch.dtype | None = None
-    count: int = 0
     root: int = -1
     peer: int = -1
     op: ReduceOp | None = None
-    in_splits: list[int] | None = None
-    out_splits: list[int] | None = None
-    extra: int = 0
-    prepared: object = None
     timeout: float = 0.0
     async_op: bool = False
-    seq: int = 0
-    deadline: float = 0.0
+    # Set later where they are needed: each one that the constructor sets costs every operation time.
+    count: int = field(default=0, init=False)
+    in_splits: list[int] | None = field(default=None, init=False)
+    out_splits: list[int] | None = field(default=None, init=False)
+    extra: int = field(default=0, init=False)
+    prepared: object = field(default=None, init=False)
+    seq: int = field(default=0, init=False)
+    deadline: float = field(default=0.0, init=False)
 
     def start_clock(self) -> None:
         """Called when the operation starts to run: the deadline counts from here."""
@@ -81,7 +82,9 @@ class Call:
 
     def changed(self, **changes: object) -> Call:
         """A copy of this call with other values, which completion hands to a backend instead."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        new = Call.__new__(Call)
+        new.__dict__.update(self.__dict__, **changes)
+        return new
 
 
 class Message(NamedTuple):

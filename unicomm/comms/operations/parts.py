@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -20,7 +22,7 @@ def byte_splits(rows: list[int], nbytes: int) -> list[int]:
     return [n * width for n in rows]
 
 
-def parts_of(tensors: list[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
+def parts_of(tensors: Sequence[torch.Tensor], splits: list[int] | None, size: int) -> list[torch.Tensor]:
     """Returns one flat byte tensor per rank.
 
     The parts come from a list, or from one tensor that is cut by rows or into equal parts.

@@ -8,5 +8,4 @@ COMPLETED, FAILED = _core.RECORD_COMPLETED, _core.RECORD_FAILED  # states of an 
 BROKEN = _core.COMM_FAILED  # state of a communicator
 ASYNC, P2P, BATCH, RECEIVE = _core.RECORD_ASYNC, _core.RECORD_P2P, _core.RECORD_BATCH, _core.RECORD_RECEIVE
 CAPTURED, REPLAYED, REPLAY = _core.RECORD_CAPTURED, _core.RECORD_REPLAYED, _core.RECORD_REPLAY
-MOST_MS = _core.RECORD_MAX_TIMEOUT_MS
 OTHER_ERROR = _core.RECORD_OTHER_ERROR  # the error code of an error that is no fault

@@ -62,6 +62,14 @@ class Operation:
     same_count: bool = True  # the count is part of the signature: all ranks must agree on it
     doc: str = ""
 
+    @functools.cached_property  # asked for at every call
+    def is_collective(self) -> bool:
+        return self.kind is Kind.COLLECTIVE
+
+    @functools.cached_property
+    def is_message(self) -> bool:
+        return self.kind is Kind.P2P
+
 
 def _in(name: str, size: Size, root_only: bool = False) -> TensorArg:
     return TensorArg(name, Role.IN, size, root_only)

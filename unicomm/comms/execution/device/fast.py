@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unicomm.comms.backend import IssuesDirectly
+from unicomm.comms.backend import IssuesDirectly, Prepare
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
@@ -21,7 +21,7 @@ from unicomm.comms.execution.issued import IssuedOperation
 from unicomm.comms.execution.profiling import events as profiling
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.reduction import ReduceOp
-from unicomm.comms.operations.table import OPERATIONS, Kind, Operation, Role, Size
+from unicomm.comms.operations.table import OPERATIONS, Operation, Role, Size
 
 #: Operations that have a short path, if the backend puts them on a stream by itself (`IssuesDirectly`).
 SHORT = (
@@ -41,12 +41,13 @@ class StreamFast(NoFastPath):
         if not isinstance(engine.backend, IssuesDirectly):
             return
         for name in SHORT:
-            setattr(self, name, _short(self, engine, OPERATIONS[name]))
+            if (prepare := engine.backend.direct(name)) is not None:
+                setattr(self, name, _short(self, engine, OPERATIONS[name], prepare))
 
 
-def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., Any]:
+def _short(fast: StreamFast, engine: Engine, row: Operation, prepare: Prepare) -> Callable[..., Any]:
     """Makes the operation's method of `StreamFast`; reads the operation table once, here."""
-    name, message, reduces = row.name, row.kind is Kind.P2P, row.reduces
+    name, message, reduces = row.name, row.is_message, row.reduces
     n = len(row.tensors)
     rooted = row.rooted or message  # by a rank: the root or the peer
     at_op, at_async = n + rooted, n + rooted + reduces
@@ -54,8 +55,6 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
     rank, size, device, strided = engine.rank, engine.group.size, engine.member.device, torch.strided
     executor, fit = engine.executor, _fit(row, rank, size)
     waits = name == "barrier"
-    assert isinstance(engine.backend, IssuesDirectly)
-    direct = engine.backend.direct
 
     def short(*given: Any) -> Any:
         async_op, hints, timeout = given[at_async:]
@@ -84,13 +83,12 @@ def _short(fast: StreamFast, engine: Engine, row: Operation) -> Callable[..., An
                 return False
         if fit is not None and not fit(*tensors):
             return False
-        job = direct(name, tensors, other, op)
+        job = prepare(tensors, other, op)
         if job is None:
             return False
         limit = engine.timeout
         root, peer = (-1, other) if message else (other, -1)
-        ins, outs = list(tensors[reads]), list(tensors[writes])
-        call = Call(row, ins, outs, None, 0, root, peer, op, timeout=limit)
+        call = Call(row, tensors[reads], tensors[writes], None, root, peer, op, limit)
         issued = IssuedOperation(name, (call,), job, limit, bool(async_op))
         with engine.order:
             if engine.finalized or engine.broken is not None or engine.vacant is not None:

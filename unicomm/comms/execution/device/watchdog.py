@@ -31,7 +31,7 @@ class _Watchdog:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executors: list[Watched] = []
-        self._fresh = threading.Event()
+        self._fresh = False  # whether operations were issued since the last look
         self._thread: threading.Thread | None = None
         self._failed: weakref.WeakSet[Watched] = weakref.WeakSet()
 
@@ -42,15 +42,13 @@ class _Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="unicomm-watchdog", daemon=True)
                 self._thread.start()
-            if not self._fresh.is_set():  # asking costs a tenth of setting
-                self._fresh.set()
+            self._fresh = True
 
     def _loop(self) -> None:
         nap, idle = LOOK, 0
         while True:
-            if self._fresh.is_set():
-                self._fresh.clear()
-                nap = LOOK
+            if self._fresh:
+                self._fresh, nap = False, LOOK
             time.sleep(nap)
             nap = min(nap * 1.5, LONGEST_LOOK)
             now = time.monotonic()

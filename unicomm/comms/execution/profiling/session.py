@@ -57,7 +57,7 @@ class Described(NamedTuple):
     def of(cls, call: Call) -> Described:
         """Of a collective, message or one-sided operation. Keeps none of its tensors."""
         n_in, n_out = sum(t.numel() for t in call.inputs), sum(t.numel() for t in call.outputs)
-        some = (call.inputs or call.outputs or [None])[0]
+        some = next(iter(call.inputs or call.outputs), None)
         if some is None:
             return cls(call.name, n_in, n_out, root=call.root, peer=call.peer)
         size = max(n_in, n_out) * some.element_size()
@@ -280,7 +280,7 @@ class Session:
             "bytes": what.bytes,
             "is_async": later,
         }
-        optional = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
+        optional: dict[str, Any] = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
         optional |= {"in_splits": into, "out_splits": out}
         arguments |= {name: value for name, value in optional.items() if value not in ("", -1)}
         if replay:
