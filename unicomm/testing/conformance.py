@@ -15,7 +15,7 @@ A failure raises `ConformanceError`, which names the case.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
