@@ -1,4 +1,4 @@
-"""The parts, who may import whom, and maps of packages, by reading the source (docs/architecture.md)."""
+"""What the recorder's readers import, the sizes and names of files, and the maps in packages' docstrings."""
 
 import ast
 import re
@@ -9,21 +9,12 @@ import pytest
 
 from tests import ROOT
 from tests.commands import run
+from tests.test_rooms import MODULES, imports
 
 PACKAGE = ROOT / "unicomm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = sorted(path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("__init__.py"))
 
-# What each part may import of the others. Faces for users (hooks.py, testing) may import all, as launch may.
-ALLOWED = {
-    "flight_recorder": {"_core", "flight_recorder"},
-    "extensions": {"_core", "extensions"},
-    "comms": {"_core", "flight_recorder", "comms", "extensions"},
-    "backends": {"_core", "flight_recorder", "comms", "backends", "extensions"},
-    "c10d": {"_core", "flight_recorder", "comms", "backends", "extensions", "c10d"},
-    "profiler": {"_core", "flight_recorder", "comms", "profiler"},
-}
-COMPAT = "unicomm.c10d.compat."  # torch's private parts: a leaf, which every part may import
 COMMS_ROOMS = ("operations", "execution", "membership", "failures", "memory")
 #: Tests outside these rooms that name private parts of a communicator, and why.
 PRIVATE = {"tests/c10d/test_group_all_reduce.py": "whether the native fast path took a call is not public"}
@@ -41,63 +32,19 @@ READERS = {
     for path in (PACKAGE / "flight_recorder").rglob("*.py")
     if path.name != "__init__.py"
 } - WRITERS
+RECORDER = sorted(name for name in MODULES if name.startswith("flight_recorder."))
 
 
-def imports(path):
-    """Absolute names of all modules that a file imports, also inside functions, but not for types only."""
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    package = ["unicomm", *path.relative_to(PACKAGE).parent.parts]
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                up = package[: len(package) - node.level + 1]
-                base = ".".join([*up, base] if base else up)
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def part(name):
-    return name.split(".")[1] if name.startswith("unicomm.") else None
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports(path):
-    own = path.relative_to(PACKAGE).parts[0]
-    names = list(imports(path))
-    if own in ALLOWED:
-        for name in names:
-            other = part(name)
-            assert other is None or other in ALLOWED[own] or f"{name}.".startswith(COMPAT), (
-                f"{own} must not import {name}"
-            )
-    if own == "flight_recorder":
-        assert not any(n.split(".")[0] == "torch" for n in names)
-        if ".".join(path.relative_to(PACKAGE / own).with_suffix("").parts) in READERS:
-            assert "unicomm._core" not in names
-            assert not any(n.startswith("unicomm.flight_recorder.recording.") for n in names)
-
-
-def test_torchs_private_parts_are_a_leaf():
-    assert not any(part(name) for name in imports(PACKAGE / "c10d" / "compat.py"))
-
-
-def test_the_rules_would_notice():
-    """The reading of imports itself: relative, absolute and inner ones are all seen."""
-    registry = set(imports(PACKAGE / "backends" / "registry.py"))
-    assert "unicomm.comms.membership.create" in registry
-    assert "unicomm._core.fold" not in registry
-    assert "unicomm.comms.batch.BatchSendRecv" in set(imports(PACKAGE / "comms" / "communicator.py"))
+@pytest.mark.parametrize("name", RECORDER)
+def test_the_recorder_imports_no_torch_and_its_readers_no_core(name):
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not any(imported.split(".")[0] == "torch" for imported in names)
+    if name.removeprefix("flight_recorder.") in READERS:
+        found = set(imports(name))
+        assert "_core" not in found
+        assert not any(other.startswith("flight_recorder.recording.") for other in found)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))

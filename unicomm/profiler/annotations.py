@@ -54,7 +54,7 @@ class GraphAnnotations:
         def before(op: Any, op_id: int, args: OpArgs) -> None:
             if not self._capturing():
                 return
-            sent = [t for m in args.messages for t in (m.tensor,)]
+            sent = [m.tensor for m in args.messages]
             sides = [list(args.inputs) or sent, list(args.outputs)]
             record = {
                 _MARK: args.name,

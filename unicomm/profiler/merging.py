@@ -8,7 +8,7 @@ waiting for the last rank, and transfer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,11 +89,7 @@ def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress |
     return result
 
 
-class _Make(Protocol):
-    def __call__(self, path: Path, base: int, offsets: dict[int, int]) -> Sink: ...
-
-
-def _sink(kind: str) -> _Make:
+def _sink(kind: str) -> Callable[[Path, int, dict[int, int]], Sink]:
     if kind.endswith(".pftrace"):
         from .merged_perfetto import PerfettoSink
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.formats.operation_names import OpKind, item_size
 from unicomm.flight_recorder.formats.operation_names import kind as kind_of
 from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
@@ -23,9 +23,6 @@ from unicomm.flight_recorder.table.table import Column, Table
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
 
-_WIDTHS = {"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
-_WIDTHS |= {"uint32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}  # others: 1
-
 
 @dataclass
 class GroupOf:
@@ -34,7 +31,6 @@ class GroupOf:
     uid: str
     name: str
     description: str
-    backend: str
     ranks: tuple[int, ...]
 
 
@@ -47,7 +43,6 @@ class TraceFile:
     host: str
     base_ns: int
     started_ns: int
-    stopped_ns: int
     first_row: int = 0
     rows: int = 0
     dropped: int = 0
@@ -185,7 +180,7 @@ class _Gatherer:
 
     def add(self, rank: int, table: TraceTable) -> int:
         """Adds the rows of one trace and returns their number."""
-        groups = [self.group(GroupOf(g.uid, g.name, g.description, g.backend, g.ranks)) for g in table.groups]
+        groups = [self.group(GroupOf(g.uid, g.name, g.description, g.ranks)) for g in table.groups]
         n = len(table)
 
         def ints(name: str) -> Column:
@@ -277,7 +272,7 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
             raise TraceError(
                 f"{path} and {same} are both of rank {table.rank}: {_twice(tables[table.rank], table)}"
             )
-        times = (base, table.started_ns, table.stopped_ns)
+        times = (base, table.started_ns)
         files.append(TraceFile(Path(path), table.rank, table.host, *times, gatherer.length))
         files[-1].rows = gatherer.add(table.rank, table)
         files[-1].dropped = table.dropped
@@ -305,7 +300,7 @@ def from_recorder(table: Table) -> Operations:
     replay, heads = _replays(table)
     elements = np.maximum(calls.in_numel, calls.out_numel)
     dtype = np.where(calls.in_dtype > 0, calls.in_dtype, calls.out_dtype)
-    width = np.asarray([_WIDTHS.get(name, 1 if name else 0) for name in table.dtypes] or [0], np.int64)
+    width = np.asarray([item_size(name) if name else 0 for name in table.dtypes] or [0], np.int64)
     size = (elements * width[dtype])[call]
     over = (table.state == State.COMPLETED) | (table.state == State.FAILED)
     last = {
@@ -350,7 +345,7 @@ def from_recorder(table: Table) -> Operations:
         captured_seq=np.zeros(len(rows), np.int64),
         ops=[*table.ops, REPLAY],
         dtypes=table.dtypes,
-        groups=[GroupOf(g.uid, g.name, g.desc, g.backend, tuple(g.ranks.tolist())) for g in table.groups],
+        groups=[GroupOf(g.uid, g.name, g.desc, tuple(g.ranks.tolist())) for g in table.groups],
         stopped_ns=last,
     )
 

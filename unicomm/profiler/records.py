@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unicomm.flight_recorder.ring.reader import STATES
+
 from .chrome import EXACT, Reader, TraceError, nanoseconds
-from .trace_table import COMPLETED, FAILED, KEY, STATES, Group, TraceTable, read
+from .trace_table import KEY, Group, TraceTable, read
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +114,7 @@ class CommEvent:
     @property
     def finished(self) -> bool:
         """Whether it had completed or failed when the recording ended."""
-        return self.state in (STATES[COMPLETED], STATES[FAILED])
+        return self.state in ("completed", "failed")
 
 
 @dataclass
@@ -144,8 +146,7 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
     begun = results.trace_start_ns()
     for session in reversed(profiling.finished):
         if session.started_ns <= begun <= session.stopped_ns:
-            seen = list(_from_results(results.events()))
-            return list(_joined(read(session.table, "the profiler"), seen))
+            return list(_joined(read(session.table, "the profiler"), _from_results(results.events())))
     if any(e.name().startswith(PREFIX) for e in results.events()):
         raise TraceError("the recording is too old to be kept in memory: use read_events on its trace")
     return []
@@ -199,7 +200,7 @@ def _from_json(e: dict[str, Any], start: int, duration: int) -> _Seen:
     return _Seen(int(e["tid"]), e["name"], start, found)
 
 
-def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
+def _from_results(results: Iterable[Any]) -> list[_Seen]:
     seen: list[_Seen] = []
     frames: dict[int, list[tuple[int, int, str]]] = {}
     for e in results:
@@ -213,7 +214,7 @@ def _from_results(results: Iterable[Any]) -> Iterator[_Seen]:
         elif hasattr(e, "is_python_function") and e.is_python_function():
             frames.setdefault(thread, []).append((e.start_ns(), e.end_ns(), name))
     _add_stacks(seen, frames)
-    yield from seen
+    return seen
 
 
 def _add_stacks(seen: list[_Seen], frames: dict[int, list[tuple[int, int, str]]]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from unicomm.flight_recorder.ring.reader import STATES
 from unicomm.flight_recorder.texts import parse_ranks
 
 from .chrome import TraceError
@@ -21,9 +22,6 @@ _NUMBERS = (
 )
 _SINCE_2 = ("captured_seq", "replay")
 REPLAY = "replay"  # the operation of a row that stands for the whole replay of a graph
-
-CREATED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
-STATES = {CREATED: "created", STARTED: "started", COMPLETED: "completed", FAILED: "failed"}
 
 
 @dataclass(frozen=True)
@@ -121,15 +119,8 @@ def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -
 
 def _group(entry: dict[str, Any]) -> Group:
     ranks = tuple(parse_ranks(str(entry["ranks"]), _MOST_RANKS))
-    group = Group(
-        uid=unquote(str(entry["uid"])),
-        name=unquote(str(entry["name"])),
-        group_name=unquote(str(entry["group_name"])),
-        description=unquote(str(entry["description"])),
-        backend=unquote(str(entry["backend"])),
-        ranks=ranks,
-        rank=int(entry["rank"]),
-    )
+    texts = ("uid", "name", "group_name", "description", "backend")
+    group = Group(**{key: unquote(str(entry[key])) for key in texts}, ranks=ranks, rank=int(entry["rank"]))
     if not 0 <= group.rank < len(ranks):
         raise ValueError(f"rank {group.rank} is not one of {len(ranks)}")
     return group

@@ -162,24 +162,19 @@ def _all_gather_scaled_matmul(
     )
 
     front = _gathered(a, gather_dim, group_name)
-    if last:
-        rows, back = front.movedim(0, -1).contiguous(), a.dim() - 1
-        scale = a_scale
-    else:
-        rows, back = front, gather_dim
-        if sharded:  # also when the shape could mean both, as in torch
-            scale = _gathered(a_scale, gather_dim, group_name).flatten(0, -2)
-        elif replicated:
-            scale = a_scale.movedim(gather_dim, 0).flatten(0, -2).contiguous()
-        else:
-            scale = a_scale
+    rows = front.movedim(0, -1).contiguous() if last else front
+    scale = a_scale
+    if sharded and not last:  # also when the shape could mean both, as in torch
+        scale = _gathered(a_scale, gather_dim, group_name).flatten(0, -2)
+    elif replicated and not last:
+        scale = a_scale.movedim(gather_dim, 0).flatten(0, -2).contiguous()
     flat = rows.flatten(0, -2)
     results = []
     for b, b_scale, bias, dtype, fast in zip(matrices, scales, biases, dtypes, use_fast_accum, strict=True):
         product = compat.scaled_mm(flat, b, scale, b_scale, bias, out_dtype=dtype, use_fast_accum=fast)
         product = product.view(*rows.shape[:-1], -1)
-        results.append(product if last else product.movedim(0, back))
-    return (rows if last else rows.movedim(0, back)), results
+        results.append(product if last else product.movedim(0, gather_dim))
+    return (rows if last else rows.movedim(0, gather_dim)), results
 
 
 def _matmul_reduce_scatter(a: Tensor, b: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:

@@ -39,7 +39,7 @@ def torch_operators() -> list[TorchOperator]:
     """
     compat.symmetric_memory()  # declares some of them
     unit = load_unit()
-    return [_look_at(name, unit) for name in _declared()]
+    return [_look_at(name, unit) for name in compat.operators_of(_NAMESPACE)]
 
 
 def load_unit() -> ModuleType:
@@ -71,7 +71,7 @@ def register(unit: ModuleType) -> torch.library.Library:
     from .torch_kernels import KERNELS
 
     library = torch.library.Library(_NAMESPACE, "IMPL")  # type: ignore[no-untyped-call]
-    for name in _declared():
+    for name in compat.operators_of(_NAMESPACE):
         found = _look_at(name, unit)
         if not found.served:
             _implement(library, name, functools.partial(_refuse, found))
@@ -81,21 +81,14 @@ def register(unit: ModuleType) -> torch.library.Library:
 
 
 def _implement(library: torch.library.Library, name: str, run: Callable[..., Any]) -> None:
-    key = "CPU" if _takes_tensors(name) else "CompositeExplicitAutograd"
+    takes_tensors = any("Tensor" in str(argument.type) for argument in _schema(name).arguments)
+    key = "CPU" if takes_tensors else "CompositeExplicitAutograd"
     if not compat.has_kernel(f"{_NAMESPACE}::{name}", key):
         library.impl(name, run, key)  # type: ignore[no-untyped-call]
 
 
-def _declared() -> list[str]:
-    return compat.operators_of(_NAMESPACE)
-
-
 def _schema(name: str) -> Any:
     return compat.declared_schema(f"{_NAMESPACE}::{name}")
-
-
-def _takes_tensors(name: str) -> bool:
-    return any("Tensor" in str(argument.type) for argument in _schema(name).arguments)
 
 
 def _look_at(name: str, unit: ModuleType) -> TorchOperator:

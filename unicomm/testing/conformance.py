@@ -15,7 +15,7 @@ A failure raises `ConformanceError`, which names the case.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -74,7 +74,8 @@ def cases(operation: str, world: int) -> Iterator[Case]:
     plain = ReduceOp.SUM if reduces else None
     last = world - 1
     for dtype in DTYPES:
-        yield Case(operation, dtype, op=_defined(plain, dtype), root=last)
+        defined = ReduceOp.MAX if plain is not None and why_not(plain, dtype) else plain
+        yield Case(operation, dtype, op=defined, root=last)
     for count in SIZES:
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
             yield Case(operation, dtype, count, op=plain)
@@ -86,20 +87,12 @@ def cases(operation: str, world: int) -> Iterator[Case]:
     for async_op in (True, False, True):
         yield Case(operation, torch.int64, 1000, op=plain, async_op=async_op, root=last)
     if reduces:
+        reductions = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM]
         for dtype in DTYPES:
-            for op in _reductions(world):
+            for op in (*reductions, ReduceOp.PREMUL_SUM(3.0)):
                 if why_not(op, dtype) is None:
                     yield Case(operation, dtype, 67, op=op)
                     yield Case(operation, dtype, 4099, op=op)
-
-
-def _defined(op: ReduceOp | None, dtype: torch.dtype) -> ReduceOp | None:
-    return ReduceOp.MAX if op is not None and why_not(op, dtype) else op
-
-
-def _reductions(world: int) -> list[ReduceOp]:
-    plain = [ReduceOp(t) for t in RedOpType if t is not RedOpType.PREMUL_SUM]
-    return [*plain, ReduceOp.PREMUL_SUM(3.0)]
 
 
 def has_memory(comm: Communicator) -> bool:
@@ -174,7 +167,7 @@ def reduced(parts: Sequence[Tensor], op: ReduceOp) -> Tensor:
     factor = 1 if op.factor is None else op.factor if not _whole(dtype) else int(op.factor)
     total = wide[0] * factor
     for part in wide[1:]:
-        total = _combine(total, part * factor, op.type)
+        total = _COMBINE.get(op.type, torch.add)(total, part * factor)
     if dtype is torch.bool:
         return total % 2 == 1 if op.type is RedOpType.BXOR else total > 0
     if op.type is RedOpType.AVG:
@@ -194,18 +187,14 @@ def _whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-def _combine(a: Tensor, b: Tensor, kind: RedOpType) -> Tensor:
-    if kind in (RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM):
-        return a + b
-    if kind is RedOpType.PRODUCT:
-        return a * b
-    if kind is RedOpType.MIN:
-        return torch.minimum(a, b)
-    if kind is RedOpType.MAX:
-        return torch.maximum(a, b)
-    if kind is RedOpType.BAND:
-        return a & b
-    return a | b if kind is RedOpType.BOR else a ^ b
+_COMBINE: dict[RedOpType, Callable[[Tensor, Tensor], Tensor]] = {
+    RedOpType.PRODUCT: torch.mul,
+    RedOpType.MIN: torch.minimum,
+    RedOpType.MAX: torch.maximum,
+    RedOpType.BAND: torch.bitwise_and,
+    RedOpType.BOR: torch.bitwise_or,
+    RedOpType.BXOR: torch.bitwise_xor,
+}  # the others add
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -353,11 +342,7 @@ class _Run:
         send, receive = self._rows()
         width = 3 if self.case.layout == "matrix" else 1
         x = self.glue([self.values(self.me, to, rows * width) for to, rows in enumerate(send)])
-        out = (
-            _Run(self.comm, Case(self.case.operation, self.case.dtype))
-            .empty(sum(receive) * width)
-            .reshape(-1)
-        )
+        out = _Run(self.comm, replace(self.case, layout="flat")).empty(sum(receive) * width)
         if width > 1:
             x, out = x.reshape(-1, width), out.reshape(-1, width)
         else:

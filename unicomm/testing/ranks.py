@@ -13,7 +13,7 @@ import torch
 from unicomm.backends.registry import new_comm
 from unicomm.c10d.compat import HashStore, Store
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.errors import CommError
+from unicomm.comms.errors import AbortedError, CommError, PeerLostError
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def run_ranks(
         raise TimeoutError(f"{len(stuck)} of {n} ranks are not done:\n" + "\n".join(stacks))
     if errors:
         # A rank that fails takes the others down with errors that only say so: show the cause.
-        first = min(errors, key=lambda r: (_is_consequence(errors[r]), r))
+        first = min(errors, key=lambda r: (isinstance(errors[r], (AbortedError, PeerLostError)), r))
         if hasattr(errors[first], "add_note"):
             errors[first].add_note(f"raised by rank {first} of {n}")
         raise errors[first]
@@ -91,9 +91,3 @@ def drain(comm: Communicator, timeout: float = 30.0) -> None:
     """
     if not comm._engine.executor.drain(timeout):
         raise TimeoutError(f"operations of {comm!r} are not over after {timeout:g} s")
-
-
-def _is_consequence(error: BaseException) -> bool:
-    from unicomm.comms.errors import AbortedError, PeerLostError
-
-    return isinstance(error, (AbortedError, PeerLostError))

@@ -9,6 +9,7 @@ import pytest
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.table.table import user_frame
 
 
 def entry(number, op, size=4, state="completed", p2p=False, seq=None, dtype="Float"):
@@ -206,4 +207,4 @@ open(sys.argv[2], "wb").write(torch._C._distributed_c10d._dump_fr_trace_json(Tru
         table = load([tmp_path / name])
         assert [table.op_name(i) for i in range(len(table))] == ["all_reduce"] * 3 + ["barrier"]
         assert analyze(table).main.verdict.value == "all-good"
-    assert load([tmp_path / "a"]).where(0).file == "<string>"
+    assert user_frame(load([tmp_path / "a"]).stack(0)).file == "<string>"

@@ -69,7 +69,7 @@ def test_all_formats_give_one_table(tmp_path, job, kind):
     assert (int(table.peer[first]), int(table.kind[first])) == (1, OpKind.RECV)
     calls, call = table.calls, table.call[first]
     assert (int(calls.out_numel[call]), table.dtypes[int(calls.out_dtype[call])]) == (9, "float32")
-    assert str(table.where(first)) == "/job/train.py:6"
+    assert str(user_frame(table.stack(first))) == "/job/train.py:6"
     assert {int(s) for s in table.state[one.begin : one.end - 1]} == {State.COMPLETED}
     assert int(table.state[one.end - 1]) == State.STARTED
     assert table.shapes[int(table.calls.in_shape[table.call[one.begin + 1]])] == ((12,),)

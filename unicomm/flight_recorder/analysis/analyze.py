@@ -8,7 +8,7 @@ from collections.abc import Callable
 from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.collectives import CollectiveIndex
-from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
 from . import stragglers
@@ -16,7 +16,7 @@ from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
 from .size_mismatches import SizeMismatches
-from .verdict import Finding, Report, Straggler, Verdict
+from .verdict import Finding, Report, Verdict
 from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
 
 STUCK_AFTER = 2.0  # seconds
@@ -81,7 +81,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],
-        stragglers=_stragglers(table, late, rows, cell),
+        stragglers=stragglers.scores(table, late, rows, cell) if late else [],
         remarks=list(table.remarks),
         ranks=len(table.ranks),
         present=len(table.source_of),
@@ -189,12 +189,6 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> F
         ],
         next_steps=[f"profile {who}: data loading, garbage collection, a slow or throttled device"],
     )
-
-
-def _stragglers(
-    table: Table, late: stragglers.Lateness | None, rows: Column, cell: Column
-) -> list[Straggler]:
-    return stragglers.scores(table, late, rows, cell) if late else []
 
 
 def _good(table: Table) -> Finding:

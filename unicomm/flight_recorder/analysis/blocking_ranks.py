@@ -14,10 +14,9 @@ from unicomm.flight_recorder.texts import capital, ranks_text
 
 from .evidence import Evidence
 from .verdict import Finding, Verdict
-from .wait_cycles import WaitCycles
+from .wait_cycles import cycle_finding
 from .wait_graph import StuckCollective, WaitGraph, WaitNode, components
 
-_MOST_EDGES = 8
 _GONE_WORD = {KILLED: "was killed", ENDED: "ended"}
 
 
@@ -87,13 +86,11 @@ class BlockingRanks:
 
     def findings(self) -> list[Finding]:
         """Returns the findings about cycles, blocking ranks and unfinished operations."""
-        cycles = WaitCycles(self.table, self.waits, self.evidence)
         ends: list[int] = []
         out: list[Finding] = []
         for component in components(self.waits):
-            inside = set(component)
             if len(component) > 1:
-                out += cycles.finding(inside)
+                out += cycle_finding(self.table, self.waits, self.evidence, set(component))
                 continue
             node = component[0]
             if len(node) == 1 and not self.waits.edges.get(node) and node not in self.explained:
@@ -347,13 +344,13 @@ class BlockingRanks:
         row = min(stuck.waiting.values(), key=lambda r: int(table.created_ns[r]))
         over = members - inside
         if created and len(created) < len(inside):
-            culprits, confidence = sorted(created), 0.8
+            culprits = sorted(created)
             why = f"{ranks_text(created)} issued it, but it never began there: what runs before it?"
         elif over and len(inside) * 2 <= len(members):
-            culprits, confidence = sorted(inside), 0.8
+            culprits = sorted(inside)
             why = f"{ranks_text(over)} completed it, {ranks_text(inside)} did not"
         else:
-            culprits, confidence = [], 0.8
+            culprits = []
             why = f"all {len(members)} ranks joined with the same arguments" + (
                 f"; {ranks_text(over)} completed it" if over else " and none of them completed it"
             )
@@ -368,7 +365,7 @@ class BlockingRanks:
             culprits,
             sorted(inside - set(culprits)),
             **_operation(table, row),
-            confidence=confidence,
+            confidence=0.8,
             sentence=said,
             evidence=evidence,
             next_steps=[

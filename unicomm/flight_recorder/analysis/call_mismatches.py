@@ -97,22 +97,17 @@ class CallMismatches:
         return out
 
     def _one(self, group: int, seq: int, rows: Column, ids: Column) -> list[Mismatch]:
-        sides = self._sides(rows, ids)
+        sides = {int(label): rows[ids == label] for label in np.unique(ids)}
         order, confidence = self._vote(group, seq, sides)
-        right = order[0]
-        wrong_by_verdict: dict[Verdict, list[int]] = defaultdict(list)
-        for label in order[1:]:
-            part = self.signatures.difference(self._call(sides[right]), self._call(sides[label]))
-            wrong_by_verdict[_OF_PART.get(part, Verdict.WRONG_OPERATION)].append(label)
-        out = []
-        for kind, labels in wrong_by_verdict.items():
-            wrong = np.concatenate([sides[label] for label in labels])
-            out.append(self._mismatch(kind, group, seq, sides[right], wrong, labels, confidence, sides))
-        return out
-
-    @staticmethod
-    def _sides(rows: Column, ids: Column) -> dict[int, Column]:
-        return {int(label): rows[ids == label] for label in np.unique(ids)}
+        right, *others = (sides[label] for label in order)
+        wrong_by_verdict: dict[Verdict, list[Column]] = defaultdict(list)
+        for side in others:
+            part = self.signatures.difference(self._call(right), self._call(side))
+            wrong_by_verdict[_OF_PART.get(part, Verdict.WRONG_OPERATION)].append(side)
+        return [
+            self._mismatch(kind, group, seq, right, wrong_sides, confidence)
+            for kind, wrong_sides in wrong_by_verdict.items()
+        ]
 
     def _call(self, rows: Column) -> int:
         return int(self.table.call[rows[0]])
@@ -191,12 +186,10 @@ class CallMismatches:
         group: int,
         seq: int,
         right: Column,
-        wrong: Column,
-        labels: list[int],
+        wrong_sides: list[Column],
         confidence: float,
-        all_sides: dict[int, Column],
     ) -> Mismatch:
-        table = self.table
+        table, wrong = self.table, np.concatenate(wrong_sides)
         name = table.groups[group].name
         note = ""
         derails, until = False, -1
@@ -204,7 +197,7 @@ class CallMismatches:
             kind, until = Verdict.ORDER_SWAP, seq + swapped - 1
             note = f"#{seq} to #{until} hold the same operations in another order"
         elif kind is Verdict.WRONG_OPERATION:
-            note, derails = self._shift(right, wrong, labels[0]), True
+            note, derails = self._shift(right, wrong), True
         culprits = sorted(int(r) for r in table.rank[wrong])
         majority = sorted(int(r) for r in table.rank[right])
         if confidence == UNDECIDED:
@@ -221,7 +214,6 @@ class CallMismatches:
             said = f"{capital(who)} differed in {_WORD[kind]}. " + said
         if confidence == UNDECIDED:
             said += " There is no majority, so either side may be wrong."
-        order = [right, *(all_sides[label] for label in labels)]
         finding = Finding(
             verdict=kind,
             culprits=culprits,
@@ -238,7 +230,7 @@ class CallMismatches:
                     table.describe(int(rows[0])),
                     place(table, int(rows[0])),
                 )
-                for rows in order
+                for rows in (right, *wrong_sides)
             ],
             next_steps=_next_steps(kind, place(table, b), place(table, a), who),
             since_ns=int(table.created_ns[wrong].min()),
@@ -268,7 +260,7 @@ class CallMismatches:
                 return width
         return 0
 
-    def _shift(self, right: Column, wrong: Column, label: int) -> str:
+    def _shift(self, right: Column, wrong: Column) -> str:
         """Says whether an operation was left out or added, judging by its neighbours; "" if unknown."""
         mine, theirs = self._from(int(wrong[0])), self._from(int(right[0]))
         other = self.table.op_name(int(right[0]))
@@ -277,7 +269,7 @@ class CallMismatches:
         if len(theirs) > 1 and mine[1 : len(theirs)] == theirs[: len(mine) - 1] and len(mine) > 1:
             return "from here on it is one behind: it issued one more"
         earlier = self._before(int(right[0]))
-        right_label = int(self.signatures.ids[self.table.call[right[0]]])
+        right_label, label = (int(self.signatures.ids[self._call(rows)]) for rows in (right, wrong))
         places = np.flatnonzero(earlier[:-1] == right_label)
         if len(places) and bool((earlier[places + 1] == label).mean() > 0.9):
             op = self.table.op_name(int(wrong[0]))

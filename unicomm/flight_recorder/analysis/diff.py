@@ -12,6 +12,7 @@ from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.rows import place
 from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.table.table_store import Interner
 
 _SEQ_BITS = 36
 
@@ -98,16 +99,6 @@ class _Side:
     channel: Column  # of each entry of `key`
 
 
-class _Names:
-    """Numbers values; equal values of both runs get one number."""
-
-    def __init__(self) -> None:
-        self.known: dict[Any, int] = {}
-
-    def __call__(self, value: Any) -> int:
-        return self.known.setdefault(value, len(self.known))
-
-
 def compare(a: Table, b: Table) -> Diff:
     """Compares two runs: collectives by group and number, messages by pair and number."""
     first, second = _sides(a, b)
@@ -115,7 +106,9 @@ def compare(a: Table, b: Table) -> Diff:
     in_a = np.isin(second.key, first.key)
     unequal = first.call[in_b] != second.call[in_a]
     at_a, at_b = np.flatnonzero(in_b)[unequal], np.flatnonzero(in_a)[unequal]
-    found = {int(c): (i, j) for c, i, j in _first_of_each(first.channel[at_a], at_a, at_b)}
+    # The first operation of each channel that differs.
+    channels, at = np.unique(first.channel[at_a], return_index=True)
+    found = dict(zip(channels.tolist(), zip(at_a[at].tolist(), at_b[at].tolist(), strict=True), strict=True))
     for channel, i, j in _ends(first, second):
         found.setdefault(channel, (i, j))
     ranks_a, ranks_b = set(a.source_of), set(b.source_of)
@@ -130,7 +123,9 @@ def compare(a: Table, b: Table) -> Diff:
 
 
 def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
-    groups, calls = _Names(), _Names()
+    # Equal values of both runs get one number.
+    groups: Interner[tuple[Any, ...]] = Interner()
+    calls: Interner[tuple[Any, ...]] = Interner()
     with_root = all(
         (t.calls.root >= 0).any() for t in (a, b)
     )  # torch's dumps have neither roots nor reductions
@@ -175,12 +170,6 @@ def _signature(table: Table, call: int, with_root: bool, with_reduction: bool) -
         table.shapes[int(calls.in_shape[call])],
         table.shapes[int(calls.out_shape[call])],
     )
-
-
-def _first_of_each(channel: Column, at_a: Column, at_b: Column) -> Iterator[tuple[int, int, int]]:
-    _, first = np.unique(channel, return_index=True)
-    for i in first.tolist():
-        yield int(channel[i]), int(at_a[i]), int(at_b[i])
 
 
 def _ends(a: _Side, b: _Side) -> Iterator[tuple[int, int, int]]:

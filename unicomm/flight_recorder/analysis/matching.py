@@ -153,12 +153,11 @@ def messages(table: Table) -> Messages:
     """Pairs the k-th send of a channel (group, sender, receiver) with its k-th receive."""
     kinds = table.calls.kind
     is_p2p = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
-    none = np.zeros(0, np.int64)
-    if not is_p2p.any():
-        return Messages(none, none, np.zeros(0, np.bool_))
-    rows = np.flatnonzero(is_p2p[table.call] & (table.peer >= 0) & (table.group >= 0))
+    rows: Column = np.zeros(0, np.int64)
+    if is_p2p.any():
+        rows = np.flatnonzero(is_p2p[table.call] & (table.peer >= 0) & (table.group >= 0))
     if not len(rows):
-        return Messages(none, none, np.zeros(0, np.bool_))
+        return Messages(rows, rows, np.zeros(0, np.bool_))
     send = kinds[table.call[rows]] == OpKind.SEND
     rank, peer = table.rank[rows].astype(np.int64), table.peer[rows].astype(np.int64)
     n = int(max(rank.max(), peer.max())) + 1

@@ -12,6 +12,7 @@ from unicomm.flight_recorder.table.table import Column, Table
 from .verdict import Straggler
 
 _SHOWN = 5
+_MEANS = ("late_ns", "last", "waiting_ns", "transfer_ns", "gap_ns")  # fields of Lateness and of Straggler
 _ENOUGH = 8  # the least number of collectives for calling a rank slow
 
 
@@ -138,11 +139,7 @@ def _one(who: str, kind: str, found: Lateness, ranks: Column, span: float, rank:
         who=who,
         kind=kind,
         score=min(1.0, float(found.lost_ns[ranks].sum()) / span),
-        late_ns=mean(found.late_ns),
-        last=mean(found.last),
-        waiting_ns=mean(found.waiting_ns),
-        transfer_ns=mean(found.transfer_ns),
-        gap_ns=mean(found.gap_ns),
+        **{name: mean(getattr(found, name)) for name in _MEANS},
         collectives=count if rank >= 0 else count // max(len(ranks), 1),
         rank=rank,
     )

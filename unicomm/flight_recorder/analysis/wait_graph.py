@@ -10,8 +10,8 @@ graph is linear in the number of ranks.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +35,6 @@ class StuckCollective:
         unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
             the first stuck collective of a group lists them.
         gone: the members that are in it, but dead or stopped.
-        earlier: the previous stuck collective, if members are missing from it, and so from this one too.
     """
 
     group: int
@@ -44,7 +43,6 @@ class StuckCollective:
     missing: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
-    earlier: StuckCollective | None = None
 
     @property
     def node(self) -> WaitNode:
@@ -76,8 +74,8 @@ class WaitGraph:
         self.edges[a].append(b)
         self.reverse[b].append(a)
 
-    def upstream(self, start: Iterable[WaitNode]) -> set[WaitNode]:
-        """Returns all nodes from which a node of `start` is reachable, and `start`."""
+    def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
+        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
         seen = set(start)
         todo = list(seen)
         while todo:
@@ -85,12 +83,8 @@ class WaitGraph:
                 if node not in seen:
                     seen.add(node)
                     todo.append(node)
-        return seen
-
-    def victims(self, start: Iterable[WaitNode], but: Collection[int] = ()) -> list[int]:
-        """Returns the sorted ranks, without `but`, that wait directly or indirectly for a node of `start`."""
         excluded = set(but)
-        return sorted(n[0] for n in self.upstream(start) if len(n) == 1 and n[0] not in excluded)
+        return sorted(n[0] for n in seen if len(n) == 1 and n[0] not in excluded)
 
 
 def pending_rows(table: Table, stuck_after_ns: int, always: bool = False) -> tuple[Column, set[int]]:
@@ -157,8 +151,7 @@ def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None
         for i, one in enumerate(several):
             one.gone = [rank for rank in one.waiting if rank in gone]
             if behind:
-                one.earlier = several[i - 1]
-                waits.add(one.node, one.earlier.node)
+                waits.add(one.node, several[i - 1].node)
             for rank in one.waiting:
                 if rank not in gone:
                     waits.add((rank,), one.node)
@@ -206,73 +199,61 @@ def components(waits: WaitGraph) -> list[list[WaitNode]]:
     low: dict[WaitNode, int] = {}
     stack: list[WaitNode] = []
     inside: set[WaitNode] = set()
+    work: list[tuple[WaitNode, Iterator[WaitNode]]] = []  # the path to a node, each with its other successors
     out: list[list[WaitNode]] = []
+
+    def enter(node: WaitNode) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        inside.add(node)
+        work.append((node, iter(waits.edges.get(node, ()))))
+
     for root in list(waits.edges):
-        if root in index:
-            continue
-        work: list[tuple[WaitNode, int]] = [(root, 0)]
+        if root not in index:
+            enter(root)
         while work:
-            node, at = work.pop()
-            if at == 0:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-                inside.add(node)
-            descended = False
-            following = waits.edges.get(node, ())
-            for i in range(at, len(following)):
-                other = following[i]
+            node, following = work[-1]
+            for other in following:
                 if other not in index:
-                    work.append((node, i + 1))
-                    work.append((other, 0))
-                    descended = True
+                    enter(other)
                     break
                 if other in inside:
                     low[node] = min(low[node], index[other])
-            if descended:
-                continue
-            if low[node] == index[node]:
-                component = []
-                while True:
-                    other = stack.pop()
-                    inside.discard(other)
-                    component.append(other)
-                    if other == node:
-                        break
-                out.append(component)
-            if work:
-                parent = work[-1][0]
-                low[parent] = min(low[parent], low[node])
+            else:
+                work.pop()
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == index[node]:
+                    component = [stack.pop()]
+                    while component[-1] != node:
+                        component.append(stack.pop())
+                    inside.difference_update(component)
+                    out.append(component)
     return out
 
 
 def shortest_cycle(waits: WaitGraph, component: Collection[WaitNode], tries: int = 64) -> list[WaitNode]:
     """Returns the nodes of a short cycle in a component, in order, starting with a rank."""
     inside = set(component)
-    best: list[WaitNode] = []
     starts = sorted(n for n in inside if len(n) == 1)[:tries]
-    for start in starts:
-        came: dict[WaitNode, WaitNode] = {}
-        layer: list[WaitNode] = [start]
-        closed: WaitNode | None = None
-        while layer and closed is None:
-            following: list[WaitNode] = []
-            for node in layer:
-                for other in waits.edges.get(node, ()):
-                    if other == start:
-                        closed = node
-                        break
-                    if other in inside and other not in came:
-                        came[other] = node
-                        following.append(other)
-                if closed is not None:
-                    break
-            layer = following
-        if closed is None:
-            continue
-        path: list[WaitNode] = [closed]
-        while path[-1] != start:
-            path.append(came[path[-1]])
-        path.reverse()
-        if not best or len(path) < len(best):
-            best = path
-    return best
+    cycles = (_cycle_through(waits, inside, start) for start in starts)
+    return min(filter(None, cycles), key=len, default=[])
+
+
+def _cycle_through(waits: WaitGraph, inside: set[WaitNode], start: WaitNode) -> list[WaitNode]:
+    """Returns the nodes of a shortest cycle through `start`, which comes first; [] if there is none."""
+    came: dict[WaitNode, WaitNode] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for other in waits.edges.get(node, ()):
+            if other == start:
+                path = [node]
+                while path[-1] != start:
+                    path.append(came[path[-1]])
+                return path[::-1]
+            if other in inside and other not in came:
+                came[other] = node
+                queue.append(other)
+    return []

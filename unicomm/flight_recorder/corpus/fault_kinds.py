@@ -109,12 +109,12 @@ def mesh(size: int, steps: int = 6) -> tuple[SimulatedJob, int]:
     return SimulatedJob(size, list(programs), groups), tp
 
 
-def pipeline(size: int, steps: int = 6) -> SimulatedJob:
+def pipeline(size: int) -> SimulatedJob:
     """Returns a job in which each rank receives from the previous rank and sends to the next."""
     programs = []
     for rank in range(size):
         own = []
-        for _ in range(steps):
+        for _ in range(6):
             if rank > 0:
                 own.append(Action("recv", peer=rank - 1, line=60, work_us=20))
             if rank < size - 1:

@@ -170,8 +170,8 @@ def from_dump(dump: Any) -> DumpColumns:
         return column(key, lambda value: numbers.setdefault(read(value), len(numbers)), np.int32)
 
     columns: dict[str, Any] = {name: indices(*of) for name, of in _INDICES.items()}
-    columns |= {name: integers(name) for name in _INTEGERS}
     columns |= {name: list(values) for name, values in known.items()}
+    columns |= {name: integers(name) for name in _INTEGERS}
     return DumpColumns(
         meta={k: v for k, v in dump.items() if k != "entries" and isinstance(k, str)},
         duration_ms=column("duration_ms", _float, np.float64),

@@ -100,6 +100,12 @@ def dtype(name: str) -> str:
     return _OURS.get(name, name.removeprefix("torch."))
 
 
+def item_size(dtype: str) -> int:
+    """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
+    digits = re.search(r"(?<=[a-z])\d+", dtype)
+    return int(digits.group()) // 8 if digits else 1
+
+
 @lru_cache(4096)
 def profiling_name(text: str) -> tuple[str, str, int, int]:
     """Splits a dump's `profiling_name` into (backend, operation, own rank, peer).

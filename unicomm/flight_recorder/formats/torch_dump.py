@@ -8,6 +8,7 @@ also takes a P2P operation for part of the collective with the same number, so P
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -74,7 +75,7 @@ def to_dict(
 
 
 def _entry(ring: Ring, record: Any) -> dict[str, Any]:
-    unknown = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0, 0, 0)
+    unknown = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0)
     index = int(record["comm"])
     comm = ring.comms[index] if index < len(ring.comms) else unknown
     op, flags = ring.op(record), int(record["flags"])
@@ -84,7 +85,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
     if p2p:
         peer = int(record["peer"])
         name += f" {comm.rank}<-{peer}" if flags & RECEIVE else f" {comm.rank}->{peer}"
-    frame = ring.frame(record)
+    frames = [frame] if (frame := ring.frame(record)) else []
     began, ended = int(record["started_ns"]), int(record["completed_ns"])
     entry: dict[str, Any] = {
         "record_id": int(record["id"]) - 1,
@@ -105,7 +106,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
         "retired": int(record["state"]) == State.COMPLETED,
         "timeout_ms": int(record["timeout_ms"]),
         "is_p2p": p2p,
-        "frames": [] if frame is None else [_frame(frame.function, frame.file, frame.line)],
+        "frames": [{"name": f.function, "filename": f.file, "line": f.line} for f in frames],
         "thread_id": str(int(record["tid"])),
         "thread_name": "",
         "unicomm_backend": comm.backend,
@@ -116,10 +117,6 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
     if began and ended:
         entry["duration_ms"] = (ended - began) / 1e6
     return entry
-
-
-def _frame(function: str, file: str, line: int) -> dict[str, Any]:
-    return {"name": function, "filename": file, "line": line}
 
 
 def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
@@ -133,10 +130,7 @@ def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
     first = ring.shape(record, side)
     if n == 1:
         return [first]
-    size = 1
-    for dim in first:
-        size *= dim
-    rest = max(0, numel - size)
+    rest = max(0, numel - math.prod(first))
     return [first, *([rest // (n - 1)] for _ in range(n - 1))]
 
 

@@ -6,7 +6,6 @@ job (unicomm/launch/hub/server.py). top.py draws a snapshot.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from unicomm.flight_recorder.formats.operation_names import item_size
 from unicomm.flight_recorder.ring.reader import (
     ERRORS,
     P2P,
@@ -62,10 +62,6 @@ class CurrentOperation:
     def over(self) -> bool:
         return self.state in ("completed", "failed")
 
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else "?"
-
 
 @dataclass
 class Rank:
@@ -88,11 +84,6 @@ class Rank:
     operations: int = 0
     operation: CurrentOperation | None = None
     waits_for: list[int] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether an operation is unfinished."""
-        return self.operation is not None and not self.operation.over
 
     @property
     def gone(self) -> bool:
@@ -229,12 +220,6 @@ def _current(records: Any) -> Any:
         if len(found):
             return records[found[0]]
     return records[-1] if len(records) else None
-
-
-def item_size(dtype: str) -> int:
-    """Returns the bytes of one element of the type `dtype`, 1 if its name has no number of bits."""
-    digits = re.search(r"(?<=[a-z])\d+", dtype)
-    return int(digits.group()) // 8 if digits else 1
 
 
 def _operation(ring: Ring, record: Any, now: int | None) -> CurrentOperation:

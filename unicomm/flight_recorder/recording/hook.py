@@ -51,7 +51,7 @@ class FlightRecorderHook:
 
     def size(self) -> int:
         """Returns the number of operations that a dump would contain."""
-        return len(self._entries(True))
+        return len(self._dump(True)["entries"])
 
     def dump_json(self, include_completed: bool = True) -> str:
         """Returns the operations as JSON in torch's format; `include_completed=False`: only unfinished."""
@@ -91,7 +91,3 @@ class FlightRecorderHook:
             }
         comms = self._comms or None
         return formats.to_dict(ring, include_completed, comms, self._after, self._max_entries)
-
-    def _entries(self, include_completed: bool) -> list[Any]:
-        entries: list[Any] = self._dump(include_completed)["entries"]
-        return entries

@@ -20,6 +20,7 @@ import unicomm
 from unicomm import _core
 from unicomm.flight_recorder.ring.folder import (
     FolderError,
+    boot_id,
     clean,
     pid_namespace,
     ring_name,
@@ -61,16 +62,12 @@ def _settings() -> tuple[str, int]:
 
 
 def _meta(names: Mapping[str, Any]) -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
     job = {k: os.environ[k] for k in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if k in os.environ}
     facts = {
         "format": 1,
         **names,
         "host": socket.gethostname(),
-        "boot_id": boot,
+        "boot_id": boot_id(),
         "pid_namespace": pid_namespace(),
         "argv": sys.argv[:16],
         "python": sys.version.split()[0],

@@ -22,7 +22,7 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
     flow,
     timestamps,
 )
-from unicomm.flight_recorder.ring.reader import ERRORS, State
+from unicomm.flight_recorder.ring.reader import ERRORS, STATES
 from unicomm.flight_recorder.table.table import Column, Table, user_frame
 from unicomm.flight_recorder.table.tracks import side_by_side
 from unicomm.flight_recorder.texts import ranks_text
@@ -31,12 +31,6 @@ from . import timeline
 
 MOST_SLICES = 300_000  # the viewer keeps all of them in memory
 _NEVER = 1 << 62
-_STATES = {
-    State.CREATED: "created",
-    State.STARTED: "started",
-    State.COMPLETED: "completed",
-    State.FAILED: "failed",
-}
 
 
 def write(report: Report, table: Table, path: Path | str) -> Path:
@@ -131,7 +125,7 @@ class _Writer:
             "group": group,
             "seq": int(table.seq[row]),
             "arguments": table.describe_call(call),
-            "state": _STATES.get(State(int(table.state[row])), "") + (f" ({error})" if error else ""),
+            "state": STATES[int(table.state[row])] + (f" ({error})" if error else ""),
             "elements": int(table.calls.in_numel[call]) or int(table.calls.out_numel[call]),
             "waited for the last rank (us)": int(line.ready_ns[at] - line.begin_ns[at]) // 1000,
             "called from": f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}" if frame else "",

@@ -45,9 +45,9 @@ def _finding(found: Finding) -> dict[str, Any]:
     return data
 
 
-def to_json(report: Report, indent: int | None = 1) -> str:
+def to_json(report: Report) -> str:
     """Returns the report as JSON."""
-    return json.dumps(as_data(report), indent=indent)
+    return json.dumps(as_data(report), indent=1)
 
 
 def schema() -> dict[str, Any]:
@@ -137,9 +137,5 @@ def shared(report: Report, table: Table) -> Report:
             edge.where = clean(edge.where)
     for straggler in out.stragglers:
         straggler.who = clean(straggler.who)
-    out.remarks = [type(f)(clean(_file_name(f.path)), clean(f.message)) for f in out.remarks]
+    out.remarks = [type(f)(clean(f.path.rsplit("/", 1)[-1]), clean(f.message)) for f in out.remarks]
     return out
-
-
-def _file_name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

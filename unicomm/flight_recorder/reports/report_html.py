@@ -40,9 +40,12 @@ def page(report: Report, table: Table) -> str:
     """Returns the text of the page."""
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     main = report.main
+    cards = _sides(main.sides)
+    cards += _card("What to do now", _list(main.next_steps, "ol")) if main.next_steps else ""
+    cards += _card("Evidence", _list(main.evidence, "ul")) if main.evidence else ""
     parts = [
         _verdict(main),
-        _columns(_sides(main.sides), _steps(main), _evidence(main)),
+        f'<div class="cards">{cards}</div>' if cards else "",
         _timeline_section(report, table),
         _waits(main),
         _stragglers(report.stragglers),
@@ -53,7 +56,9 @@ def page(report: Report, table: Table) -> str:
     # In a script element only "</" and "<!--" could end the data: escape their characters.
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     fill = {
-        "{{title}}": escape(f"{main.verdict.value}: {_who(main)}" if main.culprits else main.verdict.value),
+        "{{title}}": escape(
+            f"{main.verdict.value}: {ranks_text(main.culprits)}" if main.culprits else main.verdict.value
+        ),
         "{{facts}}": _facts(report),
         "{{body}}": "\n".join(part for part in parts if part),
         "{{data}}": data,
@@ -64,10 +69,6 @@ def page(report: Report, table: Table) -> str:
         before, _, rest = rest.partition(mark)
         out += [before, text]
     return "".join([*out, rest])
-
-
-def _who(found: Finding) -> str:
-    return ranks_text(found.culprits)
 
 
 def _facts(report: Report) -> str:
@@ -110,11 +111,6 @@ def _chips(ranks: list[int], tone: str) -> str:
     return "".join(f'<span class="chip {tone}">{rank}</span>' for rank in ranks)
 
 
-def _columns(*cards: str) -> str:
-    kept = [card for card in cards if card]
-    return f'<div class="cards">{"".join(kept)}</div>' if kept else ""
-
-
 def _card(title: str, content: str, more: str = "") -> str:
     return f'<section class="card {more}"><h2>{escape(title)}</h2>{content}</section>'
 
@@ -136,14 +132,6 @@ def _sides(sides: list[Side]) -> str:
 
 def _list(items: list[str], kind: str) -> str:
     return f"<{kind}>{''.join(f'<li>{escape(item)}</li>' for item in items)}</{kind}>"
-
-
-def _steps(found: Finding) -> str:
-    return _card("What to do now", _list(found.next_steps, "ol")) if found.next_steps else ""
-
-
-def _evidence(found: Finding) -> str:
-    return _card("Evidence", _list(found.evidence, "ul")) if found.evidence else ""
 
 
 def _waits(found: Finding) -> str:

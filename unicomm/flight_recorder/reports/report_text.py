@@ -30,16 +30,13 @@ def render(report: Report) -> RenderableType:
 
 
 def _verdict(found: Finding) -> Panel:
-    colour = _COLOUR.get(found.verdict, "red")
-    text = Text(found.sentence)
-    subtitle = f"confidence {found.confidence:.0%}"
     return Panel(
-        text,
+        Text(found.sentence),
         title=f"[bold]{found.verdict.value}[/]",
         title_align="left",
-        subtitle=subtitle,
+        subtitle=f"confidence {found.confidence:.0%}",
         subtitle_align="right",
-        border_style=colour,
+        border_style=_COLOUR.get(found.verdict, "red"),
         padding=(0, 1),
     )
 
@@ -107,16 +104,9 @@ def _others(found: list[Finding]) -> list[RenderableType]:
 
 def _stragglers(report: Report) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
-    for heading in (
-        "who is late",
-        "lost by others",
-        "late by",
-        "came last",
-        "waiting",
-        "transfer",
-        "gap before",
-    ):
-        grid.add_column(heading, header_style="bold", justify="left" if heading == "who is late" else "right")
+    grid.add_column("who is late", header_style="bold")
+    for heading in ("lost by others", "late by", "came last", "waiting", "transfer", "gap before"):
+        grid.add_column(heading, header_style="bold", justify="right")
     for s in report.stragglers[:6]:
         style = "yellow" if s.score > 0.05 else ""
         grid.add_row(

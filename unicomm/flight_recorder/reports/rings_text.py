@@ -122,14 +122,9 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
     table = Table(title=title, title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
     table.add_column("#", justify="right")
-    table.add_column("operation", overflow="fold")
-    table.add_column("arguments", overflow="fold")
-    if columns:
-        for rank in ranks:
-            table.add_column(f"rank {rank}", overflow="fold")
-    else:
-        table.add_column("ranks", overflow="fold")
-    table.add_column("called from", overflow="fold")
+    shown = [f"rank {rank}" for rank in ranks] if columns else ["ranks"]
+    for heading in ("operation", "arguments", *shown, "called from"):
+        table.add_column(heading, overflow="fold")
     for operation in whole.operations[-last:] if last else whole.operations:
         records = operation.records
         number = f"{operation.key[-1]}"
@@ -205,33 +200,15 @@ def render(
 
 def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) -> Table:
     """Returns a table with one row per record: the `last` ones of each ring, or all if 0."""
-    table = Table(show_edge=False)
-    for heading in (
-        "rank",
-        "id",
-        "communicator",
-        "#",
-        "op_id",
-        "operation",
-        "arguments",
-        "state",
-        "called from",
-    ):
-        table.add_column(heading)
+    headings = ("rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from")
+    table = Table(*headings, show_edge=False)
     for ring in rings:
         for record in ring.records[-last:] if last else ring.records:
             owner = ring.comms[int(record["comm"])]
             if comm is not None and owner.name != comm:
                 continue
-            numbers = (
-                str(owner.rank),
-                str(record["id"]),
-                owner.name,
-                str(record["seq"]),
-                str(record["op_id"]),
-            )
             table.add_row(
-                *numbers,
+                *(str(owner.rank), str(record["id"]), owner.name, str(record["seq"]), str(record["op_id"])),
                 ring.op(record),
                 arguments(ring, record),
                 _cell(ring, record),

@@ -41,13 +41,13 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     for rank, offset in report.clock_offsets_ns.items():
         shift[rank] = offset
     chosen = set(ranks)
-    every, own = [], []
+    every, own = [np.zeros(0, np.int64)], []
     for source in table.sources:
         rows = np.arange(max(source.begin, source.end - most_per_rank), source.end)
         every.append(rows)
         if source.rank in chosen:
             own.append((source.rank, rows))
-    rows = _joined([rows for _, rows in sorted(own, key=lambda o: o[0])])
+    rows = np.concatenate([every[0], *(rows for _, rows in sorted(own, key=lambda o: o[0]))])
     begin = table.created_ns[rows] - shift[table.rank[rows]]
     end = table.completed_ns[rows] - shift[table.rank[rows]]
     over = (table.state[rows] == State.COMPLETED) | (table.state[rows] == State.FAILED)
@@ -58,12 +58,8 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     if not alive:  # dumps do not tell how long a stuck operation has lasted: draw a small share
         last += max((last - first) // 20, 1000)
     end = np.where(over & ended, end, np.where(over, begin, last))
-    ready = _ready(table, _joined(every), rows, begin, shift)
+    ready = _ready(table, np.concatenate(every), rows, begin, shift)
     return Timeline(rows, begin, np.minimum(ready, end), np.maximum(end, begin), ~over, first, last)
-
-
-def _joined(parts: list[Column]) -> Column:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _key(table: Table, rows: Column) -> Column:

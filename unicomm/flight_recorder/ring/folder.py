@@ -123,6 +123,14 @@ def pid_namespace() -> str:
         return ""
 
 
+def boot_id() -> str:
+    """Returns the identity of this host's last boot, or "" if it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def is_alive(path: Path) -> bool | None:
     """Returns whether the process of a ring runs on this host, or None if the file is not a ring."""
     try:

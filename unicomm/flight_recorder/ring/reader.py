@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from unicomm.flight_recorder.texts import parse_ranks
 
-from .folder import SUFFIX, pid_namespace, process_code, process_start_ticks
+from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
 VERSION = 1
@@ -78,10 +78,7 @@ RECORD = _layout(
     ("<u4", "error"),
     ("V12", "reserved"),
 )
-_COMM_NUMBERS = (
-    *("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed"),
-    *("p2p_created", "p2p_completed"),
-)
+_COMM_NUMBERS = ("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed")
 _CLEAN_CLOSE = 1
 # The state of the process when a copy was made (copies.py). The copy's flags hold its index here, from bit 8
 # on.
@@ -123,8 +120,6 @@ class Comm:
     coll_created: int
     coll_started: int
     coll_completed: int
-    p2p_created: int
-    p2p_completed: int
 
     @property
     def ranks(self) -> list[int]:
@@ -324,11 +319,7 @@ class Ring:
         """
         if copied := self.copied_as:
             return "running" if copied == "sleeping" else copied
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            boot = ""
-        if self.meta.get("boot_id") != boot:
+        if self.meta.get("boot_id") != boot_id():
             return "elsewhere"
         if self.meta.get("pid_namespace", here := pid_namespace()) != here:
             return "elsewhere"

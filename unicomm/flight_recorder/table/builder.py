@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,7 @@ class TableBuilder(RingTableBuilder):
             if index is None:  # torch's gloo: "" and "0" are both the default group
                 index = listed.get("", alone if name in ("0", "") else None)
             if index is None:
-                index = self.groups.get((name, "?"))
-                if index is None:
-                    index = self.new_group((name, "?"), Group(name, desc, "", np.zeros(0, np.int32), ""))
-                listed[name] = index
+                listed[name] = index = self._dump_group(name, {"desc": desc}, "?")
             mapped.append(index)
             group = self.group_list[index]
             group.name = group.name or name
@@ -103,16 +101,15 @@ class TableBuilder(RingTableBuilder):
         }
         self.put(source, out, ~p2p)
 
-    def _dump_group(self, name: str, entry: Any) -> int:
+    def _dump_group(self, name: str, entry: Any, unlisted: str = "") -> int:
+        """Returns the index of a group; `unlisted` stands for ranks that the entry does not list."""
         entry = entry if isinstance(entry, dict) else {}
-        text = str(entry.get("ranks", ""))
-        key = (name, text)
-        index = self.groups.get(key)
-        if index is None:
-            members = np.asarray(_rank_list(text), np.int32)
-            desc = str(entry.get("desc", ""))
-            index = self.new_group(key, Group(name, desc, "", members, ""))
-        return index
+        text = str(entry.get("ranks", unlisted))
+
+        def make() -> Group:
+            return Group(name, str(entry.get("desc", "")), "", np.asarray(_rank_list(text), np.int32), "")
+
+        return self.group_index((name, text), make)
 
     def _dump_calls(
         self, c: DumpColumns, parsed: list[tuple[str, str, int, int]], group: Column
@@ -203,13 +200,7 @@ class TableBuilder(RingTableBuilder):
 
 
 def _elements(shapes: Shapes) -> int:
-    total = 0
-    for shape in shapes:
-        size = 1
-        for dim in shape:
-            size *= dim
-        total += size
-    return max(-1, min(total, 1 << 62))
+    return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 
 def _rank_list(text: str) -> list[int]:

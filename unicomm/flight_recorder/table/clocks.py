@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from unicomm.flight_recorder.formats.operation_names import COLLECTIVES
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.collectives import CollectiveIndex, rows_of
 
 from .table import Column, Table
 
 # No rank completes one of these before all ranks have joined, so all complete it at about the same time.
-SYNCHRONIZING = (
-    "all_reduce",
-    "barrier",
-    "all_gather",
-    "all_gather_single",
-    "all_gather_v",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_v",
-    "all_to_all",
-    "all_to_all_single",
-    "all_to_all_v_single",
-)
+SYNCHRONIZING = COLLECTIVES - {"broadcast", "reduce", "scatter", "gather", "gather_single"}
 _MOST_ROWS = 1_000_000
 _ROUNDS = 3
 
@@ -32,7 +21,10 @@ def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) ->
 
     Returns their completed rows, and for each row the number of its collective, from 0.
     """
-    spans = _group_cells(table, cells)
+    spans: dict[int, Column] = {}  # the cells of each group with more than one rank
+    for index, group in enumerate(table.groups if not cells.sparse else ()):
+        if group.size > 1 and cells.span[index]:
+            spans[index] = int(cells.base[index]) + np.arange(int(cells.span[index]))
     total = sum(len(c) * table.groups[g].size for g, c in spans.items())
     share = min(1.0, most_rows / max(total, 1))
     chosen: list[int] = []
@@ -44,22 +36,10 @@ def sample(table: Table, cells: CollectiveIndex, most_rows: int = _MOST_ROWS) ->
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     rows = np.concatenate(parts)
     cell = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
-    wanted = np.isin(np.asarray(table.ops, object).astype(str), SYNCHRONIZING)[table.calls.op]
+    wanted = np.isin(np.asarray(table.ops, object).astype(str), list(SYNCHRONIZING))[table.calls.op]
     good = wanted[table.call[rows]] & (table.state[rows] == State.COMPLETED)
     good &= (table.completed_ns[rows] > 0) & (table.created_ns[rows] > 0)
     return rows[good], cell[good]
-
-
-def _group_cells(table: Table, cells: CollectiveIndex) -> dict[int, Column]:
-    """Returns the cells of each group with more than one rank."""
-    out: dict[int, Column] = {}
-    if cells.sparse:
-        return out
-    for group in range(len(table.groups)):
-        span = int(cells.span[group])
-        if span and table.groups[group].size > 1:
-            out[group] = int(cells.base[group]) + np.arange(span)
-    return out
 
 
 def grouped_median(values: Column, key: Column, count: int) -> Column:

@@ -47,16 +47,12 @@ class CollectiveIndex:
         self.base = np.concatenate([[0], np.cumsum(span)[:-1]])
         self.count = int(span.sum())
 
-    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Column, Column]]:
-        """Yields (rows, cells) of the collectives in a range of rows, in chunks.
-
-        Rows out of range are left out.
-        """
-        table = self.table
-        end = len(table) if end is None else end
+    def chunks(self) -> Iterator[tuple[Column, Column]]:
+        """Yields (rows, cells) of the collectives, in chunks."""
+        table, end = self.table, len(self.table)
         collective = table.calls.kind == OpKind.COLLECTIVE
         everything = bool(collective.all()) and not self.sparse
-        for at in range(begin, end, _CHUNK):
+        for at in range(0, end, _CHUNK):
             stop = min(at + _CHUNK, end)
             group, seq = table.group[at:stop], table.seq[at:stop]
             if self.sparse:
@@ -82,14 +78,6 @@ class CollectiveIndex:
         while not self.span[group]:
             group -= 1
         return group, cell - int(self.base[group]) + int(self.low[group])
-
-    def cell(self, group: int, seq: int) -> int:
-        """Returns the cell of a collective, -1 if there is none."""
-        if self.sparse:
-            found = np.flatnonzero((self._keys[:, 0] == group) & (self._keys[:, 1] == seq))
-            return int(found[0]) if len(found) else -1
-        offset = seq - int(self.low[group])
-        return int(self.base[group]) + offset if 0 <= offset < int(self.span[group]) else -1
 
 
 @dataclass

@@ -95,7 +95,7 @@ class _Buffers:
                 got += more
         return memoryview(buffer)[:got]
 
-    def give_back(self, data: bytes | memoryview) -> None:
+    def give_back(self, data: object) -> None:
         if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
             self._free.put(data.obj)
 
@@ -132,8 +132,7 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
             else:
                 for dump in parsed:
                     _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
-            if isinstance(data, memoryview):
-                buffers.give_back(data)
+            buffers.give_back(data)
     if progress is not None:
         progress(len(inputs), len(inputs))
     return builder.finish()

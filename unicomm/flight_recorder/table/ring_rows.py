@@ -46,11 +46,10 @@ class RingTableBuilder(TableStore):
         # a program's hashes of calls -> calls, see _ring_calls
         self._known: dict[str, tuple[Column, Column]] = {}
 
-    def add_ring(self, ring: Ring, form: str = "ring", process: str = "", as_of_ns: int = 0) -> None:
+    def add_ring(self, ring: Ring, process: str = "", as_of_ns: int = 0) -> None:
         """Adds the records of one process. If its ranks are threads, each rank becomes a source.
 
         Args:
-            form: `Source.format`.
             process: the state of the process, "" to look it up.
             as_of_ns: the wall-clock time of that state, 0 for now or the time of the copy.
         """
@@ -63,14 +62,14 @@ class RingTableBuilder(TableStore):
         ranks = sorted(set(own))
         if len(ranks) == 1 or not own:
             source = Source(
-                ring.path, form, ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
+                ring.path, "ring", ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
             )
             self._add_ring_rank(ring, source, records, groups, ring.comms)
             return
         owners = np.asarray(own, np.int64)[records["comm"]]
         for rank in ranks:
             comms = [c for c, r in zip(ring.comms, own, strict=True) if r == rank]
-            source = Source(ring.path, form, rank, process=process, as_of_ns=as_of_ns)
+            source = Source(ring.path, "ring", rank, process=process, as_of_ns=as_of_ns)
             self._add_ring_rank(ring, source, records[owners == rank], groups, comms)
 
     def _ring_rank(self, ring: Ring, comm: Comm, group: int) -> int:
@@ -81,12 +80,10 @@ class RingTableBuilder(TableStore):
         return inside if ring.rank < 0 or threads else ring.rank
 
     def _ring_group(self, comm: Comm) -> int:
-        key = (comm.uid or comm.name, comm.ranks_text)
-        index = self.groups.get(key)
-        if index is None:
-            members = np.asarray(comm.ranks, np.int32)
-            index = self.new_group(key, Group(comm.name, "", comm.uid, members, comm.backend))
-        return index
+        def make() -> Group:
+            return Group(comm.name, "", comm.uid, np.asarray(comm.ranks, np.int32), comm.backend)
+
+        return self.group_index((comm.uid or comm.name, comm.ranks_text), make)
 
     def _add_ring_rank(
         self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]

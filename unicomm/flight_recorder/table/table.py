@@ -158,11 +158,6 @@ class Table:
         return self.calls.kind[self.call]
 
     @property
-    def op(self) -> Column:
-        """Index into `ops`."""
-        return self.calls.op[self.call]
-
-    @property
     def is_async(self) -> Column:
         asynchronous: Column = (self.flags & ASYNC) != 0
         return asynchronous
@@ -186,10 +181,6 @@ class Table:
 
     def stack(self, row: int) -> Stack:
         return self.stacks[int(self.frame[row])]
-
-    def where(self, row: int) -> Frame | None:
-        """Returns the line of the user's program that issued the operation, or None if it is unknown."""
-        return user_frame(self.stack(row))
 
     def describe(self, row: int) -> str:
         """Returns the call of a row with its arguments: `all_reduce float32[1024] SUM`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -45,9 +46,6 @@ class Interner(Generic[T]):
 
     def __call__(self, value: T) -> int:
         return self.table.setdefault(value, len(self.table))
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     @property
     def values(self) -> list[T]:
@@ -121,11 +119,12 @@ class TableStore:
         self.taken: dict[int, str] = {}
         self.remarks: list[InputRemark] = []
 
-    def new_group(self, key: tuple[str, str], group: Group) -> int:
-        """Adds a group under (identity, text of its ranks) and returns its index."""
-        self.groups[key] = len(self.group_list)
-        self.group_list.append(group)
-        return len(self.group_list) - 1
+    def group_index(self, key: tuple[str, str], make: Callable[[], Group]) -> int:
+        """Returns the index of the group under (identity, text of its ranks); `make` makes a new one."""
+        if key not in self.groups:
+            self.groups[key] = len(self.group_list)
+            self.group_list.append(make())
+        return self.groups[key]
 
     def in_job(self, group: Column, inside: Column) -> Column:
         """Converts ranks in their groups to ranks in the job; a rank out of range becomes -1."""

@@ -7,7 +7,6 @@ trace_top.py        unicomm trace top
 trace_diff.py       unicomm trace diff
 trace_actions.py    what analyze and selftest do
 profile.py          unicomm profile: merge, report, annotate
-profile_actions.py  what these do
 build.py            unicomm build: optional parts that need a compiler
 terminal.py         what the commands share: plain groups, exit codes, errors, progress
 

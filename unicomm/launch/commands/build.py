@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import PlainGroup, print_error
+from .terminal import PlainGroup, print_error, print_line
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 
@@ -51,7 +51,7 @@ def torch_bridge(
             except BuildError as error:
                 print_error(console, error)
                 raise typer.Exit(1) from None
-            console.print(f"built {path}: {extension.purpose}", markup=False, soft_wrap=True)
+            print_line(console, f"built {path}: {extension.purpose}")
 
 
 @app.command("rocshmem")
@@ -93,14 +93,10 @@ def rocshmem(
             for command in tools.commands(unit_path()):
                 print("HIP_PLATFORM=amd", shlex.join(command))
             return
-        console.print(
-            f"rocSHMEM {tools.version} in {tools.rocshmem}, for {', '.join(tools.targets)}",
-            markup=False,
-            soft_wrap=True,
-        )
+        print_line(console, f"rocSHMEM {tools.version} in {tools.rocshmem}, for {', '.join(tools.targets)}")
         with console.status("compiling, then linking device code; this may take minutes"):
-            path = build(tools, lambda text: console.print(text, style="dim", markup=False, soft_wrap=True))
+            path = build(tools, lambda text: print_line(console, text, "dim"))
     except BuildError as error:
         print_error(console, error)
         raise typer.Exit(1) from None
-    console.print(f"built {path}: the backend rocshmem uses it", markup=False, soft_wrap=True)
+    print_line(console, f"built {path}: the backend rocshmem uses it")

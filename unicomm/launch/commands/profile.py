@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import PlainGroup
+from .terminal import UNUSABLE, PlainGroup, print_error, print_line, progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from unicomm.profiler.chrome import Progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 
@@ -17,6 +25,34 @@ Traces = Annotated[list[Path], typer.Argument(help="one Chrome trace per rank (.
 @app.callback()
 def _root() -> None:
     """Merges the profiler's traces of all ranks, and reports on them."""
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[tuple[Console, Progress]]:
+    """Yields stderr, and what shows the progress there. An error ends the command, and is printed."""
+    import gc
+
+    from rich.console import Console
+    from rich.progress import DownloadColumn
+
+    from unicomm.profiler.chrome import TraceError
+
+    errors = Console(stderr=True)
+    gc.disable()  # millions of small objects and no cycles: collecting takes a tenth of the time
+    try:
+        with progress(errors, DownloadColumn()) as bar:
+            task = bar.add_task(what, total=None)
+            yield errors, lambda at, total: bar.update(task, completed=at, total=total)
+    except (TraceError, ImportError, OSError) as error:
+        print_error(errors, error)
+        raise typer.Exit(UNUSABLE) from None
+    finally:
+        gc.enable()
+
+
+def _print_remarks(errors: Console, remarks: list[str]) -> None:
+    for remark in remarks:
+        print_line(errors, f"note: {remark}", "yellow")
 
 
 @app.command()
@@ -31,9 +67,18 @@ def merge(
 
     Open the result in ui.perfetto.dev. Exit code 2 when a trace cannot be used.
     """
-    from .profile_actions import merge as run
+    from unicomm.profiler.merging import merge as run
 
-    raise typer.Exit(run(traces, output))
+    with _progress("merging") as (errors, advance):
+        done = run(traces, output, advance)
+        widest = max((abs(o) for o in done.offsets_ns.values()), default=0)
+        ranks = f"{len(done.ranks)} rank{'s' if len(done.ranks) != 1 else ''}"
+        print_line(
+            errors,
+            f"wrote {output}: {ranks}, {done.events} events, {done.operations} operations,"
+            f" {done.flows} flows; clocks moved by at most {widest / 1000:.1f} us",
+        )
+        _print_remarks(errors, done.remarks)
 
 
 @app.command()
@@ -55,9 +100,26 @@ def report(
 
     Exit code 2 when nothing could be read.
     """
-    from .profile_actions import report as run
+    from unicomm.profiler import figures
 
-    raise typer.Exit(run(inputs or [], json, html))
+    with _progress("reading") as (errors, advance):
+        if html is not None:  # reports a missing package before the long work
+            if not html.parent.is_dir():
+                raise FileNotFoundError(f"--html {html}: the folder {html.parent} does not exist")
+            import_module("unicomm.profiler.figures_html")
+        found = figures.report(inputs or [], advance)
+        if html is not None:
+            import_module("unicomm.profiler.figures_html").write(found, html)
+            print_line(errors, f"wrote {html}", "dim")
+        _print_remarks(errors, found.remarks)
+        if json:
+            print(figures.to_json(found))
+        else:
+            from rich.console import Console
+
+            from unicomm.profiler.figures_text import render
+
+            Console().print(render(found))
 
 
 @app.command()
@@ -72,6 +134,11 @@ def annotate(
 
     Exit code 2 when an input cannot be used.
     """
-    from .profile_actions import annotate as run
+    from unicomm.profiler.annotations import annotate as run
 
-    raise typer.Exit(run(trace, annotations, output))
+    with _progress("annotating") as (errors, advance):
+        done = run(trace, annotations, output, advance)
+        print_line(errors, f"wrote {output}: {done} kernels annotated")
+        if not done:
+            why = "no kernel of the trace belongs to a node of the annotations: are both of one run?"
+            _print_remarks(errors, [why])

@@ -23,8 +23,13 @@ class PlainGroup(TyperGroup):
         super().__init__(**options | {"rich_markup_mode": None})
 
 
+def print_line(console: Console, text: object, style: str = "") -> None:
+    """Prints a text as it is: brackets are no markup, and the terminal wraps long lines."""
+    console.print(str(text), style=style, markup=False, soft_wrap=True)
+
+
 def print_error(errors: Console, text: object) -> None:
-    errors.print(str(text), style="red", markup=False, soft_wrap=True)
+    print_line(errors, text, "red")
 
 
 def print_unreadable(errors: Console, remarks: Iterable[Any], most: int = 20) -> None:

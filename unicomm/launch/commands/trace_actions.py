@@ -19,7 +19,7 @@ from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 from unicomm.flight_recorder.table.load import load
 from unicomm.flight_recorder.table.table import Table
 
-from .terminal import FOUND, GOOD, UNUSABLE, print_error, print_unreadable, progress
+from .terminal import FOUND, GOOD, UNUSABLE, print_error, print_line, print_unreadable, progress
 
 
 @dataclass
@@ -75,7 +75,7 @@ def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
         except OSError as error:
             print_error(errors, f"cannot write {path}: {error}")
             return UNUSABLE
-        errors.print(f"wrote {path}", style="dim", markup=False, soft_wrap=True)
+        print_line(errors, f"wrote {path}", "dim")
     if outputs.json:
         sys.stdout.write(to_json(report) + "\n")
     elif outputs.markdown:
@@ -88,12 +88,11 @@ def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
 def _nothing(paths: list[Path], table: Table, errors: Console) -> int:
     print_unreadable(errors, table.remarks)
     where = ", ".join(map(str, paths)) or str(rings_folder())
-    errors.print(
+    print_line(
+        errors,
         f"no dump or ring in {where}. Rings exist while a program with a communicator runs, and after it was"
         " killed or failed; torch writes dumps to the path in TORCH_FR_DUMP_TEMP_FILE when a collective times"
         " out.",
-        soft_wrap=True,
-        markup=False,
     )
     return UNUSABLE
 

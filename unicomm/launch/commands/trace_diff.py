@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import FOUND, GOOD, UNUSABLE, print_unreadable
+from .terminal import FOUND, GOOD, UNUSABLE, print_line, print_unreadable
 
 
 def diff(
@@ -36,7 +36,7 @@ def diff(
             table = load([path])
         if not table.sources:
             print_unreadable(errors, table.remarks)
-            errors.print(f"no dump or ring in {path}", markup=False, soft_wrap=True)
+            print_line(errors, f"no dump or ring in {path}")
             raise typer.Exit(UNUSABLE)
         tables.append(table)
     found = compare(*tables)

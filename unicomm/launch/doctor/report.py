@@ -5,6 +5,7 @@ No check raises, because the doctor is for installations where something is brok
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -30,19 +31,9 @@ sse4_2 avx avx2 f16c fma avx512f avx512bw avx512dq avx512vl avx512_bf16 avx512_f
 asimd asimdhp sve sve2 bf16
 """
 
-_PREFIXES = (
-    "UNICOMM_",
-    "TORCHCOMM_",
-    "TORCH_DISTRIBUTED_",
-    "TORCH_NCCL_",
-    "NCCL_",
-    "RCCL_",
-    "GLOO_",
-    "NVSHMEM_",
-    "ROCSHMEM_",
-    "OMPI_COMM_WORLD_",
-    "PALS_",
-)
+_PREFIXES = """
+UNICOMM_ TORCHCOMM_ TORCH_DISTRIBUTED_ TORCH_NCCL_ NCCL_ RCCL_ GLOO_ NVSHMEM_ ROCSHMEM_ OMPI_COMM_WORLD_ PALS_
+"""
 _NAMES = """
 RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE
@@ -103,20 +94,13 @@ def _versions() -> dict[str, str | None]:
 
 
 def _cpu_info(*names: str) -> str:
-    """Returns the first of these fields that /proc/cpuinfo has, else ""."""
-    for name in names:
-        for line in _read("/proc/cpuinfo").splitlines():
+    """Returns the first field of /proc/cpuinfo with one of these names, else ""."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == name:
+            if key.strip() in names:
                 return value.strip()
     return ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def _core() -> list[Finding]:
@@ -216,7 +200,7 @@ def _variables() -> dict[str, str]:
     return {
         name: "(set, not shown)" if any(word in name for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
-        if name in _NAMES.split() or name.startswith(_PREFIXES)
+        if name in _NAMES.split() or name.startswith(tuple(_PREFIXES.split()))
     }
 
 

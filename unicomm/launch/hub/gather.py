@@ -21,30 +21,12 @@ from unicomm.flight_recorder.ring.copies import folder_copies, freeze
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.table.load import load
 
-from .protocol import (
-    MOST_ANSWERED,
-    MOST_RING,
-    PART,
-    Announce,
-    Files,
-    Gathered,
-    HubConnection,
-    HubError,
-    Look,
-    Packed,
-    Part,
-    Ping,
-    Read,
-    Rings,
-    Tell,
-    file_name,
-    pack,
-    unpack,
-)
+from . import protocol
+from .protocol import HubConnection, HubError
 
 _T = TypeVar("_T")
 _AT_ONCE = 16  # hosts that are asked at the same time
-_MOST_SHOWN = MOST_ANSWERED // 2  # bytes of rings in one answer
+_MOST_SHOWN = protocol.MOST_ANSWERED // 2  # bytes of rings in one answer
 _MOST_LOOK = 1 << 20  # bytes of one uncompressed ring in the live view
 _MOST_RECORDS = 4096
 MOST_GATHERED = 8 << 30  # bytes of all rings of a job together
@@ -69,11 +51,11 @@ class RingFolders:
         freeze(self.rings, self.frozen)
         return [(path.name, path.stat().st_size) for path in sorted(self.frozen.glob(f"*{SUFFIX}"))]
 
-    def read(self, name: str, offset: int) -> Part:
-        with (self.frozen / file_name(name)).open("rb") as file:
+    def read(self, name: str, offset: int) -> protocol.Part:
+        with (self.frozen / protocol.file_name(name)).open("rb") as file:
             file.seek(max(0, offset))
-            data = file.read(PART)
-        return Part(len(data), pack(data))
+            data = file.read(protocol.PART)
+        return protocol.Part(len(data), protocol.pack(data))
 
 
 @dataclass(frozen=True)
@@ -82,16 +64,16 @@ class OtherHubs:
 
     context: zmq.Context[Any]
     token: str
-    peers: list[Announce]
+    peers: list[protocol.Announce]
     hosts: int
 
-    def all(self, ask: Callable[[HubConnection, Announce], _T]) -> tuple[list[_T], list[str]]:
+    def all(self, ask: Callable[[HubConnection, protocol.Announce], _T]) -> tuple[list[_T], list[str]]:
         """Returns the answers of all other hubs, and a sentence for each that does not answer."""
         missing = []
         if (unknown := self.hosts - 1 - len(self.peers)) > 0:
             missing.append(f"{unknown} of {self.hosts} hosts have no hub, or one that is not known here")
 
-        def one(peer: Announce) -> _T | str:
+        def one(peer: protocol.Announce) -> _T | str:
             try:
                 with HubConnection(self.context, peer.address, self.token) as hub:
                     return ask(hub, peer)
@@ -111,26 +93,26 @@ class OtherHubs:
 # --- the live view ------------------------------------------------------------------------------------
 
 
-def look(folders: RingFolders, records: int) -> Rings:
+def look(folders: RingFolders, records: int) -> protocol.Rings:
     """Returns copies of this host's rings, as they are now."""
     host, found = socket.gethostname(), []
     for name, data in folder_copies(folders.rings, min(max(records, 1), _MOST_RECORDS)):
-        found.append(Packed(host, name, len(data), pack(data)))
+        found.append(protocol.Packed(host, name, len(data), protocol.pack(data)))
     return _fitting(found, [])
 
 
-def look_everywhere(folders: RingFolders, records: int, others: OtherHubs, seconds: float) -> Rings:
+def look_everywhere(folders: RingFolders, records: int, others: OtherHubs, seconds: float) -> protocol.Rings:
     """Returns copies of all hosts' rings, as they are now."""
-    answers, missing = others.all(lambda hub, _: hub.ask(Look(records, False), seconds))
+    answers, missing = others.all(lambda hub, _: hub.ask(protocol.Look(records, False), seconds))
     rings = list(look(folders, records).rings)
     for answer in answers:
-        if isinstance(answer, Rings):
+        if isinstance(answer, protocol.Rings):
             rings += answer.rings
             missing += answer.missing
     return _fitting(rings, missing)
 
 
-def _fitting(rings: list[Packed], missing: list[str]) -> Rings:
+def _fitting(rings: list[protocol.Packed], missing: list[str]) -> protocol.Rings:
     room, shown = _MOST_SHOWN, []
     for ring in rings:
         room -= len(ring.data)
@@ -138,20 +120,21 @@ def _fitting(rings: list[Packed], missing: list[str]) -> Rings:
             shown.append(ring)
     if len(shown) < len(rings):
         missing = [*missing, f"{len(rings) - len(shown)} of {len(rings)} rings do not fit into one answer"]
-    return Rings(shown, missing)
+    return protocol.Rings(shown, missing)
 
 
-def unpacked(rings: Iterable[Packed]) -> list[tuple[str, bytes]]:
+def unpacked(rings: Iterable[protocol.Packed]) -> list[tuple[str, bytes]]:
     """Returns (where, ring) for each ring that `look` has packed. Raises `HubError` for damaged data."""
     return [
-        (f"{ring.host}:{file_name(ring.name)}", unpack(ring.data, ring.size, _MOST_LOOK)) for ring in rings
+        (f"{ring.host}:{protocol.file_name(ring.name)}", protocol.unpack(ring.data, ring.size, _MOST_LOOK))
+        for ring in rings
     ]
 
 
 # --- all rings in one folder ------------------------------------------------------------------------------
 
 
-def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: float) -> Gathered:
+def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: float) -> protocol.Gathered:
     """Copies the rings of all hosts into one folder, analyzes them, and tells the other hubs.
 
     Copying may take `seconds`; a hub that gives no first answer within `patience` seconds is left out. Raises
@@ -160,7 +143,7 @@ def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: fl
     deadline = time.monotonic() + seconds
     folders.files()
     folder = folders.frozen
-    there: list[Announce] = []
+    there: list[protocol.Announce] = []
     missing: list[str] = []
     if others.hosts > 1:
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folders.job.parent))
@@ -169,8 +152,8 @@ def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: fl
                 os.link(path, part / path.name)
             budget = MOST_GATHERED // others.hosts
 
-            def fetch(hub: HubConnection, peer: Announce) -> Announce:
-                hub.ask(Ping(), patience)
+            def fetch(hub: HubConnection, peer: protocol.Announce) -> protocol.Announce:
+                hub.ask(protocol.Ping(), patience)
                 _fetch(hub, part, budget, deadline)
                 return peer
 
@@ -183,30 +166,30 @@ def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: fl
     table = load([folder])
     report = analyze(table)
     sentence = report.main.sentence if table.sources else ""
-    found = Gathered(socket.gethostname(), str(folder), 1 + len(there), missing, sentence)
-    replace(others, peers=there, hosts=1).all(lambda hub, _: hub.ask(Tell(found), patience))
+    found = protocol.Gathered(socket.gethostname(), str(folder), 1 + len(there), missing, sentence)
+    replace(others, peers=there, hosts=1).all(lambda hub, _: hub.ask(protocol.Tell(found), patience))
     return found
 
 
 def _fetch(hub: HubConnection, folder: Path, budget: int, deadline: float) -> None:
     """Copies the rings of another host into `folder`. Raises `HubError`, `OSError`."""
 
-    def ask(request: Files | Read) -> Any:
+    def ask(request: protocol.Files | protocol.Read) -> Any:
         left = deadline - time.monotonic()
         if left <= 0:
             raise HubError("the time for copying was over before its rings were copied")
         return hub.ask(request, left)
 
-    files = ask(Files()).files
+    files = ask(protocol.Files()).files
     for name, size in files:
         budget -= size
-        if not 0 <= size <= MOST_RING or budget < 0:
+        if not 0 <= size <= protocol.MOST_RING or budget < 0:
             raise HubError("its rings are too large")
-        with (folder / file_name(name)).open("xb") as out:
+        with (folder / protocol.file_name(name)).open("xb") as out:
             offset = 0
             while offset < size:
-                part = ask(Read(name, offset))
-                data = unpack(part.data, part.size, PART)
+                part = ask(protocol.Read(name, offset))
+                data = protocol.unpack(part.data, part.size, protocol.PART)
                 if not data:
                     raise HubError(f"{name} is shorter than announced")
                 out.write(data)

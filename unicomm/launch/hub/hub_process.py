@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +65,9 @@ class HubProcess:
 
     def wait(self, *what: str, seconds: float) -> dict[str, Any] | None:
         """Returns the first message of these kinds; None when the hub is gone or sends none in time."""
-        deadline = time.monotonic() + seconds
         with self._changed:
-            while True:
-                for each in what:
-                    if each in self._said:
-                        return self._said[each]
-                left = deadline - time.monotonic()
-                if self._gone or left <= 0:
-                    return None
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: self._gone or any(each in self._said for each in what), seconds)
+            return next((self._said[each] for each in what if each in self._said), None)
 
     def close(self) -> None:
         """Kills the process."""

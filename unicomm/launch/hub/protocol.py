@@ -191,11 +191,6 @@ def keys(token: str, side: str) -> tuple[bytes, bytes]:
     return zmq.curve_public(secret), secret
 
 
-def use_hub_keys(socket: zmq.Socket[bytes], token: str) -> None:
-    socket.curve_server = True
-    socket.curve_publickey, socket.curve_secretkey = keys(token, "hub")
-
-
 class GuestKeyCheck:
     """A callback for ZeroMQ's authentication, which accepts only the key of the job's clients."""
 

@@ -24,28 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from . import gather, protocol
-from .protocol import (
-    Announce,
-    AnyAnswer,
-    AnyRequest,
-    Done,
-    Files,
-    Gather,
-    Gathered,
-    HubConnection,
-    HubError,
-    Listing,
-    Look,
-    Ping,
-    Read,
-    Refused,
-    Rings,
-    Tell,
-)
+from .protocol import AnyAnswer, AnyRequest, HubConnection, HubError
 
 _MOST_AT_ONCE = 32  # requests under way in the pool
 _MOST_HOSTS = 1 << 16
@@ -73,10 +57,10 @@ class Hub:
         self._place: gather.RingFolders | None = None
         self._host, self._hosts, self._round = 0, 1, ""
         self._directories: dict[int, tuple[str, str]] = {}  # host: (address, round)
-        self._announced: dict[str, dict[int, Announce]] = {}  # by round
+        self._announced: dict[str, dict[int, protocol.Announce]] = {}  # by round
         self._gathering = threading.Lock()
-        self._gathered: Gathered | None = None  # by this hub
-        self._told: Gathered | None = None  # by another hub
+        self._gathered: protocol.Gathered | None = None  # by this hub
+        self._told: protocol.Gathered | None = None  # by another hub
 
     # --- commands of the launcher ----------------------------------------------------------------------
 
@@ -93,7 +77,8 @@ class Hub:
         router.handshake_ivl = 5000
         router.ipv6 = ":" in address
         router.zap_domain = _DOMAIN.encode()
-        protocol.use_hub_keys(router, token)
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = protocol.keys(token, "hub")
         for wanted in (port, 0) if others and port else (port,):
             try:
                 router.bind(protocol.zmq_address(address, wanted))
@@ -138,14 +123,13 @@ class Hub:
         for number, (address, round) in sorted(self._directories.items()):
             if number == self._host:
                 continue
+            hello = protocol.Announce(self._host, self._address, socket.gethostname(), round)
             for _ in range(3):
                 with contextlib.suppress(HubError):
-                    self._ask(
-                        address, Announce(self._host, self._address, socket.gethostname(), round), PATIENCE
-                    )
+                    self._ask(address, hello, PATIENCE)
                     break
 
-    def _peers(self) -> dict[int, Announce]:
+    def _peers(self) -> dict[int, protocol.Announce]:
         return {n: a for n, a in self._announced.get(self._round, {}).items() if n != self._host}
 
     def _first_directory(self) -> tuple[int, str]:
@@ -154,7 +138,7 @@ class Hub:
             if number == self._host:
                 break
             with contextlib.suppress(HubError):
-                self._ask(address, Ping(), PATIENCE)
+                self._ask(address, protocol.Ping(), PATIENCE)
                 return number, address
         return self._host, self._address
 
@@ -164,12 +148,12 @@ class Hub:
             if (found := self._told) is None:
                 number, address = self._first_directory()
                 here = number == self._host
-                found = self._gather() if here else self._ask(address, Gather(), GATHERING)
-            self._tell({"say": "gathered", "here": here} | _plain(found))
+                found = self._gather() if here else self._ask(address, protocol.Gather(), GATHERING)
+            self._tell({"say": "gathered", "here": here} | msgspec.structs.asdict(found))
         except Exception as error:
             self._tell({"say": "not gathered", "why": str(error)})
 
-    def _gather(self) -> Gathered:
+    def _gather(self) -> protocol.Gathered:
         with self._gathering:
             if self._gathered is None:
                 place = self._where()
@@ -191,17 +175,17 @@ class Hub:
 
     def _handle(self, request: AnyRequest) -> AnyAnswer:
         match request:
-            case Look():
+            case protocol.Look():
                 return self._look(request)
-            case Files():
-                return Listing(self._where().files())
-            case Read():
+            case protocol.Files():
+                return protocol.Listing(self._where().files())
+            case protocol.Read():
                 return self._where().read(request.name, request.offset)
-            case Gather():
+            case protocol.Gather():
                 return self._gather()
         raise HubError("a request that hubs do not answer")
 
-    def _look(self, request: Look) -> Rings:
+    def _look(self, request: protocol.Look) -> protocol.Rings:
         place = self._where()
         if not request.everywhere:
             return gather.look(place, request.records)
@@ -209,7 +193,7 @@ class Hub:
             number, address = self._first_directory()
             if number != self._host:
                 answer = self._ask(address, request, 2 * PATIENCE)
-                if isinstance(answer, Rings):
+                if isinstance(answer, protocol.Rings):
                     return answer
         asking = gather.OtherHubs(self._context, self._token, list(self._peers().values()), self._hosts)
         return gather.look_everywhere(place, request.records, asking, PATIENCE)
@@ -221,36 +205,36 @@ class Hub:
         try:
             request = protocol.read_request(data)
         except HubError as error:
-            self._answer(who, Refused(str(error)))
+            self._answer(who, protocol.Refused(str(error)))
             return
         match request:
-            case Ping():
-                self._answer(who, Done())
-            case Announce():
+            case protocol.Ping():
+                self._answer(who, protocol.Done())
+            case protocol.Announce():
                 self._answer(who, self._note(request))
-            case Tell():
+            case protocol.Tell():
                 self._told = request.found
-                self._answer(who, Done())
+                self._answer(who, protocol.Done())
             case _ if self._busy >= _MOST_AT_ONCE:
-                self._answer(who, Refused("too many requests at once; try again"))
+                self._answer(who, protocol.Refused("too many requests at once; try again"))
             case _:
                 self._busy += 1
                 self._pool.submit(self._work, who, request)
 
-    def _note(self, request: Announce) -> AnyAnswer:
+    def _note(self, request: protocol.Announce) -> AnyAnswer:
         if not 0 <= request.host < _MOST_HOSTS:
-            return Refused(f"there is no host number {request.host}")
+            return protocol.Refused(f"there is no host number {request.host}")
         known = self._announced.setdefault(request.round[:64], {})
         known[request.host] = request
         while len(self._announced) > _MOST_ROUNDS:
             del self._announced[next(iter(self._announced))]
-        return Done()
+        return protocol.Done()
 
     def _work(self, who: bytes, request: AnyRequest) -> None:
         try:
             answer = self._handle(request)
         except Exception as error:
-            answer = Refused(str(error)[:1000] or type(error).__name__)
+            answer = protocol.Refused(str(error)[:1000] or type(error).__name__)
         self._answers.put((who, answer))
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"!")
@@ -292,10 +276,6 @@ class Hub:
                     except zmq.Again:
                         break
                     self._received(frames)
-
-
-def _plain(found: Gathered) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
 def _die_with_the_launcher() -> None:

@@ -72,18 +72,15 @@ class WorkerProcess:
         self._thread = threading.Thread(target=self._hear, name=f"unicomm-rank-{rank}", daemon=True)
         self._thread.start()
 
-    def send(self, *message: Any) -> bool:
-        """Sends a message; returns whether it was sent. A worker that does not accept all of it is killed."""
-        sent = False
+    def send(self, *message: Any) -> None:
+        """Sends a message. A worker that does not accept all of it is killed."""
         try:
             self._channel.send(*message)
-            sent = True
         except OSError:
-            pass
-        finally:
-            if not sent:
-                self.kill()
-        return sent
+            self.kill()
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """Kills the worker and all processes that it has started."""

@@ -116,7 +116,7 @@ class Job:
             if host < _DIRECTORIES:
                 store.set(f"{_PREFIX}{host}", json.dumps([here, own]))
             for number in range(min(_DIRECTORIES, hosts)):
-                text = self._look_up(store, f"{_PREFIX}{number}", _STARTING)
+                text = self._look_up(store, f"{_PREFIX}{number}")
                 if not text or self.attempt is not attempt:
                     continue
                 address, round = (here, own) if number == host else json.loads(text)
@@ -131,11 +131,11 @@ class Job:
         key = f"{_PREFIX}token"
         if host == 0:
             store.set(key, secrets.token_hex(16))
-        return self._look_up(store, key, _STARTING)
+        return self._look_up(store, key)
 
-    def _look_up(self, store: Any, key: str, seconds: float) -> str:
-        """Polls the store for a key and returns its value; "" if it is not set within `seconds`."""
-        pause, longest = _PAUSES
+    def _look_up(self, store: Any, key: str) -> str:
+        """Polls the store for a key and returns its value; "" if it is not set in time."""
+        seconds, (pause, longest) = _STARTING, _PAUSES
         while not store.check([key]):
             seconds -= pause
             if seconds <= 0 or self._ended.wait(pause):

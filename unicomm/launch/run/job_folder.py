@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from unicomm.flight_recorder.ring.folder import private_folder, process_start_ticks
+from unicomm.flight_recorder.ring.folder import pid_namespace, private_folder, process_start_ticks
 
 DEFAULT_PORT = 29401  # of hubs: the port after that of torch's rendezvous
 _OLDEST = 3 * 86400.0  # seconds that a job's rings are kept
@@ -108,7 +108,7 @@ class HubNote:
 def note_hub(address: str, port: int, token: str, pid: int, folder: Path) -> Path:
     """Writes a note and returns its file. Raises `OSError`."""
     path = private_folder() / f"hub-{pid}-{secrets.token_hex(3)}.json"
-    note = HubNote(address, port, token, pid, _numbers(), process_start_ticks(pid) or 0, str(folder))
+    note = HubNote(address, port, token, pid, pid_namespace(), process_start_ticks(pid) or 0, str(folder))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(asdict(note), file)
     return path
@@ -119,13 +119,9 @@ def running_hubs() -> Iterator[HubNote]:
     for file in sorted(private_folder().glob("hub-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
             note = HubNote(**json.loads(file.read_text()))
-            if note.numbers != _numbers():
+            if note.numbers != pid_namespace():
                 continue
             if process_start_ticks(note.pid) == note.ticks:
                 yield note
             else:
                 file.unlink()
-
-
-def _numbers() -> str:
-    return os.readlink("/proc/self/ns/pid")

@@ -6,12 +6,12 @@ import sys
 
 from rich.console import Console
 from rich.rule import Rule
-from rich.text import Text
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.table.load import load
+from unicomm.launch.commands.terminal import print_line
 
 from .job import Evidence
 
@@ -24,18 +24,18 @@ def show(evidence: Evidence) -> None:
     try:
         _show(evidence, console)
     except Exception as error:  # must not hide the job's own error
-        _line(console, f"unicomm could not analyze {evidence.folder}: {error}")
+        print_line(console, f"unicomm could not analyze {evidence.folder}: {error}")
 
 
 def _show(evidence: Evidence, console: Console) -> None:
     console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
     if evidence.elsewhere:
-        _line(console, evidence.sentence or "No rank had created a communicator.")
-        _line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
+        print_line(console, evidence.sentence or "No rank had created a communicator.")
+        print_line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
     else:
         table = load([evidence.folder])
         if not table.sources:
-            _line(
+            print_line(
                 console,
                 "Nothing was recorded: no rank had created a communicator. The error above is the cause.",
             )
@@ -43,17 +43,13 @@ def _show(evidence: Evidence, console: Console) -> None:
         report = analyze(table)
         console.print(render(report))
         if report.main.verdict is Verdict.GOOD:
-            _line(console, "Communication was correct; the error above is the cause.")
-        _line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
-        _line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
-        _line(console, f"              unicomm trace show {evidence.folder}")
+            print_line(console, "Communication was correct; the error above is the cause.")
+        print_line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
+        print_line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
+        print_line(console, f"              unicomm trace show {evidence.folder}")
     for remark in evidence.remarks:
-        console.print(Text(remark, "yellow"), soft_wrap=True)
+        print_line(console, remark, "yellow")
 
 
 def _hosts(evidence: Evidence) -> str:
     return f"{evidence.hosts} hosts" if evidence.hosts > 1 else "this host"
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)
