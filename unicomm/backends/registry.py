@@ -112,6 +112,28 @@ def find_backend(name: str) -> type[Backend]:
     return _registered[name]
 
 
+def _checked_place(rank: int, size: int) -> tuple[int, int]:
+    try:
+        rank, size = operator.index(rank), operator.index(size)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"rank={rank!r} and size={size!r} are no whole numbers", hint="pass ints, or neither"
+        ) from None
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
+    return rank, size
+
+
+def _environment(rank: int | None, size: int | None) -> Environment:
+    """This process's place by its launcher. A rank and size that are given need no variables beside them."""
+    try:
+        return detect_environment()
+    except InvalidArgumentError:
+        if rank is None or size is None:
+            raise
+        return Environment(*_checked_place(rank, size), None, None, "arguments", "")
+
+
 def _check_usable(backend: type[Backend], size: int, world: Environment) -> None:
     if issubclass(backend, ChecksProcess):
         backend.check_usable(size, world.source if world.size == size else "")
@@ -173,9 +195,9 @@ def new_comm(
         enable_reconfigure=bool(enable_reconfigure),
         hints=copy_hints(hints),
     )
-    world = detect_environment()
     if (rank is None) != (size is None):
         raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")
+    world = _environment(rank, size)
     if enable_reconfigure and rank is None:
         return communicator_of(create.create_vacant(found, device, name=name, options=options, world=world))
     if rank is None or size is None:
@@ -184,14 +206,7 @@ def new_comm(
         if store is None and size > 1 and found.capabilities.moves_data:
             store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     else:
-        try:
-            rank, size = operator.index(rank), operator.index(size)
-        except TypeError:
-            raise InvalidArgumentError(
-                f"rank={rank!r} and size={size!r} are no whole numbers", hint="pass ints, or neither"
-            ) from None
-        if not 0 <= rank < size:
-            raise InvalidArgumentError(f"rank={rank} is not in range [0, {size})", hint="ranks count from 0")
+        rank, size = _checked_place(rank, size)
         _check_usable(found, size, world)
     asked = create.Request(found, device, name, store, rank, size, options, world)
     return communicator_of(create.create(asked))

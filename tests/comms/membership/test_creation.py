@@ -138,6 +138,16 @@ def test_what_is_refused(what):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("half", [{"WORLD_SIZE": "2"}, {"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "2"}])
+def test_a_rank_that_is_given_needs_no_variables(half, monkeypatch, raised):
+    """Programs that start their ranks by multiprocessing often set WORLD_SIZE alone."""
+    for name, value in half.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(raised(unicomm.new_comm, "shm", CPU), InvalidArgumentError)
+    with unicomm.new_comm("shm", CPU, rank=0, size=1) as comm:
+        check_sum(comm)
+
+
 def test_the_third_positional_argument_is_the_name(raised):
     with unicomm.new_comm("fake", CPU, "replica") as comm:
         assert comm.get_name() == "replica"
