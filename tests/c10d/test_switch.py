@@ -56,7 +56,9 @@ def test_on_it_is_installed():
         "assert c._TORCHCOMM_AVAILABLE\n"
         "assert 'unicomm.c10d.process_group' not in sys.modules\n"
         "c.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())\n"
-        "assert c._BackendWrapper.__name__ == 'UnicommProcessGroup'",
+        "assert type(c.GroupMember.WORLD).__name__ == 'UnicommProcessGroup'\n"
+        "assert isinstance(c.GroupMember.WORLD, c._BackendWrapper)\n"
+        "assert not isinstance(torch.distributed.HashStore(), c._BackendWrapper)",
         TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
     )
 
@@ -82,6 +84,51 @@ def test_it_is_installed_whatever_module_imports_torch_first(first):
         TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
     )
     assert "no effect" not in done.stderr
+
+
+THIRD_PARTY = """
+import torch, torch.distributed as dist
+
+class Theirs(dist.ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.calls = []
+
+    def allreduce(self, tensors, opts):
+        self.calls.append(len(tensors))
+
+    def getBackendName(self):
+        return "theirs"
+
+def extended(options, hints):
+    assert options.global_ranks_in_group == [] and hints is None
+    return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+
+dist.Backend.register_backend("theirs", Theirs, devices=["cpu", "cuda"])
+dist.Backend.register_backend("native", extended, extended_api=True, devices=["cpu"])
+
+def world(backend):
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    return dist.group.WORLD
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "w = world('theirs'); dist.all_reduce(torch.ones(1)); assert (type(w), w.calls) == (Theirs, [1])",
+        "w = world('native'); dist.all_reduce(torch.ones(1)); assert type(w) is dist.ProcessGroup\n"
+        "assert type(w._get_backend(torch.device('cpu'))) is dist.ProcessGroupGloo",
+        "w = world('cpu:gloo,cuda:theirs'); x = torch.ones(1); dist.all_reduce(x)\n"
+        "assert type(w).__name__ == 'MixedProcessGroup'\n"
+        "assert type(w._get_backend(torch.device('cuda'))) is Theirs\n"
+        "assert w.get_comm().get_backend() == 'shm'",
+        "w = world('gloo'); assert type(w).__name__ == 'UnicommProcessGroup'",
+    ],
+)
+def test_third_parties_backends_stay_theirs(program):
+    end = "\ndist.destroy_process_group()"
+    python(THIRD_PARTY + program + end, TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
 
 
 def test_it_never_breaks_the_import_of_torch():

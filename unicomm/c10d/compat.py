@@ -124,8 +124,8 @@ def premul_factor(op: Any) -> Any:
 GROUP_MAKER = c10d._new_process_group_helper
 #: The variables of that function that unicomm reads; no argument of the creator or of `new_comm` has them.
 GROUP_MAKER_VARIABLES = (
-    *("backend", "backend_config", "device_id", "group_rank", "group_size", "pg", "prefix_store"),
-    "timeout",
+    *("backend", "backend_config", "backend_options", "device_id", "global_ranks_in_group", "group_name"),
+    *("group_rank", "group_size", "pg", "prefix_store", "timeout"),
 )
 
 
@@ -137,6 +137,19 @@ def group_maker_variables() -> Mapping[str, Any]:
 def registered_backend(name: str) -> Any:
     """Returns what `Backend.register_backend` noted for `name` (`creator_fn`, `extended_api`), or None."""
     return dist.Backend._plugins.get(name.upper())
+
+
+def backend_options(store: Store, asked: Mapping[str, Any]) -> Any:
+    """Returns what torch passes to a creator function in its extended form (`_DistributedBackendOptions`).
+
+    `asked`: the variables of `GROUP_MAKER`.
+    """
+    options = _native._DistributedBackendOptions()
+    options.store, options.timeout = store, asked["timeout"]
+    options.group_rank, options.group_size = asked["group_rank"], asked["group_size"]
+    options.group_id = asked["group_name"]
+    options.global_ranks_in_group = asked["global_ranks_in_group"]
+    return options
 
 
 def set_timeout_of_options(options: Any, timeout: Any) -> None:
@@ -199,12 +212,6 @@ def stand_for_torchcomms(parts: Mapping[str, Any]) -> None:
     for name in SWITCH_NAMES[torch_version()]:
         setattr(c10d, name, parts[name])
     c10d._TORCHCOMM_AVAILABLE = True
-
-
-def give_group_class(placeholder: type, group_class: type) -> None:
-    """Replaces `placeholder`, if it stands in torch.distributed for torchcomms' `_BackendWrapper`."""
-    if getattr(c10d, "_BackendWrapper", None) is placeholder:
-        setattr(c10d, "_BackendWrapper", group_class)  # noqa: B010
 
 
 # --- futures ------------------------------------------------------------------------------------------------

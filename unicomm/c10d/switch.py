@@ -48,7 +48,6 @@ def register() -> None:
         from .compat import group_maker_variables
         from .group_creator import create
 
-        _give_group_class()
         # Only torch's function knows which devices the program wants, and which backends torch has made.
         return create(options, hints, group_maker_variables())
 
@@ -85,7 +84,7 @@ def install() -> str:
     stand_for_torchcomms(
         {
             "new_comm": _new_comm,
-            "_BackendWrapper": _NoGroupYet,
+            "_BackendWrapper": BackendWrapper,
             "FlightRecorderHook": _recorder_hook,
             "_TorchCommsFlightRecorderHook": _recorder_hook,
             "_torchcomms_is_backend_built": known_backend,
@@ -99,20 +98,24 @@ def install() -> str:
     return ""
 
 
-class _NoGroupYet:
-    """Stands for the class of unicomm's groups until the first is made.
+class _IsGroup(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        loaded = sys.modules.get(f"{__package__}.process_group")
+        return loaded is not None and isinstance(instance, loaded.UnicommProcessGroup)
 
-    The switch may run while a module of unicomm is being imported, which has imported torch. It therefore
-    imports no module that imports torch at its top, except `compat`.
+
+class BackendWrapper(metaclass=_IsGroup):
+    """Stands for torchcomms' `_BackendWrapper`, with which torch wraps a communicator that it has made.
+
+    The switch may run while a module of unicomm is being imported, which has imported torch. The module of
+    unicomm's groups is therefore imported when the first is made.
     """
 
+    def __new__(cls, comm: Any) -> Any:
+        from .plugins import Made
+        from .process_group import UnicommProcessGroup
 
-def _give_group_class() -> None:
-    """Gives torch the class of unicomm's groups, with which it wraps a communicator that it has made."""
-    from .compat import give_group_class
-    from .process_group import UnicommProcessGroup
-
-    give_group_class(_NoGroupYet, UnicommProcessGroup)
+        return comm.group if isinstance(comm, Made) else UnicommProcessGroup(comm)
 
 
 def _recorder_hook(max_entries: int = 0) -> Any:
@@ -129,10 +132,13 @@ def _new_comm(
     They are taken from the calling function of torch, whatever the environment says. torch also does not ask
     for the group's other devices once it has a communicator for the first one, so they are added here.
     """
+    from . import plugins
     from .compat import group_maker_variables
 
     asked = group_maker_variables()
-    _give_group_class()
+    wanted = _wanted(backend, device.type, asked)
+    if any(plugins.is_third_party(one) for one in wanted.values()):
+        return _with_third_parties(wanted, name, store, asked, more)
     comm = _create(backend, device.type, name, store, asked, more)
     try:
         _add_other_devices(comm, name, asked, more)
@@ -142,6 +148,32 @@ def _new_comm(
             made.finalize()
         raise
     return comm
+
+
+def _wanted(backend: str, kind: str, asked: Mapping[str, Any]) -> dict[str, str]:
+    """Device type to backend: of the group's devices if the program names them, else of this one."""
+    config = asked.get("backend_config")
+    if config is None or ":" not in str(asked.get("backend", "")):
+        return {kind: backend}
+    return dict(config.get_device_backend_map())
+
+
+def _with_third_parties(wanted: Mapping[str, str], name: str, store: Any, asked: Any, more: Any) -> Any:
+    from . import choice, plugins
+    from .compat import PrefixStore
+
+    others = {kind: backend for kind, backend in wanted.items() if plugins.is_third_party(backend)}
+    ours = [kind for kind in wanted if kind not in others and choice.is_present(kind)]
+    if not ours:
+        return plugins.Made(plugins.make(next(iter(others.values())), store, asked))
+    from .mixed_group import MixedProcessGroup
+
+    def place(kind: str) -> Any:
+        return PrefixStore(f"{kind}/", asked["prefix_store"])
+
+    comms = [_create(wanted[kind], kind, name, place(kind), asked, more) for kind in ours]
+    made = {kind: plugins.make(backend, place(kind), asked) for kind, backend in others.items()}
+    return plugins.Made(MixedProcessGroup(*comms, others=made), comms[0]._recorder_index)
 
 
 def _add_other_devices(comm: Any, name: str, asked: Mapping[str, Any], more: Any) -> None:

@@ -1,0 +1,44 @@
+"""Backends that third parties have registered with torch.distributed (`Backend.register_backend`).
+
+When the switch is on, torch asks `new_comm` for every backend, those of third parties included. A program
+that names one of them means it: the switch makes it as torch would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .choice import NAME
+from .compat import Store, backend_options, registered_backend
+
+
+@dataclass
+class Made:
+    """What torch gets from `new_comm` in place of a communicator when a third party's backend is used.
+
+    `group`: the backend or process group that torch gets when it wraps this.
+    """
+
+    group: Any
+    _recorder_index: int = -1  # a recorder hook asks for it: the group has no records here
+
+    def finalize(self) -> None:
+        """Does nothing: torch shuts its groups down after it has finalized communicators."""
+
+
+def is_third_party(backend: str) -> bool:
+    """Whether `backend` is the name of a backend that somebody else has registered with torch."""
+    return backend != NAME and registered_backend(backend) is not None
+
+
+def make(backend: str, store: Store, asked: Mapping[str, Any]) -> Any:
+    """Returns the backend, made by its creator function.
+
+    `asked`: the variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).
+    """
+    plugin = registered_backend(backend)
+    if plugin.extended_api:
+        return plugin.creator_fn(backend_options(store, asked), asked.get("backend_options"))
+    return plugin.creator_fn(store, asked["group_rank"], asked["group_size"], asked["timeout"])
