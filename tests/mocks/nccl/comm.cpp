@@ -154,11 +154,12 @@ void Comm::look_at_peers() {
         Presence p = segment->presence(peer);
         bool ended = p == kPresent && segment->pid(peer) && process_ended(segment->pid(peer));
         if (peer == rank || (p != kAborted && !ended)) continue;
-        int expected = kSuccess, joining = kInProgress;
+        int expected = state;
+        if (expected != kSuccess && expected != kInProgress) continue;
         std::string text = "rank " + std::to_string(peer) + (ended ? "'s process has ended" : " has aborted");
-        if (state.compare_exchange_strong(expected, kRemoteError) ||
-            state.compare_exchange_strong(joining, kRemoteError))
-            set_last_error(shared_from_this(), text + " (NCCL mock)");
+        set_last_error(shared_from_this(),
+                       text + " (NCCL mock)");  // before whoever sees the state asks for it
+        state.compare_exchange_strong(expected, kRemoteError);
     }
 }
 
