@@ -18,7 +18,10 @@ _FAILURES = _PROTOCOLS | {"comms.failures", "flight_recorder"}
 _EXECUTION = _FAILURES | {"comms.execution", "extensions"}
 _MEMBERSHIP = _EXECUTION | {"comms.membership"}
 _MEMORY = _MEMBERSHIP | {"comms.memory"}
-_FACES = {"comms.communicator", "comms.batch", "comms.window", "comms.persistent", "comms.objects"}
+_FACES = {
+    *("comms.communicator", "comms.properties", "comms.batch", "comms.window", "comms.persistent"),
+    "comms.objects",
+}
 _BACKEND = _PROTOCOLS | {"comms.failures"}
 _SHARED = {"backends.bootstrap", "backends.out_of_band", "backends.vendor"}
 
@@ -41,6 +44,7 @@ MAY_IMPORT = {
     "comms.batch": _EXECUTION,
     "comms.persistent": _EXECUTION,
     "comms.window": _MEMORY,
+    "comms.properties": _MEMORY,
     "comms.communicator": _MEMORY | _FACES - {"comms.objects"},
     "comms.objects": _MEMORY | _FACES,
     "backends.vendor": _VALUES | {"extensions", "c10d.compat"},

@@ -27,8 +27,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicomm.comms.communicator import CONSTANT, Communicator
+from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.properties import CONSTANT
 
 from . import compat
 from . import functional_kernels as kernels

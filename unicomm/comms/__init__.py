@@ -3,6 +3,7 @@
 At the root stands what users hold, and what backends implement:
 
 communicator.py  Communicator: the methods that users call
+properties.py    what a communicator says of itself: rank, size, device, backend, memory
 work.py          Work: the handle of an operation
 batch.py         sends and receives that run together
 persistent.py    persistent all-gather

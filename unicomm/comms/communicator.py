@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from unicomm.c10d.compat import OpaqueBase, methods, not_traced
+from unicomm.c10d.compat import methods, not_traced
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.expect_slow import expect_slow
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
@@ -22,15 +22,15 @@ from unicomm.comms.failures import open_communicators
 from unicomm.comms.membership import finalize, reconfigure
 from unicomm.comms.membership.create import Created
 from unicomm.comms.membership.split import plan_split
-from unicomm.comms.memory.allocator import MemAllocator
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
 
-from .backend import Capabilities, ChangesHints, ReportsMemory
+from .backend import ChangesHints
 from .batch import BatchSendRecv
 from .errors import AbortedError, CommError, UnsupportedError
-from .options import CommOptions, Hints, Timeout, read_hints
+from .options import Hints, Timeout, read_hints
 from .persistent import AllGatherHandle, check_handle
+from .properties import CommunicatorProperties
 from .work import Work
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ if TYPE_CHECKING:
 
 Tensor = Array  # numpy arrays and arrays with `__dlpack__` are taken as well
 
-# Methods whose result never changes, so that torch.compile may call them while it traces.
-CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
 
-
-class Communicator(OpaqueBase):  # type: ignore[misc]
+class Communicator(CommunicatorProperties):
     """A group of ranks that communicate on one device, over one underlying communicator.
 
     Made by `unicomm.new_comm` or `split`, and connected when that returns. All ranks must call the same
@@ -489,83 +486,6 @@ class Communicator(OpaqueBase):  # type: ignore[misc]
                 )
             backend.set_hints({name: values[name] for name in hints})
 
-    # --- properties ---------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0 to `size - 1`: short for `get_rank()`."""
-        return self._member.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks: short for `get_size()`."""
-        return self._member.size
-
-    def get_rank(self) -> int:
-        """This rank, from 0 to `get_size() - 1`."""
-        return self._member.rank
-
-    def get_size(self) -> int:
-        """The number of ranks."""
-        return self._member.size
-
-    def get_ranks(self) -> list[int]:
-        """The numbers of the ranks in the whole job, in this communicator's order."""
-        return list(self._member.labels)
-
-    def get_name(self) -> str:
-        return self._member.name
-
-    def get_uid(self) -> str:
-        """An identifier, the same on all ranks of this communicator and different for each communicator."""
-        return self._member.uid
-
-    def get_options(self) -> CommOptions:
-        return self._member.options
-
-    def get_device(self) -> torch.device:
-        return self._member.device
-
-    def get_backend(self) -> str:
-        """The backend's name, such as "shm"."""
-        return self._member.backend.name
-
-    def get_backend_version(self) -> str:
-        return type(self._member.backend).version()
-
-    def get_capabilities(self) -> Capabilities:
-        """What the backend can do, as data."""
-        return self._member.backend.capabilities
-
-    def memory(self) -> dict[str, int]:
-        """Bytes that this rank holds for the communicator, by purpose."""
-        backend = self._member.backend
-        return backend.memory() if isinstance(backend, ReportsMemory) else {}
-
-    @property
-    def mem_allocator(self) -> MemAllocator:
-        """Makes tensors that this communicator's collectives use without staging copies.
-
-        Raises `UnsupportedError` if the backend has no such memory.
-        """
-        return MemAllocator(self._engine)
-
-    @property
-    def unsafe_backend(self) -> object:
-        """The backend's own object, for what unicomm does not offer. unicomm promises nothing for its use."""
-        return self._member.backend
-
-    @property
-    def _recorder_index(self) -> int:
-        return self._member.recorder_index
-
-    def __repr__(self) -> str:
-        state = "finalized" if self._engine.finalized else "broken" if self._engine.broken else "open"
-        return (
-            f"<Communicator '{self.get_name()}' {self.get_backend()} rank {self.get_rank()}/{self.get_size()}"
-            f" on {self._member.device}, {state}>"
-        )
-
     # --- hooks --------------------------------------------------------------------------------------
 
     def register_pre_hook(self, hook: PreHook) -> RemovableHandle:
@@ -593,4 +513,4 @@ def communicator_of(created: Created) -> Communicator:
 #: What torchcomms calls it.
 TorchComm = Communicator
 
-not_traced(methods(Communicator, CONSTANT))
+not_traced(methods(Communicator))
