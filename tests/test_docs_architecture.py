@@ -29,7 +29,9 @@ PICTURE = {
     "registry": {"backends.registry"},
     "symm": {"symm"},
     "profiler": {"profiler"},
-    "faces": {f"comms.{name}" for name in ("communicator", "batch", "window", "persistent", "objects")},
+    "faces": {
+        f"comms.{name}" for name in ("communicator", "properties", "batch", "window", "persistent", "objects")
+    },
     "choosers": {"backends.auto", "backends.hosts"},
     "shared": {f"backends.{name}" for name in ("bootstrap", "out_of_band", "vendor")},
     "memory": {"comms.memory"},
