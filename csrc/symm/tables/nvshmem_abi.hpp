@@ -1,6 +1,6 @@
 // The part of NVSHMEM's C interface that the table needs, declared here so that building needs none of
-// NVIDIA's headers. Taken from the headers of 3.4.5 and 3.8.0; tests/backends/shmem/test_real_nvshmem.py compares
-// it with installed ones.
+// NVIDIA's headers. Taken from the headers of 3.4.5 and 3.8.0; tests/backends/shmem/test_real_nvshmem.py
+// compares it with installed ones.
 #pragma once
 #include <cstddef>
 #include <cstdint>
