@@ -7,6 +7,7 @@ choice.py              which backend and device stand behind the names in a prog
 env_rendezvous.py      env:// under mpiexec and srun, when the switch is on
 process_group.py       UnicommProcessGroup: a process group over communicators
 mixed_group.py         MixedProcessGroup: communicators for some devices, torch's backends for the others
+overloads.py           the forms in which torch's groups take arguments
 process_group_work.py  the Work objects and futures that a process group returns
 batch_isend_irecv.py   the messages of one `batch_isend_irecv` as one group, on devices
 device_mesh.py         a DeviceMesh over existing communicators

@@ -36,6 +36,7 @@ from .compat import (
     premul_factor,
     ranks_of_groups,
 )
+from .overloads import both_forms
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
@@ -57,6 +58,14 @@ def reduce_op(op: Any) -> ReduceOp:
 def _limit(options: Any) -> timedelta | None:
     timeout: timedelta = options.timeout
     return None if timeout == NO_TIMEOUT else timeout
+
+
+class GroupOptions(dict[str, str]):
+    """A group's hints, with the timeout where programs look for that of torch's backends."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm.get_options().hints)
+        self._timeout = timedelta(seconds=comm.get_timeout())
 
 
 class UnicommProcessGroup(dist.ProcessGroup):
@@ -153,9 +162,9 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return not asked_by_split_source()
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> GroupOptions:
         """The backend's hints, as `init_process_group(pg_options=)` takes them. split_group reads them."""
-        return dict(self._first.get_options().hints)
+        return GroupOptions(self._first)
 
     supports_coalescing = False
     supports_time_estimate = False
@@ -267,15 +276,13 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- collectives ----------------------------------------------------------------------------------
 
-    def _all_reduce(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None) -> dist.Work:
-        items = [tensors] if isinstance(tensors, Tensor) else tensors
+    @both_forms("allreduce")
+    def _all_reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
         op, limit, later = ReduceOp.SUM, None, False
-        if isinstance(opts, dist.ReduceOp):
-            op = reduce_op(opts)
-        elif opts is not None:
+        if opts is not None:
             op, limit, later = reduce_op(opts.reduceOp), _limit(opts), opts.asyncOp
-        works = [self._for(t).all_reduce(t, op, later, None, limit) for t in items]
-        return ProcessGroupWork(works, items)
+        works = [self._for(t).all_reduce(t, op, later, None, limit) for t in tensors]
+        return ProcessGroupWork(works, tensors)
 
     def _all_reduce_failed(self, result: tuple[int, Any]) -> NoReturn:
         self._first._engine.fast_failed("all_reduce", result)
@@ -296,21 +303,21 @@ class UnicommProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         return self._all_reduce(tensors, opts)
 
-    def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, root: int = 0) -> dist.Work:
-        items = [tensors] if isinstance(tensors, Tensor) else tensors
-        if isinstance(opts, int):
-            opts, root = None, opts
-        limit, later = None, False
+    @both_forms("broadcast")
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
+        root, limit, later = 0, None, False
         if opts is not None:
             root, limit, later = opts.rootRank, _limit(opts), opts.asyncOp
-        works = [self._for(t).broadcast(t, root, later, None, limit) for t in items]
-        return ProcessGroupWork(works, items)
+        works = [self._for(t).broadcast(t, root, later, None, limit) for t in tensors]
+        return ProcessGroupWork(works, tensors)
 
+    @both_forms("reduce")
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
         works = [self._for(t).reduce(t, opts.rootRank, op, opts.asyncOp, None, limit) for t in tensors]
         return ProcessGroupWork(works, tensors)
 
+    @both_forms("allgather")
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -350,6 +357,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @both_forms("reduce_scatter")
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> dist.Work:
@@ -381,6 +389,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @both_forms("alltoall_base")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -405,17 +414,20 @@ class UnicommProcessGroup(dist.ProcessGroup):
         work = self._for(inputs[0]).all_to_all(list(outputs), list(inputs), later, None, limit)
         return ProcessGroupWork([work], outputs)
 
+    @both_forms("gather")
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
         # Ranks other than the root pass [] or, under the switch, [[]].
         outs = list(outputs[0]) if outputs else []
         work = self._for(inputs[0]).gather(outs, inputs[0], opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outs)
 
+    @both_forms("scatter")
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         ins = list(inputs[0]) if inputs else []
         work = self._for(outputs[0]).scatter(outputs[0], ins, opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outputs)
 
+    @both_forms("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
         comm = self._first
