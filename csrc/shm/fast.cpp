@@ -241,19 +241,7 @@ struct GroupAllReduce {
     nb::object done;               // the Work of an operation that has completed
     PyTypeObject* fast_path;
 
-    // Torch's second form has a tensor, op and timeout instead of tensors and opts; `general` takes both
-    // forms.
-    nb::object operator()(nb::handle group, nb::handle tensors, nb::handle opts, nb::handle timeout,
-                          nb::handle op, nb::handle tensor) const {
-        if (!timeout.is_none() || !op.is_none() || !tensor.is_none()) {
-            nb::dict named;
-            if (!tensors.is_none()) named["tensors"] = tensors;
-            if (!tensor.is_none()) named["tensor"] = tensor;
-            if (!opts.is_none()) named[nb::hasattr(opts, "reduceOp") ? "opts" : "op"] = opts;
-            if (!op.is_none()) named["op"] = op;
-            if (!timeout.is_none()) named["timeout"] = timeout;
-            return nb::getattr(group, general)(**named);
-        }
+    nb::object operator()(nb::handle group, nb::handle tensors, nb::handle opts) const {
         nb::object found = nb::borrow(group);
         for (const nb::object& name : path) {
             if (found.is_none()) break;
@@ -329,10 +317,8 @@ void bind_fast(nb::module_& m) {
                 std::move(failed),
                 std::move(done),
                 fast_path};
-            return nb::cpp_function(
-                std::move(method), nb::is_method(), nb::arg("tensors").none() = nb::none(),
-                nb::arg("opts").none() = nb::none(), nb::arg("timeout").none() = nb::none(),
-                nb::arg("op").none() = nb::none(), nb::arg("tensor").none() = nb::none());
+            return nb::cpp_function(std::move(method), nb::is_method(), nb::arg("tensors").none(),
+                                    nb::arg("opts").none() = nb::none());
         },
         nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"), nb::arg("caller").none(),
         nb::arg("codes"), nb::arg("path"), nb::arg("general"), nb::arg("failed"), nb::arg("done"));

@@ -60,10 +60,13 @@ def both_forms(name: str) -> Callable[[Method], Method]:
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def either(self: Any, *given: Any, **named: Any) -> Any:
-            if given and not named and (given[-1].__class__ is options or given[-1] is None):
-                return method(self, *given)
-            return method(self, *_first_form(name, options, names, aliases, given, named))
+        def either(self: Any, *given: Any, opts: Any = None, **named: Any) -> Any:
+            if not named:
+                if opts is not None:
+                    return method(self, *given, opts)
+                if given and (given[-1].__class__ is options or given[-1] is None):
+                    return method(self, *given)
+            return method(self, *_first_form(name, options, names, aliases, given, opts, named))
 
         return either  # type: ignore[return-value]
 
@@ -76,10 +79,10 @@ def _first_form(
     names: tuple[str, ...],
     aliases: dict[str, str],
     given: tuple[Any, ...],
+    told: Any,
     named: dict[str, Any],
 ) -> list[Any]:
     """Returns the arguments in torch's first form; those that are not tensors become options."""
-    told = named.pop("opts", None)
     if given and hasattr(given[-1], "asyncOp"):  # options, of whatever class
         given, told = given[:-1], given[-1]
     named = {aliases.get(key, key): value for key, value in named.items()}

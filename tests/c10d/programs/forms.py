@@ -15,7 +15,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 group, device = dist.group.WORLD, torch.device("cpu")
 rank, size = dist.get_rank(), dist.get_world_size()
-MAX, MIN, LIMIT = dist.ReduceOp.MAX, dist.ReduceOp.MIN, timedelta(seconds=50)
+MAX, LIMIT = dist.ReduceOp.MAX, timedelta(seconds=50)
 results = []
 
 
@@ -43,9 +43,6 @@ def scattered(call, n=2):
 
 in_place(group.allreduce)
 in_place(lambda x: group.allreduce(x, MAX))
-in_place(lambda x: group.allreduce([x], MAX, LIMIT))
-in_place(lambda x: group.allreduce(x, op=MIN))
-in_place(lambda x: group.allreduce(tensor=x, op=MIN, timeout=LIMIT))
 in_place(lambda x: group.allreduce(tensors=[x], opts=dist.AllreduceOptions()))
 in_place(lambda x: group.broadcast(x, 1))
 in_place(lambda x: group.broadcast(tensor=x, root=1, timeout=LIMIT))
