@@ -20,8 +20,10 @@ _OWN = {
     if name not in os.environ
 }
 os.environ |= _OWN
-# Threads of the test runner, which call no communicator: they shall hide no deadlock.
-os.environ.setdefault("UNICOMM_HARMLESS_THREADS", "/pytest_timeout.py:/execnet/gateway_base.py")
+# Threads of the test runner, and of those that read what other processes print, call no communicator: they
+# shall hide no deadlock.
+_HARMLESS = "/pytest_timeout.py:/execnet/gateway_base.py:/tests/processes/rank_processes.py"
+os.environ.setdefault("UNICOMM_HARMLESS_THREADS", _HARMLESS)
 
 
 def pytest_sessionfinish() -> None:
