@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 
 import pytest
 import torch
@@ -67,12 +68,13 @@ def test_memory_that_cannot_be_opened_is_not_shared(monkeypatch, caplog, layout,
             return opened(pid, fd)
 
     refused = set()
-    made = _core.ShmSegment
+    made, lock = _core.ShmSegment, threading.Lock()
 
     def make(world, *rest):
         segment = made(world, *rest)
-        if world > 1 and not refused:
-            refused.add(os.stat(segment.fd).st_ino)  # its number is used again
+        with lock:  # the ranks of two hosts make theirs at the same time
+            if world > 1 and not refused:
+                refused.add(os.stat(segment.fd).st_ino)  # its number is used again
         return segment
 
     make.open = Closed.open

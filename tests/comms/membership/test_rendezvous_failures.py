@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
 import threading
@@ -36,6 +37,7 @@ from unicomm.comms.errors import (
     PeerLostError,
 )
 from unicomm.comms.membership.rendezvous import Rendezvous, meet
+from unicomm.comms.membership.rendezvous_parts import error_of, read_failure
 
 
 @pytest.fixture(params=KINDS)
@@ -164,6 +166,16 @@ def test_mismatch_of_several_keys_names_each() -> None:
     assert "a is 2 on rank 1 and 1 on ranks 0, 2" in error.message
     assert "b is {'x': '2'} on rank 2" in error.message
     assert "c is None on rank 2 and not given on ranks 0-1" in error.message
+
+
+def test_a_member_that_expects_fewer_reads_who_differs() -> None:
+    differences = {"size": [("2", [[1, 1]]), ("3", [[0, 0], [2, 2]])]}
+    text = json.dumps({"kind": "mismatch", "culprits": [[1, 1]], "differences": differences}).encode()
+    error = error_of(read_failure(text, 2), "arrive", "c", 1, [0, 1])
+    assert (type(error), error.culprits) == (MismatchError, (1,))
+    assert "size is 2 on rank 1 and 3 on ranks 0, 2" in error.message
+    with pytest.raises(ValueError, match="no range of 3 ranks"):
+        read_failure(text.replace(b"[2, 2]", b"[2, 3]"), 2)
 
 
 def test_mismatch_of_the_size_is_found_before_the_timeout() -> None:

@@ -20,6 +20,7 @@ from unicomm.comms.errors import (
 )
 
 DIGEST = 8  # bytes
+_MOST_RANKS = 1 << 20  # that a failure may name, if its members disagree on their number
 _MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
 _WORTH = 4096  # bytes from which on compressing pays
 
@@ -67,7 +68,12 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
     `what` is what the members were to do ("arrive"). `labels` are their global ranks, which `culprits` holds.
     """
     members = range(len(labels))
-    culprits = [labels[r] for r in members_of(failure["culprits"])]
+
+    def global_ranks(ranges: Any) -> list[int]:
+        # A member that expects fewer ranks has no global ranks of the others.
+        return [labels[r] if r < len(labels) else r for r in members_of(ranges)]
+
+    culprits = global_ranks(failure["culprits"])
     # A message names global ranks: it says so where the ranks of the communicator differ from them.
     word = "rank" if list(labels) == list(members) else "global rank"
 
@@ -86,8 +92,7 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
         hint = f"see whether {who} started and what was printed there last; raise timeout= for slow ranks"
     elif kind == "mismatch":
         lines = [
-            f"{key} is "
-            + " and ".join(f"{v} on {names([labels[r] for r in members_of(rs)])}" for v, rs in groups)
+            f"{key} is " + " and ".join(f"{v} on {names(global_ranks(rs))}" for v, rs in groups)
             for key, groups in failure["differences"].items()
         ]
         text = "the members do not agree: " + ("; ".join(lines) or f"size is {len(labels)} on {who} only")
@@ -120,8 +125,11 @@ def read_failure(text: bytes, size: int) -> dict[str, Any]:
     groups = [group for value in differences.values() for group in value]
     if any(not isinstance(group, list) or len(group) != 2 for group in groups):
         raise ValueError("a difference that names no ranks")
+    # Members that disagree on their number may name ranks that this one does not expect.
+    sizes = [int(v) for v, _ in differences.get("size", []) if isinstance(v, str) and v.isdecimal()]
+    most = min(max([size, *sizes]), max(size, _MOST_RANKS))
     for pairs in [failure.get("culprits"), *(ranks for _, ranks in groups)]:
-        _check_ranges(pairs, size)
+        _check_ranges(pairs, most)
     return failure
 
 
