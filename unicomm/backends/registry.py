@@ -131,7 +131,7 @@ def _environment(rank: int | None, size: int | None) -> Environment:
     except InvalidArgumentError:
         if rank is None or size is None:
             raise
-        return Environment(*_checked_place(rank, size), None, None, "arguments", "")
+        return Environment(rank, size, None, None, "arguments", "")
 
 
 def _check_usable(backend: type[Backend], size: int, world: Environment) -> None:
@@ -197,16 +197,16 @@ def new_comm(
     )
     if (rank is None) != (size is None):
         raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")
+    by_launcher = rank is None
+    if rank is not None and size is not None:
+        rank, size = _checked_place(rank, size)
     world = _environment(rank, size)
-    if enable_reconfigure and rank is None:
+    if enable_reconfigure and by_launcher:
         return communicator_of(create.create_vacant(found, device, name=name, options=options, world=world))
     if rank is None or size is None:
         rank, size = world.rank, world.size
-        _check_usable(found, size, world)
-        if store is None and size > 1 and found.capabilities.moves_data:
-            store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
-    else:
-        rank, size = _checked_place(rank, size)
-        _check_usable(found, size, world)
+    _check_usable(found, size, world)
+    if by_launcher and store is None and size > 1 and found.capabilities.moves_data:
+        store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     asked = create.Request(found, device, name, store, rank, size, options, world)
     return communicator_of(create.create(asked))

@@ -25,6 +25,7 @@ from . import choice
 from .choice import NAME
 from .compat import PrefixStore, Store, backend_of_group, registered_backend, set_timeout_of_options
 from .mixed_group import MixedProcessGroup
+from .plugins import call_creator
 from .process_group import UnicommProcessGroup
 
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
@@ -140,6 +141,4 @@ def _torch_backend(kind: str, backend: str, options: Any, made: Any) -> Any:
             f"torch's backend '{backend}' cannot be combined with unicomm in one group",
             hint="use gloo, nccl or a registered backend for the other devices",
         )
-    if plugin.extended_api:
-        return plugin.creator_fn(options, None)
-    return plugin.creator_fn(store, rank, size, options.timeout)
+    return call_creator(plugin, store, options, None)

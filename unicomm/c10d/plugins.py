@@ -34,11 +34,19 @@ def is_third_party(backend: str) -> bool:
 
 
 def make(backend: str, store: Store, asked: Mapping[str, Any]) -> Any:
-    """Returns the backend, made by its creator function.
+    """Returns the backend, made as torch makes it.
 
     `asked`: the variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).
     """
-    plugin = registered_backend(backend)
+    options = backend_options(store, asked)
+    return call_creator(registered_backend(backend), store, options, asked.get("backend_options"))
+
+
+def call_creator(plugin: Any, store: Store, options: Any, hints: Any) -> Any:
+    """Calls the creator function that was registered, in the form that it was registered for.
+
+    `options`: see `compat.backend_options`. `hints`: the `pg_options` of the program.
+    """
     if plugin.extended_api:
-        return plugin.creator_fn(backend_options(store, asked), asked.get("backend_options"))
-    return plugin.creator_fn(store, asked["group_rank"], asked["group_size"], asked["timeout"])
+        return plugin.creator_fn(options, hints)
+    return plugin.creator_fn(store, options.group_rank, options.group_size, options.timeout)

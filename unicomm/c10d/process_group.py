@@ -61,7 +61,7 @@ def _limit(options: Any) -> timedelta | None:
 
 
 class GroupOptions(dict[str, str]):
-    """A group's hints, with the timeout where programs look for that of torch's backends."""
+    """The backend's hints, and `_timeout`, the attribute in which torch's backends keep their timeout."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.get_options().hints)

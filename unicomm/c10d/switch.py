@@ -133,60 +133,52 @@ def _new_comm(
     for the group's other devices once it has a communicator for the first one, so they are added here.
     """
     from . import plugins
-    from .compat import group_maker_variables
+    from .compat import PrefixStore, group_maker_variables
 
     asked = group_maker_variables()
     wanted = _wanted(backend, device.type, asked)
-    if any(plugins.is_third_party(one) for one in wanted.values()):
-        return _with_third_parties(wanted, name, store, asked, more)
-    comm = _create(backend, device.type, name, store, asked, more)
+    theirs = {kind: one for kind, one in wanted.items() if plugins.is_third_party(one)}
+    ours = [kind for kind in wanted if kind not in theirs and (kind == device.type or _serves(kind))]
+    if not ours:
+        return plugins.Made(plugins.make(backend, store, asked))
+
+    def place(kind: str) -> Any:
+        return PrefixStore(f"{kind}/", asked["prefix_store"])
+
+    first = device.type if device.type in ours else ours[0]
+    comm = _create(wanted[first], first, name, store if first == device.type else place(first), asked, more)
     try:
-        _add_other_devices(comm, name, asked, more)
+        for kind in ours:
+            if kind != first:
+                comm.beside.append(_create(wanted[kind], kind, name, place(kind), asked, more))
+        others = {kind: plugins.make(one, place(kind), asked) for kind, one in theirs.items()}
     except BaseException:
         for made in (comm, *comm.beside):
             made.abort()
             made.finalize()
         raise
-    return comm
+    if not others:
+        return comm
+    from .mixed_group import MixedProcessGroup
+
+    return plugins.Made(MixedProcessGroup(comm, others=others), comm._recorder_index)
 
 
 def _wanted(backend: str, kind: str, asked: Mapping[str, Any]) -> dict[str, str]:
-    """Device type to backend: of the group's devices if the program names them, else of this one."""
+    """Device type to backend: of the group's devices if the program names them, else of this one.
+
+    "gloo" alone means the CPU: a GPU's library would connect at once and want all GPUs.
+    """
     config = asked.get("backend_config")
     if config is None or ":" not in str(asked.get("backend", "")):
         return {kind: backend}
     return dict(config.get_device_backend_map())
 
 
-def _with_third_parties(wanted: Mapping[str, str], name: str, store: Any, asked: Any, more: Any) -> Any:
-    from . import choice, plugins
-    from .compat import PrefixStore
-
-    others = {kind: backend for kind, backend in wanted.items() if plugins.is_third_party(backend)}
-    ours = [kind for kind in wanted if kind not in others and choice.is_present(kind)]
-    if not ours:
-        return plugins.Made(plugins.make(next(iter(others.values())), store, asked))
-    from .mixed_group import MixedProcessGroup
-
-    def place(kind: str) -> Any:
-        return PrefixStore(f"{kind}/", asked["prefix_store"])
-
-    comms = [_create(wanted[kind], kind, name, place(kind), asked, more) for kind in ours]
-    made = {kind: plugins.make(backend, place(kind), asked) for kind, backend in others.items()}
-    return plugins.Made(MixedProcessGroup(*comms, others=made), comms[0]._recorder_index)
-
-
-def _add_other_devices(comm: Any, name: str, asked: Mapping[str, Any], more: Any) -> None:
+def _serves(kind: str) -> bool:
     from . import choice
-    from .compat import PrefixStore
 
-    named, config = str(asked.get("backend", "")), asked.get("backend_config")
-    if config is None or ":" not in named:
-        return  # "gloo" alone means the CPU: a GPU's library would connect at once and want all GPUs
-    for kind, backend in config.get_device_backend_map().items():
-        if kind != comm.get_device().type and kind in ("cpu", "cuda") and choice.is_present(kind):
-            store = PrefixStore(f"{kind}/", asked["prefix_store"])
-            comm.beside.append(_create(backend, kind, name, store, asked, more))
+    return kind in ("cpu", "cuda") and choice.is_present(kind)
 
 
 def _create(backend: str, kind: str, name: str, store: Any, asked: Mapping[str, Any], more: Any) -> Any:

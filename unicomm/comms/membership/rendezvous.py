@@ -435,7 +435,7 @@ class Rendezvous:
         return self._fail(self._step, compare(headers) or failure)
 
     def _posts(self) -> tuple[dict[int, bytes], list[bytes]]:
-        """The headers and the values of all members, which have all posted."""
+        """The headers and the values of all members. Called when all of them have posted theirs."""
         posts = self._client.read([self._key(str(r)) for r in range(self.size)])
         parts = [post[_NONCE:].split(b"\n", 1) for post in posts]
         return {r: part[0] for r, part in enumerate(parts)}, [part[1] for part in parts]
