@@ -124,6 +124,10 @@ def world(backend):
         "assert type(w._get_backend(torch.device('cuda'))) is Theirs\n"
         "assert w.get_comm().get_backend() == 'shm'",
         "w = world('gloo'); assert type(w).__name__ == 'UnicommProcessGroup'",
+        "world('gloo'); theirs = dist.new_group([0], backend='theirs')\n"
+        "dist.all_reduce(torch.ones(1), group=theirs); assert (type(theirs), theirs.calls) == (Theirs, [1])",
+        "world('theirs'); ours = dist.new_group([0], backend='gloo')\n"
+        "dist.all_reduce(torch.ones(1), group=ours); assert type(ours).__name__ == 'UnicommProcessGroup'",
     ],
 )
 def test_third_parties_backends_stay_theirs(program):

@@ -47,6 +47,20 @@ def is_present(device_type: str) -> bool:
     return device_type == "cpu" or bool(module is not None and module.is_available())
 
 
+def is_asked_for(device_type: str, asked: Mapping[str, Any]) -> bool:
+    """Whether the program wants a communicator for a device type. For groups of backends for several devices.
+
+    A communicator for GPUs connects at once and needs one GPU a rank. The name "unicomm" alone, or no name at
+    all, therefore includes GPUs only if the program passes `device_id` or has used them already. `asked`: the
+    variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).
+    """
+    import torch
+
+    given = asked.get("device_id")
+    named = ":" in str(asked.get("backend", "")) or (given is not None and given.type == device_type)
+    return device_type == "cpu" or named or bool(torch.get_device_module(device_type).is_initialized())
+
+
 def device_of(
     device_type: str, given: torch.device | None, environ: Mapping[str, str], module: Any
 ) -> torch.device:

@@ -162,6 +162,30 @@ def backend_of_group(group: dist.ProcessGroup, device: torch.device) -> Any:
     return group._get_backend(device) if device in group._device_types else None
 
 
+def replace_split_of_new_group(function: Callable[..., Any]) -> None:
+    """Has `dist.new_group` call `function` while the switch is on. Since 2.12 or 2.13.
+
+    `function` gets the keyword arguments of `new_group`. Where torch's `new_group` does not split the default
+    group, nothing changes.
+    """
+    if hasattr(c10d, "_new_group_via_split_group"):
+        c10d._new_group_via_split_group = function
+
+
+#: torch's way to make a group other than by a split. Takes the arguments of `new_group` in their order, with
+#: a tag between `pg_options` and the others.
+new_group_with_tag: Callable[..., dist.ProcessGroup | None] = c10d._new_group_with_tag
+
+
+def devices_of_backend(backend: str | None) -> dict[str, str]:
+    """Returns device type to backend of a backend string; None means the default group's."""
+    name = backend or dist.get_backend_config()
+    found: dict[str, str] = dict(
+        dist.distributed_c10d.BackendConfig(dist.Backend(name)).get_device_backend_map()
+    )
+    return found
+
+
 def rendezvous_handlers() -> dict[str, Any]:
     """Returns torch's own table of rendezvous handlers, by URL scheme. Writable."""
     handlers: dict[str, Any] = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers

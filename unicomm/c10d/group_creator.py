@@ -19,14 +19,14 @@ import torch.distributed as dist
 from unicomm.backends.registry import new_comm
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_bool, read_hints
-from unicomm.flight_recorder.texts import format_ranks
 
 from . import choice
 from .choice import NAME
-from .compat import PrefixStore, Store, backend_of_group, registered_backend, set_timeout_of_options
+from .compat import PrefixStore, backend_of_group, registered_backend, set_timeout_of_options
 from .mixed_group import MixedProcessGroup
 from .plugins import call_creator
 from .process_group import UnicommProcessGroup
+from .subgroups import meeting_place
 
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
@@ -43,13 +43,13 @@ def create(options: Any, hints: Mapping[str, str] | None, asked: Mapping[str, An
     config = asked.get("backend_config")
     wanted = {"cpu": NAME} if config is None else dict(config.get_device_backend_map())
     here = [kind for kind, backend in wanted.items() if backend == NAME and _has_backend(kind)]
-    ours = [kind for kind in here if _asked_for(kind, asked)]
+    ours = [kind for kind in here if choice.is_asked_for(kind, asked)]
     if not ours:
         raise UnsupportedError(
             f"this machine has no device of {', '.join(k for k, b in wanted.items() if b == NAME)}",
             hint="name the devices: init_process_group('cpu:unicomm,cuda:nccl')",
         )
-    name, store = _meeting_place(options)
+    name, store = meeting_place(options.global_ranks_in_group, str(options.group_id), options.store)
     own = dict(hints or {})
     settings = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
     comms = [
@@ -85,39 +85,9 @@ def _device(kind: str, asked: Mapping[str, Any]) -> torch.device:
     return choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
 
 
-def _meeting_place(options: Any) -> tuple[str, Store]:
-    """Returns a name and a store that exactly the members of the group share.
-
-    torch's name for a group counts the groups that a rank knows, and the store it passes has that name as
-    prefix. Ranks know different numbers of groups once some of them have made a group of their own; they
-    would then wait in different places, as with torch's own backends. All members agree on the ranks of the
-    group.
-    """
-    ranks = list(options.global_ranks_in_group)
-    if not ranks:
-        return str(options.group_id), options.store
-    store = options.store
-    for prefix in ("{device}/", "{group}/"):
-        if not isinstance(store, PrefixStore):
-            raise AssertionError(f"torch put no prefix {prefix} before the keys of {store}")
-        store = store.underlying_store
-    return f"ranks {format_ranks(ranks)}", PrefixStore("unicomm-groups", store)
-
-
 def _has_backend(kind: str) -> bool:
     """Whether this machine has a device of the type `kind` and unicomm a backend for it."""
     return choice.is_present(kind) and choice.chosen_backend(NAME, kind) != NAME
-
-
-def _asked_for(kind: str, asked: Mapping[str, Any]) -> bool:
-    """Whether the program wants a communicator for the device type `kind`.
-
-    A communicator for GPUs connects at once and needs one GPU a rank. The name "unicomm" alone therefore
-    includes GPUs only if the program names them, passes `device_id` or has used them already.
-    """
-    given = asked.get("device_id")
-    named = ":" in str(asked.get("backend", "")) or (given is not None and given.type == kind)
-    return kind == "cpu" or named or torch.get_device_module(kind).is_initialized()
 
 
 def _torch_backend(kind: str, backend: str, options: Any, made: Any) -> Any:

@@ -91,8 +91,9 @@ def install() -> str:
             "_torchcomms_is_backend_registered": known_backend,
         }
     )
-    from . import env_rendezvous
+    from . import env_rendezvous, subgroups
 
+    subgroups.install()
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""
@@ -132,7 +133,7 @@ def _new_comm(
     They are taken from the calling function of torch, whatever the environment says. torch also does not ask
     for the group's other devices once it has a communicator for the first one, so they are added here.
     """
-    from . import plugins
+    from . import plugins, subgroups
     from .compat import PrefixStore, group_maker_variables
 
     asked = group_maker_variables()
@@ -141,22 +142,24 @@ def _new_comm(
     ours = [kind for kind in wanted if kind not in theirs and (kind == device.type or _serves(kind))]
     if not ours:
         return plugins.Made(plugins.make(backend, store, asked))
-
-    def place(kind: str) -> Any:
-        return PrefixStore(f"{kind}/", asked["prefix_store"])
-
     first = device.type if device.type in ours else ours[0]
-    comm = _create(wanted[first], first, name, store if first == device.type else place(first), asked, more)
+    name, place = subgroups.meeting_place(asked["global_ranks_in_group"], name, store)
+    made: list[Any] = []
     try:
-        for kind in ours:
-            if kind != first:
-                comm.beside.append(_create(wanted[kind], kind, name, place(kind), asked, more))
-        others = {kind: plugins.make(one, place(kind), asked) for kind, one in theirs.items()}
+        for kind in sorted(ours, key=lambda kind: kind != first):
+            there = PrefixStore(f"{kind}/", place)
+            made.append(_create(wanted[kind], kind, name, there, asked, more))
+        others = {
+            kind: plugins.make(one, PrefixStore(f"{kind}/", asked["prefix_store"]), asked)
+            for kind, one in theirs.items()
+        }
     except BaseException:
-        for made in (comm, *comm.beside):
-            made.abort()
-            made.finalize()
+        for comm in made:
+            comm.abort()
+            comm.finalize()
         raise
+    comm, *beside = made
+    comm.beside.extend(beside)
     if not others:
         return comm
     from .mixed_group import MixedProcessGroup
@@ -165,14 +168,17 @@ def _new_comm(
 
 
 def _wanted(backend: str, kind: str, asked: Mapping[str, Any]) -> dict[str, str]:
-    """Device type to backend: of the group's devices if the program names them, else of this one.
+    """Device type to backend, of all devices that the group is for.
 
     "gloo" alone means the CPU: a GPU's library would connect at once and want all GPUs.
     """
+    from .choice import is_asked_for
+
     config = asked.get("backend_config")
-    if config is None or ":" not in str(asked.get("backend", "")):
+    if config is None or (":" not in (text := str(asked.get("backend", ""))) and text != "undefined"):
         return {kind: backend}
-    return dict(config.get_device_backend_map())
+    devices = dict(config.get_device_backend_map())
+    return {k: one for k, one in devices.items() if k == kind or not _serves(k) or is_asked_for(k, asked)}
 
 
 def _serves(kind: str) -> bool:
@@ -186,17 +192,23 @@ def _create(backend: str, kind: str, name: str, store: Any, asked: Mapping[str, 
 
     from unicomm.backends.registry import new_comm
 
-    from . import choice
+    from . import choice, subgroups
 
     chosen = choice.chosen_backend(backend, kind)
     device = torch.device(kind)
     if kind != "cpu" and choice.is_present(kind):
         device = choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
-    rank, size, timeout = asked.get("group_rank"), asked.get("group_size"), asked.get("timeout")
-    comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, rank=rank, size=size, **more)
+    ranks, timeout = asked["global_ranks_in_group"], asked["timeout"]
+    if ranks and (parent := subgroups.parent_of(kind, chosen)) is not None:
+        comm = parent.split(list(ranks), name, timeout=timeout)
+        assert comm is not None  # torch asks members only
+    else:
+        place = {"rank": asked["group_rank"], "size": asked["group_size"]}
+        comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, **place, **more)
     choice.bind(comm, asked.get("device_id"))
     if comm.get_rank() == 0:
-        _log.warning(
+        _log.log(
+            logging.INFO if ranks else logging.WARNING,
             "torch.distributed '%s' on %s now is unicomm '%s' (%s), %d ranks",
             backend,
             device,
