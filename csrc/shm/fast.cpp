@@ -50,7 +50,7 @@ class FastPath : public FastCalls {
         uint8_t red = 0;
         bool by_torch = false;
         if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
-        if (blocked() || !reader.plain(options, red, by_torch)) return no();
+        if (blocked() || reader.observed() || !reader.plain(options, red, by_torch)) return no();
         if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
         nb::object result = run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
@@ -233,40 +233,15 @@ class FastPath : public FastCalls {
     uint8_t red_ = 0;
 };
 
-// `allreduce` of a process group in Python: the fast path if it takes the call, else the method `general`.
-struct GroupAllReduce {
-    AllReduceOptions options;
-    std::vector<nb::object> path;  // names of the attributes from the group to the fast path
-    nb::object general, failed;    // names of methods of the group
-    nb::object done;               // the Work of an operation that has completed
-    PyTypeObject* fast_path;
-
-    nb::object operator()(nb::handle group, nb::handle tensors, nb::handle opts) const {
-        nb::object found = nb::borrow(group);
-        for (const nb::object& name : path) {
-            if (found.is_none()) break;
-            found = nb::steal(PyObject_GetAttr(found.ptr(), name.ptr()));
-            if (!found.is_valid()) throw nb::python_error();
-        }
-        if (Py_TYPE(found.ptr()) == fast_path) {
-            auto* fast = nb::inst_ptr<FastPath>(found);
-            nb::object result = fast->all_reduce_of_group(tensors, opts, options);
-            if (result.is_none()) return result;
-            if (result.ptr() == Py_True) return done;
-            if (result.ptr() != Py_False) return call(group, failed, result, nb::handle());
-        }
-        return call(group, general, tensors, opts);
-    }
-
-    static nb::object call(nb::handle group, const nb::object& method, nb::handle a, nb::handle b) {
-        nb::object result =
-            nb::steal(PyObject_CallMethodObjArgs(group.ptr(), method.ptr(), a.ptr(), b.ptr(), nullptr));
-        if (!result.is_valid()) throw nb::python_error();
-        return result;
-    }
-};
+PyTypeObject* fast_path_type = nullptr;
 
 }  // namespace
+
+nb::object all_reduce_of_group(nb::handle fast_path, nb::handle tensors, nb::handle options,
+                               const AllReduceOptions& reader) {
+    if (Py_TYPE(fast_path.ptr()) != fast_path_type) return nb::borrow(Py_False);
+    return nb::inst_ptr<FastPath>(fast_path)->all_reduce_of_group(tensors, options, reader);
+}
 
 void bind_fast(nb::module_& m) {
     nb::class_<FastCalls>(m, "FastCalls", "What native fast paths share: whether they may be used now.")
@@ -302,26 +277,7 @@ void bind_fast(nb::module_& m) {
         .def("pair_seq", &FastPath::pair_seq, nb::sig("def pair_seq(self, peer: int, send: bool, /) -> int"))
         .def("next_pair_seq", &FastPath::next_pair_seq,
              nb::sig("def next_pair_seq(self, peer: int, send: bool, /) -> int"));
-    auto* fast_path = reinterpret_cast<PyTypeObject*>(m.attr("FastPath").ptr());
-    m.def(
-        "all_reduce_method",
-        [fast_path](nb::type_object options, nb::object reduction_hash, nb::object unset_timeout,
-                    nb::object caller, nb::bytes codes, nb::typed<nb::list, nb::str> path, nb::str general,
-                    nb::str failed, nb::object done) {
-            std::vector<nb::object> names;
-            for (nb::handle name : path) names.push_back(nb::borrow(name));
-            GroupAllReduce method{
-                {options, std::move(reduction_hash), std::move(unset_timeout), std::move(caller), codes},
-                std::move(names),
-                std::move(general),
-                std::move(failed),
-                std::move(done),
-                fast_path};
-            return nb::cpp_function(std::move(method), nb::is_method(), nb::arg("tensors").none(),
-                                    nb::arg("opts").none() = nb::none());
-        },
-        nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"), nb::arg("caller").none(),
-        nb::arg("codes"), nb::arg("path"), nb::arg("general"), nb::arg("failed"), nb::arg("done"));
+    fast_path_type = reinterpret_cast<PyTypeObject*>(m.attr("FastPath").ptr());
 }
 
 }  // namespace unicomm

@@ -1,5 +1,5 @@
-// The options of `allreduce` of a torch.distributed process group, read through their public getters by the
-// fast path.
+// The fast path of `allreduce` of a torch.distributed process group, whose options are read through their
+// public getters.
 #pragma once
 #include <array>
 #include <vector>
@@ -14,16 +14,25 @@ class AllReduceOptions {
     // `codes`: unicomm's code for each of torch's reductions by number; 0: not for the fast path.
     // `caller`: the code object of dist.all_reduce, if it never sets the timeout of its options and needs no
     // Work of a synchronous call; else None.
+    // `modes`: torch's function that returns the number of dispatch modes of this thread.
     AllReduceOptions(nb::type_object type, nb::object reduction_hash, nb::object unset_timeout,
-                     nb::object caller, nb::bytes codes)
+                     nb::object caller, nb::bytes codes, nb::object modes)
         : type_(type),
           async_(type.attr("asyncOp").attr("fget")),
           timeout_(type.attr("timeout").attr("fget")),
           reduction_(type.attr("reduceOp").attr("fget")),
           hash_(nb::getattr(reduction_hash, "__func__", reduction_hash)),  // without the method around it
           unset_timeout_(std::move(unset_timeout)),
-          caller_(std::move(caller)) {
+          caller_(std::move(caller)),
+          modes_(std::move(modes)) {
         std::memcpy(codes_.data(), codes.c_str(), std::min(codes.size(), codes_.size()));
+    }
+
+    // Whether a dispatch mode listens to torch's operators, among which this operation then has to be.
+    bool observed() const {
+        nb::object number = nb::steal(PyObject_CallNoArgs(modes_.ptr()));
+        if (!number.is_valid()) throw nb::python_error();
+        return PyLong_AsLong(number.ptr()) != 0;
     }
 
     // Whether the options ask for a synchronous reduction without a timeout of its own; its code in `code`.
@@ -64,8 +73,14 @@ class AllReduceOptions {
         return known;
     }
 
-    nb::object type_, async_, timeout_, reduction_, hash_, unset_timeout_, caller_;
+    nb::object type_, async_, timeout_, reduction_, hash_, unset_timeout_, caller_, modes_;
     std::array<uint8_t, 16> codes_{};
 };
+
+// The operation by the fast path of a communicator: True when it is done, None when it is done and
+// dist.all_reduce called, which needs no Work; what a failed operation of the fast path returns; False,
+// before anything was done, if the general path has to run it.
+nb::object all_reduce_of_group(nb::handle fast_path, nb::handle tensors, nb::handle options,
+                               const AllReduceOptions& reader);
 
 }  // namespace unicomm

@@ -24,10 +24,19 @@ from torch._C import _distributed_c10d as _native
 from torch._C._autograd import _add_metadata_json, _profiler_enabled
 
 # torch.distributed has them, but does not export them to type checkers.
-from torch._C._distributed_c10d import AllgatherOptions, FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch._C._profiler import _RecordFunctionFast
 
-__all__ = ["AllgatherOptions", "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
+__all__ = ["AllgatherOptions", "AllreduceCoalescedOptions"]
+__all__ += ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"]
 
 
 def _find(module: str, *names: str) -> Any:
@@ -75,6 +84,12 @@ def list_group(group: dist.ProcessGroup, name: str, device_type: str, ranks: Seq
     for tag in ("", f"ptd:{name}"):
         world.tags_to_pg.setdefault(tag, []).append(group)
     world.pg_to_tag[group] = f"ptd:{name}"
+
+
+def name_group(group: dist.ProcessGroup, name: str, description: str) -> None:
+    """Sets the name and the description of a group of torch's own class."""
+    group._set_group_name(c10d.GroupName(name))
+    group._set_group_desc(description)
 
 
 def group_of_name(name: str) -> dist.ProcessGroup:
@@ -380,6 +395,18 @@ def methods(cls: type, but: tuple[str, ...] = ()) -> list[Any]:
 
 #: torch's collectives as functions, which compiled graphs are made of.
 functional_collectives = torch.ops._c10d_functional
+
+
+# --- operators ----------------------------------------------------------------------------------------------
+
+#: Returns the number of dispatch modes that are active in this thread.
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def work_of_future(future: torch.futures.Future[Any]) -> dist.Work:
+    """Returns a Work, written in C++, that completes with `future`."""
+    make: Callable[..., dist.Work] = _native._create_work_from_future  # type: ignore[attr-defined]
+    return make(future)
 
 
 # --- symmetric memory ---------------------------------------------------------------------------------------

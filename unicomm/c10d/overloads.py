@@ -2,89 +2,76 @@
 
 Each method of `dist.ProcessGroup` takes lists of tensors and an options object, and most also take a tensor
 itself with root, reduction and timeout: `group.reduce(tensor, root=0)`. The methods of unicomm's groups are
-written for the first form; `both_forms` lets them take the second.
+written for the first form; `first_form` turns the second into it.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from .compat import AllgatherOptions
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-# By method: the options, the names of the second form in torch's order, and those of the first where another.
-_FORMS: dict[str, tuple[Any, tuple[str, ...], dict[str, str]]] = {
-    "allreduce": (dist.AllreduceOptions, ("tensor", "op", "timeout"), {"tensors": "tensor"}),
-    "reduce": (dist.ReduceOptions, ("tensor", "root", "op", "timeout"), {"tensors": "tensor"}),
-    "broadcast": (dist.BroadcastOptions, ("tensor", "root", "timeout"), {"tensors": "tensor"}),
-    "allgather": (
+class Forms(NamedTuple):
+    """How a method may be called.
+
+    `options`: the class of its options. `names`: the arguments of the second form, in torch's order.
+    `aliases`: names of the first form where they are others.
+    """
+
+    options: Any
+    names: tuple[str, ...]
+    aliases: dict[str, str]
+
+
+FORMS = {
+    "allreduce": Forms(dist.AllreduceOptions, ("tensor", "op", "timeout"), {"tensors": "tensor"}),
+    "reduce": Forms(dist.ReduceOptions, ("tensor", "root", "op", "timeout"), {"tensors": "tensor"}),
+    "broadcast": Forms(dist.BroadcastOptions, ("tensor", "root", "timeout"), {"tensors": "tensor"}),
+    "allgather": Forms(
         AllgatherOptions,
         ("output_tensors", "input_tensor", "timeout"),
         {"input_tensors": "input_tensor"},
     ),
-    "gather": (
+    "gather": Forms(
         dist.GatherOptions,
         ("output_tensors", "input_tensor", "root", "timeout"),
         {"input_tensors": "input_tensor"},
     ),
-    "scatter": (
+    "scatter": Forms(
         dist.ScatterOptions,
         ("output_tensor", "input_tensors", "root", "timeout"),
         {"output_tensors": "output_tensor"},
     ),
-    "reduce_scatter": (
+    "reduce_scatter": Forms(
         dist.ReduceScatterOptions,
         ("output", "input", "op", "timeout"),
         {"output_tensors": "output", "input_tensors": "input"},
     ),
-    "alltoall_base": (
+    "alltoall_base": Forms(
         dist.AllToAllOptions,
         ("output", "input", "output_split_sizes", "input_split_sizes", "timeout"),
         {},
     ),
-    "barrier": (dist.BarrierOptions, ("timeout",), {}),
+    "barrier": Forms(dist.BarrierOptions, ("timeout",), {}),
 }
 _SETTINGS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
-def both_forms(name: str) -> Callable[[Method], Method]:
-    """Lets a method, written for torch's first form of `name`, take the second as well."""
-    options, names, aliases = _FORMS[name]
+def first_form(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the arguments of method `name` in torch's first form: lists of tensors, then options.
 
-    def decorate(method: Method) -> Method:
-        @functools.wraps(method)
-        def either(self: Any, *given: Any, opts: Any = None, **named: Any) -> Any:
-            if not named:
-                if opts is not None:
-                    return method(self, *given, opts)
-                if given and (given[-1].__class__ is options or given[-1] is None):
-                    return method(self, *given)
-            return method(self, *_first_form(name, options, names, aliases, given, opts, named))
-
-        return either  # type: ignore[return-value]
-
-    return decorate
-
-
-def _first_form(
-    name: str,
-    options: Any,
-    names: tuple[str, ...],
-    aliases: dict[str, str],
-    given: tuple[Any, ...],
-    told: Any,
-    named: dict[str, Any],
-) -> list[Any]:
-    """Returns the arguments in torch's first form; those that are not tensors become options."""
-    if given and hasattr(given[-1], "asyncOp"):  # options, of whatever class
-        given, told = given[:-1], given[-1]
+    `given`, `named`: positional and keyword arguments of the call, in either form. Root, reduction and
+    timeout become options. Raises `TypeError` if an argument is missing, unknown or given twice.
+    """
+    options, names, aliases = FORMS[name]
+    told = None
+    if given and (hasattr(given[-1], "asyncOp") or given[-1] is None):
+        given, told = given[:-1], given[-1]  # options, of whatever class
     named = {aliases.get(key, key): value for key, value in named.items()}
     values = dict(zip(names, given, strict=False)) | named
     unknown = [key for key in values if key not in names]
@@ -103,7 +90,7 @@ def _first_form(
     if any(isinstance(value, torch.Tensor) for value in tensors) and name != "alltoall_base":
         # One tensor is a list of one, and the list beside it is the list of its parts.
         tensors = [[value] for value in tensors]
-    return [*tensors, told]
+    return (*tensors, told)
 
 
 def _duration(value: Any) -> timedelta:

@@ -27,17 +27,20 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.texts import format_ranks
 
 from . import batch_isend_irecv as batches
+from . import dispatcher
 from .compat import (
     ALL_REDUCE_CODE,
     Store,
     asked_by_split_source,
+    dispatch_modes,
     methods,
     not_traced,
     premul_factor,
     ranks_of_groups,
 )
-from .overloads import both_forms
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
+from .sparse import all_reduce_sparse
+from .torch_method import torch_method
 
 Tensor = torch.Tensor
 
@@ -92,6 +95,8 @@ class UnicommProcessGroup(dist.ProcessGroup):
         self._store = store if store is not None else first._member.store
         self._group_name = ""
         self._desc = "undefined"
+        self.stand_in: dist.ProcessGroup | None = None  # see dispatcher.by_operator
+        dispatcher.install()
         self._bound_device = next((c.bound_device for c in comms if c.bound_device is not None), None)
 
     # --- properties that torch reads from a group or a backend ----------------------------------------
@@ -276,13 +281,22 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- collectives ----------------------------------------------------------------------------------
 
-    @both_forms("allreduce")
-    def _all_reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
+    def _all_reduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
+        """Completes before it returns, whatever `asyncOp` is: its three steps keep the order of the calls."""
+        op, limit = (ReduceOp.SUM, None) if opts is None else (reduce_op(opts.reduceOp), _limit(opts))
+        for tensor in tensors:
+            all_reduce_sparse(self._for(tensor), tensor, op, limit)
+        return ProcessGroupWork([], tensors)
+
+    def _reduce_each(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
         op, limit, later = ReduceOp.SUM, None, False
         if opts is not None:
             op, limit, later = reduce_op(opts.reduceOp), _limit(opts), opts.asyncOp
         works = [self._for(t).all_reduce(t, op, later, None, limit) for t in tensors]
         return ProcessGroupWork(works, tensors)
+
+    _all_reduce = torch_method("allreduce", sparse=_all_reduce_sparse)(_reduce_each)
+    allreduce_coalesced = torch_method("allreduce_coalesced", sparse=_all_reduce_sparse)(_reduce_each)
 
     def _all_reduce_failed(self, result: tuple[int, Any]) -> NoReturn:
         self._first._engine.fast_failed("all_reduce", result)
@@ -294,16 +308,14 @@ class UnicommProcessGroup(dist.ProcessGroup):
         unset_timeout=NO_TIMEOUT,
         caller=ALL_REDUCE_CODE,
         codes=bytes(_RED_OPS[n].code if n in _RED_OPS else 0 for n in range(16)),
-        path=["_only", "_engine", "fast"],
+        modes=dispatch_modes,
+        path=("_only", "_engine", "fast"),
         general="_all_reduce",
         failed="_all_reduce_failed",
         done=DONE,
     )
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        return self._all_reduce(tensors, opts)
-
-    @both_forms("broadcast")
+    @torch_method("broadcast")
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
         root, limit, later = 0, None, False
         if opts is not None:
@@ -311,13 +323,13 @@ class UnicommProcessGroup(dist.ProcessGroup):
         works = [self._for(t).broadcast(t, root, later, None, limit) for t in tensors]
         return ProcessGroupWork(works, tensors)
 
-    @both_forms("reduce")
+    @torch_method("reduce")
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
         works = [self._for(t).reduce(t, opts.rootRank, op, opts.asyncOp, None, limit) for t in tensors]
         return ProcessGroupWork(works, tensors)
 
-    @both_forms("allgather")
+    @torch_method("allgather")
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -330,6 +342,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
             works.append(gather(list(outs), tensor, later, None, limit))
         return ProcessGroupWork(works, [t for outs in outputs for t in outs])
 
+    @torch_method("allgather_coalesced")
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -337,6 +350,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         turned = [[outs[i] for outs in output_lists] for i in range(len(inputs))]
         return self.allgather(turned, inputs, opts)
 
+    @torch_method("_allgather_base")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
         work = self._for(input).all_gather_single(output, input, later, None, limit)
@@ -344,6 +358,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     _allgather_base = all_gather_single
 
+    @torch_method("allgather_into_tensor_coalesced")
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
@@ -357,7 +372,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @both_forms("reduce_scatter")
+    @torch_method("reduce_scatter")
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> dist.Work:
@@ -370,6 +385,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
             works.append(scatter(out, list(ins), op, opts.asyncOp, None, limit))
         return ProcessGroupWork(works, outputs)
 
+    @torch_method("_reduce_scatter_base")
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any) -> dist.Work:
         op, limit = reduce_op(opts.reduceOp), _limit(opts)
         work = self._for(input).reduce_scatter_single(output, input, op, opts.asyncOp, None, limit)
@@ -377,6 +393,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @torch_method("reduce_scatter_tensor_coalesced")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
     ) -> dist.Work:
@@ -389,7 +406,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @both_forms("alltoall_base")
+    @torch_method("alltoall_base")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -409,25 +426,26 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
+    @torch_method("alltoall")
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
         work = self._for(inputs[0]).all_to_all(list(outputs), list(inputs), later, None, limit)
         return ProcessGroupWork([work], outputs)
 
-    @both_forms("gather")
+    @torch_method("gather")
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> dist.Work:
         # Ranks other than the root pass [] or, under the switch, [[]].
         outs = list(outputs[0]) if outputs else []
         work = self._for(inputs[0]).gather(outs, inputs[0], opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outs)
 
-    @both_forms("scatter")
+    @torch_method("scatter")
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         ins = list(inputs[0]) if inputs else []
         work = self._for(outputs[0]).scatter(outputs[0], ins, opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outputs)
 
-    @both_forms("barrier")
+    @torch_method("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
         comm = self._first
@@ -465,13 +483,16 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- point-to-point -------------------------------------------------------------------------------
 
+    @torch_method("send")
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Sends a tensor. Tags are not sent: messages between two ranks arrive in the order of the calls."""
         return MessageWork(batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors)
 
+    @torch_method("recv")
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         return MessageWork(batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
 
+    @torch_method("recv_anysource")
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from any rank. The Work's `source_rank()` returns the sender."""
         return self.recv(tensors, ANY_RANK, tag)

@@ -25,17 +25,21 @@ NO_TIMEOUT = timedelta(milliseconds=-1)  # torch passes it when the caller gave 
 class ProcessGroupWork(dist.Work):
     """torch.distributed's Work over one `Work` of unicomm, or over several that count as one."""
 
-    def __init__(
-        self,
-        works: Sequence[Work],
-        outputs: Sequence[Tensor] = (),
-        after: Callable[[], None] | None = None,
-    ) -> None:
-        """`after` runs once all works have succeeded, before `wait` returns or the future is set."""
+    def __init__(self, works: Sequence[Work], outputs: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self._works = list(works)
         self._outputs = list(outputs)
-        self._after = after
+        self._after: Callable[[], None] | None = None
+
+    def then_do(self, after: Callable[[], None], outputs: Sequence[Tensor]) -> None:
+        """Has `after` called once all works have succeeded, before anybody is told so.
+
+        On a device, the thread that waits calls it. `outputs`: the results, in place of those so far.
+        """
+        self._after, self._outputs = after, list(outputs)
+        for work in self._works:
+            if not isinstance(work, StreamWork):
+                work.add_done_callback(lambda _: self._settle_if_over())
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         limit = None if timeout in (NO_TIMEOUT, timedelta(0)) else timeout
@@ -52,13 +56,18 @@ class ProcessGroupWork(dist.Work):
         """Same as `wait`. For a CPU operation it blocks the host, not only the device's stream."""
         self.wait()
 
+    def _settle_if_over(self) -> None:
+        self.is_completed()
+
     def _settle(self) -> None:
-        after, self._after = self._after, None
-        if after is not None:
-            after()
+        if self._after is not None:
+            self._after()
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        completed = all(work.is_completed() for work in self._works)
+        if completed and self._after is not None and self.exception() is None:
+            self._after()
+        return completed
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None

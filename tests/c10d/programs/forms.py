@@ -43,6 +43,10 @@ def scattered(call, n=2):
 
 in_place(group.allreduce)
 in_place(lambda x: group.allreduce(x, MAX))
+in_place(lambda x: group.allreduce(x, op=MAX))
+in_place(lambda x: group.allreduce(x, MAX, LIMIT))
+in_place(lambda x: group.allreduce(tensor=x, op=MAX, timeout=LIMIT))
+in_place(lambda x: group.allreduce([x]))
 in_place(lambda x: group.allreduce(tensors=[x], opts=dist.AllreduceOptions()))
 in_place(lambda x: group.broadcast(x, 1))
 in_place(lambda x: group.broadcast(tensor=x, root=1, timeout=LIMIT))

@@ -1,0 +1,25 @@
+"""Programs whose ranks get with the switch what they get on stock Gloo."""
+
+import pytest
+
+from tests.c10d.beside_stock import same_results
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_both_forms_of_methods(tmp_path, backend):
+    assert len(same_results(tmp_path, "forms.py", backend)) > 15
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_layouts(tmp_path, backend):
+    assert len(same_results(tmp_path, "layouts.py", backend)) == 20
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_what_modes_and_subclasses_see(tmp_path, backend):
+    results = same_results(tmp_path, "observed.py", backend)
+    assert ["c10d.allreduce_", 2] in results[1]
+    assert "c10d.allreduce_.default" in results[2]
+    assert results[5] == [6.0] * 4

@@ -1,0 +1,213 @@
+"""Operations as torch's c10d operators, for whoever looks at those.
+
+The methods of unicomm's groups call communicators directly. A dispatch mode (CommDebugMode, make_fx,
+FakeTensorMode) or a tensor subclass (AsyncCollectiveTensor) instead sees the operators of torch's dispatcher,
+such as `c10d::allreduce_`. If there is one, `is_observed` says so, and the method calls the operator
+(`by_operator`), whose kernel calls the method again.
+
+The kernels of this module take the place of torch's for CPU and CUDA tensors, which need a backend in C++.
+They pass groups of other classes on to torch's. C++ code that calls an operator itself also reaches unicomm's
+groups by them: the `_out` forms of torch's functional collectives, which Inductor makes of FSDP's.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from unicomm.comms.errors import UnsupportedError
+
+from . import compat
+from .compat import dispatch_modes
+
+
+class Group(Protocol):
+    """What this module needs of a group of unicomm. `stand_in` is for `by_operator` alone."""
+
+    stand_in: dist.ProcessGroup | None
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def getGroupName(self) -> str: ...  # noqa: N802
+    def getGroupDesc(self) -> str: ...  # noqa: N802
+
+
+# The operators of torch.ops.c10d, the method of a process group that each stands for, and its options.
+_OPERATORS: dict[str, tuple[str, Any]] = {
+    "allreduce_": ("allreduce", dist.AllreduceOptions),
+    "allreduce_coalesced_": ("allreduce_coalesced", compat.AllreduceCoalescedOptions),
+    "broadcast_": ("broadcast", dist.BroadcastOptions),
+    "reduce_": ("reduce", dist.ReduceOptions),
+    "allgather_": ("allgather", compat.AllgatherOptions),
+    "_allgather_base_": ("_allgather_base", compat.AllgatherOptions),
+    "allgather_coalesced_": ("allgather_coalesced", compat.AllgatherOptions),
+    "allgather_into_tensor_coalesced_": ("allgather_into_tensor_coalesced", compat.AllgatherOptions),
+    "reduce_scatter_": ("reduce_scatter", dist.ReduceScatterOptions),
+    "_reduce_scatter_base_": ("_reduce_scatter_base", dist.ReduceScatterOptions),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", dist.ReduceScatterOptions),
+    "alltoall_base_": ("alltoall_base", dist.AllToAllOptions),
+    "alltoall_": ("alltoall", dist.AllToAllOptions),
+    "gather_": ("gather", dist.GatherOptions),
+    "scatter_": ("scatter", dist.ScatterOptions),
+    "barrier": ("barrier", dist.BarrierOptions),
+    "send": ("send", None),
+    "recv_": ("recv", None),
+    "recv_any_source_": ("recv_anysource", None),
+}
+# Arguments of operators that belong into the options, and their names there. The other arguments, apart from
+# the group, are those of the method.
+_SETTINGS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
+_NO_ARGUMENTS = {*_SETTINGS, "process_group", "reduce_op", "timeout", "sparse_indices", "device_ids"}
+_KEYS = ("CPU", "CUDA")
+
+
+class _Call(threading.local):
+    """What this thread's `by_operator` and the kernel tell each other."""
+
+    depth = 0  # kernels that are running: what they call is not to become an operator again
+    asked = False  # whether `by_operator` called the operator
+    reduction: Any = None  # of the method's options
+    work: dist.Work | None = None  # what the kernel's method returned
+
+
+_call = _Call()
+_library: Any = None
+# The process group under which operators know a unicomm group -> that group.
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.ref[Group]]
+_groups = weakref.WeakKeyDictionary()
+
+
+# Classes of arguments that nobody looks at. Asking whether a value is a tensor takes longer.
+_PLAIN = {torch.Tensor, torch.nn.Parameter, int, type(None), *(options for _, options in _OPERATORS.values())}
+
+
+def is_observed(arguments: Sequence[Any]) -> bool:
+    """Whether a call of a method with these arguments has to be an operator of torch's dispatcher."""
+    return (dispatch_modes() > 0 or not _are_plain(arguments)) and not _call.depth
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    for value in values:
+        cls = value.__class__
+        if cls in _PLAIN:
+            continue
+        if cls is list or cls is tuple:
+            if not _are_plain(value):
+                return False
+        elif isinstance(value, torch.Tensor) and cls.__torch_dispatch__ != torch.Tensor.__torch_dispatch__:
+            return False
+    return True
+
+
+def by_operator(group: Group, name: str, arguments: Sequence[Any]) -> dist.Work:
+    """Calls method `name` of `group` by its operator. Returns the method's Work.
+
+    If nobody calls the operator's kernel (FakeTensorMode, meta tensors), the Work is torch's.
+    """
+    stand_in = group.stand_in
+    if stand_in is None:
+        # A group of torch's own class, whose methods in C++ call the operators; `group` overrides them.
+        stand_in = group.stand_in = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]
+        compat.name_group(stand_in, group.getGroupName(), group.getGroupDesc())
+        _groups[stand_in] = weakref.ref(group)
+    before = _call.asked, _call.reduction, _call.work
+    _call.asked, _call.work = True, None
+    _call.reduction = getattr(arguments[-1], "reduceOp", None) if arguments else None
+    try:
+        theirs: dist.Work = getattr(stand_in, name)(*arguments)
+        return theirs if _call.work is None else _call.work
+    finally:
+        _call.asked, _call.reduction, _call.work = before
+
+
+def install() -> None:
+    """Registers the kernels, once in a process."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that kernels are replaced
+        for operator in _OPERATORS:
+            for key in _KEYS:
+                if compat.has_kernel(f"c10d::{operator}", key):
+                    kernel = _kernel(operator, torch.library.get_kernel(f"c10d::{operator}", key))
+                    _library.impl(operator, kernel, key, with_keyset=True, allow_override=True)
+
+
+def _ours(boxed: Any) -> Any:
+    """Returns unicomm's group behind an operator's argument, or None."""
+    group = dist.ProcessGroup.unbox(boxed)
+    if hasattr(group, "stand_in"):
+        return group
+    found = _groups.get(group)
+    return None if found is None else found()
+
+
+def _kernel(operator: str, torchs: Any) -> Callable[..., Any]:
+    method, options = _OPERATORS[operator]
+    schema = compat.declared_schema(f"c10d::{operator}")
+    names = [argument.name for argument in schema.arguments]
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    group_at, many = names.index("process_group"), len(schema.returns) > 1
+    barrier = operator == "barrier"
+
+    def kernel(keys: Any, *given: Any, **named: Any) -> Any:
+        group = _ours(named["process_group"] if "process_group" in named else given[group_at])
+        if group is None:
+            return torchs.call_boxed(keys, *given, **named)
+        values = defaults | dict(zip(names, given, strict=False)) | named
+        arguments = [] if barrier else [values[name] for name in names if name not in _NO_ARGUMENTS]
+        if options is not None:
+            arguments.append(_options(options(), values))
+        if barrier:
+            arguments[0].device = values["tensor"].device
+        asked, _call.asked = _call.asked, False
+        _call.depth += 1
+        try:
+            _call.work = work = getattr(group, method)(*arguments)
+        finally:
+            _call.depth -= 1
+            _call.asked = asked
+        boxed = (work if asked else _work_for_cpp(work)).boxed()
+        return (arguments[0], boxed) if many else boxed
+
+    return kernel
+
+
+def _work_for_cpp(work: dist.Work) -> dist.Work:
+    """Returns a Work in C++, which does not need the Python object `work` to live on."""
+    future = work.get_future()
+    if not future.done():
+        future = future.then(lambda done: done.wait())  # whose error C++ code sees
+    return compat.work_of_future(future)
+
+
+def _options(options: Any, values: dict[str, Any]) -> Any:
+    if "reduce_op" in values:
+        options.reduceOp = _call.reduction or _reduction(values["reduce_op"])
+    for name, attribute in _SETTINGS.items():
+        if name in values and hasattr(options, attribute):
+            setattr(options, attribute, values[name])
+    if "timeout" in values and hasattr(options, "timeout"):
+        options.timeout = timedelta(milliseconds=values["timeout"])
+    return options
+
+
+def _reduction(boxed: Any) -> Any:
+    number = boxed.op()
+    kinds: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
+    name, kind = next((name, kind) for name, kind in kinds.items() if int(kind) == number)
+    if name == "PREMUL_SUM":
+        raise UnsupportedError(
+            "an operator of torch does not tell the factor of PREMUL_SUM",
+            hint="multiply the tensor, then reduce it by SUM",
+        )
+    return dist.ReduceOp(kind)

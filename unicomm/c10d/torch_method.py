@@ -1,0 +1,81 @@
+"""What the methods of a process group have in common: `torch_method`.
+
+A method takes both of torch's forms of its arguments (overloads.py). It becomes an operator of torch's
+dispatcher if somebody looks at those, and for meta tensors, with which torch does nothing (dispatcher.py).
+Tensors that the communicator refuses for their layout are copied (layouts.py) or, if sparse, gathered
+(sparse.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+
+from .dispatcher import by_operator, is_observed
+from .layouts import Contiguous, is_permuted, tensors_of
+from .overloads import FORMS, first_form
+from .process_group_work import ProcessGroupWork
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callable[[Method], Method]:
+    """Makes a method of a process group, written for torch's first form, what torch calls by `name`.
+
+    `sparse`: the method for sparse tensors, with the same arguments.
+    """
+
+    # These run an operation for each tensor, and may refuse the second after the first was issued.
+    several = name == "allreduce" or name.endswith("coalesced")
+
+    takes_options = FORMS[name].options if name in FORMS else None
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def called(self: Any, *arguments: Any, opts: Any = None, **named: Any) -> Any:
+            if opts is not None:
+                arguments = (*arguments, opts)
+            if takes_options is not None and (
+                named or not arguments or arguments[-1].__class__ is not takes_options
+            ):
+                arguments = first_form(name, arguments, named)
+            if is_observed(arguments):
+                return by_operator(self, name, arguments)
+            if several and (other := _otherwise(name, method, sparse, arguments)) is not None:
+                return other(self)
+            try:
+                return method(self, *arguments)
+            except (InvalidArgumentError, UnsupportedError):
+                again = _otherwise(name, method, sparse, arguments)
+                if again is None:
+                    raise
+            return again(self)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def _otherwise(
+    name: str, method: Callable[..., Any], sparse: Callable[..., Any] | None, arguments: Sequence[Any]
+) -> Callable[[Any], Any] | None:
+    """Returns a way to call the method with tensors that the communicator has refused, or None."""
+    tensors = tensors_of(arguments)
+    if sparse is not None and any(t.is_sparse for t in tensors):
+        return lambda group: sparse(group, *arguments)
+    if any(t.is_meta for t in tensors):
+        return lambda group: by_operator(group, name, arguments)
+    # torch's Gloo takes no other layout in messages either.
+    if not name.startswith(("send", "recv")) and any(map(is_permuted, tensors)):
+        return lambda group: _with_copies(group, method, arguments)
+    return None
+
+
+def _with_copies(group: Any, method: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    copies = Contiguous(arguments)
+    work: ProcessGroupWork = method(group, *copies.arguments)
+    copies.attach(work, arguments[0])
+    return work
