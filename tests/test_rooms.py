@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "backends.registry": _MEMBERSHIP | {"comms.communicator", "backends.bootstrap"},
     "c10d": _MEMORY | _FACES | {"backends.bootstrap", "backends.registry"},
     "symm": _MEMORY | _FACES,
+    "torchcomms": _MEMORY | _FACES | {"backends.registry", "c10d"},
     "profiler": _EXECUTION | {"comms.communicator"},
     "testing": _MEMORY | _FACES | {"backends.registry"},
 }

@@ -7,6 +7,7 @@ General layout. The first half runs a job:
                       and the registry, with `new_comm`
     c10d/             torch.distributed on communicators: process group, operators, DeviceMesh, the switch
     symm/             symmetric memory: one-sided access, collectives, the exchange of a mixture of experts
+    torchcomms/       torchcomms' interface, for programs that import torchcomms
     hooks.py          hooks to register with communicators
     extensions/       optional parts that are compiled on the user's machine
     _core             the native core (csrc): shared memory, reductions, recorder, tables of GPU libraries
@@ -18,9 +19,9 @@ The second half looks at jobs:
     launch/           the `unicomm` command: run, trace, profile, doctor, build; live ranks in notebooks
     testing/          ranks as threads, and the conformance suite, for other people's tests
 
-`backends`, `c10d`, `symm` and `profiler` import `comms`; `comms` imports the recorder and no backend; the
-recorder imports the core only; `launch` may import all. docs/architecture.md has the picture, and
-tests/test_rooms.py the rules.
+`backends`, `c10d`, `symm` and `profiler` import `comms`; `torchcomms` imports `c10d`; `comms` imports the
+recorder and no backend; the recorder imports the core only; `launch` may import all. docs/architecture.md has
+the picture, and tests/test_rooms.py the rules.
 
 Names below are loaded when first used: reading a recorder's ring needs neither torch nor a backend, and
 importing unicomm loads no backend that is not used.
@@ -83,6 +84,7 @@ _MODULES = {
     "profiler": "profiler",
     "symm": "symm",
     "testing": "testing",
+    "torchcomms": "torchcomms",
 }
 
 __all__ = [

@@ -180,6 +180,35 @@ def new_comm(
         InvalidArgumentError, UnsupportedError: before anything was sent.
         BackendError: the store or the transport failed.
     """
+    created = connect(
+        backend,
+        device,
+        name,
+        abort_process_on_timeout_or_error=abort_process_on_timeout_or_error,
+        timeout=timeout,
+        store=store,
+        enable_reconfigure=enable_reconfigure,
+        hints=hints,
+        rank=rank,
+        size=size,
+    )
+    return communicator_of(created, Communicator)
+
+
+def connect(
+    backend: str,
+    device: torch.device | str,
+    name: str,
+    *,
+    abort_process_on_timeout_or_error: bool = False,
+    timeout: timedelta | float | None = None,
+    store: Store | None = None,
+    enable_reconfigure: bool = False,
+    hints: Mapping[str, str] | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+) -> create.Created:
+    """Does what `new_comm` does, up to the object that the user holds."""
     found = find_backend(backend)
     device = create.check_device(device, found)
     graphs.refuse_capture(device_streams(found, device), "new_comm", str(name))
@@ -202,11 +231,11 @@ def new_comm(
         rank, size = _checked_place(rank, size)
     world = _environment(rank, size)
     if enable_reconfigure and by_launcher:
-        return communicator_of(create.create_vacant(found, device, name=name, options=options, world=world))
+        return create.create_vacant(found, device, name=name, options=options, world=world)
     if rank is None or size is None:
         rank, size = world.rank, world.size
     _check_usable(found, size, world)
     if by_launcher and store is None and size > 1 and found.capabilities.moves_data:
         store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
     asked = create.Request(found, device, name, store, rank, size, options, world)
-    return communicator_of(create.create(asked))
+    return create.create(asked)

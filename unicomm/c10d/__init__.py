@@ -1,6 +1,7 @@
 """torch.distributed on communicators.
 
 switch.py              runs unchanged programs on unicomm: TORCH_DISTRIBUTED_USE_TORCHCOMMS=1
+torchcomms_import.py   `import torchcomms` finds unicomm.torchcomms
 plugins.py             backends that third parties have registered with torch
 group_creator.py       makes the group of `init_process_group("unicomm")`
 choice.py              which backend and device stand behind the names in a program (UNICOMM_BACKEND)

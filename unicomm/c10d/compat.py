@@ -98,6 +98,29 @@ def group_of_name(name: str) -> dist.ProcessGroup:
     return group
 
 
+def add_flattened_mesh(mesh: Any, name: str, group: dist.ProcessGroup, layout: Any) -> Any:
+    """Gives a `DeviceMesh` the flattened dimension `name` over `group`, as `mesh[...]._flatten(name)` does.
+
+    `layout`: torch's `_MeshLayout` of the dimensions that are flattened.
+    """
+    root = mesh._get_root_mesh()
+    flat = layout.coalesce() if hasattr(layout, "coalesce") else type(layout)([layout.collapse()])
+    made = type(mesh)(
+        root.device_type,
+        mesh_dim_names=(name,),
+        _init_backend=False,
+        _rank=dist.get_rank(),
+        _layout=flat,
+        _rank_map=root._rank_map,
+        _root_mesh=root,
+    )
+    made._dim_group_names = [group.group_name]
+    if hasattr(root, "_pg_registry"):
+        root._pg_registry[group.group_name] = group
+    root._flatten_mapping[name] = made
+    return made
+
+
 def base_store(store: Any) -> Any:
     """Returns the store below all prefixes."""
     while isinstance(store, PrefixStore):

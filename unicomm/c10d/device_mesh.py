@@ -75,8 +75,8 @@ def init_device_mesh(
                 "torch.distributed is not initialized, and a mesh needs its default group",
                 hint="pass global_comm=, a communicator of all ranks",
             )
-        set_default_group(_listed(global_comm))
-    groups: list[dist.ProcessGroup] = [_listed(comm) for comm in comms]
+        set_default_group(listed_group(global_comm))
+    groups: list[dist.ProcessGroup] = [listed_group(comm) for comm in comms]
     return DeviceMesh.from_group(groups, kinds.pop(), whole, mesh_dim_names=tuple(names))
 
 
@@ -115,14 +115,20 @@ def _check(mesh: torch.Tensor, lines: Sequence[Sequence[int]], rank: int) -> Non
             )
 
 
-def _listed(comm: Communicator) -> UnicommProcessGroup:
-    """Returns the process group over `comm`, listed in torch.distributed like one that torch made."""
+def listed_group(
+    comm: Communicator, name: str = "", ranks: Sequence[int] | None = None
+) -> UnicommProcessGroup:
+    """Returns the process group over `comm`, listed in torch.distributed like one that torch made.
+
+    If there is none yet, it is made. `name` is its name, by default one of its own; `ranks` are the global
+    ranks of its members, by default those in the job.
+    """
     for known in known_groups():
         if isinstance(known, UnicommProcessGroup) and known.get_comm() is comm:
             return known
     group = UnicommProcessGroup(comm)
-    name = f"{comm.get_name()} {comm._member.uid}"
+    name = name or f"{comm.get_name()} {comm._member.uid}"
     group._set_group_name(name)
     group._set_group_desc("mesh")
-    list_group(group, name, comm.get_device().type, comm.get_ranks())
+    list_group(group, name, comm.get_device().type, comm.get_ranks() if ranks is None else ranks)
     return group

@@ -3,9 +3,10 @@
 torch calls `autoload` at the end of `import torch` (entry-point group `torch.backends`). If the variable is
 off, `autoload` makes the backend name "unicomm" known and returns. If it is on and the official torchcomms is
 not installed, `autoload` gives torch.distributed the parts that torch would import from torchcomms:
-`new_comm`, a backend wrapper and a recorder hook. env_rendezvous.py makes env:// work under mpiexec and srun.
-`autoload` never raises, because an exception would break `import torch`. Imports are inside functions, so
-that `import torch` loads nothing of unicomm while the variable is off.
+`new_comm`, a backend wrapper and a recorder hook. `import torchcomms` then finds unicomm.torchcomms
+(torchcomms_import.py). env_rendezvous.py makes env:// work under mpiexec and srun. `autoload` never raises,
+because an exception would break `import torch`. Imports are inside functions, so that `import torch` loads
+nothing of unicomm while the variable is off.
 
 UNICOMM_BACKEND chooses the unicomm backend behind the backends that programs name (choice.py).
 """
@@ -91,9 +92,10 @@ def install() -> str:
             "_torchcomms_is_backend_registered": known_backend,
         }
     )
-    from . import env_rendezvous, subgroups
+    from . import env_rendezvous, subgroups, torchcomms_import
 
     subgroups.install()
+    torchcomms_import.install()
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
 
@@ -365,7 +365,7 @@ class Communicator(CommunicatorProperties):
 
         def connect() -> Communicator | None:
             created = plan.connect()
-            return None if created is None else communicator_of(created)
+            return None if created is None else communicator_of(created, type(self))
 
         return self._engine.control(plan.args, connect)
 
@@ -501,9 +501,12 @@ class Communicator(CommunicatorProperties):
         return self._engine.hooks.add("abort", hook)
 
 
-def communicator_of(created: Created) -> Communicator:
+C = TypeVar("C", bound=Communicator)
+
+
+def communicator_of(created: Created, cls: type[C]) -> C:
     """The communicator that `membership.create` or a split has connected. It is open until finalize."""
-    comm = Communicator(created.member, created.dynamic, created.vacant)
+    comm = cls(created.member, created.dynamic, created.vacant)
     if created.dump is not None:
         comm.register_abort_hook(created.dump)
     open_communicators.add(comm)

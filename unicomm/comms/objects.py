@@ -2,8 +2,11 @@
 
 Objects travel as bytes of `torch.save` and are read by `torch.load(weights_only=True)`: tensors, numbers,
 text, bytes, None and containers of them, and whatever was registered with
-`torch.serialization.add_safe_globals`. Nothing in a message can then execute code. `codec="pickle"` takes any
-object, and executes what the sender wants; use it among ranks you trust.
+`torch.serialization.add_safe_globals`. Nothing in a message can then execute code. Two other codecs take any
+object that pickle takes, and execute what the sender wants; use them among ranks you trust: `codec="trusted"`
+is the same bytes, read with `weights_only=False`, and `codec="pickle"` is pickle's, which is smaller.
+
+`timeout` of a function is that of each operation that it consists of.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import torch
 from unicomm.comms.operations.table import OPERATIONS
 
 from .errors import MismatchError, first_line
+from .options import Timeout
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
-_CODECS = ("safe", "pickle")
+_CODECS = ("safe", "trusted", "pickle")
 
 
 def _begin(comm: Communicator, op: str, codec: str, root: Any = None) -> int:
@@ -41,7 +45,8 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
             buffer = io.BytesIO()
             torch.save(obj, buffer)
             data = buffer.getvalue()
-            _decode_safe(data)  # here rather than at the receivers, where it would come too late
+            if codec == "safe":
+                _decode_saved(data)  # here rather than at the receivers, where it would come too late
     except (pickle.PickleError, AttributeError, TypeError) as error:
         how = "safely" if codec == "safe" else "by pickle"
         comm._engine.invalid(
@@ -54,14 +59,14 @@ def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(comm.get_device())
 
 
-def _decode_safe(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+def _decode_saved(data: bytes, weights_only: bool = True) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=weights_only, map_location="cpu")
 
 
 def _decode(comm: Communicator, op: str, sender: int, data: torch.Tensor, codec: str) -> Any:
     raw = data.cpu().numpy().tobytes()
     try:
-        return pickle.loads(raw) if codec == "pickle" else _decode_safe(raw)
+        return pickle.loads(raw) if codec == "pickle" else _decode_saved(raw, codec == "safe")
     except Exception as error:
         raise comm._engine.error(
             MismatchError,
@@ -108,9 +113,9 @@ def _numbers(comm: Communicator, numbers: Sequence[int]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=comm.get_device())
 
 
-def _sizes(comm: Communicator, op: str, n: int) -> list[int]:
+def _sizes(comm: Communicator, op: str, n: int, timeout: Timeout) -> list[int]:
     mine, everyone = _numbers(comm, [n]), _numbers(comm, [n] * comm.get_size())
-    comm.all_gather_single(everyone, mine, False)
+    comm.all_gather_single(everyone, mine, False, None, timeout)
     sizes = [int(size) for size in everyone]
     _believe(comm, op, dict(enumerate(sizes)))
     return sizes
@@ -127,14 +132,18 @@ def _padded(comm: Communicator, data: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def all_gather_object(
-    comm: Communicator, object_list: MutableSequence[Any], obj: Any, codec: str = "safe"
+    comm: Communicator,
+    object_list: MutableSequence[Any],
+    obj: Any,
+    codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """Rank i's `obj` goes to `object_list[i]` on all ranks, which all call this."""
     _begin(comm, "all_gather", codec)
     _check_list(comm, "all_gather", object_list)
     data = _encode(comm, "all_gather", obj, codec)
-    parts = [_room(comm, size) for size in _sizes(comm, "all_gather", data.numel())]
-    comm.all_gather_v(parts, data, False)
+    parts = [_room(comm, size) for size in _sizes(comm, "all_gather", data.numel(), timeout)]
+    comm.all_gather_v(parts, data, False, None, timeout)
     if _moves(comm):
         object_list[:] = [_decode(comm, "all_gather", r, part, codec) for r, part in enumerate(parts)]
 
@@ -145,20 +154,21 @@ def gather_object(
     object_gather_list: MutableSequence[Any] | None = None,
     root: int = 0,
     codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """Rank i's `obj` goes to the root's `object_gather_list[i]`; the others pass None."""
     root = _begin(comm, "gather", codec, root)
     if comm.get_rank() == root:
         _check_list(comm, "gather", object_gather_list)
     data = _encode(comm, "gather", obj, codec)
-    sizes = _sizes(comm, "gather", data.numel())
+    sizes = _sizes(comm, "gather", data.numel(), timeout)
     longest = max(sizes)
     padded = _padded(comm, data, longest)
     if comm.get_rank() != root:
-        comm.gather([], padded, root, False)
+        comm.gather([], padded, root, False, None, timeout)
         return
     parts = [_room(comm, longest) for _ in sizes]
-    comm.gather(parts, padded, root, False)
+    comm.gather(parts, padded, root, False, None, timeout)
     assert object_gather_list is not None
     if _moves(comm):
         object_gather_list[:] = [
@@ -167,7 +177,11 @@ def gather_object(
 
 
 def broadcast_object_list(
-    comm: Communicator, object_list: MutableSequence[Any], root: int = 0, codec: str = "safe"
+    comm: Communicator,
+    object_list: MutableSequence[Any],
+    root: int = 0,
+    codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """Replaces the entries of `object_list` by the root's. Lists have the same length on all ranks."""
     root = _begin(comm, "broadcast", codec, root)
@@ -175,12 +189,12 @@ def broadcast_object_list(
     if comm.get_rank() == root:
         data = _encode(comm, "broadcast", list(object_list), codec)
         header = _numbers(comm, [data.numel(), len(object_list)])
-    comm.broadcast(header, root, False)
+    comm.broadcast(header, root, False, None, timeout)
     size, length = (int(n) for n in header)
     if data is None:
         _believe(comm, "broadcast", {root: size})
         data = _room(comm, size)
-    comm.broadcast(data, root, False)
+    comm.broadcast(data, root, False, None, timeout)
     if not _moves(comm):
         return
     if length != len(object_list):
@@ -198,6 +212,7 @@ def scatter_object_list(
     input_list: MutableSequence[Any] | None = None,
     root: int = 0,
     codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """The root's `input_list[i]` goes to rank i's `output_list[0]`. Called by all ranks."""
     root = _begin(comm, "scatter", codec, root)
@@ -209,35 +224,43 @@ def scatter_object_list(
         assert input_list is not None
         datas = [_encode(comm, "scatter", obj, codec) for obj in input_list]
     sizes = _numbers(comm, [d.numel() for d in datas] or [0] * comm.get_size())
-    comm.broadcast(sizes, root, False)
+    comm.broadcast(sizes, root, False, None, timeout)
     _believe(comm, "scatter", {root: int(sizes.min()) if int(sizes.min()) < 0 else int(sizes.max())})
     longest = int(sizes.max())
     mine = _room(comm, longest)
-    comm.scatter(mine, [_padded(comm, data, longest) for data in datas], root, False)
+    comm.scatter(mine, [_padded(comm, data, longest) for data in datas], root, False, None, timeout)
     if _moves(comm):
         output_list[0] = _decode(comm, "scatter", root, mine[: int(sizes[comm.get_rank()])], codec)
 
 
 def send_object_list(
-    comm: Communicator, object_list: MutableSequence[Any], dst: int, codec: str = "safe"
+    comm: Communicator,
+    object_list: MutableSequence[Any],
+    dst: int,
+    codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """Sends a list of objects to rank `dst`, which calls `recv_object_list`."""
     _begin(comm, "send", codec)
     data = _encode(comm, "send", list(object_list), codec)
-    comm.send(_numbers(comm, [data.numel()]), dst, False)
-    comm.send(data, dst, False)
+    comm.send(_numbers(comm, [data.numel()]), dst, False, None, timeout)
+    comm.send(data, dst, False, None, timeout)
 
 
 def recv_object_list(
-    comm: Communicator, object_list: MutableSequence[Any], src: int, codec: str = "safe"
+    comm: Communicator,
+    object_list: MutableSequence[Any],
+    src: int,
+    codec: str = "safe",
+    timeout: Timeout = None,
 ) -> None:
     """Replaces the entries of `object_list` by those that rank `src` sends."""
     _begin(comm, "recv", codec)
     size = _numbers(comm, [0])
-    comm.recv(size, src, False)
+    comm.recv(size, src, False, None, timeout)
     _believe(comm, "recv", {src: int(size)})
     data = _room(comm, int(size))
-    comm.recv(data, src, False)
+    comm.recv(data, src, False, None, timeout)
     if _moves(comm):
         object_list[:] = _decode(comm, "recv", src, data, codec)
 

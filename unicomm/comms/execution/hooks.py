@@ -14,8 +14,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+import torch
 
 from unicomm import _core
 from unicomm.comms.errors import CommError
@@ -130,33 +132,52 @@ class Hookable(Protocol):
 
 
 class NanCheckHook:
-    """Raises `CommError` before an operation whose input holds a NaN.
+    """Raises `CommError` for an operation with a NaN: before it for inputs, after it for outputs.
 
-    Call `register_with_comm(comm)` for each communicator to check. It costs one pass over the inputs.
+    Call `register_with_comm(comm)` for each communicator to check. It costs one pass over the tensors.
+    Outputs of an asynchronous operation are not checked, because the call returns before they are written.
+
+    Args:
+        check_inputs: whether to check what the operation reads on this rank.
+        check_outputs: whether to check what a synchronous operation has written on this rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check_inputs: bool = True, check_outputs: bool = False) -> None:
+        self._check_inputs = check_inputs
+        self._check_outputs = check_outputs
         self._handles: list[RemovableHandle] = []
+
+    def is_enabled(self) -> bool:
+        """Whether it is registered with a communicator."""
+        return bool(self._handles)
 
     def register_with_comm(self, comm: Hookable) -> None:
         name = comm.get_name()
 
-        def check(op: OpName, op_id: int, args: OpArgs) -> None:
-            rank = comm.get_rank()  # reconfigure may have changed it
-            sent = [*args.inputs, *(m.tensor for m in args.messages if m.send)]
-            if args.name == "broadcast" and args.root != rank:
-                sent = []
-            for i, tensor in enumerate(sent):
+        def check(kind: str, tensors: Iterable[torch.Tensor], args: OpArgs) -> None:
+            for i, tensor in enumerate(tensors):
                 if (tensor.is_floating_point() or tensor.is_complex()) and bool(tensor.isnan().any()):
                     raise CommError(
-                        f"NaN detected in input tensor {i} for '{args.name}'",
+                        f"NaN detected in {kind} tensor {i} for '{args.name}'",
                         op=args.name,
                         comm=name,
-                        rank=rank,
+                        rank=comm.get_rank(),  # reconfigure may have changed it
                         hint="find the layer that made it: torch.autograd.set_detect_anomaly(True)",
                     )
 
-        self._handles.append(comm.register_pre_hook(check))
+        def before(op: OpName, op_id: int, args: OpArgs) -> None:
+            if args.name != "broadcast" or args.root == comm.get_rank():
+                check("input", [*args.inputs, *(m.tensor for m in args.messages if m.send)], args)
+
+        def after(op: OpName, op_id: int, args: OpArgs) -> None:
+            if not args.async_op and (args.name != "reduce" or args.root == comm.get_rank()):
+                check("output", [*args.outputs, *(m.tensor for m in args.messages if not m.send)], args)
+
+        hooks = comm._engine.hooks
+        if self._check_inputs:
+            self._handles.append(hooks.add("pre", before))
+        if self._check_outputs:
+            self._handles.append(hooks.add("post", after))
 
     def remove(self) -> None:
         for handle in self._handles:

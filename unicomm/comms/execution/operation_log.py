@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +26,15 @@ from unicomm.comms.operations.table import OpName
 from .hooks import Hookable, RemovableHandle
 
 _VERSION = 1
+_EVENTS = {"Q", "S", "E", "W", "ALL", "LIFECYCLE", "NONE"}
+_ENDS = {"E", "ALL", "LIFECYCLE"}
+
+
+def _known(what: str, names: Sequence[str], known: Set[str]) -> set[str]:
+    asked = {names} if isinstance(names, str) else set(names)
+    if unknown := sorted(asked - known):
+        raise InvalidArgumentError(f"{what}: {unknown[0]!r} is unknown", hint=", ".join(sorted(known)))
+    return asked
 
 
 class clog:
@@ -32,9 +42,21 @@ class clog:
 
     Args:
         output: a path (appended to), an open text file, or None for stderr.
+        events: which steps to write. The beginning (Q) always is, the end (E or X) with "E", "LIFECYCLE" or
+            "ALL". "S" and "W" are accepted and stand for no line. "NONE" adds nothing.
+        verbose: "buffers" adds the addresses of the tensors to the signatures.
+
+    Raises `InvalidArgumentError` for other names.
     """
 
-    def __init__(self, output: str | Path | TextIO | None = None) -> None:
+    def __init__(
+        self,
+        output: str | Path | TextIO | None = None,
+        events: Sequence[str] = ("ALL",),
+        verbose: Sequence[str] = (),
+    ) -> None:
+        self._ends = bool(_ENDS & _known("events", events, _EVENTS))
+        self._buffers = "buffers" in _known("verbose", verbose, {"buffers"})
         self._own = isinstance(output, (str, Path))
         if isinstance(output, (str, Path)):
             self._file: TextIO = open(output, "a", encoding="utf-8")  # noqa: SIM115
@@ -72,7 +94,13 @@ class clog:
             self._write(f"C{code}|{kind}|op_id={args.op_id}|seq={args.seq}|+{self._now():.6f}{end}")
 
         hooks = comm._engine.hooks
-        self._handles[key] = [hooks.add("pre", before), hooks.add("over", over)]
+        self._handles[key] = [hooks.add("pre", before)]
+        if self._ends:
+            self._handles[key].append(hooks.add("over", over))
+
+    def flush(self) -> None:
+        """Hands all lines to the operating system, which has them already: each line is flushed."""
+        self._file.flush()
 
     def close(self) -> None:
         """Stops logging and closes the file if this object opened it."""
@@ -93,6 +121,10 @@ class clog:
         if tensors:
             fields.append(f"in_count={sum(t.numel() for t in args.inputs)}")
             fields.append(f"dtype={str(tensors[0].dtype).removeprefix('torch.')}")
+        if self._buffers:
+            for kind, each in (("in", args.inputs), ("out", args.outputs)):
+                if each:
+                    fields.append(f"{kind}_ptr={','.join(f'{t.data_ptr():#x}' for t in each)}")
         if args.op is not None:
             fields.append(f"red_op={args.op.name.lower()}")
         if args.root >= 0:

@@ -121,5 +121,5 @@ def plan_split(
             hints=dict(member.options.hints) if hints is None else copy_hints(hints),
         )
         read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
-    args = OpArgs("split", next_op_id(), ranks=chosen, timeout=options.timeout, hints=hints)
+    args = OpArgs("split", next_op_id(), ranks=chosen, child=name, timeout=options.timeout, hints=hints)
     return Split(engine, member, chosen, name, options, args)

@@ -100,7 +100,8 @@ class OpArgs:
     """What hooks receive of an operation; the tensors are the user's own.
 
     `name` and `op_id` identify the operation, `seq` is its sequence number. `messages` are the sends and
-    receives of a batch, `ranks` those of a split. The other fields are as in `Call`.
+    receives of a batch, `ranks` those of a split and `child` the name asked for. The other fields are as in
+    `Call`.
     """
 
     name: str
@@ -117,6 +118,7 @@ class OpArgs:
     timeout: float | None = None
     messages: Sequence[Message] = ()
     ranks: Sequence[int] = ()
+    child: str = ""
     hints: Mapping[str, str] | None = None
 
     @classmethod

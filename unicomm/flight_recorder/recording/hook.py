@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,12 +35,14 @@ class FlightRecorderHook:
         if max_entries is not None and max_entries < 1:
             raise ValueError(f"max_entries={max_entries} must be at least 1, or None for all")
         self._max_entries = max_entries
+        self._registered: list[weakref.ref[_Recorded]] = []
         self._comms: set[int] = set()
         self._after = self._now() if isolated else 0
 
     def register_with_comm(self, comm: _Recorded) -> None:
         """Restricts dumps to `comm` and the other registered communicators."""
-        self._comms.add(comm._recorder_index)
+        self._registered.append(weakref.ref(comm))
+        self._note_epochs()
 
     def is_enabled(self) -> bool:
         """Returns True: the recorder cannot be switched off."""
@@ -57,8 +60,8 @@ class FlightRecorderHook:
         """Returns the operations as JSON in torch's format; `include_completed=False`: only unfinished."""
         return json.dumps(self._dump(include_completed))
 
-    def dump_file(self, rank: int) -> Path:
-        """Writes the pickle that `torchfrtrace` reads, and returns its path.
+    def dump_file(self, rank: int, include_completed: bool = True) -> Path:
+        """Writes the pickle that `torchfrtrace` reads, of what `dump_json` returns, and returns its path.
 
         The path is a prefix followed by the rank. The prefix is TORCHCOMM_FR_DUMP_TEMP_FILE, else
         `torch/comm_lib_trace_rank_` in the user's cache folder. Raises `OSError` when the file cannot be
@@ -69,7 +72,7 @@ class FlightRecorderHook:
             cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
             prefix = str(Path(cache, "torch", "comm_lib_trace_rank_"))
         path = Path(f"{prefix}{rank}")
-        return replace_file(path, pickle.dumps(self._dump(True)))
+        return replace_file(path, pickle.dumps(self._dump(include_completed)))
 
     def _ring(self) -> Ring | None:
         data = writer.ring_bytes()
@@ -78,6 +81,11 @@ class FlightRecorderHook:
     def _now(self) -> int:
         ring = self._ring()
         return 0 if ring is None else ring.total
+
+    def _note_epochs(self) -> None:
+        """Adds the numbers by which communicators record now: reconfigure gives them new ones."""
+        for comm in filter(None, (known() for known in self._registered)):
+            self._comms.add(comm._recorder_index)
 
     def _dump(self, include_completed: bool) -> dict[str, Any]:
         ring = self._ring()
@@ -89,5 +97,6 @@ class FlightRecorderHook:
                 "pg_status": {},
                 "entries": [],
             }
+        self._note_epochs()
         comms = self._comms or None
         return formats.to_dict(ring, include_completed, comms, self._after, self._max_entries)
