@@ -11,6 +11,7 @@ from .communicator import TorchComm
 from .creation import (
     get_mem_allocator,
     new_comm,
+    register_backend,
 )
 from .creation import is_backend_registered as _is_backend_registered
 from .hook_arguments import (
@@ -93,4 +94,5 @@ __all__ = [
     "_is_backend_registered",
     "get_mem_allocator",
     "new_comm",
+    "register_backend",
 ]

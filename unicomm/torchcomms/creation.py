@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from unicomm.backends.registry import backend_names, connect, find_backend, register_backend
+from unicomm.backends import registry
+from unicomm.backends.registry import backend_names, connect, find_backend
 from unicomm.c10d import choice
 from unicomm.c10d.compat import Store
 from unicomm.comms.backend import Backend
@@ -116,6 +117,11 @@ def _load(name: str) -> None:
             hint="backends that are compiled for torchcomms run with torchcomms only",
         )
     register_backend(name, loaded)
+
+
+def register_backend(name: str, backend_class: type[Backend]) -> None:
+    """See `unicomm.register_backend`: the class is a backend of unicomm's protocol."""
+    registry.register_backend(name, backend_class)
 
 
 def _aborts_by_default(device: torch.device) -> bool:
