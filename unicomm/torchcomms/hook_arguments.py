@@ -222,18 +222,23 @@ _FIELDS: dict[str, Callable[[OpArgs], object]] = {
 }
 
 
+def _has_type(args: OpArgs) -> bool:
+    # unicomm calls hooks for the tensor of a new window, too, which is given or registered later.
+    return args.name in _TYPES and not (args.name == "new_window" and args.outputs)
+
+
 def pre_hook_arguments(args: OpArgs) -> object | None:
     """Returns the typed arguments of a pre-hook, or None if torchcomms has no type for the operation."""
-    made = _TYPES.get(args.name)
-    if made is None:
+    if not _has_type(args):
         return None
+    made = _TYPES[args.name]
     names = getattr(made, "__dataclass_fields__", ())
     return made(**{name: _FIELDS[name](args) for name in names})
 
 
 def post_hook_arguments(args: OpArgs) -> object | None:
     """Returns the typed arguments of a post-hook, or None if torchcomms has no type for the operation."""
-    if args.name not in _TYPES:
+    if not _has_type(args):
         return None
     made: object = _POST.get(args.name, CollectivePostHookArgs)()
     return made
