@@ -71,6 +71,7 @@ sanitize: $(VENV)/tools
 docs: $(VENV)/installed
 	$(BIN)/python -m tools.capability_table --write
 	$(BIN)/python -m tests.c10d.feature_page --write
+	$(BIN)/python -m tests.torchcomms.names_page --write
 	$(BIN)/python -m tests.processes.operators_page --write
 
 clean:

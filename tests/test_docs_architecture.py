@@ -25,6 +25,7 @@ NO_MEMBERS = {"ProcessGroupGloo.allreduce", "CHANGELOG.md", "CMakeLists.txt"}
 PICTURE = {
     "launch": {"launch"},
     "testing": {"testing"},
+    "torchcomms": {"torchcomms"},
     "c10d": {"c10d"},
     "registry": {"backends.registry"},
     "symm": {"symm"},

@@ -1,6 +1,7 @@
 """torchft's Manager over unicomm loses a replica in the middle of a step, goes on, and regains it."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -17,6 +18,15 @@ from tests.commands import clean_environment
 PROGRAM = Path(__file__).with_name("torchft_program.py")
 WITHIN = 60.0  # seconds until something is said: a hang, not a slow machine
 MANY = 12  # steps that are more than a coincidence
+
+
+def version():
+    """The version of the released torchft; empty for a nightly one, or none."""
+    try:
+        return importlib.metadata.version("torchft")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
 
 has_torchft = importlib.util.find_spec("torchft") is not None and importlib.util.find_spec(
     "torchft.torchcomms"
@@ -138,6 +148,9 @@ def test_a_replica_is_lost_and_comes_back(start, tmp_path, backend):
     assert survivor.steps()[-1]["loss"] < survivor.steps()[0]["loss"] / 2
 
 
+@pytest.mark.skipif(
+    version() == "0.2.0", reason="torchft 0.2.0 asserts in its DDP when an all-reduce fails, and dies, too"
+)
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_a_step_in_which_a_replica_dies_is_taken_again_without_it(start, tmp_path, backend):
     stop = tmp_path / "stop"

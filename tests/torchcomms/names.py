@@ -59,9 +59,9 @@ NAMES: dict[str, tuple[Name, ...]] = {
         Name(
             "new_comm(backend, device, name, abort_process_on_timeout_or_error=None, timeout=None,"
             " high_priority_stream=None, store=None, enable_reconfigure=False, hints=None)",
-            "`abort_process_on_timeout_or_error=None` ends the process on GPUs only, as torchcomms' gloo does"
-            " not; an explicit True always does. `high_priority_stream` has no effect. An unknown hint that is"
-            " not one of torchcomms' backends is an error. With `enable_reconfigure` it waits for no rank",
+            "`abort_process_on_timeout_or_error=None` ends the process on GPUs only (torchcomms' gloo never"
+            " does); an explicit True always does. `high_priority_stream` has no effect. A hint is an error"
+            " unless unicomm's backend or one of torchcomms' knows it",
         ),
         Name(
             "register_backend(name, backend_class)",
@@ -108,7 +108,9 @@ NAMES: dict[str, tuple[Name, ...]] = {
             "inherits timeout and hints; the child has the name that was given, without a suffix; ranks that"
             " are not members need not call it",
         ),
-        Name("TorchComm.new_window(tensor=None)", "on memory of `unicomm.symm.empty`, on backends that have it"),
+        Name(
+            "TorchComm.new_window(tensor=None)", "on memory of `unicomm.symm.empty`, on backends that have it"
+        ),
         *same(
             "TorchComm.get_rank()",
             "TorchComm.get_size()",
@@ -198,7 +200,10 @@ NAMES: dict[str, tuple[Name, ...]] = {
         *same("BatchP2POptions.hints", "BatchP2POptions.timeout"),
     ),
     "Windows": (
-        Name("TorchCommWindow.tensor_register(tensor, owning=True)", "the window keeps the tensor in both cases"),
+        Name(
+            "TorchCommWindow.tensor_register(tensor, owning=True)",
+            "the window keeps the tensor in both cases",
+        ),
         *same(
             "TorchCommWindow.tensor_deregister()",
             "TorchCommWindow.get_size()",
@@ -281,8 +286,8 @@ NAMES: dict[str, tuple[Name, ...]] = {
     "torchcomms.hooks": (
         Name(
             "hooks.FlightRecorderHook(max_entries=2048, isolated=False)",
-            "reads the ring, which records with and without it, also what happened before; states are created,"
-            " started, completed or failed, with times",
+            "reads the ring, which records with and without it, also what happened before; states are"
+            " scheduled, started and completed, with times, also on the CPU",
         ),
         *same(
             "hooks.FlightRecorderHook.register_with_comm(comm)",
@@ -344,7 +349,7 @@ NAMES: dict[str, tuple[Name, ...]] = {
     ),
     "Other modules": (
         *missing(
-            "`unicomm.functional` has collectives for `torch.compile`; a call of a communicator breaks the graph",
+            "`unicomm.functional` has collectives for `torch.compile`; a communicator breaks the graph",
             "functional",
         ),
         *missing("not in torchcomms 0.3", "coalescing", "distwrap"),
@@ -356,7 +361,7 @@ ADDED = {"install", "is_backend_registered"}
 
 #: Environment variables of torchcomms: what unicomm does with them.
 VARIABLES = {
-    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "torch's switch: `import torchcomms` and torch.distributed use unicomm",
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "torch's switch: programs then use unicomm",
     "TORCHCOMM_RANK, TORCHCOMM_SIZE": SAME,
     "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD": "same, and knows slurm, env and single kinds of MPI",
     "TORCHCOMM_TIMEOUT_SECONDS": SAME,

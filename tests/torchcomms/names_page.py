@@ -27,12 +27,16 @@ def tables():
         grouped = {}
         for row in rows:  # enumerations take a line each otherwise
             short = row.theirs.rpartition(".") if row.path == row.theirs else ("", "", row.theirs)
-            grouped.setdefault((short[0], row.verdict) if short[0] else (row.theirs, row.verdict), []).append(row)
+            grouped.setdefault((short[0], row.verdict) if short[0] else (row.theirs, row.verdict), []).append(
+                row
+            )
         for (_, verdict), some in grouped.items():
             lines.append(f"| {', '.join(f'`{row.theirs}`' for row in some)} | {verdict} |")
         lines.append("")
     lines += ["### Environment variables", "", "| variable | here |", "|---|---|"]
-    lines += [f"| {', '.join(f'`{v}`' for v in names.split(', '))} | {how} |" for names, how in VARIABLES.items()]
+    lines += [
+        f"| {', '.join(f'`{v}`' for v in names.split(', '))} | {how} |" for names, how in VARIABLES.items()
+    ]
     return "\n".join(lines)
 
 

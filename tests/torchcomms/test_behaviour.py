@@ -38,7 +38,7 @@ def seen(tmp_path_factory):
 def test_operations_take_torchcomms_arguments(seen):
     for rank, (mine, other) in enumerate([([0.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 1.0])]):
         both = sorted([mine, other])
-        flat, total = sum(both, []), [1.0, 3.0]
+        flat, total = [*both[0], *both[1]], [1.0, 3.0]
         of = seen[rank]["operations"]
         assert of["broadcast"] == [[1.0, 2.0]]
         assert of["all_reduce"] == [total]
@@ -114,7 +114,11 @@ def test_an_issued_batch_keeps_its_operations(seen):
     for rank, one in enumerate(seen):
         got, other = one["batches"], 1.0 - rank
         assert got["returns"] == [None, None]
-        assert (got["first"], got["second"], got["third"]) == ([other] * 2, [other + 10] * 2, [other + 20] * 2)
+        assert (got["first"], got["second"], got["third"]) == (
+            [other] * 2,
+            [other + 10] * 2,
+            [other + 20] * 2,
+        )
         assert got["empty"] == ["InvalidArgumentError", True]
 
 
@@ -156,7 +160,9 @@ def test_clog_writes_the_events_that_were_asked_for_and_follows_splits(seen):
             assert any(line.startswith("new_comm|comm=grand") for line in log)
             assert sum("|Q|" in line for line in log) == 4
             assert sum("|E|" in line for line in log) == (4 if name == "all" else 0)
-            buffers = [line for line in log if "|sig|all_reduce|in_count=1024|dtype=float32|in_ptr=0x" in line]
+            buffers = [
+                line for line in log if "|sig|all_reduce|in_count=1024|dtype=float32|in_ptr=0x" in line
+            ]
             assert bool(buffers) == (name == "all")
         assert twice == unknown == ["InvalidArgumentError", True]
 

@@ -1,4 +1,4 @@
-"""The names, signatures and defaults of unicomm.torchcomms are those of the specification, and of the docs."""
+"""Names, signatures and defaults of unicomm.torchcomms are those of the specification and the docs."""
 
 import dataclasses
 import inspect
@@ -29,7 +29,7 @@ def shown(value):
 
 
 def text(parameter):
-    """A parameter as the specification writes it, which has only such as may be passed by position or name."""
+    """A parameter as the specification writes it. All may be passed by position and by name."""
     assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD, parameter
     default = parameter.default
     if default is parameter.empty:

@@ -111,9 +111,7 @@ class Theirs(FakeBackend):
 
 def entry(monkeypatch, value):
     found = EntryPoint("theirs", value, creation.ENTRY_POINTS)
-    monkeypatch.setattr(
-        creation, "entry_points", lambda group, name: [found] if name == found.name else []
-    )
+    monkeypatch.setattr(creation, "entry_points", lambda group, name: [found] if name == found.name else [])
     monkeypatch.setattr(registry, "_registered", {})
     return found
 
@@ -121,9 +119,11 @@ def entry(monkeypatch, value):
 def test_a_backend_of_torchcomms_entry_points(monkeypatch):
     monkeypatch.setattr(EntryPoint, "load", lambda self: Theirs)
     entry(monkeypatch, "module:Theirs")
-    assert torchcomms.is_backend_built("theirs") and not torchcomms.is_backend_registered("theirs")
+    assert torchcomms.is_backend_built("theirs")
+    assert not torchcomms.is_backend_registered("theirs")
     comm = torchcomms.new_comm("theirs", CPU, "x")
-    assert comm.get_backend() == "theirs" and torchcomms.is_backend_registered("theirs")
+    assert comm.get_backend() == "theirs"
+    assert torchcomms.is_backend_registered("theirs")
     comm.finalize()
 
 

@@ -24,6 +24,10 @@ class Made:
     group: Any
     _recorder_index: int = -1  # a recorder hook asks for it: the group has no records here
 
+    @property
+    def _recorder_indexes(self) -> set[int]:
+        return {self._recorder_index}
+
     def finalize(self) -> None:
         """Does nothing: torch shuts its groups down after it has finalized communicators."""
 

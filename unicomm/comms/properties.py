@@ -15,6 +15,7 @@ from .options import CommOptions
 if TYPE_CHECKING:
     from unicomm.comms.execution.engine import Engine
     from unicomm.comms.execution.member import Member
+    from unicomm.comms.membership.epoch import ReconfigureState
 
 # Methods whose result never changes, so that torch.compile may call them while it traces.
 CONSTANT = ("get_rank", "get_size", "get_name", "get_ranks")
@@ -25,6 +26,7 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
 
     _member: Member
     _engine: Engine
+    _dynamic: ReconfigureState | None
 
     @property
     def rank(self) -> int:
@@ -93,6 +95,12 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
     @property
     def _recorder_index(self) -> int:
         return self._member.recorder_index
+
+    @property
+    def _recorder_indexes(self) -> set[int]:
+        """The recorder's indexes of this communicator: one for each connection that it has had."""
+        before = set() if self._dynamic is None else self._dynamic.recorded
+        return {self._member.recorder_index, *before}
 
     def __repr__(self) -> str:
         state = "finalized" if self._engine.finalized else "broken" if self._engine.broken else "open"

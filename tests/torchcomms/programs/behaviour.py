@@ -1,4 +1,4 @@
-"""A program that uses torchcomms as its users do, and prints what it saw as JSON. It does not mention unicomm.
+"""A program that uses torchcomms as its users do, and prints what it saw as JSON.
 
 Two ranks of torchrun. Arguments: a folder for its files.
 """
@@ -62,7 +62,8 @@ def operations():
     found = {}
 
     def note(name, tensors, work):
-        assert work.is_completed() and work.wait() is None, name
+        assert work.is_completed(), name
+        assert work.wait() is None, name
         found[name] = [x.tolist() for x in ([tensors] if isinstance(tensors, torch.Tensor) else tensors)]
 
     x = mine.clone()
@@ -365,8 +366,9 @@ def ends():
     late = raised(main.barrier, False)
     main.finalize()
     main.finalize()
-    unknown = raised(torchcomms.new_comm, "nothing", CPU, "x"), raised(
-        torchcomms.new_comm, "gloo", CPU, "x", hints={"typo": "1"}
+    unknown = (
+        raised(torchcomms.new_comm, "nothing", CPU, "x"),
+        raised(torchcomms.new_comm, "gloo", CPU, "x", hints={"typo": "1"}),
     )
     return called, supported, main.is_aborted(), late, unknown
 

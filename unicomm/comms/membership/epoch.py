@@ -33,6 +33,7 @@ class ReconfigureState:
         used: uuids of all attempts.
         busy: held while the communicator is reconfigured or finalized.
         session: the attempt under way.
+        recorded: the indexes in the recorder of the epochs before the current one.
     """
 
     endpoint: Endpoint
@@ -41,6 +42,7 @@ class ReconfigureState:
     used: set[int] = field(default_factory=set)
     busy: threading.Lock = field(default_factory=threading.Lock)
     session: ReconfigureSession | None = None
+    recorded: set[int] = field(default_factory=set)
 
     def cancel(self) -> None:
         if (session := self.session) is not None:

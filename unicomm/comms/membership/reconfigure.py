@@ -169,6 +169,7 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
             previous=left,
         )
         after = connect(asked)
+        dynamic.recorded.add(comm._member.recorder_index)
         comm._engine, comm._member = new_engine(after, comm._engine.hooks), after
     except CommError as caught:
         error = session.explained(caught)
@@ -198,6 +199,8 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
 def _vacate(comm: EpochHolder, reason: CommError) -> None:
     """Leaves the communicator without ranks: operations raise `reason` until an attempt succeeds."""
     member = vacant_member(comm._member)
+    assert comm._dynamic is not None
+    comm._dynamic.recorded.add(comm._member.recorder_index)
     comm._engine, comm._member = new_engine(member, comm._engine.hooks, reason), member
     comm._engine.broken = reason
 

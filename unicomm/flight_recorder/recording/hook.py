@@ -18,7 +18,7 @@ from .dumps import replace_file
 
 class _Recorded(Protocol):
     @property
-    def _recorder_index(self) -> int: ...
+    def _recorder_indexes(self) -> set[int]: ...
 
 
 class FlightRecorderHook:
@@ -83,9 +83,9 @@ class FlightRecorderHook:
         return 0 if ring is None else ring.total
 
     def _note_epochs(self) -> None:
-        """Adds the numbers by which communicators record now: reconfigure gives them new ones."""
+        """Adds the indexes by which communicators record: reconfigure gives them new ones."""
         for comm in filter(None, (known() for known in self._registered)):
-            self._comms.add(comm._recorder_index)
+            self._comms |= comm._recorder_indexes
 
     def _dump(self, include_completed: bool) -> dict[str, Any]:
         ring = self._ring()
