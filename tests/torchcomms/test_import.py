@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.commands import clean_environment, run
 
 ON = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.processes
 
 
@@ -148,9 +150,20 @@ def test_a_program_that_turns_torchcomms_on_at_run_time():
 def test_torchs_own_test_helpers_find_it():
     pytest.importorskip("expecttest")  # torch's helpers import it
     python(
-        "import torch\n"
+        ASKED + "import torch\n"
         "from torch.testing._internal import common_distributed as helpers\n"
         "assert helpers.TORCHCOMM_HAS_GLOO\n"
-        "assert helpers.TORCHCOMM_HAS_NCCL == torch.cuda.is_available()",
-        **ON,
+        "assert helpers.TORCHCOMM_HAS_NCCL == torch.cuda.is_available()"
     )
+
+
+def test_torchs_own_tests_of_torchcomms_run():
+    pytest.importorskip("expecttest")
+    torch_distributed = pytest.importorskip("torch.testing._internal.common_distributed")
+    if not hasattr(torch_distributed, "C10dTorchCommsTestBase"):
+        pytest.skip("this torch has no base class for tests on torchcomms")
+    before = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = run([sys.executable, PROGRAMS / "torch_helpers.py"], env=clean_environment() | before)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 1 test" in done.stderr
+    assert "skipped" not in done.stderr
