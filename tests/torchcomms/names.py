@@ -342,7 +342,8 @@ NAMES: dict[str, tuple[Name, ...]] = {
     "torchcomms._comms": (
         Name(
             "_comms._BackendWrapper(comm)",
-            "a process group, not a `Backend`: `ProcessGroup._register_backend` does not take it",
+            "a process group, not a `Backend`: `ProcessGroup._register_backend` does not take it. `get_comm()`"
+            " of a group that torch.distributed made is a `unicomm.Communicator`, with unicomm's hooks",
             "_comms._BackendWrapper",
         ),
         *same("_comms._is_backend_registered(name)"),
