@@ -131,7 +131,11 @@ NAMES: dict[str, tuple[Name, ...]] = {
         Name("TorchComm.is_abort_supported()", "always True"),
         *same("TorchComm.is_aborted()", "TorchComm.set_timeout(timeout)"),
         Name("TorchComm.get_device_transport()", _DEVICE),
-        Name("TorchComm.get_mem_allocator()", "on the CPU a `unicomm.MemAllocator`"),
+        Name(
+            "TorchComm.get_mem_allocator()",
+            "on the CPU a `unicomm.MemAllocator`; on a GPU an allocator for `torch.cuda.MemPool`, not yet"
+            " tried on hardware",
+        ),
         Name("TorchComm.mem_allocator", "a `unicomm.MemAllocator`, whose `pool` is a `torch.cuda.MemPool`"),
         *same("TorchComm.tensor_register(tensor)", "TorchComm.tensor_deregister(tensor)"),
         Name(
@@ -342,8 +346,9 @@ NAMES: dict[str, tuple[Name, ...]] = {
     "torchcomms._comms": (
         Name(
             "_comms._BackendWrapper(comm)",
-            "a process group, not a `Backend`: `ProcessGroup._register_backend` does not take it. `get_comm()`"
-            " of a group that torch.distributed made is a `unicomm.Communicator`, with unicomm's hooks",
+            "a process group, not a `Backend`: `ProcessGroup._register_backend` does not take it."
+            " `get_comm()` of a group that torch.distributed made is a `unicomm.Communicator`, with unicomm's"
+            " hooks",
             "_comms._BackendWrapper",
         ),
         *same("_comms._is_backend_registered(name)"),
