@@ -1,4 +1,4 @@
-"""A program that uses torchcomms as its users do, and prints what it saw as JSON.
+"""A program that uses torchcomms as its users do, and writes what it saw as JSON, a file for each rank.
 
 Two ranks of torchrun. Arguments: a folder for its files.
 """
@@ -373,4 +373,4 @@ def ends():
     return called, supported, main.is_aborted(), late, unknown
 
 
-print(json.dumps({"rank": rank, "seen": seen}), flush=True)
+(folder / f"seen-{rank}.json").write_text(json.dumps(seen))
