@@ -12,6 +12,7 @@ mixed_group.py         MixedProcessGroup: communicators for some devices, torch'
 torch_method.py        what the methods of a process group have in common
 overloads.py           the forms in which torch's groups take arguments
 dispatcher.py          operations as torch's c10d operators, for dispatch modes and tensor subclasses
+titles.py              events of torch.profiler under the names of torch's own groups
 layouts.py             tensors that fill their memory in another order, such as channels_last
 sparse.py              the sum of sparse tensors
 process_group_work.py  the Work objects and futures that a process group returns

@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -84,6 +84,16 @@ def list_group(group: dist.ProcessGroup, name: str, device_type: str, ranks: Seq
     for tag in ("", f"ptd:{name}"):
         world.tags_to_pg.setdefault(tag, []).append(group)
     world.pg_to_tag[group] = f"ptd:{name}"
+
+
+def backend_name(group: dist.ProcessGroup, device_type: str) -> str:
+    """Returns the backend that a program has named for a group and a device type; "" if torch knows none."""
+    found = c10d._world.pg_backend_config.get(group)
+    return (
+        ""
+        if found is None
+        else c10d.BackendConfig(c10d.Backend(found)).device_backend_map.get(device_type, "")
+    )
 
 
 def name_group(group: dist.ProcessGroup, name: str, description: str) -> None:
@@ -507,6 +517,20 @@ add_trace_metadata = _add_metadata_json
 profiler_enabled = _profiler_enabled
 #: A context manager in C++ that is an event of the profiler.
 RecordFunction = _RecordFunctionFast
+#: Opens an event of a name, with tensors whose shapes it shows. Returns a handle.
+open_event: Callable[..., Any] = torch._C._autograd._record_function_with_args_enter
+#: Closes such an event. The profiler calls it asynchronous if another thread than the first closes it.
+close_event: Callable[[Any], None] = torch._C._autograd._record_function_with_args_exit
+
+
+@contextmanager
+def no_events() -> Iterator[None]:
+    """Keeps operations of torch in this thread out of the profiler's events."""
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
 
 
 def hook_profiler(on_start: Callable[[], None], on_end: Callable[[], None]) -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from unicomm import _core
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError, PeerLostError, UnsupportedError
 from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.texts import format_ranks
@@ -455,9 +455,24 @@ class UnicommProcessGroup(dist.ProcessGroup):
         return ProcessGroupWork([comm.barrier(later, None, limit)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names all ranks that did not arrive, whatever `wait_all_ranks` is."""
-        limit = None if timeout in (None, NO_TIMEOUT) else timeout
-        self._first.barrier(async_op=False, timeout=limit)
+        """A barrier whose error names the ranks that did not arrive, also in the words of torch's Gloo.
+
+        Those words name the first missing rank, with `wait_all_ranks` all of them; the rest of the message
+        and `culprits` name all in any case. A timeout of zero has passed when the barrier begins to wait.
+        """
+        limit = None if timeout in (None, NO_TIMEOUT) else max(timeout, timedelta(milliseconds=1))
+        try:
+            self._first.barrier(async_op=False, timeout=limit)
+        except (CommTimeoutError, PeerLostError) as error:
+            me, missing = self.rank(), error.culprits if wait_all_ranks else error.culprits[:1]
+            names = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            told = f"{names} failed to pass monitoredBarrier"
+            if me != 0:
+                told += f"; Rank {me} successfully reached monitoredBarrier, but received errors while"
+                told += " waiting for send/recv from rank 0"
+            elif isinstance(error, CommTimeoutError):
+                told = f"Rank {me} timed out in monitoredBarrier; {told}"
+            raise error.again(f"{told}; {error.message}") from None
 
     # --- groups of operations -------------------------------------------------------------------------------
 
@@ -490,12 +505,15 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     @torch_method("recv")
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
+        return self._receive(tensors, src)
+
+    def _receive(self, tensors: Sequence[Tensor], src: int) -> dist.Work:
         return MessageWork(batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
 
     @torch_method("recv_anysource")
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from any rank. The Work's `source_rank()` returns the sender."""
-        return self.recv(tensors, ANY_RANK, tag)
+        return self._receive(tensors, ANY_RANK)
 
 
 not_traced(methods(UnicommProcessGroup, ("rank", "getRank", "size", "getSize")))

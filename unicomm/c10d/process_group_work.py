@@ -34,7 +34,8 @@ class ProcessGroupWork(dist.Work):
     def then_do(self, after: Callable[[], None], outputs: Sequence[Tensor]) -> None:
         """Has `after` called once all works have succeeded, before anybody is told so.
 
-        On a device, the thread that waits calls it. `outputs`: the results, in place of those so far.
+        It may be called more than once. On a device, the thread that waits calls it. `outputs`: the results,
+        in place of those so far.
         """
         self._after, self._outputs = after, list(outputs)
         for work in self._works:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
+from unicomm.comms.execution.profiling import events as profiling
 
 from .dispatcher import by_operator, is_observed
 from .layouts import Contiguous, is_permuted, tensors_of
 from .overloads import FORMS, first_form
 from .process_group_work import ProcessGroupWork
+from .titles import titled
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -44,6 +46,11 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
                 arguments = first_form(name, arguments, named)
             if is_observed(arguments):
                 return by_operator(self, name, arguments)
+            if profiling.session is not None:
+                return titled(self, name, arguments, lambda: run(self, arguments))
+            return run(self, arguments)
+
+        def run(self: Any, arguments: Sequence[Any]) -> Any:
             if several and (other := _otherwise(name, method, sparse, arguments)) is not None:
                 return other(self)
             try:

@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_place(mock_nccl, raised):
     assert type(error) is CommTimeoutError
     assert (error.culprits, error.absent, error.seq) == ((1,), (1,), 2)
     first, *rest = error.message.splitlines()
-    assert "rank 1 had not arrived after 1 s; rank 1 was last in barrier #1 (" in first
+    assert "timed out after 1 s: rank 1 had not arrived; rank 1 was last in barrier #1 (" in first
     assert __file__ in first
     assert any(line.startswith("  verdict (ranks of the whole job): ") for line in rest)
 
@@ -130,7 +130,7 @@ def test_ranks_of_other_hosts_are_known_by_their_reports(mock_nccl, raised, monk
     monkeypatch.setattr(writer, "recorder_path", lambda: None)
     error = pair(mock_nccl, late_reduce, lambda comm, over: None, raised)
     assert (type(error), error.culprits) == (CommTimeoutError, (1,))
-    assert "rank 1 had not arrived after 1 s" in error.message
+    assert "timed out after 1 s: rank 1 had not arrived" in error.message
 
 
 def test_what_one_rank_finds_all_raise(mock_nccl, raised):
@@ -155,7 +155,7 @@ def test_what_one_rank_finds_all_raise(mock_nccl, raised):
         return error.message
 
     first, second, _ = run_ranks(program, 3, backend=mock_nccl, timeout=60)
-    assert "rank 2 had not arrived after 1 s" in first
+    assert "timed out after 1 s: rank 2 had not arrived" in first
     assert first == second
 
 

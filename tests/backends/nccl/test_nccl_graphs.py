@@ -194,7 +194,7 @@ def test_a_rank_that_does_not_replay_is_named(mock_nccl, raised):
         error = raised(lambda: comm.all_reduce(x, SUM, True, timeout=30).wait_blocking())
         over.set()
         assert (type(error), error.culprits) == (CommTimeoutError, (1,))
-        assert "rank 1 had not arrived after 1 s" in error.message
+        assert "timed out after 1 s: rank 1 had not arrived" in error.message
 
     run_ranks(program, 2, backend=mock_nccl)
 

@@ -25,14 +25,14 @@ FAULTS = [
     (
         Fault(FaultCode.TIMEOUT, absent=(1,), late=(0,), where={1: "is at a.py:3 in f"}, timeout=5),
         CommTimeoutError,
-        "ranks 0, 1 had not arrived after 5 s; rank 1 is at a.py:3 in f",
-        "ranks 10, 11 had not arrived after 5 s; rank 11 is at a.py:3 in f",
+        "timed out after 5 s: ranks 0, 1 had not arrived; rank 1 is at a.py:3 in f",
+        "timed out after 5 s: ranks 10, 11 had not arrived; rank 11 is at a.py:3 in f",
     ),
     (
         Fault(FaultCode.TIMEOUT, by=2, culprits=(1,)),
         CommTimeoutError,
-        "rank 1 had not arrived when rank 2 gave up",
-        "rank 11 had not arrived when rank 12 gave up",
+        "timed out when rank 2 gave up: rank 1 had not arrived",
+        "timed out when rank 12 gave up: rank 11 had not arrived",
     ),
     (
         Fault(

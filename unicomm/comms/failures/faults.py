@@ -45,7 +45,9 @@ _MOST_RANK = 1 << 31
 _SEE_RANK = "look at that rank's own output and exit code; its last operations: `unicomm trace show`"
 _GO_ON = "create a new communicator to go on"
 #: What to do about a `CommTimeoutError` whose culprits may only be slow.
-SEE_LATE_RANKS = "see what they are doing with `unicomm trace show`; a longer timeout= if they are only slow"
+SEE_LATE_RANKS = (
+    "see what they are doing with `unicomm trace show`; a longer timeout helps if they are only slow"
+)
 
 # The code of an error in the recorder's ring: the first class that fits.
 _CODE_OF_CLASS: tuple[tuple[type[CommError], FaultCode], ...] = (
@@ -225,12 +227,12 @@ def _timeout(fault: Fault) -> CommError:
     named = fault.named
     if not named:
         return CommTimeoutError(
-            f"all ranks had arrived, but the operation was not over {when}",
-            hint="large data over a slow network take longer: pass a longer timeout=",
+            f"timed out {when}: all ranks had arrived, but the operation was not over",
+            hint="large data over a slow network take longer: pass a longer timeout",
         )
     if fault.detail:
         when = f"when {fault.detail}"
-    text = f"{rank_list(named)} had not arrived {when}"
+    text = f"timed out {when}: {rank_list(named)} had not arrived"
     text += "".join(f"; rank {rank} {place}" for rank, place in sorted(fault.where.items()))
     return CommTimeoutError(text, hint=SEE_LATE_RANKS, **_sorted(fault))
 

@@ -182,14 +182,14 @@ class Lookout:
         unknown = sorted(peers - found.keys())
         limit = f"{op.timeout:g} s"
         if absent:
-            text = f"{rank_list(absent)} had not arrived after {limit}"
+            text = f"timed out after {limit}: {rank_list(absent)} had not arrived"
         elif unknown:
-            text = f"not finished on the device within {limit}; nothing is known of {rank_list(unknown)}"
+            text = f"timed out on the device after {limit}; nothing is known of {rank_list(unknown)}"
         elif stuck and not messages:
             where = f"the device of {rank_list(stuck)}"
-            text = f"all ranks had issued it, but {where} had not come to it after {limit}"
+            text = f"timed out after {limit}: all ranks had issued it, but {where} had not come to it"
         else:
-            text = f"all ranks are in it, and it was not finished on the device within {limit}"
+            text = f"timed out after {limit}: all ranks are in it, and it was not finished on the device"
         late = CommTimeoutError(text, culprits=absent or (stuck if not unknown else ()), hint=error.hint)
         if stuck and not absent and not unknown and not messages:
             late.hint = "a kernel before it still runs there, or waits for another stream or communicator"

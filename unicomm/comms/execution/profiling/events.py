@@ -60,7 +60,10 @@ def issued(engine: Engine, op: IssuedOperation, here: bool) -> None:
     if now is None:
         return
     batch = now.next_batch() if len(op.calls) > 1 else 0
-    op.spans = [now.add(engine, Described.of(call), call.seq, op.async_op, batch) for call in op.calls]
+    op.spans = [
+        now.add(engine, Described.of(call), call.seq, op.async_op, batch, inputs=call.inputs or call.outputs)
+        for call in op.calls
+    ]
     if not here:
         for span in op.spans:
             span.enter()

@@ -243,8 +243,12 @@ class Session:
         batch: int = 0,
         captured_seq: int = 0,
         replay: int = 0,
+        inputs: Sequence[torch.Tensor] = (),
     ) -> Span:
-        """Adds a row. The calling thread is to enter and leave the span's event."""
+        """Adds a row. The calling thread is to enter and leave the span's event.
+
+        `inputs`: the tensors whose shapes the event has with `record_shapes=True`.
+        """
         index, facts = self._of(engine)
         into, out = ",".join(map(str, what.in_splits)), ",".join(map(str, what.out_splits))
         row = Row(
@@ -285,7 +289,7 @@ class Session:
         arguments |= {name: value for name, value in optional.items() if value not in ("", -1)}
         if replay:
             arguments |= {"captured_seq": captured_seq, "replay": replay}
-        event: Any = RecordFunction(name, (), facts | arguments)
+        event: Any = RecordFunction(name, tuple(inputs), facts | arguments)
         if self._bridge is not None and what.op != REPLAY:
             event = _Both(event, self._record(engine, facts, what, seq, later))
         return Span(name, row, event)

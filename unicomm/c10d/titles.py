@@ -1,0 +1,73 @@
+"""Events of torch.profiler under the names that torch's own groups give theirs, such as "gloo:all_reduce".
+
+Programs and tools look for these names. A group that a program has asked for by the name of one of torch's
+backends has them, beside the events `unicomm::<operation>`. As with torch's Gloo they count as asynchronous
+and carry the shapes of the inputs. They span a synchronous operation; of an asynchronous one they stand where
+it was issued, since events of one thread must not overlap. They are for CPU tensors: on GPUs tools look for
+kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unicomm.comms.failures.daemon_pool import DaemonPool
+
+from .choice import NAME
+from .compat import backend_name, close_event, open_event
+from .layouts import tensors_of
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_TITLES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recvAnySource",
+}
+_closers = DaemonPool("unicomm-events")
+
+
+def titled(group: dist.ProcessGroup, name: str, arguments: Sequence[Any], run: Callable[[], Any]) -> Any:
+    """Runs method `name` of `group`, under the title that torch's groups give it. Returns its Work."""
+    inputs = next((found for a in arguments[1::-1] if (found := tensors_of(a))), [])
+    backend = "" if any(not t.is_cpu for t in inputs) else backend_name(group, "cpu")
+    if backend in ("", NAME):
+        return run()
+    event = open_event(f"{backend}:{_TITLES[name]}", *inputs)
+    try:
+        return run()
+    finally:
+        _close(event)
+
+
+def _close(event: Any) -> None:
+    """Closes an event in another thread, which makes it asynchronous."""
+    closed = threading.Event()
+
+    def close() -> None:
+        try:
+            close_event(event)
+        finally:
+            closed.set()
+
+    _closers.run(close)
+    closed.wait()
