@@ -329,8 +329,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         works = [self._for(t).reduce(t, opts.rootRank, op, opts.asyncOp, None, limit) for t in tensors]
         return ProcessGroupWork(works, tensors)
 
-    @torch_method("allgather")
-    def allgather(
+    def _gather_each(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
@@ -342,13 +341,15 @@ class UnicommProcessGroup(dist.ProcessGroup):
             works.append(gather(list(outs), tensor, later, None, limit))
         return ProcessGroupWork(works, [t for outs in outputs for t in outs])
 
+    allgather = torch_method("allgather")(_gather_each)
+
     @torch_method("allgather_coalesced")
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> dist.Work:
         # Here there is one output list for each rank; in allgather there is one for each input.
         turned = [[outs[i] for outs in output_lists] for i in range(len(inputs))]
-        return self.allgather(turned, inputs, opts)
+        return self._gather_each(turned, inputs, opts)
 
     @torch_method("_allgather_base")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:

@@ -13,11 +13,14 @@ after a millisecond.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
+from unicomm.c10d.compat import no_events
 from unicomm.comms.backend import open_exchange
 from unicomm.comms.errors import CommError, NotReadyError
 from unicomm.comms.operations import recording
@@ -27,6 +30,7 @@ from unicomm.comms.work import Work
 from . import completion
 from .engine import Engine
 from .issued import ANY_RANK, IssuedOperation
+from .profiling import events as profiling
 from .worker import Worker
 
 _FOREVER = 1e12
@@ -172,7 +176,9 @@ class MessageQueue:
                     return
                 soonest = min(op.deadline for op in self._running.values())
                 self._engine.check_broken()
-                for index, peer, error in self._exchange.run(max(0.0, soonest - now), end - now):
+                with self._unobserved():
+                    over = self._exchange.run(max(0.0, soonest - now), end - now)
+                for index, peer, error in over:
                     op = self._running.pop(index)
                     op.work.peer = peer
                     if not self._inbox and not self._running:
@@ -196,11 +202,19 @@ class MessageQueue:
         if new:
             for op in new:
                 self._start(op)
-            self._exchange.add([completion.as_sent(self._engine.group, op.calls[0].message) for op in new])
+            with self._unobserved():
+                self._exchange.add(
+                    [completion.as_sent(self._engine.group, op.calls[0].message) for op in new]
+                )
         elif not self._running:
             self._close()
             return not self._closed
         return True
+
+    @staticmethod
+    def _unobserved() -> AbstractContextManager[None]:
+        """Keeps what the backend uses of torch out of a profiler's events."""
+        return contextlib.nullcontext() if profiling.session is None else no_events()
 
     def _close(self) -> None:
         with self._lock:
