@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos sanitize check format stubs docs clean
+.PHONY: demo test bench chaos compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -57,6 +57,20 @@ bench: $(VENV)/installed
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
+
+# torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
+# The environment of its own sees the project's, so that torch and unicomm are the same there.
+COMPAT := build/compat-venv
+$(COMPAT)/installed: $(VENV)/installed tests/compat/requirements.txt tests/compat/requirements-torchrec.txt
+	test -x $(COMPAT)/bin/python || $(BIN)/python -m venv $(COMPAT)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  > $$($(COMPAT)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation setuptools "torch==2.13.0" -r tests/compat/requirements.txt
+	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/compat/requirements-torchrec.txt
+	touch $@
+
+compat: $(COMPAT)/installed
+	$(COMPAT)/bin/python -m tests.compat.conductor --fresh --write
 
 # The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
 # and damaged dumps and segments.
