@@ -59,13 +59,14 @@ chaos: $(VENV)/installed
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
-# The environment of its own sees the project's, so that torch and unicomm are the same there.
+# Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.
 COMPAT := build/compat-venv
 $(COMPAT)/installed: $(VENV)/installed tests/compat/requirements.txt tests/compat/requirements-torchrec.txt
 	test -x $(COMPAT)/bin/python || $(BIN)/python -m venv $(COMPAT)
 	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	  > $$($(COMPAT)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
-	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation setuptools "torch==2.13.0" -r tests/compat/requirements.txt
+	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel
+	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation "torch==2.13.0" -r tests/compat/requirements.txt
 	$(COMPAT)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/compat/requirements-torchrec.txt
 	touch $@
 

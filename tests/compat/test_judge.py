@@ -1,0 +1,105 @@
+"""The judge of `make compat`: what fails with the switch alone counts, unless it is listed."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compat import frameworks, report, torch_runner
+from tests.compat.outcomes import Log
+
+
+def outcome(place, test, result, ranks=3):
+    return {"place": place, "ranks": ranks, "test": test, "outcome": result, "error": "x"}
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(tmp_path / "log.jsonl")
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    path = tmp_path / "exceptions.json"
+    path.write_text(json.dumps([{"tests": ["test_a", "test_b"], "backends": ["shm"], "reason": "of Gloo"}]))
+    monkeypatch.setattr(report, "EXCEPTIONS", path)
+
+
+def test_the_judge_counts_what_passes_on_stock_alone(log, listed, tmp_path):
+    for one in (
+        outcome("stock", "test_a", "passed"),
+        outcome("shm", "test_a", "failed"),  # listed
+        outcome("gloo", "test_a", "failed"),  # listed for shm only
+        outcome("stock", "test_b", "passed"),
+        outcome("shm", "test_b", "passed"),  # listed in vain
+        outcome("stock", "test_c", "failed"),
+        outcome("shm", "test_c", "failed"),  # not even stock can
+        outcome("stock", "test_d", "passed", ranks=8),
+        outcome("shm", "test_d", "skipped", ranks=8),
+    ):
+        log.add(one)
+    verdict = report.judge(Log(log.path), Log(tmp_path / "none"))  # as the next run reads it
+    assert verdict.unlisted == ["test_a (gloo, 3 ranks)", "test_d (shm, 8 ranks)"]
+    assert verdict.stale == ["test_b (shm)"]
+    assert verdict.listed == {"of Gloo": ["test_a (shm)"]}
+    table = "\n".join(report.torch_table(log, verdict))
+    assert "| 3 | 3 | 2 | 0 | 1 of 2 | 0 of 2 |" in table
+    assert "2 more fail with the switch" in table
+
+
+def test_the_list_of_exceptions_names_tests_of_torch_and_gives_reasons():
+    spec = importlib.util.find_spec("torch.testing._internal.distributed.distributed_test")
+    known = set(re.findall(r"def (test_\w+)", Path(spec.origin).read_text()))
+    for (test, place), reason in report.exceptions().items():
+        assert test in known
+        assert place in torch_runner.PLACES[1:]
+        assert len(reason) > 20
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "said"),
+    [
+        ([1.0, 0.5], "w", ""),
+        ([1.0, 0.5000000000000001], "w", "loss 1 is 0.5000000000000001, stock's is 0.5"),
+        ([1.0], "w", "1 losses, stock has 2"),
+        ([1.0, 0.5], "v", "the weights"),
+    ],
+)
+def test_a_framework_passes_with_stocks_losses_and_weights_only(losses, weights, said):
+    stock = {"losses": [1.0, 0.5], "weights": "w"}
+    found = frameworks.difference({"losses": losses, "weights": weights}, stock)
+    assert said in found.get("error", "")
+    assert found.get("outcome", "passed") == ("failed" if said else "passed")
+
+
+PROGRAM = """
+import json, sys
+print("RESULT " + json.dumps({"losses": [1.0], "weights": "", "group": sys.argv[1]}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "group", "outcome"),
+    [
+        ("stock", "ProcessGroup", "passed"),
+        ("stock", "UnicommProcessGroup", "failed"),
+        ("auto", "ProcessGroup", "failed"),
+        ("auto", "UnicommProcessGroup", "passed"),
+    ],
+)
+def test_a_framework_that_did_not_run_on_the_right_group_fails(tmp_path, place, group, outcome):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    program = frameworks.Program("x", "torch", str(tmp_path / "program.py"), (sys.executable,), (group,))
+    assert frameworks.run_program(program, place)["outcome"] == outcome
+
+
+def test_tables_go_between_the_marks_of_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
+    report.write(page, {"x": iter(["new", "lines"])})
+    assert page.read_text() == "before\n<!-- x -->\nnew\nlines\n<!-- end of x -->\nafter\n"
+    report.write(page, {"x": iter(["again"])})
+    assert page.read_text() == "before\n<!-- x -->\nagain\n<!-- end of x -->\nafter\n"
