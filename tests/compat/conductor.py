@@ -70,10 +70,12 @@ def main() -> int:
         torch_runner.compare(torch_log, tests, not chosen.once, note)
         frameworks.compare(programs_log, programs, note)
     verdict = report.judge(torch_log, programs_log)
-    for one in verdict.stale:
-        console.print(f"passes, and is in {report.EXCEPTIONS.name}: {one}", style="yellow")
-    for one in verdict.unlisted:
-        console.print(f"passes on stock only: {one}", style="red", highlight=False)
+    if verdict.stale:
+        console.print(
+            f"passes, and is in {report.EXCEPTIONS.name}: {report.named(verdict.stale)}", style="yellow"
+        )
+    if verdict.unlisted:
+        console.print(f"passes on stock only: {report.named(verdict.unlisted)}", style="red", highlight=False)
     if chosen.write:
         blocks = {
             "tests of torch": report.torch_table(torch_log, verdict),

@@ -13,16 +13,21 @@ from pathlib import Path
 from tests.compat import frameworks, torch_runner
 from tests.compat.outcomes import Log
 
+Backends = dict[str, list[str]]
+
 EXCEPTIONS = Path(__file__).parent / "exceptions.json"
 
 
 @dataclass
 class Verdict:
-    """`unlisted`: what fails without an entry in exceptions.json; `stale`: entries whose test passes."""
+    """`unlisted`: what fails without an entry in exceptions.json; `stale`: entries whose test passes.
 
-    unlisted: list[str] = field(default_factory=list)
-    stale: list[str] = field(default_factory=list)
-    listed: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by reason
+    All are backends by test, `listed` by reason before.
+    """
+
+    unlisted: Backends = field(default_factory=lambda: defaultdict(list))
+    stale: Backends = field(default_factory=lambda: defaultdict(list))
+    listed: dict[str, Backends] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
 
 
 def exceptions() -> dict[tuple[str, str], str]:
@@ -43,11 +48,11 @@ def judge(torch_tests: Log, programs: Log) -> Verdict:
             reason = reasons.get((test, place))
             if one["outcome"] == "passed":
                 if reason:
-                    verdict.stale.append(f"{test} ({place})")
+                    verdict.stale[test].append(place)
             elif reason:
-                verdict.listed[reason].append(f"{test} ({place})")
+                verdict.listed[reason][test].append(place)
             else:
-                verdict.unlisted.append(f"{test} ({place}, {ranks} ranks)")
+                verdict.unlisted[test].append(place)
     return verdict
 
 
@@ -71,10 +76,18 @@ def torch_table(log: Log, verdict: Verdict) -> Iterator[str]:
         yield "| test | reason |"
         yield "|---|---|"
         for reason, tests in verdict.listed.items():
-            yield f"| {', '.join(tests)} | {reason} |"
-    if unlisted := [one for one in verdict.unlisted if one.startswith("test_")]:
+            yield f"| {named(tests)} | {reason} |"
+    if unlisted := {test: where for test, where in verdict.unlisted.items() if test.startswith("test_")}:
         yield ""
-        yield f"**{len(unlisted)} more fail with the switch and are to be repaired:** {', '.join(unlisted)}."
+        yield f"**{len(unlisted)} more fail with the switch and are to be repaired:** {named(unlisted)}."
+
+
+def named(tests: Backends) -> str:
+    """A list of tests with the backends over which they fail."""
+    by_backends: dict[str, list[str]] = defaultdict(list)
+    for test, where in tests.items():
+        by_backends[" and ".join(where)].append(f"`{test}`")
+    return "; ".join(f"{', '.join(some)} ({where})" for where, some in by_backends.items())
 
 
 def frameworks_table(log: Log) -> Iterator[str]:

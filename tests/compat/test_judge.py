@@ -42,12 +42,12 @@ def test_the_judge_counts_what_passes_on_stock_alone(log, listed, tmp_path):
     ):
         log.add(one)
     verdict = report.judge(Log(log.path), Log(tmp_path / "none"))  # as the next run reads it
-    assert verdict.unlisted == ["test_a (gloo, 3 ranks)", "test_d (shm, 8 ranks)"]
-    assert verdict.stale == ["test_b (shm)"]
-    assert verdict.listed == {"of Gloo": ["test_a (shm)"]}
+    assert verdict.unlisted == {"test_a": ["gloo"], "test_d": ["shm"]}
+    assert verdict.stale == {"test_b": ["shm"]}
+    assert verdict.listed == {"of Gloo": {"test_a": ["shm"]}}
     table = "\n".join(report.torch_table(log, verdict))
     assert "| 3 | 3 | 2 | 0 | 1 of 2 | 0 of 2 |" in table
-    assert "2 more fail with the switch" in table
+    assert "2 more fail with the switch and are to be repaired:** `test_a` (gloo); `test_d` (shm)." in table
 
 
 def test_the_list_of_exceptions_names_tests_of_torch_and_gives_reasons():
