@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import ROOT
-from tests.commands import run, torchrun
+from tests.commands import torchrun
 from tests.compat.outcomes import Log, Note, Outcome, environment
 
 PLACES = ("stock", "auto", "gloo")
@@ -69,26 +72,54 @@ PROGRAMS = (
 
 def run_program(program: Program, place: str) -> Outcome:
     """Runs a program once; on stock again if Gloo aborted a rank when Python ended."""
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "RAY_USAGE_STATS_ENABLED": "0"}
-    env = environment(place) | quiet | {"PYTHONPATH": str(ROOT)}
     began = time.monotonic()
-    found: Outcome = {"place": place, "ranks": RANKS, "test": program.name, "outcome": "failed", "error": ""}
     for _ in range(4 if place == "stock" else 1):
-        try:
-            done = run(program.command, within=DEADLINE, env=env)
-        except subprocess.TimeoutExpired as late:
-            said = (late.stderr or b"")[-3000:].decode(errors="replace")
-            return found | {"error": f"not ready after {DEADLINE:.0f} s\n{said}", "seconds": DEADLINE}
-        if done.returncode == 0 or ABORTED not in done.stderr:
+        code, stdout, stderr = _run(program.command, environment(place))
+        if code == 0 or ABORTED not in stderr:
             break
+    found: Outcome = {"place": place, "ranks": RANKS, "test": program.name, "outcome": "failed", "error": ""}
     found["seconds"] = round(time.monotonic() - began, 1)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or len(lines) != 1:
-        return found | {"error": f"exit code {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-5000:]}"}
+    lines = [line for line in stdout.splitlines() if line.startswith(MARK)]
+    if code != 0 or len(lines) != 1:
+        why = f"exit code {code}" if code is not None else f"not ready after {DEADLINE:.0f} s"
+        return found | {"error": f"{why}\n{stdout[-1000:]}\n{stderr[-5000:]}"}
     result = json.loads(lines[0].removeprefix(MARK))
     if result["group"] != GROUPS.get(place, OURS):
         return found | {"error": f"the default group is a {result['group']}"}
     return found | {"outcome": "passed", "losses": result["losses"], "weights": result["weights"]}
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> tuple[int | None, str, str]:
+    """Runs a command in a folder for what it leaves, and ends it with all its processes after DEADLINE.
+
+    Returns its exit code, None if it was not ready, and what it printed.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        env = env | {
+            **dict.fromkeys(("TMPDIR", "RAY_TMPDIR", "HF_HOME"), folder),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        out, err = Path(folder, "out"), Path(folder, "err")
+        with out.open("w") as stdout, err.open("w") as stderr:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            code = None
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(DEADLINE)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return code, out.read_text(errors="replace"), err.read_text(errors="replace")
 
 
 def compare(log: Log, programs: Sequence[Program], note: Note) -> None:

@@ -4,8 +4,10 @@ import importlib.util
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.compat import frameworks, report, torch_runner
@@ -103,3 +105,30 @@ def test_tables_go_between_the_marks_of_a_page(tmp_path):
     assert page.read_text() == "before\n<!-- x -->\nnew\nlines\n<!-- end of x -->\nafter\n"
     report.write(page, {"x": iter(["again"])})
     assert page.read_text() == "before\n<!-- x -->\nagain\n<!-- end of x -->\nafter\n"
+
+
+def test_a_framework_that_hangs_ends_with_all_its_processes(tmp_path, monkeypatch):
+    (tmp_path / "program.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    monkeypatch.setattr(frameworks, "DEADLINE", 3.0)
+    program = frameworks.Program("x", "torch", str(tmp_path / "program.py"), (sys.executable,))
+    found = frameworks.run_program(program, "stock")
+    assert found["outcome"] == "failed"
+    why, child, *_ = found["error"].splitlines()
+    assert why == "not ready after 3 s"
+    until = time.monotonic() + 30
+    while is_running(int(child)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    """Whether a process exists and has not ended; nobody may have waited for it yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

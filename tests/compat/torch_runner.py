@@ -42,7 +42,7 @@ def run_tests(place: str, ranks: int, start: str, tests: Sequence[str]) -> Itera
             log = Path(folder, "log")
             log.touch()
             command = [sys.executable, *WORKER, str(log), *left]
-            env = _environment(place, ranks, start)
+            env = _environment(place, ranks, start) | {"TMPDIR": folder}  # tests leave files there
             with Path(folder, "output").open("w+") as output:
                 worker = subprocess.Popen(
                     command, env=env, cwd=ROOT, stdout=output, stderr=output, start_new_session=True

@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint: FSDP2 trains, saves (also in the background), loads, and trains on."""
 
-import tempfile
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -14,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.compat.programs.result import report
+from tests.compat.programs.result import report, shared_folder
 
 dist.init_process_group("cpu:gloo")
 mesh = init_device_mesh("cpu", (2,))
@@ -47,22 +45,19 @@ def state(model, optimizer):
     return {"model": weights, "optimizer": moments}
 
 
-folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-dist.broadcast_object_list(folder)
-model, optimizer = made(1)
-train(model, optimizer, 10)
-dcp.save(state(model, optimizer), checkpoint_id=f"{folder[0]}/now")
-dcp.async_save(state(model, optimizer), checkpoint_id=f"{folder[0]}/background").result()
-train(model, optimizer, 20)
-for name in ("now", "background"):
-    other, its = made(2)
-    found = state(other, its)
-    dcp.load(found, checkpoint_id=f"{folder[0]}/{name}")
-    set_state_dict(other, its, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-    train(other, its, 20)
+with shared_folder() as folder:
+    model, optimizer = made(1)
+    train(model, optimizer, 10)
+    dcp.save(state(model, optimizer), checkpoint_id=f"{folder}/now")
+    dcp.async_save(state(model, optimizer), checkpoint_id=f"{folder}/background").result()
+    train(model, optimizer, 20)
+    for name in ("now", "background"):
+        other, its = made(2)
+        found = state(other, its)
+        dcp.load(found, checkpoint_id=f"{folder}/{name}")
+        set_state_dict(other, its, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        train(other, its, 20)
 assert losses[3:6] == losses[6:9] == losses[9:12], losses
-
-
 whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
 report(losses, get_model_state_dict(model, options=whole))
 dist.destroy_process_group()

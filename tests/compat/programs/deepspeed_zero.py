@@ -1,13 +1,12 @@
 """DeepSpeed: ZeRO of the stage that the argument names, gradient clipping, and a checkpoint read back."""
 
 import sys
-import tempfile
 
 import deepspeed
 import torch
 import torch.distributed as dist
 
-from tests.compat.programs.result import report
+from tests.compat.programs.result import report, shared_folder
 
 stage = int(sys.argv[1])
 deepspeed.init_distributed("gloo")
@@ -38,10 +37,9 @@ def step():
 
 for _ in range(4):
     step()
-folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-dist.broadcast_object_list(folder)
-engine.save_checkpoint(folder[0])
-engine.load_checkpoint(folder[0])
+with shared_folder() as folder:
+    engine.save_checkpoint(folder)
+    engine.load_checkpoint(folder)
 for _ in range(2):
     step()
 with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):

@@ -1,9 +1,23 @@
-"""How the programs of this folder tell what came out."""
+"""What the programs of this folder share: how they tell what came out, and a folder for checkpoints."""
 
+import contextlib
 import hashlib
 import json
+import shutil
+import tempfile
 
 import torch.distributed as dist
+
+
+@contextlib.contextmanager
+def shared_folder():
+    """A new folder, the same for all ranks, until the last of them leaves."""
+    name = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name)
+    yield name[0]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(name[0])
 
 
 def report(losses, weights=None):
