@@ -77,6 +77,18 @@ def test_a_framework_passes_with_stocks_losses_and_weights_only(losses, weights,
     assert found.get("outcome", "passed") == ("failed" if said else "passed")
 
 
+@pytest.mark.parametrize(
+    ("place", "codes", "said"),
+    [
+        ("shm", [0, 0, 0], {}),
+        ("shm", [0, -6, None], {"outcome": "failed", "error": "signal 6 ended rank 1"}),
+        ("stock", [0, -6, 0], {}),
+    ],
+)
+def test_a_rank_that_a_signal_ended_counts_with_the_switch(place, codes, said):
+    assert torch_runner.killed(place, {"outcome": "passed", "exit codes": codes}) == said
+
+
 PROGRAM = """
 import json, sys
 print("RESULT " + json.dumps({"losses": [1.0], "weights": "", "group": sys.argv[1]}))

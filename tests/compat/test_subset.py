@@ -28,7 +28,10 @@ TESTS = [
 @pytest.mark.timeout(300)
 def test_torchs_own_tests_pass_with_the_switch():
     pytest.importorskip("expecttest", reason="torch's tests need it")
-    outcomes = {one["test"]: one for one in torch_runner.run_tests("shm", 3, "fork", TESTS)}
+    outcomes = {
+        one["test"]: one | torch_runner.killed("shm", one)
+        for one in torch_runner.run_tests("shm", 3, "fork", TESTS)
+    }
     assert sorted(outcomes) == sorted(TESTS)
     bad = {name: one["error"] for name, one in outcomes.items() if one["outcome"] != "passed"}
     assert not bad, "\n".join(f"{name}: {error}" for name, error in bad.items())

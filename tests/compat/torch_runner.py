@@ -109,9 +109,19 @@ def compare(log: Log, tests: Sequence[str], again: bool, note: Note) -> None:
                     continue
                 say = note(f"{place}, {ranks} ranks{', again' if start == 'spawn' else ''}", len(these))
                 for found in run_tests(place, ranks, start, these):
-                    one = {"place": place, "ranks": ranks, "start": start} | found
+                    one = {"place": place, "ranks": ranks, "start": start} | found | killed(place, found)
                     log.add(one)
                     say(one)
+
+
+def killed(place: str, found: Outcome) -> Outcome:
+    """A test fails with the switch if a signal ended a rank; torch itself looks at rank 0 only."""
+    signals = {
+        r: -code for r, code in enumerate(found.get("exit codes", [])) if code is not None and code < 0
+    }
+    if place == "stock" or found["outcome"] != "passed" or not signals:
+        return {}
+    return {"outcome": "failed", "error": "; ".join(f"signal {s} ended rank {r}" for r, s in signals.items())}
 
 
 def failed(log: Log, place: str, ranks: int, tests: Sequence[str]) -> list[str]:

@@ -34,6 +34,7 @@ class TestTorch(distributed_test.TestDistBackend, distributed_test.DistributedTe
         self._start_processes(context.Process)
 
     def tearDown(self) -> None:
+        self.exit_codes = [process.exitcode for process in self.processes]
         for process in self.processes:
             process.kill()
             process.join()

@@ -28,7 +28,8 @@ def run_test(case: unittest.TestCase) -> dict[str, Any]:
     with output_in_file() as output:
         case.run(result)
         text = output.read_text(errors="replace")
-    found = {"seconds": round(time.monotonic() - began, 2)}
+    codes = getattr(case, "exit_codes", [])  # of ranks; none if the test was skipped before they started
+    found: dict[str, Any] = {"seconds": round(time.monotonic() - began, 2), "exit codes": codes}
     if bad := result.errors + result.failures:
         return found | {"outcome": "failed", "error": bad[0][1][-ENOUGH:], "output": text[-ENOUGH:]}
     if result.skipped:
