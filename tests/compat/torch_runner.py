@@ -21,6 +21,7 @@ RANKS = 3
 MORE_RANKS = {4: "world size of 4", 8: "small world size"}  # the reason why a test skips three ranks
 DEADLINE = 450.0  # seconds for one test; torch's own deadlines, which are shorter, show where the ranks are
 WORKER = ["-m", "tests.compat.worker"]
+ACCIDENTS = 20  # tests
 TEST_DEADLINE = "100"  # torch's for most tests
 
 
@@ -92,8 +93,9 @@ def all_tests() -> list[str]:
 def compare(log: Log, tests: Sequence[str], again: bool, note: Note) -> None:
     """Runs what the log lacks: all tests on stock, and those that pass there with the switch.
 
-    Ranks are forked, which takes a tenth of the time. If `again`, a test that fails is run again with ranks
-    that are spawned, as torch's own CI does, and the second outcome counts.
+    Ranks are forked, which takes a tenth of the time. If `again`, tests that fail are run again with ranks
+    that are spawned, as torch's own CI does, and the second outcome counts; unless so many fail that it is no
+    accident.
     """
     for ranks in (RANKS, *MORE_RANKS):
         wanted = list(tests)
@@ -105,7 +107,7 @@ def compare(log: Log, tests: Sequence[str], again: bool, note: Note) -> None:
             missing = [t for t in wanted if (place, ranks, t) not in log.found]
             for start in ("fork", "spawn"):
                 these = missing if start == "fork" else failed(log, place, ranks, missing)
-                if not these or (start == "spawn" and not again):
+                if not these or (start == "spawn" and (not again or len(these) > ACCIDENTS)):
                     continue
                 say = note(f"{place}, {ranks} ranks{', again' if start == 'spawn' else ''}", len(these))
                 for found in run_tests(place, ranks, start, these):

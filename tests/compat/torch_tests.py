@@ -14,7 +14,7 @@ import types
 
 import torch.multiprocessing
 
-if importlib.util.find_spec("torchcomms") is None:
+if "torchcomms" not in sys.modules and importlib.util.find_spec("torchcomms") is None:
     # With the switch torch's test helpers import torchcomms, to ask for which backends it has tests.
     sys.modules["torchcomms"] = types.ModuleType("torchcomms")
     sys.modules["torchcomms"].is_backend_built = lambda name: False  # type: ignore[attr-defined]
