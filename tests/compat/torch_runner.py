@@ -21,7 +21,7 @@ RANKS = 3
 MORE_RANKS = {4: "world size of 4", 8: "small world size"}  # the reason why a test skips three ranks
 DEADLINE = 450.0  # seconds for one test; torch's own deadlines, which are shorter, show where the ranks are
 WORKER = ["-m", "tests.compat.worker"]
-ACCIDENTS = 20  # tests
+ACCIDENTS = 10  # tests
 TEST_DEADLINE = "100"  # torch's for most tests
 
 

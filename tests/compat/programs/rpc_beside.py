@@ -10,14 +10,14 @@ from torch.distributed.optim import DistributedOptimizer
 
 from tests.compat.programs.result import report
 
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo")
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-other = f"worker{1 - rank}"
-losses = [rpc.rpc_sync(other, torch.add, (torch.ones(2), 1)).sum()]
-torch.manual_seed(rank)
-ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
-table = rpc.remote(other, torch.nn.Linear, (4, 1))
+
+# The other rank may call them as soon as RPC is there, so they come first.
+def linear():
+    """Weights without random numbers, whose order is not fixed between RPC's threads and the program's."""
+    module = torch.nn.Linear(4, 1)
+    for values in module.parameters():
+        torch.nn.init.constant_(values, 0.25)
+    return module
 
 
 def call(reference, x):
@@ -28,6 +28,15 @@ def parameters(reference):
     return [rpc.RRef(p) for p in reference.local_value().parameters()]
 
 
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+other = f"worker{1 - rank}"
+losses = [rpc.rpc_sync(other, torch.add, (torch.ones(2), 1)).sum()]
+torch.manual_seed(rank)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+dist.barrier()  # linear() draws random numbers too
+table = rpc.remote(other, linear)
 remote_parameters = rpc.rpc_sync(other, parameters, (table,))
 optimizer = DistributedOptimizer(torch.optim.SGD, remote_parameters, lr=0.05)
 dist.barrier()
