@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Fault = tuple[int, list[int], list[tuple[int, ...]], str, int]
-Message = tuple[bool, int, Tensor]
+Message = tuple[bool, int, Tensor, int]
 SymmHead = tuple[int, int, int, int, bool, int, float]
 SymmRefusal = tuple[int, int, int]
 SymmTile = tuple[int, int, int, int, int]

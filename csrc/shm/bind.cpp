@@ -84,7 +84,7 @@ nb::object run(Group& g, uint32_t code, int dtype, int red, double factor, int r
     return fault_tuple(fault);
 }
 
-// `messages`: a list of (is_send, peer, tensor).
+// `messages`: a list of (is_send, peer, tensor, tag).
 std::vector<Message> read_messages(nb::list messages) {
     std::vector<Message> list;
     for (nb::handle h : messages) {
@@ -92,7 +92,7 @@ std::vector<Message> read_messages(nb::list messages) {
         Tensor t;
         if (!read_tensor(item[2].ptr(), t)) throw nb::python_error();
         list.push_back({nb::cast<bool>(item[0]), nb::cast<int>(item[1]), buffer_of(t), t.dtype,
-                        static_cast<uint64_t>(t.numel)});
+                        static_cast<uint64_t>(t.numel), nb::cast<uint32_t>(item[3])});
     }
     return list;
 }

@@ -12,6 +12,7 @@
 // A method returns a Fault. Timeouts, lost peers and aborts break the group: it tells the other ranks, and
 // every later operation returns the same fault.
 #pragma once
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,6 +54,24 @@ struct Message {
     Buffer buffer;
     DType dtype;
     uint64_t count;
+    uint32_t tag = 0;  // goes to a receive with the same tag
+};
+
+// A message on its way, on one side.
+struct Transfer {
+    static constexpr uint64_t kUnmatched = ~uint64_t{0};
+    Message message;
+    size_t index = 0;
+    uint64_t number = kUnmatched;  // number of the message in its channel
+    uint64_t done = 0;             // bytes
+    uint64_t offered = 0;          // the tail of the channel once the receiver has read the offer
+    bool begun = false;            // the first chunk has arrived; an empty message has one, too
+    bool finished = false;
+    bool fresh = true;  // not looked at yet
+    Fault fault{};
+    // Of a message that arrived before a receive with its tag: its memory here.
+    std::unique_ptr<char[]> memory;
+    Transfer* early = nullptr;  // of a receive: the message with its tag that had arrived before
 };
 
 // Runs the program's signal handlers if they are due and this is the thread that runs them. Returns true if
@@ -209,6 +228,7 @@ class Group {
         uint64_t head = 0, tail = 0;  // chunks written for that rank, and read from it
     };
     std::vector<Ends> ends_;
+    std::list<Transfer> early_;  // messages that arrived before a receive with their tag, in order
     std::atomic<bool> aborted_{false}, is_broken_{false};
     std::mutex running_;
     std::mutex fault_mutex_;

@@ -12,6 +12,9 @@ namespace {
 
 constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
 
+// Whether `t` is a receive that no message has come for.
+bool waits(const Transfer& t) { return !t.message.send && !t.finished && t.number == Transfer::kUnmatched; }
+
 std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
 }  // namespace
@@ -70,27 +73,125 @@ bool Exchange::read_header(int peer, ChunkHeader& header) {
     return false;
 }
 
-// Whether the message at the front of the channel from `peer` is for `t`. A message goes to the first
-// receive, in the order of the calls, that accepts it.
-bool Exchange::match(Transfer& t, int peer) {
+// Whether a message that nobody has taken is at the front of the channel from `peer`; then also its header.
+// False with `damaged_` set if something is damaged.
+bool Exchange::front(int peer, ChunkHeader& header) {
     Channel& c = group_.segment_->channel(peer, group_.rank_);
     Group::Ends& ends = group_.ends_[size_t(peer)];
-    if (ends.received != ends.receives_done) return false;  // the previous message is still in progress
-    if (closed_[size_t(peer)] == pass_) return false;
     while (unread(peer) > 0) {
-        ChunkHeader header;
-        if (!read_header(peer, header)) return true;
-        if (header.message >= ends.received) {
-            t.number = ends.received++;
-            t.message.peer = peer;
-            return true;
-        }
+        if (!read_header(peer, header)) return false;
+        if (header.message >= ends.received) return true;
         c.tail.store(with_checksum(++ends.tail), std::memory_order_release);  // the rest of a refused message
         group_.waiter_.wake_others();
+    }
+    return false;
+}
+
+// The first whole message from `peer` with this tag that has arrived before a receive for it.
+Transfer* Exchange::early_from(int peer, uint32_t tag) {
+    for (Transfer& t : group_.early_) {
+        if (t.message.peer == peer && t.message.tag == tag && t.number != Transfer::kUnmatched)
+            return t.finished ? &t : nullptr;
+    }
+    return nullptr;
+}
+
+// Whether a message from `peer` is for `t`: one that has arrived early, or the one at the front of the
+// channel. A message goes to the first receive, in the order of the calls, that accepts it.
+bool Exchange::match(Transfer& t, int peer) {
+    Group::Ends& ends = group_.ends_[size_t(peer)];
+    if (!group_.early_.empty() && (t.early = early_from(peer, t.message.tag))) {
+        t.number = t.early->number;
+        t.early->number = Transfer::kUnmatched;  // taken
+        t.message.peer = peer;
+        return true;
+    }
+    if (ends.received != ends.receives_done) return false;  // the previous message is still in progress
+    if (closed_[size_t(peer)] == pass_) return false;
+    ChunkHeader header;
+    if (front(peer, header)) {
+        if (header.tag != t.message.tag) return false;
+        t.number = ends.received++;
+        t.message.peer = peer;
+        return true;
     }
     if (damaged_ >= 0) return true;
     closed_[size_t(peer)] = pass_;
     return false;
+}
+
+// Whether a message from `peer` has to be read into memory of its own: it, or the rest of it, stands before
+// those that receives wait for, and none of these has its tag.
+bool Exchange::can_store(int peer) {
+    for (Transfer& t : group_.early_) {
+        if (t.message.peer == peer && !t.finished) return unread(peer) > 0 || damaged_ >= 0;
+    }
+    Group::Ends& ends = group_.ends_[size_t(peer)];
+    if (ends.received != ends.receives_done || closed_[size_t(peer)] == pass_) return false;
+    ChunkHeader header;
+    if (!front(peer, header)) return damaged_ >= 0;
+    return std::none_of(transfers_.begin(), transfers_.end(), [&](const Transfer& t) {
+        return waits(t) && (t.message.peer == peer || t.message.peer < 0) && t.message.tag == header.tag;
+    });
+}
+
+// The ranks from which a message has to be stored now. None if no receive waits.
+std::vector<int> Exchange::storable() {
+    std::vector<int> ranks;
+    auto look = [&](int peer) {
+        if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end() && can_store(peer))
+            ranks.push_back(peer);
+    };
+    for (const Transfer& t : transfers_) {
+        if (!waits(t)) continue;
+        if (t.message.peer >= 0) {
+            look(t.message.peer);
+            continue;
+        }
+        for (int r = 0; r < group_.world_; ++r) {
+            if (r != group_.rank_) look(r);
+        }
+    }
+    return ranks;
+}
+
+Fault Exchange::store(int peer) {
+    for (Transfer& t : group_.early_) {
+        if (t.message.peer == peer && !t.finished) return step_recv(t);
+    }
+    ChunkHeader header;
+    if (!front(peer, header)) return {};
+    Transfer t;
+    t.memory.reset(new (std::nothrow) char[std::max<uint64_t>(header.total, 1)]);
+    if (!t.memory) {
+        return group_.break_group({FaultCode::kInternal, {group_.rank_}, {}, "no memory for a message"});
+    }
+    t.message = {false, peer, {t.memory.get(), header.total}, DType(header.dtype), header.count, header.tag};
+    t.number = group_.ends_[size_t(peer)].received++;
+    group_.early_.push_back(std::move(t));
+    return step_recv(group_.early_.back());
+}
+
+// Gives a receive the message that had arrived before it.
+void Exchange::take_early(Transfer& t) {
+    const Message& m = t.message;
+    const Message& arrived = t.early->message;
+    if (arrived.buffer.bytes != m.buffer.bytes || arrived.count != m.count || arrived.dtype != m.dtype) {
+        t.fault = mismatch(t, uint32_t(arrived.dtype), arrived.count);
+    } else if (m.buffer.bytes) {
+        std::memcpy(m.buffer.data, arrived.buffer.data, m.buffer.bytes);
+    }
+    group_.early_.remove_if([&](const Transfer& other) { return &other == t.early; });
+    t.early = nullptr;
+    t.finished = true;
+}
+
+Fault Exchange::mismatch(const Transfer& t, uint32_t dtype, uint64_t count) const {
+    const Message& m = t.message;
+    int me = group_.rank_;
+    Claim theirs{m.peer, uint32_t(OpCode::kSend), dtype, 0, me, count, 0};
+    Claim mine{me, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
+    return {FaultCode::kMismatch, both(me, m.peer), {theirs, mine}, "the sender's tensor differs"};
 }
 
 // Also returns true if something is damaged; `damaged_` is then the rank that wrote it.
@@ -106,7 +207,8 @@ bool Exchange::can_step(Transfer& t) {
         if (damaged_ >= 0) return true;
         return t.offered ? on_the_way == 0 : on_the_way < segment.layout().p2p_depth;
     }
-    if (t.number == kUnmatched) {
+    if (t.early) return true;
+    if (t.number == Transfer::kUnmatched) {
         if (peer >= 0) return match(t, peer);
         for (int r = 0; r < group_.world_; ++r) {
             if (r != me && match(t, r)) return true;
@@ -141,16 +243,11 @@ void Exchange::step_send(Transfer& t) {
                      Heap::holds(m.buffer.data, m.buffer.bytes);
         uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.buffer.bytes - t.done);
         Offer where = offer ? Group::offer_of(m.buffer.data) : Offer{};
-        ChunkHeader said{t.number,
-                         m.buffer.bytes,
-                         m.count,
-                         uint32_t(m.dtype),
-                         uint32_t(now),
-                         where.at,
-                         where.heap_size,
-                         int32_t(where.heap_fd),
-                         0,
-                         0};
+        ChunkHeader said{t.number,        m.buffer.bytes,
+                         m.count,         uint32_t(m.dtype),
+                         uint32_t(now),   where.at,
+                         where.heap_size, int32_t(where.heap_fd),
+                         m.tag,           0};
         said.checksum = said.expected_checksum(ends.head);
         std::memcpy(header, &said, sizeof said);
         char* chunk = reinterpret_cast<char*>(header + 1);
@@ -168,6 +265,10 @@ void Exchange::step_send(Transfer& t) {
 }
 
 Fault Exchange::step_recv(Transfer& t) {
+    if (t.early) {
+        take_early(t);
+        return {};
+    }
     const Message& m = t.message;
     int me = group_.rank_;
     Channel& c = group_.segment_->channel(m.peer, me);
@@ -177,11 +278,8 @@ Fault Exchange::step_recv(Transfer& t) {
         if (!read_header(m.peer, header)) return {};
         if (!t.begun && (header.total != m.buffer.bytes || header.count != m.count ||
                          header.dtype != static_cast<uint32_t>(m.dtype))) {
-            Claim theirs{m.peer, uint32_t(OpCode::kSend), header.dtype, 0, me, header.count, 0};
-            Claim mine{me, uint32_t(OpCode::kRecv), uint32_t(m.dtype), 0, m.peer, m.count, 0};
             c.rejected.store(with_checksum(t.number + 1), std::memory_order_release);
-            refuse(t,
-                   {FaultCode::kMismatch, both(me, m.peer), {theirs, mine}, "the sender's tensor differs"});
+            refuse(t, mismatch(t, header.dtype, header.count));
             group_.waiter_.wake_others();
             return {};
         }
@@ -213,7 +311,9 @@ Fault Exchange::step_recv(Transfer& t) {
 
 bool Exchange::any_movable() {
     begin_pass();
-    return std::any_of(transfers_.begin(), transfers_.end(), [this](Transfer& t) { return can_step(t); });
+    if (std::any_of(transfers_.begin(), transfers_.end(), [this](Transfer& t) { return can_step(t); }))
+        return true;
+    return !storable().empty();
 }
 
 bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
@@ -291,6 +391,10 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
             }
             if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
             if (t.finished) done.push_back({t.index, t.message.peer, t.fault});
+        }
+        for (int r : storable()) {
+            if (Fault f = store(r)) return f;
+            if (damaged_ >= 0) return group_.damaged(damaged_, "a message");
         }
         transfers_.remove_if([](const Transfer& t) { return t.finished; });
     }

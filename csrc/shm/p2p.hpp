@@ -31,23 +31,17 @@ class Exchange {
     size_t unfinished() const { return transfers_.size(); }
 
   private:
-    static constexpr uint64_t kUnmatched = ~uint64_t{0};
-    struct Transfer {
-        Message message;
-        size_t index;
-        uint64_t number = kUnmatched;  // number of the message in its channel
-        uint64_t done = 0;             // bytes
-        uint64_t offered = 0;          // the tail of the channel once the receiver has read the offer
-        bool begun = false;            // the first chunk has arrived; an empty message has one, too
-        bool finished = false;
-        bool fresh = true;  // not looked at yet
-        Fault fault{};
-    };
-
     bool can_step(Transfer& t);
     void step_send(Transfer& t);
     Fault step_recv(Transfer& t);
     bool match(Transfer& t, int peer);
+    bool front(int peer, ChunkHeader& header);
+    Transfer* early_from(int peer, uint32_t tag);
+    void take_early(Transfer& t);
+    bool can_store(int peer);
+    std::vector<int> storable();
+    Fault store(int peer);
+    Fault mismatch(const Transfer& t, uint32_t dtype, uint64_t count) const;
     // The number of chunks that wait to be read, as the reader or the writer counts. If the count is
     // impossible: 0, and `damaged_` is the rank that wrote it.
     uint64_t unread(int peer);

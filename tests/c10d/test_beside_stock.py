@@ -23,3 +23,8 @@ def test_what_modes_and_subclasses_see(tmp_path, backend):
     assert ["c10d.allreduce_", 2] in results[1]
     assert "c10d.allreduce_.default" in results[2]
     assert results[5] == [6.0] * 4
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_messages_with_tags(tmp_path, backend):
+    assert len(same_results(tmp_path, "tags.py", backend, ranks=3)) == 4

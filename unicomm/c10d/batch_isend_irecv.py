@@ -82,10 +82,13 @@ class BatchedWork(Work):
         self._issued().add_done_callback(lambda _: callback(self))
 
 
-def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any) -> Work:
-    """Issues a message of a process group, or adds it to the batch that it belongs to."""
+def post(engine: Engine, kind: str, tensor: torch.Tensor, peer: Any, tag: int) -> Work:
+    """Issues a message of a process group, or adds it to the batch that it belongs to.
+
+    On devices tags have no meaning, as with NCCL.
+    """
     if engine.executor.streams is None:
-        return send_or_receive(engine, kind, tensor, peer, None)
+        return send_or_receive(engine, kind, tensor, peer, None, tag)
     opened: _Batch | None = getattr(_here, "opened", None)
     if opened is not None and opened.key[0] is engine:
         return opened.add(kind, tensor, peer)

@@ -501,20 +501,22 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     @torch_method("send")
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        """Sends a tensor. Tags are not sent: messages between two ranks arrive in the order of the calls."""
-        return MessageWork(batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst), tensors)
+        """Sends a tensor. On the CPU a receive with the same tag gets it; on devices tags have no meaning."""
+        work = batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst, tag)
+        return MessageWork(work, tensors)
 
     @torch_method("recv")
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        return self._receive(tensors, src)
+        return self._receive(tensors, src, tag)
 
-    def _receive(self, tensors: Sequence[Tensor], src: int) -> dist.Work:
-        return MessageWork(batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src), tensors)
+    def _receive(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
+        work = batches.post(self._for(tensors[0])._engine, "recv", tensors[0], src, tag)
+        return MessageWork(work, tensors)
 
     @torch_method("recv_anysource")
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receives the next message from any rank. The Work's `source_rank()` returns the sender."""
-        return self._receive(tensors, ANY_RANK)
+        return self._receive(tensors, ANY_RANK, tag)
 
 
 not_traced(methods(UnicommProcessGroup, ("rank", "getRank", "size", "getSize")))

@@ -87,11 +87,11 @@ struct ChunkHeader {
     uint32_t bytes;          // of this chunk
     uint64_t at, heap_size;  // as in Offer; heap_size > 0: the whole message is there
     int32_t heap_fd;
-    uint32_t unused;
+    uint32_t tag;
     uint64_t checksum;  // of the fields above and the number of the chunk; `head` is written after it
     uint64_t expected_checksum(uint64_t number) const {
         return checksum_of(checksum_of(number, message, total, count),
-                           checksum_of(at, heap_size, uint32_t(heap_fd), 0), uint64_t(dtype) << 32 | bytes,
+                           checksum_of(at, heap_size, uint32_t(heap_fd), tag), uint64_t(dtype) << 32 | bytes,
                            1) |
                1;
     }

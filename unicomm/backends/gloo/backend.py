@@ -162,11 +162,11 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
         with self._in_messages(ordered, timeout, COMPARE) as awaits:
             self._group.set_timeout(self._limit)
             try:
-                for send, peer, tensor in ordered:
-                    # No name here may mean the group, such as its bound method.
-                    works.append(
-                        (self._group.send if send else self._group.recv)([tensor], peer, tag(tensor))
-                    )
+                # No name here may mean the group, such as its bound method.
+                works.extend(
+                    (self._group.send if m.send else self._group.recv)([m.tensor], m.peer, tag(m))
+                    for m in ordered
+                )
             except RuntimeError:
                 works.clear()
                 raise

@@ -9,26 +9,24 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
-
 from unicomm.backends.out_of_band import Awaited, OutOfBandBackend, OutOfBandExchange
 from unicomm.comms.backend import Completed
 from unicomm.comms.failures.daemon_pool import DaemonPool
-from unicomm.comms.operations.call import Message
+from unicomm.comms.operations.call import MOST_TAG, Message
 
 _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
-_MOST_TAG = (1 << 31) - 1
+_SPREAD = 0x9E3779B1  # an odd number, so that no two tags of one size become one
 
 Results = queue.SimpleQueue[RuntimeError | None]
 
 
-def tag(tensor: torch.Tensor) -> int:
-    """Returns a message's tag: its size, which both ends must have in common, as Gloo ends the process where
-    the sizes differ.
+def tag(message: Message) -> int:
+    """Returns Gloo's tag for a message: its size, changed by its own tag.
 
-    So a message of another size is another message, which nobody waits for; the fault channel finds out.
+    Both ends must have the size in common, as Gloo ends the process where the sizes differ. So a message of
+    another size is another message, which nobody waits for; the fault channel finds out.
     """
-    return tensor.nbytes & _MOST_TAG
+    return (message.tensor.nbytes ^ message.tag * _SPREAD) & MOST_TAG
 
 
 class GlooExchange(OutOfBandExchange):
@@ -41,14 +39,14 @@ class GlooExchange(OutOfBandExchange):
         self._results: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
 
     def _start(self, number: int, message: Message) -> None:
-        send, peer, tensor = message
+        send, peer, tensor, _ = message
         self._group().set_timeout(self._limit)
         if send:
-            work = self._group().send([tensor], peer, tag(tensor))
+            work = self._group().send([tensor], peer, tag(message))
         elif peer < 0:
-            work = self._group().recv_anysource([tensor], tag(tensor))
+            work = self._group().recv_anysource([tensor], tag(message))
         else:
-            work = self._group().recv([tensor], peer, tag(tensor))
+            work = self._group().recv([tensor], peer, tag(message))
         waiters.run(partial(_await_message, work, number, peer, self._limit, self._results))
 
     def _wait(self, timeout: float, limit: float) -> list[Completed]:

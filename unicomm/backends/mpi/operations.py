@@ -23,7 +23,7 @@ from unicomm._core import FaultCode
 from unicomm.backends.bootstrap import mpi_library
 from unicomm.backends.out_of_band import OutOfBandBackend, SignatureCheck, Sockets, checks_signatures
 from unicomm.comms.backend import PreparesOperations, Setup
-from unicomm.comms.errors import BackendError
+from unicomm.comms.errors import BackendError, UnsupportedError
 from unicomm.comms.failures.faults import Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
@@ -119,9 +119,18 @@ class Operations(OutOfBandBackend, PreparesOperations):
         """Starts a message and returns its request."""
         with self._message(message.tensor) as data:
             if message.send:
-                return self._comm.Isend(data, message.peer, _TAG)
+                return self._comm.Isend(data, message.peer, self._tag(message))
             source = self.MPI.ANY_SOURCE if message.peer < 0 else message.peer
-            return self._comm.Irecv(data, source, _TAG)
+            return self._comm.Irecv(data, source, self._tag(message))
+
+    def _tag(self, message: Message) -> int:
+        """Returns MPI's tag for a message."""
+        most = int(self._comm.Get_attr(self.MPI.TAG_UB)) if message.tag else _TAG
+        if (tag := _TAG + message.tag) > most:
+            raise UnsupportedError(
+                f"tag {message.tag} is more than this MPI has", hint=f"use tags up to {most - _TAG}"
+            )
+        return tag
 
     def check_size(self, message: Message, status: Any) -> None:
         """Raises if a message is shorter than its tensor here; MPI itself refuses a longer one."""

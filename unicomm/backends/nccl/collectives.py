@@ -117,7 +117,7 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
         handle = self._handle
         comm, stream = handle.alive(), handle.stream()
         with handle.on_device(), handle.group("Send/Recv"):
-            for send, peer, tensor in messages:
+            for send, peer, tensor, _ in messages:
                 function = handle.native.send if send else handle.native.recv
                 result = function(tensor.data_ptr(), tensor.nbytes, type_codes.BYTE, peer, comm, stream)
                 handle.check("Send/Recv", result)

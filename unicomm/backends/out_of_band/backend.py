@@ -119,7 +119,7 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
     ) -> Iterator[list[Awaited]]:
         """Runs messages as one operation. `compare`: seconds until the peers' sizes are asked for."""
         name = "batch" if len(messages) > 1 else "send" if messages[0].send else "recv"
-        awaits = [Awaited(m.peer, m.send, self.count(m.peer, m.send), m.tensor.nbytes) for m in messages]
+        awaits = [self.awaited(m) for m in messages]
         now = time.monotonic()
         with self._in_operation(Operation(name, 0, timeout, now + timeout, awaits, now + compare)):
             yield awaits
@@ -144,6 +144,15 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
         finally:
             self.channel.end()
             self._current = None
+
+    def awaited(self, message: Message) -> Awaited:
+        """Returns what the fault channel has to know of a message that begins now.
+
+        Only messages without a tag are numbered: the others need not arrive in the order of the calls.
+        """
+        send, peer, tensor, tag = message
+        number = 0 if tag or peer < 0 else self.count(peer, send)
+        return Awaited(peer, send, number, tensor.nbytes, tag)
 
     def count(self, peer: int, send: bool) -> int:
         """Returns the number of the next message to or from `peer`, counting it."""

@@ -42,10 +42,8 @@ class OutOfBandExchange(Exchange):
             backend.check_fault()
             fresh, self._fresh = self._fresh, []
             for message in fresh:
-                send, peer, tensor = message
                 self._start(self._added, message)
-                number = backend.count(peer, send) if peer >= 0 else 0
-                self._running[self._added] = Awaited(peer, send, number, tensor.nbytes)
+                self._running[self._added] = backend.awaited(message)
                 self._added += 1
             return self._wait(timeout, limit)
         except CommError:
@@ -57,7 +55,8 @@ class OutOfBandExchange(Exchange):
 
     def _completed(self, number: int, source: int) -> Completed:
         """Takes note that a message has completed. `source`: its peer, also for a receive from any rank."""
-        if self._running.pop(number).peer < 0:
+        awaited = self._running.pop(number)
+        if awaited.peer < 0 and not awaited.tag:
             self._backend.count(source, send=False)
         return number, source, None
 

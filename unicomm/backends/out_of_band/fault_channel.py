@@ -34,12 +34,16 @@ _LOOK = 0.01  # seconds between two looks
 
 
 class Awaited(NamedTuple):
-    """A message that a rank waits for; `peer` is -1 for a receive from any rank."""
+    """A message that a rank waits for; `peer` is -1 for a receive from any rank.
+
+    `number`: among the messages without a tag that go one way between two ranks; 0 if it has none.
+    """
 
     peer: int
     send: bool
     number: int
     nbytes: int
+    tag: int = 0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -277,7 +281,7 @@ class FaultChannel:
             self.sent.get(peer, 0),
             self.taken.get(peer, 0),
             where_is(self._thread),
-            tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer),
+            tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer and m.number),
         )
 
     def on_time(self, now: float) -> None:
@@ -347,11 +351,12 @@ class FaultChannel:
         """Whether the operation waits for `peer`; without an answer, for one that has finalized."""
         if operation.number:
             return (self._left[peer] if answer is None else answer.entered) < operation.number
-        for other, send, number, _ in operation.awaits:
-            if other not in (peer, -1):
+        for m in operation.awaits:
+            if m.peer not in (peer, -1):
                 continue
-            # A receive from any rank waits for every rank: nobody knows which one was to send.
-            if answer is None or other == -1 or (answer.taken if send else answer.sent) < number:
+            # A receive from any rank waits for every rank: nobody knows which one was to send. Nor does the
+            # peer's count tell of messages with tags.
+            if answer is None or not m.number or (answer.taken if m.send else answer.sent) < m.number:
                 return True
         return False
 

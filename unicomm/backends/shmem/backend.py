@@ -297,7 +297,7 @@ class ShmemBackend(OutOfBandBackend, UsesStreams, ChoosesDevice, HasSymmetricMem
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         outgoing: dict[int, list[torch.Tensor]] = {}
         incoming: dict[int, list[torch.Tensor]] = {}
-        for send, peer, tensor in messages:
+        for send, peer, tensor, _ in messages:
             (outgoing if send else incoming).setdefault(peer, []).append(tensor)
 
         def move() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unicomm.comms.backend import OpensExchange
-from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.call import MOST_TAG, Call, Message
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
 from unicomm.comms.options import Hints, Timeout
 from unicomm.comms.work import Work
@@ -47,14 +47,17 @@ def messages(
     return engine.issue(IssuedOperation(name, calls, run, limit, bool(async_op)))
 
 
-def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout) -> Work:
+def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, tag: int = 0) -> Work:
     """Issues a "send" or "recv" that runs beside its neighbours; a receive may have `ANY_RANK` as its peer.
 
-    The operation is asynchronous. On a device it goes to the communicator's stream.
+    The operation is asynchronous. On a device it goes to the communicator's stream, and the tag has no
+    meaning.
     """
     engine.check_open(kind)
     engine.check_capture(kind)
     row = OPERATIONS[kind]
+    if not 0 <= tag <= MOST_TAG:
+        engine.invalid(kind, f"tag={tag!r} is not in range [0, {MOST_TAG}]", "use a smaller tag")
     if kind == "recv" and peer == ANY_RANK:
         backend = engine.backend
         if not (isinstance(backend, OpensExchange) and backend.receives_from_any):
@@ -62,10 +65,11 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout) ->
         message = Message(False, ANY_RANK, engine.check.check_tensor(row, "tensor", tensor))
     else:
         short = engine.fast.send if kind == "send" else engine.fast.recv
-        done: Work | bool = short(tensor, peer, True, None, timeout)
+        done: Work | bool = False if tag else short(tensor, peer, True, None, timeout)
         if isinstance(done, Work):
             return done
         message = _check_message(engine, row, tensor, peer)
+    message = message._replace(tag=tag)
     limit = engine.per_op(kind, None, timeout)
 
     def run() -> None:
@@ -78,7 +82,9 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout) ->
 def _call(row: Operation, message: Message, timeout: float, async_op: bool) -> Call:
     tensors = [message.tensor]
     inputs, outputs = (tensors, []) if message.send else ([], tensors)
-    return Call(row, inputs, outputs, peer=message.peer, timeout=timeout, async_op=bool(async_op))
+    call = Call(row, inputs, outputs, peer=message.peer, timeout=timeout, async_op=bool(async_op))
+    call.tag = message.tag
+    return call
 
 
 def _check_message(engine: Engine, row: Operation, tensor: Any, peer: Any) -> Message:

@@ -30,6 +30,7 @@ class Call:
         extra: anything else that all ranks must agree on, as 64 bits.
         prepared: the handle of a persistent operation, for a backend that prepares them.
         timeout: seconds from the start of the operation.
+        tag: of a message, see `Message`.
     """
 
     operation: Operation
@@ -48,6 +49,7 @@ class Call:
     extra: int = field(default=0, init=False)
     prepared: object = field(default=None, init=False)
     seq: int = field(default=0, init=False)
+    tag: int = field(default=0, init=False)
     deadline: float = field(default=0.0, init=False)
 
     def start_clock(self) -> None:
@@ -73,7 +75,7 @@ class Call:
     @property
     def message(self) -> Message:
         """The call of a point-to-point operation, or of one in a batch, as a message."""
-        return Message(bool(self.inputs), self.peer, (self.inputs or self.outputs)[0])
+        return Message(bool(self.inputs), self.peer, (self.inputs or self.outputs)[0], self.tag)
 
     @property
     def signature(self) -> tuple[int, int, int, int, int, int]:
@@ -87,12 +89,21 @@ class Call:
         return new
 
 
+#: The greatest tag of a message.
+MOST_TAG = (1 << 31) - 1
+
+
 class Message(NamedTuple):
-    """One message of an exchange: `tensor` to or from rank `peer`."""
+    """One message of an exchange: `tensor` to or from rank `peer`.
+
+    `tag`, from 0 to `MOST_TAG`: a message goes to a receive with the same tag. Messages with one tag keep
+    their order. Backends with streams ignore tags.
+    """
 
     send: bool
     peer: int
     tensor: torch.Tensor
+    tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
