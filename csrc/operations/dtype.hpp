@@ -24,7 +24,12 @@ enum class DType : uint8_t {
     kBool = 15,
     kComplex64 = 16,
     kComplex128 = 17,
-    kOther = 18,  // moved as bytes, never reduced
+    // Moved as bytes, never reduced.
+    kOther = 18,
+    kFloat8E8M0FNU = 19,
+    kFloat4E2M1FNX2 = 20,
+    kFloat8E4M3FNUZ = 21,
+    kFloat8E5M2FNUZ = 22,
 };
 
 inline int dtype_bytes(DType t) {

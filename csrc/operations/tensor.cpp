@@ -43,6 +43,7 @@ struct CachedType {
 thread_local CachedType cached;
 
 DType dtype_of(const DLDataType& t) {
+    if (t.lanes == 2 && t.code == 17 && t.bits == 4) return DType::kFloat4E2M1FNX2;
     if (t.lanes != 1) return DType::kOther;
     switch (t.code * 256 + t.bits) {
         case 0 * 256 + 8:
@@ -79,6 +80,12 @@ DType dtype_of(const DLDataType& t) {
             return DType::kFloat8E4M3;
         case 12 * 256 + 8:
             return DType::kFloat8E5M2;
+        case 11 * 256 + 8:
+            return DType::kFloat8E4M3FNUZ;
+        case 13 * 256 + 8:
+            return DType::kFloat8E5M2FNUZ;
+        case 14 * 256 + 8:
+            return DType::kFloat8E8M0FNU;
         default:
             return DType::kOther;
     }

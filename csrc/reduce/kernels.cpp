@@ -161,8 +161,7 @@ void run(DType dtype, Red red, const FoldArguments& args) {
             return run_complex<float>(red, args);
         case DType::kComplex128:
             return run_complex<double>(red, args);
-        case DType::kNone:
-        case DType::kOther:
+        default:  // moved, never reduced
             return;
     }
 }

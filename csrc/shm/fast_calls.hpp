@@ -52,7 +52,7 @@ class FastCalls {
             return false;
         }
         if (t.device_type != 1 || !t.contiguous || (!t.data && t.numel)) return false;
-        if (t.dtype == DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128)
+        if (t.dtype >= DType::kOther || t.dtype == DType::kComplex64 || t.dtype == DType::kComplex128)
             return false;
         return t.numel != 1 || t.dtype > DType::kFloat16 || !negated(tensor);
     }

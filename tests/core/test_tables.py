@@ -8,7 +8,7 @@ import torch
 from tests import ROOT
 from unicomm import _core
 from unicomm.comms.operations import recording
-from unicomm.comms.operations.dtypes import DTYPES, OTHER
+from unicomm.comms.operations.dtypes import DTYPES, NAMES, OTHER
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.flight_recorder.ring import reader as ring
@@ -40,6 +40,7 @@ def test_operation_codes_are_unique():
 
 def test_dtypes():
     names = {"none": 0, "other": OTHER}
+    names |= {flat(name): code for code, name in NAMES.items() if code > OTHER}
     for info in DTYPES.values():
         names[flat(info.name).removesuffix("fn")] = info.code
     assert enum("operations/dtype.hpp", "DType") == names

@@ -35,17 +35,33 @@ _ROWS = [
     (17, torch.complex128, "complex"),
 ]
 OTHER = 18  # any other type: can be moved, cannot be reduced
+# Types that can be moved, not reduced, and that records and mismatches name: those of the OCP's microscaling
+# formats, and AMD's float8. Older versions of torch lack some.
+_MOVED = {
+    19: "float8_e8m0fnu",
+    20: "float4_e2m1fn_x2",
+    21: "float8_e4m3fnuz",
+    22: "float8_e5m2fnuz",
+}
 
+#: The types that can be reduced.
 DTYPES: dict[torch.dtype, DTypeInfo] = {
     dtype: DTypeInfo(code, dtype, str(dtype).removeprefix("torch."), kind) for code, dtype, kind in _ROWS
 }
-NAMES: dict[int, str] = {0: "", OTHER: "other", **{info.code: info.name for info in DTYPES.values()}}
+NAMES: dict[int, str] = {
+    0: "",
+    OTHER: "other",
+    **{info.code: info.name for info in DTYPES.values()},
+    **_MOVED,
+}
+_CODES: dict[torch.dtype, int] = {info.dtype: info.code for info in DTYPES.values()} | {
+    getattr(torch, name): code for code, name in _MOVED.items() if hasattr(torch, name)
+}
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """The core's number for `dtype`; `OTHER` for a type that it can only move."""
-    info = DTYPES.get(dtype)
-    return OTHER if info is None else info.code
+    """The core's number for `dtype`; `OTHER` for a type that has no number of its own."""
+    return _CODES.get(dtype, OTHER)
 
 
 def describe(tensor: torch.Tensor) -> tuple[int, int, int, int, int, tuple[int, ...]]:
