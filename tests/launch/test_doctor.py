@@ -254,3 +254,7 @@ def test_what_the_switch_would_do(available, version, words, monkeypatch):
     if version:
         monkeypatch.setattr(torch, "__version__", version)
     assert words in finding(doctor.collect()["core"], "switch")["detail"]
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert (
+        "no effect: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in finding(doctor.collect()["core"], "switch")["detail"]
+    )

@@ -104,6 +104,13 @@ def test_options_and_arguments_are_passed_on(launch, rings, code, tmp_path):
     assert len(list(rings.iterdir())) == bool(code)
 
 
+def test_a_torch_that_loads_no_backends_is_told(launch, monkeypatch):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    status, said = ended(launch("--nproc_per_node=1", PROGRAMS / "told.py", 0))
+    assert status == 0, said
+    assert "torch.distributed stays as it is: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in said
+
+
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit) as at_once:
         run.main(["--help"])

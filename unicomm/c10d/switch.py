@@ -23,6 +23,7 @@ from typing import Any
 from .choice import NAME
 
 VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 _log = logging.getLogger("unicomm")
 
@@ -54,6 +55,13 @@ def register() -> None:
 
     if is_available() and NAME not in Backend.backend_list:
         Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda", "xpu"])
+
+
+def autoload_off() -> str:
+    """Returns the reason why torch never calls `autoload`, or an empty text if it does."""
+    if os.environ.get(_AUTOLOAD, "1") != "0":
+        return ""
+    return f"{_AUTOLOAD}=0 keeps torch from loading unicomm; unset it"
 
 
 def why_not() -> str:

@@ -37,6 +37,13 @@ class OldMock(MockDLPack):
         return self.memory.__dlpack__()
 
 
+class MockJax(OldMock):
+    """JAX's arrays: immutable, which they do not say."""
+
+
+MockJax.__module__ = "jaxlib._jax"
+
+
 class MockCopying(MockDLPack):
     """One that exports a copy, and says so."""
 
@@ -134,7 +141,9 @@ def test_what_is_read_only_is_read_and_not_written(raised):
             raised(comm.broadcast, MockCopying(kept[2]), 0, False),
             raised(comm.recv, frozen(), 1 - comm.get_rank(), False),
             raised(comm.all_reduce, MockRefusing(kept[2]), SUM, False),
+            raised(comm.all_reduce, MockJax(kept[2]), SUM, False),
         ]
+        comm.all_gather_single(out, MockJax(kept[2]), False)
         comm.barrier(False)
         assert [k.tolist() for k in kept] == [[0, 1]] * 3
         return errors
@@ -145,12 +154,13 @@ def test_what_is_read_only_is_read_and_not_written(raised):
         "gives a copy",
         "is read-only",
         "BufferError: needs its gradient",
+        "is immutable",
     ]
     for errors in run_ranks(program, 2):
         for error, text in zip(errors, texts, strict=True):
             assert isinstance(error, InvalidArgumentError)
             assert text in error.message
-            assert error.hint.startswith("pass a ")
+            assert error.hint.startswith(("pass a ", "receive into a tensor"))
 
 
 def test_an_array_lives_as_long_as_its_operation():

@@ -15,6 +15,8 @@ from torch.utils.dlpack import from_dlpack
 
 _READ_ONLY, _COPIED = 1, 2  # bits of DLManagedTensorVersioned::flags
 _VERSIONED = b"dltensor_versioned"
+#: Packages whose arrays nobody may write to and do not say so: JAX passes DLPack's older form, without flags.
+_IMMUTABLE = frozenset({"jax", "jaxlib"})
 _FLAGS_AT = 24  # behind the version and two pointers
 _api = ctypes.pythonapi
 _is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
@@ -104,6 +106,11 @@ class _Exporter:
 
 
 def _from_dlpack(array: SupportsDLPack, writes: bool) -> torch.Tensor:
+    if writes and type(array).__module__.partition(".")[0] in _IMMUTABLE:
+        raise NoTensorError(
+            "is immutable, as all arrays of JAX are",
+            "receive into a tensor or a numpy array, then call jax.numpy.asarray",
+        )
     exporter = _Exporter(array)
     try:
         tensor = from_dlpack(exporter, copy=False)

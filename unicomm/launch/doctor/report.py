@@ -141,7 +141,7 @@ def _switch() -> Finding:
     from unicomm.c10d import switch
 
     try:
-        reason = switch.why_not()
+        reason = switch.autoload_off() or switch.why_not()
         on = os.environ.get(switch.VARIABLE, "0") not in ("", "0")
     except Exception as error:
         reason, on = line_of(error), False

@@ -184,6 +184,8 @@ def _missing() -> str:
 def _set_environment(options: argparse.Namespace) -> None:
     """Sets the environment that the ranks inherit."""
     os.environ[switch.VARIABLE] = "1"
+    if reason := switch.autoload_off():
+        print(f"unicomm run: torch.distributed stays as it is: {reason}", file=sys.stderr)
     if options.backend is not None:
         os.environ[CHOICE] = options.backend
     if options.run_path and options.start_method == "fork":
