@@ -104,9 +104,10 @@ def test_options_and_arguments_are_passed_on(launch, rings, code, tmp_path):
     assert len(list(rings.iterdir())) == bool(code)
 
 
-def test_a_torch_that_loads_no_backends_is_told(launch, monkeypatch):
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    status, said = ended(launch("--nproc_per_node=1", PROGRAMS / "told.py", 0))
+def test_a_torch_that_loads_no_backends_is_told(start):
+    environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    arguments = ("--nproc_per_node=1", PROGRAMS / "told.py", 0)
+    status, said = ended(start("unicomm_run.py", None, *arguments, environments=[environment])[0])
     assert status == 0, said
     assert "torch.distributed stays as it is: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in said
 
