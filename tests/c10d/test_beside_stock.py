@@ -28,3 +28,10 @@ def test_what_modes_and_subclasses_see(tmp_path, backend):
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_messages_with_tags(tmp_path, backend):
     assert len(same_results(tmp_path, "tags.py", backend, ranks=3)) == 4
+
+
+@pytest.mark.timeout(400)
+def test_compiled_programs(tmp_path):
+    results = same_results(tmp_path, "compiled.py", "auto")
+    assert results[-2] == ["_c10d_functional.all_reduce.default", "_c10d_functional.wait_tensor.default"]
+    assert results[-1] == [10.0] * 4
