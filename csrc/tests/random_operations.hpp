@@ -150,14 +150,24 @@ inline Fault one_operation(Group& g, std::mt19937& rng) {
         case 5:
             if (Fault f = g.barrier(op_of(OpCode::kBarrier, 0))) return f;
             break;
-        case 6: {  // a ring, with two messages each way in one batch
+        case 6: {  // a ring, with two messages each way in one batch; by their tags, in another order
             auto a = filled(me, n), b = filled(me + 100, n);
             Data ra(n), rb(n);
             int to = (me + 1) % world, from = (me + world - 1) % world;
-            std::vector<Message> batch{{true, to, buffer(a, 0, n), DType::kInt32, n},
-                                       {true, to, buffer(b, 0, n), DType::kInt32, n},
-                                       {false, from, buffer(ra, 0, n), DType::kInt32, n},
-                                       {false, from, buffer(rb, 0, n), DType::kInt32, n}};
+            uint32_t tag_a = uint32_t(rng() % 3), tag_b = uint32_t(rng() % 3);
+            Message receive_a{false, from, buffer(ra, 0, n), DType::kInt32, n, tag_a};
+            Message receive_b{false, from, buffer(rb, 0, n), DType::kInt32, n, tag_b};
+            bool turned = tag_a != tag_b;
+            std::vector<Message> batch{{true, to, buffer(a, 0, n), DType::kInt32, n, tag_a},
+                                       {true, to, buffer(b, 0, n), DType::kInt32, n, tag_b},
+                                       turned ? receive_b : receive_a,
+                                       turned ? receive_a : receive_b};
+            if (turned &&
+                rng() % 2) {  // the receives one after the other: what the first has not the tag of is kept
+                std::vector<Message> first{batch[0], batch[1], batch[2]}, second{batch[3]};
+                if (Fault f = g.exchange(first, now_ns() + limit_ns)) return f;
+                batch = second;
+            }
             if (Fault f = g.exchange(batch, now_ns() + limit_ns)) return f;
             for (size_t i = 0; i < n; ++i) {
                 expect(ra[i] == value(from, i) && rb[i] == value(from + 100, i), "exchange data");
