@@ -1,4 +1,4 @@
-"""Compiled and exported programs with collectives, and FSDP1, in a group whose backend the program leaves out.
+"""Compiled and exported programs with collectives, and FSDP1. The program names no backend.
 
 compiled.py FOLDER: each rank writes its results to FOLDER/RANK.
 """
@@ -45,8 +45,7 @@ def summed(x):
 
 
 graphs = torch.compile(summed, dynamic=True, fullgraph=True)
-for n in (3, 5, 9):
-    results.append(graphs(torch.full((n,), rank + 1.0)).tolist())
+results += [graphs(torch.full((n,), rank + 1.0)).tolist() for n in (3, 5, 9)]
 
 
 def inplace(x):
