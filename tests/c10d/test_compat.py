@@ -35,6 +35,8 @@ PARTS = {
     ),
     "torch._C._dynamo.eval_frame": ("_FrameAction", "_FrameExecStrategy", "set_code_exec_strategy"),
     "torch._library.opaque_object": ("MemberType",),
+    "torch.distributed._functional_collectives": ("_maybe_wrap_tensor", "AsyncCollectiveTensor"),
+    "torch.fx.experimental.proxy_tensor": ("ProxyTorchDispatchMode",),
     "torch.autograd.profiler": ("_run_on_profiler_start", "_disable_profiler", "_is_profiler_enabled"),
     "torch.distributed.rendezvous": ("_rendezvous_handlers",),
     "torch.distributed.distributed_c10d": (

@@ -12,10 +12,11 @@ from tests.old_torch import not_with_old_torch
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 @not_with_old_torch("has no custom operators that take process groups")
-def test_compiled():
-    done = torchrun(2, PROGRAMS / "functional.py", TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+@pytest.mark.parametrize(("program", "checks"), [("functional.py", 8), ("functional_compiled.py", 7)])
+def test_compiled(program, checks):
+    done = torchrun(2, PROGRAMS / program, TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
     said = [json.loads(text) for text in re.findall(r'\{"results": .*?\}\}', done.stdout)]
     assert len(said) == 2, done.stdout[-3000:] + done.stderr[-6000:]
     for rank in said:
         assert {k: v for k, v in rank["results"].items() if v != "ok"} == {}
-        assert len(rank["results"]) == 8
+        assert len(rank["results"]) == checks

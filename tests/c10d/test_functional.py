@@ -57,6 +57,27 @@ CASES = {
         lambda r: (sum(IN_SPLITS[r]), 2),
         lambda xs: [torch.cat([rows(x, IN_SPLITS[i], r) for i, x in enumerate(xs)]) for r in range(N)],
     ),
+    "gather": (
+        lambda r: (1,),
+        lambda r: (2, 3),
+        lambda xs: [xs[0][:0], torch.cat(xs), xs[2][:0]],
+    ),
+    "gather scalar": (
+        lambda r: (0,),
+        lambda r: (),
+        lambda xs: [torch.stack(xs), torch.stack([xs[1]])[:0], torch.stack([xs[2]])[:0]],
+    ),
+    "scatter": (
+        lambda r: (1, 2),
+        lambda r: (6 if r == 1 else r, 2),
+        lambda xs: [part(xs[1], r) for r in range(N)],
+    ),
+    "reduce_to_root": (lambda r: (2,), lambda r: (4,), lambda xs: [xs[0] * 0, xs[1] * 0, sum(xs)]),
+    "gather_to_root": (
+        lambda r: (0, [6, 2] if r == 0 else [r, 2]),
+        lambda r: (2, 2),
+        lambda xs: [torch.cat(xs), xs[1][:1] * 0, xs[2] * 0],
+    ),
     "permute": (
         lambda r: (PERMUTATION,),
         lambda r: (2, 2),
@@ -143,6 +164,10 @@ def test_torch_finds_nothing_to_object(name):
         "all_to_all_v_single": ([2], [2]),
         "broadcast": (0,),
         "broadcast_": (0,),
+        "gather": (0,),
+        "reduce_to_root": (0,),
+        "gather_to_root": (0, [2, 3]),
+        "scatter": (0, 2),
     }
     takes_op = "str op" in functional.OPS[name].arguments
     arguments = special.get(name, ("sum",) if takes_op else ())
@@ -178,6 +203,8 @@ def test_errors_come_before_anything_happens(raised):
         assert "is no reduction" in str(raised(functional.all_reduce, x, "median", comm))
         assert "cut into 2 equal parts" in str(raised(functional.reduce_scatter_single, x, "sum", comm))
         assert "no permutation" in str(raised(functional.permute, x, [0, 0], comm))
+        assert "does not have 2 rows for each" in str(raised(functional.scatter, x, comm.get_rank(), 2, comm))
+        assert "root=2 is no rank" in str(raised(functional.gather, x, 2, comm))
         y = functional.all_reduce(x, "max", comm)
         assert type(raised(y.sum().backward)) is UnsupportedError
         assert functional.all_reduce(torch.ones(1), "sum", comm).item() == 2.0

@@ -19,7 +19,12 @@ process_group_work.py  the Work objects and futures that a process group returns
 batch_isend_irecv.py   the messages of one `batch_isend_irecv` as one group, on devices
 device_mesh.py         a DeviceMesh over existing communicators
 functional.py          collectives as functions and custom operators (`unicomm.functional`)
+functional_table.py    the table of custom operators
 functional_kernels.py  kernel, shape function and gradient of each custom operator
+functional_declare.py  declares the table's operators to torch
+functional_async.py    asynchronous forms, which Inductor reorders
+functional_messages.py send, receive and barrier in graphs
+functional_methods.py  what torch.compile traces for a communicator's methods
 compat.py              torch's private parts, by version; imports nothing of unicomm
 """
 

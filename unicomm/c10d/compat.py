@@ -1,7 +1,7 @@
 """The private parts of torch that unicomm uses. No other module names one.
 
 Each function or constant here stands for a private part and says what that part is. "Since" names the first
-torch that has it; without it, every torch from 2.11 on has it. tests/torch_distributed/test_compat.py holds
+torch that has it; without it, every torch from 2.11 on has it. tests/c10d/test_compat.py holds
 each torch version to what is written here.
 
 This module imports nothing of unicomm, so any module may import it.
@@ -211,10 +211,9 @@ def backend_of_group(group: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 def replace_split_of_new_group(function: Callable[..., Any]) -> None:
-    """Has `dist.new_group` call `function` while the switch is on. Since 2.12 or 2.13.
+    """Has `dist.new_group` call `function`, with its keyword arguments, while the switch is on.
 
-    `function` gets the keyword arguments of `new_group`. Where torch's `new_group` does not split the default
-    group, nothing changes.
+    Where torch's `new_group` does not split the default group, nothing changes. Since 2.12 or 2.13.
     """
     if hasattr(c10d, "_new_group_via_split_group"):
         c10d._new_group_via_split_group = function
@@ -360,35 +359,52 @@ OpaqueBase: Any = (
 )
 
 
-def register_custom_class(cls: type, constant: tuple[str, ...]) -> str | None:
+def register_custom_class(
+    cls: type,
+    constant: tuple[str, ...],
+    traced: tuple[str, ...] = (),
+    guard: Callable[[Any], list[Any]] | None = None,
+) -> str | None:
     """Makes `cls` a type of arguments of custom operators. Returns its name in schemas.
 
-    `constant`: the methods whose result stays the same for the whole life of an object. Returns None when
-    torch takes no objects as arguments. torch calls such classes opaque types, from 2.14 on custom classes.
+    `constant`: methods whose result never changes. `traced`: see `trace_instead`. `guard` returns what a
+    graph takes as constants of an object. Returns None when torch takes no objects as arguments.
     """
     where = "torch._library.opaque_object"
     as_opaque, as_custom = _find(where, "register_opaque_type"), _find(where, "register_custom_class")
     members = _find(where, "MemberType")
     if members is None or (as_opaque is None and as_custom is None):
         return None
-    same = dict.fromkeys(constant, members.USE_REAL)
+    known = dict.fromkeys(constant, members.USE_REAL) | dict.fromkeys(traced, members.INLINED)
     if as_opaque is not None:
-        as_opaque(cls, typ="reference", members=same)
+        as_opaque(cls, typ="reference", members=known, guard_fn=guard)
     else:
-        as_custom(cls, typ="symbolic", members=same)
+        as_custom(cls, typ="symbolic", members=known, guard_fn=guard)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def register_process_groups() -> str | None:
+def register_process_groups(cls: type, guard: Callable[[Any], list[Any]]) -> str | None:
     """Makes `ProcessGroup` a type of arguments of custom operators. Returns its name in schemas.
 
-    torch itself does so no earlier than it needs it. None where torch cannot. Since 2.12 or 2.13.
+    `cls`, a class of groups, gets the guard that torch's own registration lacks. None before 2.12 or 2.13.
     """
     register = _find("torch.distributed.device_mesh", "_register_distributed_opaque_types")
     if register is None:
         return None
     register()
+    same = ("size", "rank", "_get_backend_name", "group_name", "group_desc", "__eq__", "__ne__")
+    register_custom_class(cls, same, guard=guard)
     return f"{dist.ProcessGroup.__module__}.{dist.ProcessGroup.__qualname__}"
+
+
+def trace_instead(method: Any, function: Callable[..., Any]) -> None:
+    """Has torch.compile trace `function` in place of `method`, without importing the compiler."""
+    method._torchdynamo_inline = function
+
+
+def wait_at_first_use() -> Any:
+    """Returns torch's function from a started collective of `_c10d_functional` to a tensor that waits."""
+    return _find("torch.distributed._functional_collectives", "_maybe_wrap_tensor")
 
 
 def real_object(value: Any) -> Any:
@@ -404,9 +420,7 @@ def schema_of(overload: Any) -> Any:
 def not_traced(functions: Iterable[Any]) -> None:
     """Has torch.compile treat functions like C++ code: it neither traces into them nor compiles them.
 
-    Otherwise it would try both, also where C++ calls back into Python, and would fail at the first attribute
-    of an opaque object. Only functions are marked. `torch.compiler.disable` has the same effect, but imports
-    the compiler and puts a call around every call.
+    `torch.compiler.disable` does the same, but imports the compiler. Only functions are marked.
     """
     frames: Any = _find("torch._C._dynamo.eval_frame", "set_code_exec_strategy") and importlib.import_module(
         "torch._C._dynamo.eval_frame"
@@ -517,9 +531,9 @@ add_trace_metadata = _add_metadata_json
 profiler_enabled = _profiler_enabled
 #: A context manager in C++ that is an event of the profiler.
 RecordFunction = _RecordFunctionFast
-#: Opens an event of a name, with tensors whose shapes it shows. Returns a handle.
+#: Opens an event of a name, with tensors whose shapes it shows. Returns a handle, for `close_event`.
 open_event: Callable[..., Any] = torch._C._autograd._record_function_with_args_enter
-#: Closes such an event. The profiler calls it asynchronous if another thread than the first closes it.
+#: The profiler calls an event asynchronous if another thread than the first closes it.
 close_event: Callable[[Any], None] = torch._C._autograd._record_function_with_args_exit
 
 
