@@ -531,10 +531,10 @@ add_trace_metadata = _add_metadata_json
 profiler_enabled = _profiler_enabled
 #: A context manager in C++ that is an event of the profiler.
 RecordFunction = _RecordFunctionFast
-#: Opens an event of a name, with tensors whose shapes it shows. Returns a handle, for `close_event`.
+#: Opens an event of a name, with tensors whose shapes it shows. Returns a handle, for `close_event_with`.
 open_event: Callable[..., Any] = torch._C._autograd._record_function_with_args_enter
-#: The profiler calls an event asynchronous if another thread than the first closes it.
-close_event: Callable[[Any], None] = torch._C._autograd._record_function_with_args_exit
+#: Has a future, as its second argument, close such an event: asynchronous if another thread completes it.
+close_event_with: Any = torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction
 
 
 @contextmanager

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from unicomm.comms.failures.daemon_pool import DaemonPool
 
 from .choice import NAME
-from .compat import backend_name, close_event, open_event
+from .compat import backend_name, close_event_with, open_event
 from .layouts import tensors_of
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 _TITLES = {
     "allreduce": "all_reduce",
@@ -52,22 +52,21 @@ def titled(group: dist.ProcessGroup, name: str, arguments: Sequence[Any], run: C
     backend = "" if any(not t.is_cpu for t in inputs) else backend_name(group, "cpu")
     if backend in ("", NAME):
         return run()
-    event = open_event(f"{backend}:{_TITLES[name]}", *inputs)
+    done: torch.futures.Future[None] = torch.futures.Future()
+    close_event_with(open_event(f"{backend}:{_TITLES[name]}", *inputs), done)
     try:
         return run()
     finally:
-        _close(event)
+        _complete(done)
 
 
-def _close(event: Any) -> None:
-    """Closes an event in another thread, which makes it asynchronous."""
-    closed = threading.Event()
+def _complete(future: torch.futures.Future[None]) -> None:
+    """Completes a future in another thread, which makes its event asynchronous."""
+    completed = threading.Event()
 
-    def close() -> None:
-        try:
-            close_event(event)
-        finally:
-            closed.set()
+    def complete() -> None:
+        future.set_result(None)
+        completed.set()
 
-    _closers.run(close)
-    closed.wait()
+    _closers.run(complete)
+    completed.wait()
