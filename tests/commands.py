@@ -50,6 +50,10 @@ def torchrun(ranks: int) -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without anything about jobs, and with one thread a rank."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_JOB_PREFIXES) and k not in _JOB_NAMES}
+    """This process's environment without anything about jobs, and with one thread a rank.
+
+    Without `CI` as well: where it is set, torch's test runner writes XML by a library that is not here.
+    """
+    dropped = (*_JOB_NAMES, "CI")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_JOB_PREFIXES) and k not in dropped}
     return kept | {"OMP_NUM_THREADS": "1"}
