@@ -12,6 +12,11 @@ namespace {
 
 constexpr uint64_t kLong = 256 * 1024;  // bytes of a long message
 
+// Whether a message of this size and type is one for the receive `m`.
+bool fits(const Message& m, uint64_t bytes, uint64_t count, uint32_t dtype) {
+    return bytes == m.buffer.bytes && count == m.count && dtype == uint32_t(m.dtype);
+}
+
 // Whether `t` is a receive that no message has come for.
 bool waits(const Transfer& t) { return !t.message.send && !t.finished && t.number == Transfer::kUnmatched; }
 
@@ -120,12 +125,18 @@ bool Exchange::match(Transfer& t, int peer) {
     return false;
 }
 
+// The message from `peer` of which a part is stored, if there is one.
+Transfer* Exchange::storing_from(int peer) {
+    for (Transfer& t : group_.early_) {
+        if (t.message.peer == peer && !t.finished) return &t;
+    }
+    return nullptr;
+}
+
 // Whether a message from `peer` has to be read into memory of its own: it, or the rest of it, stands before
 // those that receives wait for, and none of these has its tag.
 bool Exchange::can_store(int peer) {
-    for (Transfer& t : group_.early_) {
-        if (t.message.peer == peer && !t.finished) return unread(peer) > 0 || damaged_ >= 0;
-    }
+    if (storing_from(peer)) return unread(peer) > 0 || damaged_ >= 0;
     Group::Ends& ends = group_.ends_[size_t(peer)];
     if (ends.received != ends.receives_done || closed_[size_t(peer)] == pass_) return false;
     ChunkHeader header;
@@ -156,9 +167,7 @@ std::vector<int> Exchange::storable() {
 }
 
 Fault Exchange::store(int peer) {
-    for (Transfer& t : group_.early_) {
-        if (t.message.peer == peer && !t.finished) return step_recv(t);
-    }
+    if (Transfer* begun = storing_from(peer)) return step_recv(*begun);
     ChunkHeader header;
     if (!front(peer, header)) return {};
     Transfer t;
@@ -176,7 +185,7 @@ Fault Exchange::store(int peer) {
 void Exchange::take_early(Transfer& t) {
     const Message& m = t.message;
     const Message& arrived = t.early->message;
-    if (arrived.buffer.bytes != m.buffer.bytes || arrived.count != m.count || arrived.dtype != m.dtype) {
+    if (!fits(m, arrived.buffer.bytes, arrived.count, uint32_t(arrived.dtype))) {
         t.fault = mismatch(t, uint32_t(arrived.dtype), arrived.count);
     } else if (m.buffer.bytes) {
         std::memcpy(m.buffer.data, arrived.buffer.data, m.buffer.bytes);
@@ -276,8 +285,7 @@ Fault Exchange::step_recv(Transfer& t) {
     while (!t.finished && unread(m.peer) > 0) {
         ChunkHeader header;
         if (!read_header(m.peer, header)) return {};
-        if (!t.begun && (header.total != m.buffer.bytes || header.count != m.count ||
-                         header.dtype != static_cast<uint32_t>(m.dtype))) {
+        if (!t.begun && !fits(m, header.total, header.count, header.dtype)) {
             c.rejected.store(with_checksum(t.number + 1), std::memory_order_release);
             refuse(t, mismatch(t, header.dtype, header.count));
             group_.waiter_.wake_others();

@@ -37,6 +37,7 @@ class Exchange {
     bool match(Transfer& t, int peer);
     bool front(int peer, ChunkHeader& header);
     Transfer* early_from(int peer, uint32_t tag);
+    Transfer* storing_from(int peer);
     void take_early(Transfer& t);
     bool can_store(int peer);
     std::vector<int> storable();

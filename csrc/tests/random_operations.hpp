@@ -162,8 +162,9 @@ inline Fault one_operation(Group& g, std::mt19937& rng) {
                                        {true, to, buffer(b, 0, n), DType::kInt32, n, tag_b},
                                        turned ? receive_b : receive_a,
                                        turned ? receive_a : receive_b};
-            if (turned &&
-                rng() % 2) {  // the receives one after the other: what the first has not the tag of is kept
+            // One receive after the other: the message that the first has not the tag of is kept for the
+            // second.
+            if (turned && rng() % 2) {
                 std::vector<Message> first{batch[0], batch[1], batch[2]}, second{batch[3]};
                 if (Fault f = g.exchange(first, now_ns() + limit_ns)) return f;
                 batch = second;

@@ -99,12 +99,12 @@ def group_of(comm, kind):
     return comm if kind == "communicator" else UnicommProcessGroup(comm)
 
 
-@pytest.mark.parametrize("kind", ["communicator", "process group"])
-@pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients(case, kind):
-    """As in one process that holds all ranks' inputs and adds all ranks' losses."""
+def check_values_and_gradients(op, case, kind, compare):
+    """`op` on N ranks gives what one process gets that holds all ranks' inputs and adds all ranks' losses.
+
+    `compare(y, expected)` compares a rank's result.
+    """
     arguments, shape, together = CASES[case]
-    op = getattr(functional, case.split()[0])
     inputs = [seeded(shape(r), r).requires_grad_() for r in range(N)]
     expected = together(inputs)
     weights = [seeded(y.shape, 10 + r) for r, y in enumerate(expected)]
@@ -114,12 +114,19 @@ def test_values_and_gradients(case, kind):
         r = comm.get_rank()
         x = seeded(shape(r), r).requires_grad_()
         y = op(x, *arguments(r), group_of(comm, kind))
-        torch.testing.assert_close(y, expected[r])
+        compare(y, expected[r])
         (y * weights[r]).sum().backward()
         alone = inputs[r].grad
         torch.testing.assert_close(x.grad, torch.zeros_like(x) if alone is None else alone)
 
     run_ranks(program, N)
+
+
+@pytest.mark.parametrize("kind", ["communicator", "process group"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients(case, kind):
+    op = getattr(functional, case.split()[0])
+    check_values_and_gradients(op, case, kind, torch.testing.assert_close)
 
 
 @pytest.mark.parametrize("case", ["all_reduce", "all_gather_single", "reduce_scatter_single avg"])

@@ -9,8 +9,9 @@ import torch
 
 from tests.old_torch import not_with_old_torch
 from unicomm import Communicator, ReduceOp, functional, new_comm
-from unicomm.c10d import functional_messages, functional_methods
-from unicomm.c10d.functional_declare import TRACED
+from unicomm.c10d.functional import messages as functional_messages
+from unicomm.c10d.functional import methods as functional_methods
+from unicomm.c10d.functional.declare import TRACED
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 

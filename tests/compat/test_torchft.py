@@ -120,12 +120,18 @@ def agree(one, other):
     return together
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_a_replica_is_lost_and_comes_back(start, tmp_path, backend):
-    stop = tmp_path / "stop"
+def survivor_of(start, folder, backend):
+    """Starts the lighthouse and replica 0. Returns the file that stops replicas, the address, the replica."""
+    stop = folder / "stop"
     address = start("lighthouse").until(lambda s: s["event"] == "lighthouse")["address"]
     survivor = start("replica", 0, address, backend, stop)
     survivor.until(taken(1, 3))
+    return stop, address, survivor
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_replica_is_lost_and_comes_back(start, tmp_path, backend):
+    stop, address, survivor = survivor_of(start, tmp_path, backend)
     victim = start("replica", 1, address, backend, stop)
     met = victim.until(taken(2, 1))["step"]
     victim.until(taken(2, met + MANY))
@@ -153,10 +159,7 @@ def test_a_replica_is_lost_and_comes_back(start, tmp_path, backend):
 )
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_a_step_in_which_a_replica_dies_is_taken_again_without_it(start, tmp_path, backend):
-    stop = tmp_path / "stop"
-    address = start("lighthouse").until(lambda s: s["event"] == "lighthouse")["address"]
-    survivor = start("replica", 0, address, backend, stop)
-    survivor.until(taken(1, 3))
+    stop, address, survivor = survivor_of(start, tmp_path, backend)
     victim = start("replica", 1, address, backend, stop, MANY)
     assert victim.popen.wait(WITHIN) == -signal.SIGKILL
     last = victim.steps()[-1]["step"]

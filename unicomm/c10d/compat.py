@@ -88,12 +88,8 @@ def list_group(group: dist.ProcessGroup, name: str, device_type: str, ranks: Seq
 
 def backend_name(group: dist.ProcessGroup, device_type: str) -> str:
     """Returns the backend that a program has named for a group and a device type; "" if torch knows none."""
-    found = c10d._world.pg_backend_config.get(group)
-    return (
-        ""
-        if found is None
-        else c10d.BackendConfig(c10d.Backend(found)).device_backend_map.get(device_type, "")
-    )
+    config = c10d._world.pg_backend_config.get(group)
+    return "" if config is None else devices_of_backend(config).get(device_type, "")
 
 
 def name_group(group: dist.ProcessGroup, name: str, description: str) -> None:
@@ -225,12 +221,9 @@ new_group_with_tag: Callable[..., dist.ProcessGroup | None] = c10d._new_group_wi
 
 
 def devices_of_backend(backend: str | None) -> dict[str, str]:
-    """Returns device type to backend of a backend string; None means the default group's."""
-    name = backend or dist.get_backend_config()
-    found: dict[str, str] = dict(
-        dist.distributed_c10d.BackendConfig(dist.Backend(name)).get_device_backend_map()
-    )
-    return found
+    """Parses a backend such as "cpu:gloo,cuda:nccl" into device type -> name; None is the default group's."""
+    config: Any = c10d.BackendConfig(dist.Backend(backend or dist.get_backend_config()))
+    return dict(config.get_device_backend_map())
 
 
 def rendezvous_handlers() -> dict[str, Any]:
@@ -420,7 +413,9 @@ def schema_of(overload: Any) -> Any:
 def not_traced(functions: Iterable[Any]) -> None:
     """Has torch.compile treat functions like C++ code: it neither traces into them nor compiles them.
 
-    `torch.compiler.disable` does the same, but imports the compiler. Only functions are marked.
+    Otherwise it would try both, also where C++ calls back into Python, and would fail at the first attribute
+    of an opaque object. `torch.compiler.disable` does the same, but imports the compiler and puts a call
+    around every call. Only functions are marked.
     """
     frames: Any = _find("torch._C._dynamo.eval_frame", "set_code_exec_strategy") and importlib.import_module(
         "torch._C._dynamo.eval_frame"

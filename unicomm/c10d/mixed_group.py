@@ -20,6 +20,8 @@ import torch.distributed as dist
 from unicomm.comms.communicator import Communicator
 
 from . import batch_isend_irecv as batches
+from .calls.layouts import tensors_in
+from .calls.table import all_names
 from .compat import Store
 from .process_group import UnicommProcessGroup
 
@@ -68,19 +70,11 @@ class MixedProcessGroup(UnicommProcessGroup):
         return cast(dist.Work, ended)
 
 
-def _first_tensor(arguments: Any) -> torch.Tensor | None:
-    if isinstance(arguments, torch.Tensor):
-        return arguments
-    if isinstance(arguments, (list, tuple)):
-        return next((t for a in arguments if (t := _first_tensor(a)) is not None), None)
-    return None
-
-
 def _passing_on(name: str) -> Callable[..., Any]:
     ours = getattr(UnicommProcessGroup, name)
 
     def method(self: MixedProcessGroup, *arguments: Any) -> Any:
-        tensor = _first_tensor(arguments)
+        tensor = next(tensors_in(arguments), None)
         other = None if tensor is None else self._others.get(tensor.device.type)
         if other is None:
             return ours(self, *arguments)
@@ -92,11 +86,6 @@ def _passing_on(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced"),
-    *("all_gather_single", "_allgather_base", "all_gather_single_coalesced", "reduce_scatter"),
-    *("allgather_into_tensor_coalesced", "reduce_scatter_single", "_reduce_scatter_base"),
-    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
-    *("alltoall_base", "alltoall", "gather", "scatter", "send", "recv", "recv_anysource"),
-):
-    setattr(MixedProcessGroup, _name, _passing_on(_name))
+for _name in all_names():
+    if _name != "barrier":
+        setattr(MixedProcessGroup, _name, _passing_on(_name))

@@ -27,7 +27,9 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.flight_recorder.texts import format_ranks
 
 from . import batch_isend_irecv as batches
-from . import dispatcher
+from .calls import dispatcher
+from .calls.sparse import all_reduce_sparse
+from .calls.torch_method import torch_method
 from .compat import (
     ALL_REDUCE_CODE,
     Store,
@@ -39,8 +41,6 @@ from .compat import (
     ranks_of_groups,
 )
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
-from .sparse import all_reduce_sparse
-from .torch_method import torch_method
 
 Tensor = torch.Tensor
 

@@ -43,7 +43,7 @@ class TorchComm(Communicator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Not for users: see `new_comm`."""
         super().__init__(*args, **kwargs)
-        # Objects such as recorders that also want to see this communicator's children.
+        # Recorders and logs that are to be registered with the children of this communicator, too.
         self._followers: list[Any] = []
 
     # --- operations -------------------------------------------------------------------------------------

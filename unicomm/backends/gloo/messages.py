@@ -21,7 +21,7 @@ Results = queue.SimpleQueue[RuntimeError | None]
 
 
 def tag(message: Message) -> int:
-    """Returns Gloo's tag for a message: its size, changed by its own tag.
+    """Returns the tag that Gloo gets for a message. It combines the message's size and tag.
 
     Both ends must have the size in common, as Gloo ends the process where the sizes differ. So a message of
     another size is another message, which nobody waits for; the fault channel finds out.

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicomm.c10d import compat
 from unicomm.comms.communicator import Communicator
 
-from . import compat
-from .functional_declare import GROUP, define, describe
-from .functional_kernels import Group, Tensor, as_input, communicator, like
-from .functional_table import FunctionalOp
+from .declare import GROUP, define, describe
+from .kernels import Group, Tensor, as_input, communicator, like
+from .table import FunctionalOp
 
 #: Argument `order` of all operators here. Graphs take it as an input that they change.
 _order = torch.zeros(1, dtype=torch.uint8)

@@ -22,10 +22,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from unicomm.c10d import compat
+from unicomm.c10d.compat import dispatch_modes
 from unicomm.comms.errors import UnsupportedError
 
-from . import compat
-from .compat import dispatch_modes
+from .table import METHODS
 
 
 class Group(Protocol):
@@ -39,32 +40,18 @@ class Group(Protocol):
     def getGroupDesc(self) -> str: ...  # noqa: N802
 
 
-# The operators of torch.ops.c10d, the method of a process group that each stands for, and its options.
-_OPERATORS: dict[str, tuple[str, Any]] = {
-    "allreduce_": ("allreduce", dist.AllreduceOptions),
-    "allreduce_coalesced_": ("allreduce_coalesced", compat.AllreduceCoalescedOptions),
-    "broadcast_": ("broadcast", dist.BroadcastOptions),
-    "reduce_": ("reduce", dist.ReduceOptions),
-    "allgather_": ("allgather", compat.AllgatherOptions),
-    "_allgather_base_": ("_allgather_base", compat.AllgatherOptions),
-    "allgather_coalesced_": ("allgather_coalesced", compat.AllgatherOptions),
-    "allgather_into_tensor_coalesced_": ("allgather_into_tensor_coalesced", compat.AllgatherOptions),
-    "reduce_scatter_": ("reduce_scatter", dist.ReduceScatterOptions),
-    "_reduce_scatter_base_": ("_reduce_scatter_base", dist.ReduceScatterOptions),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", dist.ReduceScatterOptions),
-    "alltoall_base_": ("alltoall_base", dist.AllToAllOptions),
-    "alltoall_": ("alltoall", dist.AllToAllOptions),
-    "gather_": ("gather", dist.GatherOptions),
-    "scatter_": ("scatter", dist.ScatterOptions),
-    "barrier": ("barrier", dist.BarrierOptions),
-    "send": ("send", None),
-    "recv_": ("recv", None),
-    "recv_any_source_": ("recv_anysource", None),
-}
 # Arguments of operators that belong into the options, and their names there. The other arguments, apart from
-# the group, are those of the method.
+# the group, are those of the method. `tensor` is that of a barrier, whose device counts.
 _SETTINGS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
-_NO_ARGUMENTS = {*_SETTINGS, "process_group", "reduce_op", "timeout", "sparse_indices", "device_ids"}
+_NO_ARGUMENTS = {
+    *_SETTINGS,
+    "process_group",
+    "reduce_op",
+    "timeout",
+    "sparse_indices",
+    "device_ids",
+    "tensor",
+}
 _KEYS = ("CPU", "CUDA")
 
 
@@ -85,11 +72,11 @@ _groups = weakref.WeakKeyDictionary()
 
 
 # Classes of arguments that nobody looks at. Asking whether a value is a tensor takes longer.
-_PLAIN = {torch.Tensor, torch.nn.Parameter, int, type(None), *(options for _, options in _OPERATORS.values())}
+_PLAIN = {torch.Tensor, torch.nn.Parameter, int, type(None), *(row.options for row in METHODS.values())}
 
 
 def is_observed(arguments: Sequence[Any]) -> bool:
-    """Whether a call of a method with these arguments has to be an operator of torch's dispatcher."""
+    """Whether a call with these arguments has to go through torch's dispatcher."""
     return (dispatch_modes() > 0 or not _are_plain(arguments)) and not _call.depth
 
 
@@ -135,11 +122,11 @@ def install() -> None:
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that kernels are replaced
-        for operator in _OPERATORS:
+        for method, row in METHODS.items():
             for key in _KEYS:
-                if compat.has_kernel(f"c10d::{operator}", key):
-                    kernel = _kernel(operator, torch.library.get_kernel(f"c10d::{operator}", key))
-                    _library.impl(operator, kernel, key, with_keyset=True, allow_override=True)
+                if compat.has_kernel(f"c10d::{row.operator}", key):
+                    kernel = _kernel(method, torch.library.get_kernel(f"c10d::{row.operator}", key))
+                    _library.impl(row.operator, kernel, key, with_keyset=True, allow_override=True)
 
 
 def _ours(boxed: Any) -> Any:
@@ -151,24 +138,22 @@ def _ours(boxed: Any) -> Any:
     return None if found is None else found()
 
 
-def _kernel(operator: str, torchs: Any) -> Callable[..., Any]:
-    method, options = _OPERATORS[operator]
-    schema = compat.declared_schema(f"c10d::{operator}")
+def _kernel(method: str, torchs: Any) -> Callable[..., Any]:
+    """Returns the kernel of a method's operator. `torchs`: torch's own, for groups of other classes."""
+    options = METHODS[method].options
+    schema = compat.declared_schema(f"c10d::{METHODS[method].operator}")
     names = [argument.name for argument in schema.arguments]
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     group_at, many = names.index("process_group"), len(schema.returns) > 1
-    barrier = operator == "barrier"
 
     def kernel(keys: Any, *given: Any, **named: Any) -> Any:
         group = _ours(named["process_group"] if "process_group" in named else given[group_at])
         if group is None:
             return torchs.call_boxed(keys, *given, **named)
         values = defaults | dict(zip(names, given, strict=False)) | named
-        arguments = [] if barrier else [values[name] for name in names if name not in _NO_ARGUMENTS]
+        arguments = [values[name] for name in names if name not in _NO_ARGUMENTS]
         if options is not None:
             arguments.append(_options(options(), values))
-        if barrier:
-            arguments[0].device = values["tensor"].device
         asked, _call.asked = _call.asked, False
         _call.depth += 1
         try:
@@ -196,6 +181,8 @@ def _options(options: Any, values: dict[str, Any]) -> Any:
     for name, attribute in _SETTINGS.items():
         if name in values and hasattr(options, attribute):
             setattr(options, attribute, values[name])
+    if "tensor" in values:
+        options.device = values["tensor"].device
     if "timeout" in values and hasattr(options, "timeout"):
         options.timeout = timedelta(milliseconds=values["timeout"])
     return options

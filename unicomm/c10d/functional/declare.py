@@ -1,4 +1,4 @@
-"""Declares rows of functional_table.py as operators `torch.ops.unicomm.*`; makes functions that call them."""
+"""Declares rows of table.py as operators `torch.ops.unicomm.*`; makes functions that call them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from unicomm.c10d import compat
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.properties import CONSTANT
 
-from . import compat
-from .functional_kernels import communicator
-from .functional_table import FunctionalOp
-from .process_group import UnicommProcessGroup
+from .kernels import communicator
+from .table import FunctionalOp
 
-#: Methods of a communicator that functional_methods.py has in a form that torch.compile can trace.
+#: Methods of a communicator that methods.py has in a form that torch.compile can trace.
 TRACED = (
     *("all_gather_single", "all_reduce", "all_to_all_single", "all_to_all_v_single", "barrier", "broadcast"),
     *("gather_single", "recv", "reduce", "reduce_scatter_single", "scatter", "send"),

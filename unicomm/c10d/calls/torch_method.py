@@ -12,13 +12,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from unicomm.c10d.process_group_work import ProcessGroupWork
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.profiling import events as profiling
 
 from .dispatcher import by_operator, is_observed
-from .layouts import Contiguous, is_permuted, tensors_of
-from .overloads import FORMS, first_form
-from .process_group_work import ProcessGroupWork
+from .layouts import Contiguous, is_permuted, tensors_in
+from .overloads import first_form
+from .table import METHODS
 from .titles import titled
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -30,10 +31,7 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
     `sparse`: the method for sparse tensors, with the same arguments.
     """
 
-    # These run an operation for each tensor, and may refuse the second after the first was issued.
-    several = name == "allreduce" or name.endswith("coalesced")
-
-    takes_options = FORMS[name].options if name in FORMS else None
+    takes_options = METHODS[name].options if METHODS[name].second_form else None
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -51,7 +49,8 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
             return run(self, arguments)
 
         def run(self: Any, arguments: Sequence[Any]) -> Any:
-            if several and (other := _otherwise(name, method, sparse, arguments)) is not None:
+            # With several tensors the second may be refused after an operation was issued for the first.
+            if _several(arguments) and (other := _otherwise(name, method, sparse, arguments)) is not None:
                 return other(self)
             try:
                 return method(self, *arguments)
@@ -66,17 +65,21 @@ def torch_method(name: str, sparse: Callable[..., Any] | None = None) -> Callabl
     return decorate
 
 
+def _several(arguments: Sequence[Any]) -> bool:
+    return any(value.__class__ is list and len(value) > 1 for value in arguments[:2])
+
+
 def _otherwise(
     name: str, method: Callable[..., Any], sparse: Callable[..., Any] | None, arguments: Sequence[Any]
 ) -> Callable[[Any], Any] | None:
     """Returns a way to call the method with tensors that the communicator has refused, or None."""
-    tensors = tensors_of(arguments)
+    tensors = list(tensors_in(arguments))
     if sparse is not None and any(t.is_sparse for t in tensors):
         return lambda group: sparse(group, *arguments)
     if any(t.is_meta for t in tensors):
         return lambda group: by_operator(group, name, arguments)
     # torch's Gloo takes no other layout in messages either.
-    if not name.startswith(("send", "recv")) and any(map(is_permuted, tensors)):
+    if METHODS[name].options is not None and any(map(is_permuted, tensors)):
         return lambda group: _with_copies(group, method, arguments)
     return None
 

@@ -9,21 +9,23 @@ torch's Gloo would write into the gaps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .process_group_work import ProcessGroupWork
+from unicomm.c10d.process_group_work import ProcessGroupWork
 
 Tensor = torch.Tensor
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """Returns the tensors in an argument: a tensor, or lists of them."""
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in an argument: a tensor, or lists of them."""
     if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in tensors_of(v)] if isinstance(value, (list, tuple)) else []
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
 
 
 def is_permuted(tensor: Tensor) -> bool:
@@ -71,4 +73,4 @@ class Contiguous:
     def attach(self, work: ProcessGroupWork, first: Any) -> None:
         """Has the results written back when `work` has succeeded. `first`: the caller's first argument."""
         if self._outputs:
-            work.then_do(self.write_back, tensors_of(first))
+            work.then_do(self.write_back, list(tensors_in(first)))

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicomm.c10d import compat
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import UnsupportedError
 
-from . import compat
-from .functional_declare import COMMUNICATOR, GROUP, declare, define, describe, expand_in_graphs
-from .functional_kernels import Group, Tensor, as_input, check_rows, group_size, operator, reduction
-from .functional_table import OPS, FunctionalOp
-from .process_group import UnicommProcessGroup
+from .declare import COMMUNICATOR, GROUP, declare, define, describe, expand_in_graphs
+from .kernels import Group, Tensor, as_input, check_rows, group_size, operator, reduction
+from .table import OPS, FunctionalOp
 
 _native = compat.functional_collectives
 _groups: weakref.WeakKeyDictionary[Communicator, dist.ProcessGroup] = weakref.WeakKeyDictionary()

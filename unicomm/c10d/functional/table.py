@@ -1,6 +1,6 @@
 """The table of custom operators: arguments, kernel, shape function and gradient of each.
 
-functional_declare.py declares them to torch, functional_kernels.py has what the rows name.
+declare.py declares them to torch, kernels.py has what the rows name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import functional_kernels as kernels
+from . import kernels
 
 
 @dataclass(frozen=True)

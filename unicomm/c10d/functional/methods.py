@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from unicomm.c10d import compat
 from unicomm.comms.communicator import Communicator
 
-from . import compat
-from .functional_declare import TRACED
-from .functional_messages import barrier as _barrier
-from .functional_messages import recv as _recv
-from .functional_messages import send as _send
+from .declare import TRACED
+from .messages import barrier as _barrier
+from .messages import recv as _recv
+from .messages import send as _send
 
 Tensor = torch.Tensor
 

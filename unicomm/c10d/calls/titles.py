@@ -16,44 +16,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicomm.c10d.choice import NAME
+from unicomm.c10d.compat import backend_name, close_event_with, open_event
 from unicomm.comms.failures.daemon_pool import DaemonPool
 
-from .choice import NAME
-from .compat import backend_name, close_event_with, open_event
-from .layouts import tensors_of
+from .layouts import tensors_in
+from .table import METHODS
 
-_TITLES = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recvAnySource",
-}
 _closers = DaemonPool("unicomm-events")
 
 
 def titled(group: dist.ProcessGroup, name: str, arguments: Sequence[Any], run: Callable[[], Any]) -> Any:
     """Runs method `name` of `group`, under the title that torch's groups give it. Returns its Work."""
-    inputs = next((found for a in arguments[1::-1] if (found := tensors_of(a))), [])
+    # What an operation reads is its second argument, where there are two with tensors, else the first.
+    inputs = next((found for a in arguments[1::-1] if (found := list(tensors_in(a)))), [])
     backend = "" if any(not t.is_cpu for t in inputs) else backend_name(group, "cpu")
     if backend in ("", NAME):
         return run()
     done: torch.futures.Future[None] = torch.futures.Future()
-    close_event_with(open_event(f"{backend}:{_TITLES[name]}", *inputs), done)
+    close_event_with(open_event(f"{backend}:{METHODS[name].title}", *inputs), done)
     try:
         return run()
     finally:

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicomm.c10d.compat import real_object
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
-
-from .compat import real_object
-from .process_group import UnicommProcessGroup
 
 Tensor = torch.Tensor
 Group = dist.ProcessGroup | Communicator

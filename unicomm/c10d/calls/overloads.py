@@ -8,57 +8,12 @@ written for the first form; `first_form` turns the second into it.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from .compat import AllgatherOptions
+from .table import METHODS
 
-
-class Forms(NamedTuple):
-    """How a method may be called.
-
-    `options`: the class of its options. `names`: the arguments of the second form, in torch's order.
-    `aliases`: names of the first form where they are others.
-    """
-
-    options: Any
-    names: tuple[str, ...]
-    aliases: dict[str, str]
-
-
-FORMS = {
-    "allreduce": Forms(dist.AllreduceOptions, ("tensor", "op", "timeout"), {"tensors": "tensor"}),
-    "reduce": Forms(dist.ReduceOptions, ("tensor", "root", "op", "timeout"), {"tensors": "tensor"}),
-    "broadcast": Forms(dist.BroadcastOptions, ("tensor", "root", "timeout"), {"tensors": "tensor"}),
-    "allgather": Forms(
-        AllgatherOptions,
-        ("output_tensors", "input_tensor", "timeout"),
-        {"input_tensors": "input_tensor"},
-    ),
-    "gather": Forms(
-        dist.GatherOptions,
-        ("output_tensors", "input_tensor", "root", "timeout"),
-        {"input_tensors": "input_tensor"},
-    ),
-    "scatter": Forms(
-        dist.ScatterOptions,
-        ("output_tensor", "input_tensors", "root", "timeout"),
-        {"output_tensors": "output_tensor"},
-    ),
-    "reduce_scatter": Forms(
-        dist.ReduceScatterOptions,
-        ("output", "input", "op", "timeout"),
-        {"output_tensors": "output", "input_tensors": "input"},
-    ),
-    "alltoall_base": Forms(
-        dist.AllToAllOptions,
-        ("output", "input", "output_split_sizes", "input_split_sizes", "timeout"),
-        {},
-    ),
-    "barrier": Forms(dist.BarrierOptions, ("timeout",), {}),
-}
 _SETTINGS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 
@@ -68,11 +23,11 @@ def first_form(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> tupl
     `given`, `named`: positional and keyword arguments of the call, in either form. Root, reduction and
     timeout become options. Raises `TypeError` if an argument is missing, unknown or given twice.
     """
-    options, names, aliases = FORMS[name]
-    told = None
+    row = METHODS[name]
+    names, told = row.second_form, None
     if given and (hasattr(given[-1], "asyncOp") or given[-1] is None):
         given, told = given[:-1], given[-1]  # options, of whatever class
-    named = {aliases.get(key, key): value for key, value in named.items()}
+    named = {row.renamed.get(key, key): value for key, value in named.items()}
     values = dict(zip(names, given, strict=False)) | named
     unknown = [key for key in values if key not in names]
     if unknown or len(given) > len(names) or len(values) < len(given) + len(named):
@@ -81,7 +36,7 @@ def first_form(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> tupl
     if missing := [key for key in needed if key not in values]:
         raise TypeError(f"{name}() needs {' and '.join(missing)}")
     if told is None:
-        told = options()
+        told = row.options()
     for key, attribute in _SETTINGS.items():
         if key in values and values[key] is not None:
             value = values.pop(key)
