@@ -304,13 +304,17 @@ def all_reduce_method(
     reduction_hash: object,
     unset_timeout: object,
     caller: object | None,
-    codes: bytes,
+    reductions: dict[object, int],
     modes: object,
     path: tuple[str, ...],
     general: str,
     failed: str,
     done: object,
 ) -> object: ...
+def noted_property(property: object, name: str) -> object:
+    """
+    The property of torch's AllreduceOptions, as one that notes what is set.
+    """
 
 class NcclLibrary:
     """

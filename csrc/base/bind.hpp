@@ -50,6 +50,7 @@ void bind_dump(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_shm(nb::module_& m);
 void bind_all_reduce_method(nb::module_& m);
+void bind_noted_property(nb::module_& m);
 void bind_fast(nb::module_& m);
 void bind_nccl(nb::module_& m);
 void bind_symm(nb::module_& m);

@@ -101,7 +101,7 @@ void bind_all_reduce_method(nb::module_& m) {
     m.def(
         "all_reduce_method",
         [type](nb::type_object options, nb::object reduction_hash, nb::object unset_timeout,
-               nb::object caller, nb::bytes codes, nb::object modes,
+               nb::object caller, nb::typed<nb::dict, nb::object, int> reductions, nb::object modes,
                nb::typed<nb::tuple, nb::str, nb::ellipsis> path, nb::str general, nb::str failed,
                nb::object done) {
             nb::object made = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0));
@@ -110,7 +110,7 @@ void bind_all_reduce_method(nb::module_& m) {
             method->call = call;
             method->options =
                 new AllReduceOptions(options, std::move(reduction_hash), std::move(unset_timeout),
-                                     std::move(caller), codes, std::move(modes));
+                                     std::move(caller), reductions, std::move(modes));
             method->path = path.release().ptr();
             method->general = general.release().ptr();
             method->failed = failed.release().ptr();
@@ -118,7 +118,7 @@ void bind_all_reduce_method(nb::module_& m) {
             return made;
         },
         nb::arg("options"), nb::arg("reduction_hash"), nb::arg("unset_timeout"), nb::arg("caller").none(),
-        nb::arg("codes"), nb::arg("modes"), nb::arg("path"), nb::arg("general"), nb::arg("failed"),
+        nb::arg("reductions"), nb::arg("modes"), nb::arg("path"), nb::arg("general"), nb::arg("failed"),
         nb::arg("done"));
 }
 

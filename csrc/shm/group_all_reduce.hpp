@@ -1,22 +1,23 @@
-// The fast path of `allreduce` of a torch.distributed process group, whose options are read through their
-// public getters.
+// The fast path of `allreduce` of a torch.distributed process group. Its options are known from the note of
+// what dist.all_reduce has just set, else they are read through their public getters.
 #pragma once
 #include <array>
 #include <vector>
 
 #include "base/bind.hpp"
+#include "shm/noted_property.hpp"
 
 namespace unicomm {
 
 // Reads torch's `AllreduceOptions`.
 class AllReduceOptions {
   public:
-    // `codes`: unicomm's code for each of torch's reductions by number; 0: not for the fast path.
+    // `reductions`: torch's members of RedOpType -> unicomm's code, of those that the fast path takes.
     // `caller`: the code object of dist.all_reduce, if it never sets the timeout of its options and needs no
     // Work of a synchronous call; else None.
     // `modes`: torch's function that returns the number of dispatch modes of this thread.
     AllReduceOptions(nb::type_object type, nb::object reduction_hash, nb::object unset_timeout,
-                     nb::object caller, nb::bytes codes, nb::object modes)
+                     nb::object caller, nb::typed<nb::dict, nb::object, int> reductions, nb::object modes)
         : type_(type),
           async_(type.attr("asyncOp").attr("fget")),
           timeout_(type.attr("timeout").attr("fget")),
@@ -25,7 +26,10 @@ class AllReduceOptions {
           unset_timeout_(std::move(unset_timeout)),
           caller_(std::move(caller)),
           modes_(std::move(modes)) {
-        std::memcpy(codes_.data(), codes.c_str(), std::min(codes.size(), codes_.size()));
+        for (auto [member, code] : reductions) {
+            members_.push_back({nb::borrow(member), nb::cast<uint8_t>(code)});
+            codes_.at(nb::cast<size_t>(nb::int_(member))) = members_.back().code;
+        }
     }
 
     // Whether a dispatch mode listens to torch's operators, among which this operation then has to be.
@@ -39,8 +43,14 @@ class AllReduceOptions {
     // `by_torch`: whether dist.all_reduce is the caller.
     bool plain(nb::handle options, uint8_t& code, bool& by_torch) const {
         if (reinterpret_cast<PyObject*>(Py_TYPE(options.ptr())) != type_.ptr()) return false;
-        if (get(async_, options).ptr() != Py_False) return false;
         by_torch = called_by_torch();
+        if (by_torch && option_note.owner == options.ptr() && option_note.async_op == Py_False)
+            for (const Member& known : members_)
+                if (known.member.ptr() == option_note.reduction) {
+                    code = known.code;
+                    return true;
+                }
+        if (get(async_, options).ptr() != Py_False) return false;
         if (!by_torch) {
             int unset = PyObject_RichCompareBool(get(timeout_, options).ptr(), unset_timeout_.ptr(), Py_EQ);
             if (unset < 0) throw nb::python_error();
@@ -73,8 +83,14 @@ class AllReduceOptions {
         return known;
     }
 
+    struct Member {
+        nb::object member;
+        uint8_t code;
+    };
+
     nb::object type_, async_, timeout_, reduction_, hash_, unset_timeout_, caller_, modes_;
-    std::array<uint8_t, 16> codes_{};
+    std::array<uint8_t, 16> codes_{};  // by torch's number
+    std::vector<Member> members_;
 };
 
 // The operation by the fast path of a communicator: True when it is done, None when it is done and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
 import pytest
@@ -69,6 +70,37 @@ def test_the_fast_path_takes_plain_synchronous_calls():
         assert group.allreduce(tensors=[x], opts=options(dist.ReduceOp.SUM)) is not DONE
         assert group.allreduce(x, dist.ReduceOp(dist.ReduceOp.SUM)) is not DONE
         assert x.tolist() == [0.5] * 3  # by the premultiplied sum
+
+
+def test_torchs_function_with_every_reduction_in_any_order():
+    """Options that were set by hand in between, on two threads, leave nothing behind for the next call."""
+
+    def program(comm: Communicator) -> None:
+        group = UnicommProcessGroup(comm)
+        calls = [(name, form, later) for name in NUMBERS for form in range(3) for later in (False, True)]
+        for name, form, later in random.Random(7).sample(calls * 3, 3 * len(calls)):
+            x = torch.full((3,), 2.0 + 2 * comm.get_rank())
+            op = getattr(dist.ReduceOp, name)
+            options(dist.ReduceOp.MIN if name == "MAX" else dist.ReduceOp.MAX)
+            if form == 2:
+                work = group.allreduce([x], options(op, later))
+            else:
+                work = dist.all_reduce(x, dist.ReduceOp(op) if form else op, group, later)
+            assert (work is None) == (form < 2 and not later)
+            if work is not None:
+                work.wait()
+            assert x.tolist() == [NUMBERS[name]] * 3, (name, form, later)
+
+    run_ranks(program, 2)
+
+
+def test_options_can_be_read_and_set_as_before(raised):
+    opts = options(dist.ReduceOp.MAX, True)
+    assert (opts.reduceOp, opts.asyncOp) == (dist.ReduceOp.MAX, True)
+    assert type(raised(setattr, opts, "reduceOp", "MAX")) is TypeError
+    assert type(raised(delattr, opts, "asyncOp")) is AttributeError
+    assert opts.reduceOp == dist.ReduceOp.MAX
+    assert callable(dist.AllreduceOptions.reduceOp.fget)
 
 
 def test_an_error_of_the_fast_path(raised):

@@ -44,12 +44,16 @@ from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
 
+_KINDS: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__  # torch's
 # By torch's number, which is faster to look up than torch's enum.
 _RED_OPS = {
-    int(getattr(dist.ReduceOp.RedOpType, t.name)): getattr(ReduceOp, t.name)
-    for t in RedOpType
-    if t is not RedOpType.PREMUL_SUM
+    int(_KINDS[t.name]): getattr(ReduceOp, t.name) for t in RedOpType if t is not RedOpType.PREMUL_SUM
 }
+
+# dist.all_reduce sets these right before its call. `allreduce` then needs no getter of torch, which are slow.
+for _name in ("reduceOp", "asyncOp"):
+    _property = _core.noted_property(getattr(dist.AllreduceOptions, _name), _name)
+    setattr(dist.AllreduceOptions, _name, _property)
 
 
 def reduce_op(op: Any) -> ReduceOp:
@@ -307,7 +311,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         reduction_hash=dist.ReduceOp.__hash__,
         unset_timeout=NO_TIMEOUT,
         caller=ALL_REDUCE_CODE,
-        codes=bytes(_RED_OPS[n].code if n in _RED_OPS else 0 for n in range(16)),
+        reductions={kind: _RED_OPS[int(kind)].code for kind in _KINDS.values() if int(kind) in _RED_OPS},
         modes=dispatch_modes,
         path=("_only", "_engine", "fast"),
         general="_all_reduce",
