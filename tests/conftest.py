@@ -20,9 +20,12 @@ _OWN = {
     if name not in os.environ
 }
 os.environ |= _OWN
-# Threads of the test runner, and of those that read what other processes print, call no communicator: they
-# shall hide no deadlock.
-_HARMLESS = "/pytest_timeout.py:/execnet/gateway_base.py:/tests/processes/rank_processes.py"
+# Threads of the test runner, of those that read what other processes print, and of Jupyter's client, which
+# never end, call no communicator: they shall hide no deadlock.
+_HARMLESS = (
+    "/pytest_timeout.py:/execnet/gateway_base.py:/tests/processes/rank_processes.py"
+    ":/jupyter_core/utils/__init__.py:/asyncio/base_events.py"
+)
 os.environ.setdefault("UNICOMM_HARMLESS_THREADS", _HARMLESS)
 
 
