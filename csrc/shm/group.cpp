@@ -228,8 +228,7 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
             fault.culprits = culprit_finder_.responsible(awaited);
         }
-        // Other members of the cycle may have left the communicator, which is not the cause.
-        if (deadlock_.found() && !aborted_) fault = deadlock_.found();
+        if (!aborted_) fault = deadlock_.ended_by(fault);
         return true;
     }
     if (!deep) return false;
