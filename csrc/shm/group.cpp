@@ -197,12 +197,13 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
             return true;
         }
     }
-    if (left >= 0) {
-        fault = {FaultCode::kPeerLost, {left}, {}, "finalized"};
-        return true;
-    }
+    // A failure comes before a rank that left: a rank that was told of the failure may have left after it.
     if (failed) {
         fault = relayed;
+        return true;
+    }
+    if (left >= 0) {
+        fault = {FaultCode::kPeerLost, {left}, {}, "finalized"};
         return true;
     }
     if (uint64_t now = now_ns(); now >= deadline_ns && now >= patience_ns()) {
