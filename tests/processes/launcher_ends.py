@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import queue
 import random
 import shutil
 import signal
@@ -155,10 +156,16 @@ class Result:
 def play(server: ForkServer | None, folder: Path, case: Case, chance: random.Random) -> Result:
     """Runs one case; all that is not as it must be is a problem."""
     launcher, result = Launcher(server, folder, case.arguments), Result()
-    case.do(launcher, chance)
-    began = time.monotonic()
-    code = launcher.end()
-    result.seconds = time.monotonic() - began
+    try:
+        case.do(launcher, chance)
+        began = time.monotonic()
+        code = launcher.end()
+        result.seconds = time.monotonic() - began
+    except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
+        with contextlib.suppress(OSError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.end()
+        return Result([f"{type(error).__name__}: {error}", launcher.said])
     said = launcher.said
     told = json.loads(launcher.file.read_text()) if launcher.file.exists() else {}
     result.problems += [f"says '{bad}'" for bad in _BAD if bad in said]
@@ -206,15 +213,18 @@ def main() -> int:
     parser.add_argument("--case", choices=CASES, action="append")
     options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="unicomm-ends-"))
-    server = None if options.fresh else ForkServer()
+    servers: queue.SimpleQueue[ForkServer | None] = queue.SimpleQueue()  # one answers one at a time
+    for _ in range(options.jobs):
+        servers.put(None if options.fresh else ForkServer())
     wrong = 0
 
     def one(name: str, number: int) -> Result:
         chance = random.Random(f"{options.seed} {name} {number}")
-        folder = base / f"{name}-{number}"
+        folder, server = base / f"{name}-{number}", servers.get()
         try:
             return play(server, folder, CASES[name], chance)
         finally:
+            servers.put(server)
             shutil.rmtree(folder, ignore_errors=True)
 
     with load(options.load), ThreadPoolExecutor(options.jobs) as pool:
@@ -230,8 +240,9 @@ def main() -> int:
             )
             for problem, times in Counter("\n".join(result.problems) for result in bad).most_common(3):
                 print(f"  {times} times: {problem}", flush=True)
-    if server is not None:
-        server.close()
+    while not servers.empty():
+        if (server := servers.get()) is not None:
+            server.close()
     shutil.rmtree(base, ignore_errors=True)
     return bool(wrong)
 

@@ -1,7 +1,7 @@
 """What `unicomm run` starts in tests of its end; needs no torch: launched.py FOLDER DO [ARGUMENT].
 
-Each rank leaves its pid in FOLDER as a file. DO: raise, exit CODE, kill SIGNAL, sleep (until a signal), stubborn
-(the same, and SIGTERM does nothing).
+Each rank leaves its pid in FOLDER as a file. DO: raise, exit CODE, kill SIGNAL, sleep (until a signal),
+stubborn (the same, and SIGTERM does nothing).
 """
 
 import os
