@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+
 from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.collectives import CollectiveIndex
@@ -178,7 +180,7 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> F
         Verdict.SLOW,
         ranks,
         [int(r) for r in (late.count > 0).nonzero()[0] if int(r) not in slow],
-        confidence=0.9,
+        confidence=late.confidence(np.asarray(ranks)),
         sentence=("" if besides else "Nothing is stuck, but ")
         + f"{capital(who) if besides else who} {verb} repeatedly late to collectives,"
         f" typically by {span(slow[worst])}; the others spend {min(share, 1.0):.0%} of the time waiting.",
@@ -186,6 +188,10 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> F
             f"rank {r}: last in {late.last[r]:.0%} of {int(late.count[r])} collectives,"
             f" {span(slow[r])} after the typical rank, {span(late.gap_ns[r])} between operations"
             for r in sorted(slow, key=lambda r: -slow[r])[:5]
+        ]
+        + [
+            f"lateness counts from {span(late.least_ns)} here: arrivals differ by {span(late.spread_ns)}"
+            f" otherwise, and an operation begins every {span(late.step_ns)}"
         ],
         next_steps=[f"profile {who}: data loading, garbage collection, a slow or throttled device"],
     )

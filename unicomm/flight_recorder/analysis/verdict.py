@@ -106,6 +106,7 @@ class Straggler:
         gap_ns: from the end of the previous collective to its arrival: computing, loading, checkpointing.
         collectives: the number of sampled collectives.
         rank: the rank, -1 for hosts and groups.
+        confidence: how sure it is that it is late at all, 0.5 ... 0.95.
     """
 
     who: str
@@ -118,6 +119,7 @@ class Straggler:
     gap_ns: float
     collectives: int
     rank: int = -1
+    confidence: float = 0.5
 
 
 @dataclass

@@ -91,12 +91,12 @@ def to_markdown(report: Report) -> str:
             lines += ["Next:", "", *(f"{n}. {s}" for n, s in enumerate(found.next_steps, 1)), ""]
     if report.stragglers:
         lines += ["### Who is late", ""]
-        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before | sure |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for s in report.stragglers[:_MOST_SHOWN]:
             lines.append(
                 f"| {s.who} | {s.score:.1%} | {span(s.late_ns)} | {s.last:.0%} | {span(s.waiting_ns)}"
-                f" | {span(s.transfer_ns)} | {span(s.gap_ns)} |"
+                f" | {span(s.transfer_ns)} | {span(s.gap_ns)} | {s.confidence:.0%} |"
             )
         lines.append("")
     lines.append(

@@ -105,7 +105,7 @@ def _others(found: list[Finding]) -> list[RenderableType]:
 def _stragglers(report: Report) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
     grid.add_column("who is late", header_style="bold")
-    for heading in ("lost by others", "late by", "came last", "waiting", "transfer", "gap before"):
+    for heading in ("lost by others", "late by", "came last", "waiting", "transfer", "gap before", "sure"):
         grid.add_column(heading, header_style="bold", justify="right")
     for s in report.stragglers[:6]:
         style = "yellow" if s.score > 0.05 else ""
@@ -117,6 +117,7 @@ def _stragglers(report: Report) -> list[RenderableType]:
             span(s.waiting_ns),
             span(s.transfer_ns),
             span(s.gap_ns),
+            f"{s.confidence:.0%}",
         )
     return [Text(""), grid]
 
