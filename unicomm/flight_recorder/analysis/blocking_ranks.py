@@ -94,7 +94,10 @@ class BlockingRanks:
                 continue
             node = component[0]
             if len(node) == 1 and not self.waits.edges.get(node) and node not in self.explained:
-                ends.append(node[0])
+                rank = node[0]
+                if rank in self.waits.queueing and self.waits.paired.get(rank):
+                    continue  # what holds up its queue is a message that does not finish, see _unfinished
+                ends.append(rank)
         out += self._ends(ends)
         out += self._gone_alone(out)
         blamed = {r for one in out for r in (*one.culprits, *one.victims)}

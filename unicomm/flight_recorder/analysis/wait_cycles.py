@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from unicomm.flight_recorder.table.rows import op_text
 from unicomm.flight_recorder.table.table import Table
-from unicomm.flight_recorder.texts import capital, ranks_text
+from unicomm.flight_recorder.texts import capital
 
 from .evidence import Evidence
 from .verdict import Edge, Finding, Verdict
@@ -75,9 +74,7 @@ def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: se
             "for sends that meet: let one side receive first, or use batch_isend_irecv",
         ]
     nodes: list[WaitNode] = [(r,) for r in culprits]
-    crowd_text = [
-        f"{ranks_text(s.waiting)}: in {op_text(table, next(iter(s.waiting.values())))}" for s in stucks
-    ]
+    crowd_text = [line for s in stucks for line in evidence.inside(s)]
     return [
         Finding(
             kind,

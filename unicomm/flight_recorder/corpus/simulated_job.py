@@ -8,7 +8,7 @@ record is a ring in the format of ring/reader.py.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,9 +113,12 @@ class SimulatedJob:
         late_us: the time that a rank works in addition before each action.
         skew_ns: the offset of a rank's clock.
         capacity: the number of records in a ring.
-        stuck: the collectives (group, seq) that do not complete although all ranks join.
+        stuck: the collectives (group, seq), and messages (group, sender, receiver, seq), that do not complete
+            although all ranks join.
         partly: the ranks that complete the stuck collectives nevertheless.
         unstarted: the ranks that never start an operation that does not complete.
+        one_at_a_time: whether the operations of a rank, of all its groups, run one after another in the order
+            of issue, as kernels do that fill a device. Those behind a running one have not started.
         errors: the error with which waiting ranks fail at the end ("timeout", "peer lost", ...).
         hosts: the number of ranks per host.
         live: whether the processes exist when the rings are read.
@@ -128,9 +131,10 @@ class SimulatedJob:
     late_us: dict[int, float] = field(default_factory=dict)
     skew_ns: dict[int, int] = field(default_factory=dict)
     capacity: int = 1 << 16
-    stuck: set[tuple[str, int]] = field(default_factory=set)
+    stuck: set[tuple[Any, ...]] = field(default_factory=set)
     partly: set[int] = field(default_factory=set)
     unstarted: set[int] = field(default_factory=set)
+    one_at_a_time: bool = False
     errors: str = ""
     hosts: int = 8
     live: bool = False
@@ -163,6 +167,7 @@ class SimulatedJob:
         self._clock = [0.0] * self.size
         self._seq: list[dict[object, int]] = [defaultdict(int) for _ in range(self.size)]
         self._open: list[int] = [0] * self.size  # unfinished operations
+        self._queue: list[deque[tuple[tuple[object, ...], Event]]] = [deque() for _ in range(self.size)]
         self._blocked: list[object] = [None] * self.size
         self._arrived: dict[tuple[object, ...], dict[int, Event]] = defaultdict(dict)  # by operation and rank
         ready = list(range(self.size - 1, -1, -1))
@@ -206,12 +211,21 @@ class SimulatedJob:
             self._fall(rank, call.fate)
             return []
         key = (call.group, *pair, seq) if message else (call.group, seq)
-        arrived = self._arrived[key]
-        arrived[rank] = event
         self._open[rank] += 1
         if call.waits:
             self._blocked[rank] = key
-        expected = 2 if message else len(self.groups[call.group])
+        if self.one_at_a_time and self._open[rank] > 1:
+            event.started = False
+            self._queue[rank].append((key, event))
+            return []
+        return self._join(rank, key, event)
+
+    def _join(self, rank: int, key: tuple[object, ...], event: Event) -> list[int]:
+        """Adds a rank to an operation. Returns the ranks that its completion unblocks."""
+        arrived = self._arrived[key]
+        arrived[rank] = event
+        message = event.call.op in ("send", "recv")
+        expected = 2 if message else len(self.groups[event.call.group])
         return self._complete(key, arrived, message) if len(arrived) == expected else []
 
     def _fall(self, rank: int, fate: str) -> None:
@@ -236,6 +250,11 @@ class SimulatedJob:
                 self._blocked[rank] = None
                 self._clock[rank] = max(self._clock[rank], over)
                 freed.append(rank)
+        for rank in arrived:
+            if self._queue[rank] and arrived[rank].completed:
+                following, event = self._queue[rank].popleft()
+                event.started = True
+                freed += self._join(rank, following, event)
         return freed
 
     # --- rings and dumps ---------------------------------------------------------------------------
