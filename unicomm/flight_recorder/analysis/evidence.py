@@ -120,6 +120,14 @@ class Evidence:
                 return Edge(rank, [peer], group, what, int(table.seq[row]), place(table, row), True)
         return None
 
+    def follows_as_before(self, row: int) -> bool:
+        """Returns whether the rank has made this call after the same call earlier."""
+        begin = self.table.source_of[int(self.table.rank[row])].begin
+        calls = self.table.call[begin : row + 1]
+        if len(calls) < 2:
+            return False
+        return bool(((calls[1:-1] == calls[-1]) & (calls[:-2] == calls[-2])).any())
+
     def has_come_before(self, edge: Edge) -> bool:
         """Returns whether a message like this one was exchanged before."""
         table = self.table

@@ -145,7 +145,9 @@ def build_wait_graph(
 
 
 def _queued(table: Table, rows: Column) -> dict[int, int]:
-    """Returns the rows that have not started behind an earlier row of their rank that has: row -> earlier row.
+    """Returns the rows that have not started, behind an earlier row of their rank that has.
+
+    The keys are the rows, the values the first such earlier row.
 
     Streams, devices and progress threads run the operations of several groups one after another. Where no
     operation counts as started, as in the dumps of torch's gloo, nothing is known about that.

@@ -35,6 +35,8 @@ from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Table
 from unicomm.flight_recorder.texts import format_ranks
 
+from .nccl_dump import nccl_dump
+
 _BEGAN_NS = 1_700_000_000_000_000_000
 _US = 1000
 _TRANSFER_US = 50.0
@@ -66,6 +68,9 @@ class Action:
         waits: whether the call returns only when the operation has completed.
         fate: "die" or "stop": what happens to the process inside the operation, before its contribution.
         loose: whether the operation completes even if the ranks' arguments differ.
+        parts: the elements of each rank's part in an all_gather_v or reduce_scatter_v; only in dumps of NCCL.
+        calls: the calls of a coalesced collective, whose `op` is "coalesced"; only in dumps of NCCL.
+        batch: a number that neighbouring messages of one batch have in common; only in dumps of NCCL.
     """
 
     op: str
@@ -81,12 +86,17 @@ class Action:
     waits: bool = True
     fate: str = ""
     loose: bool = False
+    parts: tuple[int, ...] = ()
+    calls: tuple[Action, ...] = ()
+    batch: int = 0
 
     @property
     def terms(self) -> tuple[object, ...]:
         """The arguments in which the ranks must agree for the operation to complete."""
+        if self.calls:
+            return tuple(call.terms for call in self.calls)
         sized = self.op not in ("all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "all_to_all")
-        return (self.op, self.numel if sized else 0, self.dtype, self.red, self.root)
+        return (self.op, self.numel if sized else 0, self.dtype, self.red, self.root, self.parts)
 
 
 @dataclass
@@ -250,11 +260,11 @@ class SimulatedJob:
                 self._blocked[rank] = None
                 self._clock[rank] = max(self._clock[rank], over)
                 freed.append(rank)
-        for rank in arrived:
-            if self._queue[rank] and arrived[rank].completed:
-                following, event = self._queue[rank].popleft()
-                event.started = True
-                freed += self._join(rank, following, event)
+        for rank, event in arrived.items():
+            if self._queue[rank] and event.completed:
+                following, event_behind = self._queue[rank].popleft()
+                event_behind.started = True
+                freed += self._join(rank, following, event_behind)
         return freed
 
     # --- rings and dumps ---------------------------------------------------------------------------
@@ -282,12 +292,23 @@ class SimulatedJob:
                 ring, process=self.process(rank), as_of_ns=self.end_ns + _BEGAN_NS if self.live else 0
             )
 
-    def table(self, without: Sequence[int] = (), as_dump: bool = False, status: bool = True) -> Table:
-        """Returns the table of all ranks except `without`; see `add_to` for the other arguments."""
+    def table(
+        self, without: Sequence[int] = (), as_dump: bool = False, status: bool = True, nccl: bool = False
+    ) -> Table:
+        """Returns the table of all ranks except `without`; see `add_to` for the other arguments.
+
+        Args:
+            nccl: whether the ranks are dumps as torch's NCCL group writes them.
+        """
         builder = TableBuilder()
         missing = set(without)
         for rank in range(self.size):
-            if rank not in missing:
+            if rank in missing:
+                continue
+            if nccl:
+                columns = from_dump(nccl_dump(self, rank))
+                builder.add_dump(columns, f"nccl_trace_rank_{rank}", rank, "torch pickle")
+            else:
                 self.add_to(builder, rank, as_dump, status)
         return builder.finish()
 

@@ -39,7 +39,7 @@ def cycle_of_three_groups(size: int, rng: np.random.Generator) -> Case:
 
 @fault(SOME)
 def cycle_of_queued_operations(size: int, rng: np.random.Generator) -> Case:
-    """All ranks issue both operations, but two of them in opposite order, on devices that run one at a time."""
+    """Two ranks issue both operations, in opposite order, on devices that run one operation at a time."""
     a, b = sorted(int(r) for r in rng.choice(size, 2, replace=False))
     job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
     job.one_at_a_time = True

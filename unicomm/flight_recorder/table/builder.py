@@ -14,6 +14,7 @@ from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, Frame, State
 from unicomm.flight_recorder.texts import parse_ranks
 
+from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
 
@@ -60,6 +61,7 @@ class TableBuilder(RingTableBuilder):
             group = self.group_list[index]
             group.name = group.name or name
             group.desc = group.desc or desc
+        columns = merge_coalesced(columns, [self._own_rank(index, rank) for index in mapped])
         for index in listed.values():
             source.members[index] = None
         n = len(columns)
@@ -100,6 +102,12 @@ class TableBuilder(RingTableBuilder):
             "thread": np.asarray(threads or [0], np.int32)[columns.thread],
         }
         self.put(source, out, ~p2p)
+
+    def _own_rank(self, group: int, rank: int) -> tuple[int, int]:
+        """Returns a rank's own rank in a group, -1 if it is no known member, and the group's size."""
+        ranks = self.group_list[group].ranks
+        at = np.flatnonzero(ranks == rank)
+        return (int(at[0]) if len(at) else -1), len(ranks)
 
     def _dump_group(self, name: str, entry: Any, unlisted: str = "") -> int:
         """Returns the index of a group; `unlisted` stands for ranks that the entry does not list."""
