@@ -29,13 +29,21 @@ Shapes = tuple[tuple[int, ...], ...]  # one shape per tensor
 
 @dataclass
 class Group:
-    """A communicator. `ranks` holds the members' ranks in the job, by their rank in the group."""
+    """A communicator.
+
+    Attributes:
+        name: what reports call it, "default" for the default group; no two groups of a table share it.
+        desc: what the program says of it, "" if it says nothing.
+        ranks: the members' ranks in the job, by their rank in the group.
+        recorded: its name in the source.
+    """
 
     name: str
     desc: str
     uid: str
     ranks: Column
     backend: str
+    recorded: str = ""
 
     @property
     def size(self) -> int:

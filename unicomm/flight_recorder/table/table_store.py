@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from unicomm.flight_recorder.ring.reader import InputRemark, State
+from unicomm.flight_recorder.texts import tell_apart
 
 from .table import Calls, Column, Group, Shapes, Source, Stack, Table
 
@@ -215,7 +216,32 @@ class TableStore:
                 users = [s.rank for s in sources if group_index in s.members]
                 group.ranks = np.asarray(users, np.int32)
         unite(table, [key[0] for key in self.groups])
+        _name_groups(table)
         return table
+
+
+# torch's names of the default group, its description of it, and that of groups which the program has not
+# described.
+_DEFAULT_NAMES, _DEFAULT, _UNDESCRIBED = ("", "0"), "default_pg", "undefined"
+
+
+def _name_groups(table: Table) -> None:
+    """Gives the groups the names that reports show; see `Group`."""
+    used = set(np.unique(table.group).tolist()).union(*(source.members for source in table.sources))
+    groups = [group for index, group in enumerate(table.groups) if index in used]
+    names = []
+    for group in groups:
+        group.recorded = group.name
+        if group.desc == _DEFAULT or (not group.uid and group.name in _DEFAULT_NAMES):
+            group.desc = ""
+            names.append("default")
+        else:
+            group.desc = "" if group.desc == _UNDESCRIBED else group.desc
+            names.append(group.desc or group.name)
+    members = [group.ranks.tolist() for group in groups]
+    backends = [group.backend for group in groups]
+    for group, name in zip(groups, tell_apart(list(zip(names, members, backends, strict=True))), strict=True):
+        group.name = name
 
 
 def unite(table: Table, identities: list[str]) -> None:
