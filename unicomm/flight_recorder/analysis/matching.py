@@ -80,11 +80,18 @@ def call_signatures(table: Table) -> CallSignatures:
     dtype[~known] = -1
     red = np.where(has("all_reduce", "reduce", *(o for o in table.ops if "scatter" in o)), calls.red, -1)
     red = np.where(has("scatter"), -1, red)
+    root = calls.root
+    # Dumps tell neither reductions nor roots: beside rings, these are not compared.
+    if (red == 0).any() and (red > 0).any():
+        red[:] = -1
+    rooted = has("broadcast", "reduce", "gather", "scatter")
+    if (root[rooted] < 0).any() and (root[rooted] >= 0).any():
+        root = np.full_like(root, -1)
     split = _splits(table, has("all_gather_v"), calls.out_shape)
     split = np.where(has("reduce_scatter_v"), _splits(table, has("reduce_scatter_v"), calls.in_shape), split)
-    parts = np.stack([calls.op, calls.root, red, dtype, numel, split], axis=1)
+    parts = np.stack([calls.op, root, red, dtype, numel, split], axis=1)
     _, ids = np.unique(parts, axis=0, return_inverse=True)
-    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel, split)
+    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, root, red, dtype, numel, split)
 
 
 def _splits(table: Table, wanted: Column, shape: Column) -> Column:
