@@ -37,6 +37,11 @@ def autoload() -> None:
         register()
     if os.environ.get(VARIABLE, "0").lower() not in ("1", "true", "yes", "on"):
         return
+    if "UNICOMM_LAUNCHER_PID" in os.environ:
+        with contextlib.suppress(Exception):
+            from unicomm.flight_recorder.recording.ending import begin_under_launcher
+
+            begin_under_launcher()
     try:
         reason = install()
     except Exception as error:

@@ -17,6 +17,7 @@ from . import stragglers
 from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
+from .own_faults import add_places, own_faults, without_absences
 from .size_mismatches import SizeMismatches
 from .verdict import Finding, Report, Verdict
 from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
@@ -39,7 +40,7 @@ _WEIGHT = {
     Verdict.WRAPPED: 10,
 }
 _OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
-_STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
+_OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 97, 95, 60
 
 
 def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
@@ -78,8 +79,20 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     findings = [*_with_victims(waits, mismatches), *_not_explained(findings, mismatches), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
+    own = own_faults(table)
+    findings = [*own, *without_absences(findings, own)]
+    add_places(table, findings)
     weight = {id(j.finding): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in mismatches}
-    findings.sort(key=lambda f: (-weight.get(id(f), _WEIGHT.get(f.verdict, 0)), -len(f.victims), f.since_ns))
+    weight |= {id(f): _OWN_FAULT for f in own}
+    first = {id(f): at for at, f in enumerate(own)}  # own faults in the order of their times
+    findings.sort(
+        key=lambda f: (
+            -weight.get(id(f), _WEIGHT.get(f.verdict, 0)),
+            first.get(id(f), 0),
+            -len(f.victims),
+            f.since_ns,
+        )
+    )
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],

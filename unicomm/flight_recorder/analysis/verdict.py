@@ -11,6 +11,11 @@ from unicomm.flight_recorder.ring.reader import InputRemark
 class Verdict(str, enum.Enum):
     """The closed list of verdicts. `--json` writes the values; they never change."""
 
+    EXCEPTION = "exception"
+    EXITED = "exited"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out-of-memory"
+    TERMINATED = "terminated"
     NEVER_JOINED = "never-joined"
     WRONG_OPERATION = "wrong-operation"
     SIZE_MISMATCH = "size-mismatch"
@@ -55,6 +60,29 @@ class Side:
 
 
 @dataclass
+class Cause:
+    """How a culprit's process ended, or where it is.
+
+    Attributes:
+        exception: the name of the exception's class, "" without one.
+        message: the first line of its text.
+        file, line, function: the user's own place; "" and 0 if unknown.
+        exit_code: the exit code that the launcher saw; None if it is unknown, or if a signal ended the process.
+        signal: the name of the signal that ended the process, "" if none did.
+        call_path: the frames that lead to the place, "file:line function", the innermost first.
+    """
+
+    exception: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    call_path: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Finding:
     """One fault.
 
@@ -72,6 +100,7 @@ class Finding:
         edges: the wait-for graph next to the culprits; for a cycle, its edges in order.
         next_steps: what to look at or to do now.
         since_ns: the wall-clock time at which it began, 0 if unknown.
+        cause: how the first culprit's process ended, or where it is; None if unknown.
     """
 
     verdict: Verdict
@@ -87,6 +116,7 @@ class Finding:
     edges: list[Edge] = field(default_factory=list)
     next_steps: list[str] = field(default_factory=list)
     since_ns: int = 0
+    cause: Cause | None = None
 
 
 @dataclass

@@ -335,6 +335,12 @@ class Ring:
         return "stopped" if code in "Tt" else "running"
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the process runs on this host now, also if this is a copy of its ring."""
+        same = self.meta.get("boot_id") == boot_id() and self.meta.get("pid_namespace") == pid_namespace()
+        return same and process_start_ticks(self.pid) == int(self.header["proc_start_ticks"])
+
+    @property
     def process_activity(self) -> str:
         """The state of the process in `unicomm trace top`: running, sleeping, stopped, dead or ended.
 

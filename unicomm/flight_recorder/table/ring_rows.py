@@ -89,6 +89,7 @@ class RingTableBuilder(TableStore):
         self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]
     ) -> None:
         source.pid, source.host, source.wrapped, source.exact_p2p = ring.pid, ring.host, ring.wrapped, True
+        source.runs_here = ring.runs_here
         for comm in comms:
             index = int(groups[comm.index])
             source.created[index] = comm.coll_created

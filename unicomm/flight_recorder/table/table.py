@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.ring.endings import Ending
 from unicomm.flight_recorder.ring.reader import ASYNC, Frame, InputRemark
 
 Column = npt.NDArray[Any]
@@ -69,6 +70,7 @@ class Source:
         closed: the groups that the rank has finalized.
         as_of_ns: the wall-clock time of the source's state; 0 if unknown.
         exact_p2p: whether `seq` of P2P rows counts per pair and direction.
+        runs_here: whether the process runs on this host now, so that advice may name it.
     """
 
     path: str
@@ -88,6 +90,7 @@ class Source:
     closed: set[int] = field(default_factory=set)
     as_of_ns: int = 0
     exact_p2p: bool = False
+    runs_here: bool = False
 
 
 @dataclass
@@ -155,6 +158,7 @@ class Table:
     groups: list[Group]
     sources: list[Source]
     remarks: list[InputRemark]
+    endings: list[Ending] = field(default_factory=list)  # how the processes of ranks ended, by rank
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -175,10 +179,16 @@ class Table:
         """The sources by rank."""
         return {source.rank: source for source in self.sources if source.rank >= 0}
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known: there are neither sources nor endings."""
+        return not self.sources and not self.endings
+
     @cached_property
     def ranks(self) -> Column:
-        """The sorted ranks that have a source or are members of a group."""
+        """The sorted ranks that have a source, are members of a group, or whose end is known."""
         found = [np.asarray(sorted(self.source_of), np.int64)]
+        found.append(np.asarray([ending.rank for ending in self.endings], np.int64))
         found += [np.asarray(group.ranks, np.int64) for group in self.groups]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 

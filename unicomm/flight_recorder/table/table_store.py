@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.texts import tell_apart
 
@@ -119,6 +121,7 @@ class TableStore:
         self._rows = _Rows()
         self.taken: dict[int, str] = {}
         self.remarks: list[InputRemark] = []
+        self.endings = EndingFiles()
 
     def group_index(self, key: tuple[str, str], make: Callable[[], Group]) -> int:
         """Returns the index of the group under (identity, text of its ranks); `make` makes a new one."""
@@ -210,6 +213,7 @@ class TableStore:
             groups=self.group_list,
             sources=sources,
             remarks=self.remarks,
+            endings=self._endings(sources),
         )
         for group_index, group in enumerate(table.groups):
             if not group.size:  # no configuration lists its members: take the ranks that used it
@@ -218,6 +222,14 @@ class TableStore:
         unite(table, [key[0] for key in self.groups])
         _name_groups(table)
         return table
+
+    def _endings(self, sources: list[Source]) -> list[Ending]:
+        """Returns how the processes of ranks ended; without those of earlier processes of a rank."""
+        rings = [(Path(s.path).stem, s.rank) for s in sources if s.format == "ring"]
+        several = Counter(name for name, _ in rings)  # ranks that are threads share a process
+        found = self.endings.joined({name: rank for name, rank in rings if several[name] == 1})
+        newest = {rank: name for name, rank in rings}
+        return [e for e in found if not e.name or newest.get(e.rank, e.name) == e.name]
 
 
 # torch's names of the default group, its description of it, and that of groups which the program has not

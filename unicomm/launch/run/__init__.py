@@ -5,6 +5,7 @@ agent.py         torchrun's agent, which tells the job when ranks start, fail an
 job.py           this host's part of a job: its rings and its hub, and how an attempt failed
 introduction.py  how the hubs of a job's hosts find each other
 job_folder.py    the folders of a job on this host, and the notes that say where its hub listens
+memory_kills.py  evidence that the kernel killed a rank for want of memory
 stop_signals.py  signals that tell the launcher to stop
 outcome.py       how the job ended, and the exit code
 summary.py       the verdict that is printed when ranks have failed

@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unicomm.flight_recorder.ring.copies import freeze
+from unicomm.flight_recorder.ring.copies import copy_side_files, freeze
+from unicomm.flight_recorder.ring.endings import EXITS, LAUNCHER, describe_exits
+from unicomm.flight_recorder.ring.folder import SUFFIX, ring_name
 from unicomm.launch.hub.hub_process import HubProcess
 
 from .introduction import HubSettings, Introduction, Listening
 from .job_folder import JobFolder
+from .memory_kills import MemoryKills
 
 _INTRODUCED = 3.0  # seconds that a failed host gives the others to introduce their hubs
 _ACKNOWLEDGED, _GATHERED = 3.0, 25.0  # seconds until the hub says that it gathers, and that it is done
@@ -73,6 +77,8 @@ class Job:
         self._introduction: Introduction | None = None
         self._asked = False  # whether the hub was told of the failure
         self.attempt = Attempt(-1)
+        self._kills = MemoryKills()
+        os.environ[LAUNCHER] = str(os.getpid())
 
     # --- starting ranks --------------------------------------------------------------------------------
 
@@ -105,6 +111,7 @@ class Job:
     def look_at(self, pids: Mapping[int, int]) -> None:
         """Notes failed ranks before the agent sees one and ends all others. `pids`: by rank."""
         self.attempt.pids = dict(pids)
+        self._kills.watch(pids.values())
         for rank, pid in pids.items():
             try:
                 end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -120,11 +127,23 @@ class Job:
         if self.attempt.failure or self.attempt.number < 0:
             return
         self.attempt.failure, self.attempt.failed_at = why, time.monotonic()
-        number = self.attempt.number
+        rings, frozen = (of(self.attempt.number) for of in (self.folder.rings, self.folder.frozen))
         with contextlib.suppress(OSError):
-            freeze(self.folder.rings(number), self.folder.frozen(number), running)
+            self._note_exits(rings)
+            if not freeze(rings, frozen, running):  # the hub has copied them, for another host
+                copy_side_files(rings, frozen)
         if not self._several or self._introduction is None or self._introduction.done:
             self._ask_hub()
+
+    def _note_exits(self, folder: Path) -> None:
+        """Writes the exit codes of the ranks that ended by themselves beside their rings. Raises `OSError`."""
+        attempt = self.attempt
+        killed = {r: attempt.pids.get(r, 0) for r, code in attempt.ended.items() if code == -signal.SIGKILL}
+        evidence = {rank: self._kills.evidence(pid) for rank, pid in killed.items()}
+        host = socket.gethostname()
+        name = f"{ring_name(-1, os.getpid()).removesuffix(SUFFIX)}{EXITS}"
+        text = describe_exits(host, attempt.ended, attempt.pids, evidence, time.time_ns())
+        (folder / name).write_text(text)
 
     def _ask_hub(self) -> None:
         if self._hub is not None and not self._asked:
@@ -163,4 +182,5 @@ class Job:
                 self._listening.note.unlink()
         if self._hub is not None:
             self._hub.close()
+        self._kills.close()
         self.folder.close(keep)

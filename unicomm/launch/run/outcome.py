@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unicomm.flight_recorder.ring.endings import signal_name
+
 from .job import Attempt
 from .stop_signals import Received
 
@@ -77,16 +79,6 @@ def _first(ended: dict[int, int], culprits: Sequence[int]) -> int:
 def exit_code(code: int) -> int:
     """A process's exit code as shells say it: 128 + n for signal n, which is `-n` here."""
     return 128 - code if code < 0 else code
-
-
-def signal_name(code: int) -> str:
-    """The name of the signal that ended a process, "" if it has ended by itself."""
-    if code >= 0:
-        return ""
-    try:
-        return signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        return f"signal {-code}"
 
 
 def end_text(code: int) -> str:

@@ -39,7 +39,7 @@ def _show(evidence: Evidence, console: Console) -> Report | None:
         print_line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
     else:
         table = load([evidence.folder])
-        if not table.sources:
+        if table.empty:
             print_line(
                 console,
                 "Nothing was recorded: no rank had created a communicator. The error above is the cause.",

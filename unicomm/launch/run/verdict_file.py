@@ -13,9 +13,10 @@ from typing import Any
 
 from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.reports.report_data import as_data
+from unicomm.flight_recorder.ring.endings import signal_name
 
 from .job import Attempt, Evidence
-from .outcome import Outcome, exit_code, signal_name
+from .outcome import Outcome, exit_code
 from .stop_signals import Received
 
 SCHEMA_VERSION = 1
