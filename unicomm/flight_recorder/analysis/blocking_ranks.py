@@ -408,10 +408,13 @@ def _operation(table: Table, row: int | None) -> dict[str, Any]:
 def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source | None]) -> list[str]:
     """Returns the next steps of a finding."""
     known = [s for s in sources if s]
-    pid = next((s.pid for s in known if s.pid), 0)
+    # A ring tells whether its process still runs; advice must not name one that is gone.
+    pid = next((s.pid for s in known if s.pid and (s.runs_here or s.format != "ring")), 0)
     host = next((s.host for s in known if s.host), "")
     on = f" on {host}" if host else ""
     after = f"read the code from {last} to {there}" if last and there else f"look at what {who} did last"
+    if last and last == there:
+        after = f"read the code that runs between two calls of {there}"
     match kind:
         case Verdict.PROCESS_DEAD:
             return [
@@ -419,7 +422,9 @@ def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source 
                 "dmesg shows the out-of-memory killer; the launcher shows the exit code or signal",
             ]
         case Verdict.PROCESS_STOPPED:
-            return [f"kill -CONT {pid}{on} lets it go on" if pid else f"send SIGCONT to {who}{on}"]
+            if pid:
+                return [f"kill -CONT {pid}{on} lets it go on"]
+            return [f"find out what stopped {who}{on}: a debugger, job control or the scheduler"]
         case Verdict.BLOCKED_OUTSIDE:
             dump = [f"py-spy dump --pid {pid}{on} shows where it is"] if pid else []
             return [*dump, f"{after}: loading, checkpointing or a lock"]

@@ -103,7 +103,10 @@ def add_places(table: Table, findings: Sequence[Finding]) -> None:
                 continue
             own = ending.place(frames)
             assert own is not None
-            one.cause = one.cause or _cause(own, frames)
+            if one.cause is None:
+                one.cause = _cause(own, frames)
+                rest = [step for step in one.next_steps if not step.startswith("py-spy")]
+                one.next_steps = [f"look at {own}: what does it wait for there?", *rest]
             inner = frames[0]
             text = own.said
             if inner != own:
@@ -150,7 +153,8 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
         what = f"ended with exit code {code}, and left no exception"
         if not ending.name:
             what = f"ended with exit code {code} before it had imported torch"
-        what += _after(table, ending.rank)
+        if after := _after(table, ending.rank):
+            what = f"ended with exit code {code}{after}, and left no exception"
         cause = _last_place(table, ending.rank)
         cause.exit_code = code
         why = "os._exit, a library that ends the process, or an error of the interpreter's start"
@@ -225,7 +229,9 @@ def _finding(table: Table, fault: _Fault) -> Finding:
     ranks = sorted(set(fault.ranks))
     world = len(table.ranks)
     every = len(ranks) == world > 1
-    who = f"all {world} ranks" if every else ranks_text(ranks)
+    who = ranks_text(ranks)
+    if every:
+        who = "both ranks" if world == 2 else f"all {world} ranks"
     what = fault.what.replace("was ", "were ", 1) if len(ranks) > 1 else fault.what
     if every and fault.kind is Verdict.TERMINATED:
         what += ": the job was told to stop"

@@ -135,6 +135,10 @@ def shared(report: Report, table: Table) -> Report:
             side.where = clean(side.where)
         for edge in found.edges:
             edge.where = clean(edge.where)
+        if found.cause is not None:
+            found.cause.file = clean(found.cause.file)
+            found.cause.message = clean(found.cause.message)
+            found.cause.call_path = [clean(f) for f in found.cause.call_path]
     for straggler in out.stragglers:
         straggler.who = clean(straggler.who)
     out.remarks = [type(f)(clean(f.path.rsplit("/", 1)[-1]), clean(f.message)) for f in out.remarks]
