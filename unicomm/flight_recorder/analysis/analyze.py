@@ -36,6 +36,7 @@ _WEIGHT = {
     Verdict.NEVER_JOINED: 74,
     Verdict.BLOCKED_OUTSIDE: 74,
     Verdict.NEVER_FINISHED: 50,
+    Verdict.NOT_READ: 40,
     Verdict.SLOW: 30,
     Verdict.WRAPPED: 10,
 }
@@ -76,6 +77,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     explained = _explained(waits, mismatches)
     findings = BlockingRanks(table, waits, state, explained, slow, stuck_ns).findings()
     findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
+    _doubt_the_dead(table, findings)
     findings = [*_with_victims(waits, mismatches), *_not_explained(findings, mismatches), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
@@ -101,6 +103,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         ranks=len(table.ranks),
         present=len(table.source_of),
         missing=missing,
+        not_read=sorted(table.not_read),
         entries=len(table),
         groups=len(table.groups),
         clock_offsets_ns={r: int(offsets[r]) for r in table.source_of if offsets[r] == offsets[r]},
@@ -108,7 +111,23 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     )
     if missing:
         report.remarks.append(InputRemark("", f"no file of {ranks_text(missing)}"))
+    if report.not_read:
+        what = "nothing of them or of their hosts was read, so they are unknown, not dead"
+        report.remarks.append(InputRemark("", f"not-read: {ranks_text(report.not_read)}: {what}"))
     return report
+
+
+def _doubt_the_dead(table: Table, findings: list[Finding]) -> None:
+    """Lowers the confidence in dead ranks if other hosts were not read.
+
+    A launcher ends the ranks of its host when a rank of another host has failed.
+    """
+    for one in findings:
+        if one.verdict is Verdict.PROCESS_DEAD and table.not_read:
+            one.confidence = min(one.confidence, 0.6)
+            who = ranks_text(sorted(table.not_read))
+            one.evidence.append(f"{who} were not read: if one of them failed first, this is a consequence")
+            one.next_steps.append(f"read the hosts of {who}, too")
 
 
 def _explained(waits: WaitGraph, mismatches: list[Mismatch]) -> list[WaitNode]:

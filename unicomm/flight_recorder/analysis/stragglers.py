@@ -16,7 +16,7 @@ _MEANS = ("late_ns", "last", "waiting_ns", "transfer_ns", "gap_ns")  # fields of
 _ENOUGH = 8  # the least number of collectives for calling a rank slow
 # Arrivals of ranks of equal speed differ by up to this much: scheduling, interrupts, other processes. A rank
 # that is late by less is nobody's fault, however regular the job is otherwise.
-LEAST_LATE_NS = 500_000.0
+LEAST_LATE_NS = 200_000.0
 _OF_SPREAD, _OF_STEP = 6.0, 0.1  # the least lateness beside it, relative to the job's own figures
 _SURELY = 4.0  # times the least lateness: more makes the finding no surer
 

@@ -34,6 +34,7 @@ class Verdict(str, enum.Enum):
     NEVER_FINISHED = "started-but-never-finished"
     MEMBERSHIP = "membership-disagreement"
     WRAPPED = "recorder-wrapped"
+    NOT_READ = "not-read"
     GOOD = "all-good"
 
 
@@ -162,6 +163,7 @@ class Report:
         remarks: problems of the input: unreadable files, ranks without a file, ...
         ranks: the number of ranks of the job.
         present: the number of ranks with a source; `missing` lists the others.
+        not_read: those of `missing` of whose host nothing was read, so that nothing is known of them.
         entries: the number of operations.
         groups: the number of communicators.
         clock_offsets_ns: each rank's clock minus the typical clock, for ranks that could be compared.
@@ -174,6 +176,7 @@ class Report:
     ranks: int = 0
     present: int = 0
     missing: list[int] = field(default_factory=list)
+    not_read: list[int] = field(default_factory=list)
     entries: int = 0
     groups: int = 0
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)

@@ -344,7 +344,12 @@ class _Writer:
             frames[number - 1]["function"] = self._text("train_step")
             frames[number - 1]["line"] = line
         meta = json.dumps(
-            {**_META_NAMES, "host": f"node{rank // job.hosts}", "boot_id": "simulated"}
+            {
+                **_META_NAMES,
+                "host": f"node{rank // job.hosts}",
+                "boot_id": "simulated",
+                "local": [rank % job.hosts, min(job.hosts, job.size)],
+            }
         ).encode()
         meta += b" " * (-len(meta) % 64)
         heap = bytes(self.heap) + b"\0" * (-len(self.heap) % 64)

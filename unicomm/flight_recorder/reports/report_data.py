@@ -30,6 +30,7 @@ def as_data(report: Report) -> dict[str, Any]:
             "ranks": report.ranks,
             "present": report.present,
             "missing": report.missing,
+            "not_read": report.not_read,
             "entries": report.entries,
             "groups": report.groups,
             "formats": report.formats,

@@ -25,7 +25,7 @@ from .wait_graph_svg import draw
 MOST_RANKS = 64  # the maximum number of ranks in the timeline
 _MOST_SLICES = 40_000
 _MOST_SIDES, _MOST_EDGES, _MOST_OTHERS, _MOST_INPUT = 12, 40, 30, 50
-_TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn"}
+_TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn", Verdict.NOT_READ: "warn"}
 _STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.FAILED: "failed"}
 
 

@@ -14,7 +14,12 @@ from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
 _MOST_OTHERS = 6
-_COLOUR = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.WRAPPED: "yellow"}
+_COLOUR = {
+    Verdict.GOOD: "green",
+    Verdict.SLOW: "yellow",
+    Verdict.WRAPPED: "yellow",
+    Verdict.NOT_READ: "yellow",
+}
 
 
 def render(report: Report) -> RenderableType:

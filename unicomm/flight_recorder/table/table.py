@@ -69,6 +69,8 @@ class Source:
             from that of the other sources, else None.
         closed: the groups that the rank has finalized.
         as_of_ns: the wall-clock time of the source's state; 0 if unknown.
+        host_ranks: the ranks of its host, if the launcher told how many there are; launchers number the ranks
+            of a host consecutively.
         exact_p2p: whether `seq` of P2P rows counts per pair and direction.
         runs_here: whether the process runs on this host now, so that advice may name it.
     """
@@ -89,6 +91,7 @@ class Source:
     members: dict[int, Column | None] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     as_of_ns: int = 0
+    host_ranks: range = range(0)
     exact_p2p: bool = False
     runs_here: bool = False
 
@@ -191,6 +194,15 @@ class Table:
         found.append(np.asarray([ending.rank for ending in self.endings], np.int64))
         found += [np.asarray(group.ranks, np.int64) for group in self.groups]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    @cached_property
+    def not_read(self) -> frozenset[int]:
+        """The ranks without a source of whose host no source is known to be.
+
+        Nothing is known of them. A rank without a source on a host that was read left no file.
+        """
+        missing = set(self.ranks.tolist()) - set(self.source_of)
+        return frozenset(missing.difference(*(source.host_ranks for source in self.sources)))
 
     # --- single rows and calls ---------------------------------------------------------------------
 
