@@ -11,6 +11,7 @@ import numpy as np
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.table.table import Table
 
+from .nccl_dump import nccl_table
 from .simulated_job import Action, SimulatedJob
 
 STEPS = 12
@@ -42,7 +43,9 @@ class Case:
         """Runs the job, if it has not run, and returns its table."""
         if not self.job.events:
             self.job.run()
-        return self.job.table(self.without, self.as_dump, self.status, self.nccl)
+        if self.nccl:
+            return nccl_table(self.job)
+        return self.job.table(self.without, self.as_dump, self.status)
 
 
 Make = Callable[[int, np.random.Generator], Case]

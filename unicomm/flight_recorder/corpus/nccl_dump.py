@@ -1,4 +1,4 @@
-"""nccl_dump: a simulated rank as the dump that torch's NCCL group would have written.
+"""nccl_dump: a simulated rank as the dump that torch's NCCL group would have written; nccl_table: all ranks.
 
 The entries follow torch's ProcessGroupNCCL (version 2.10 of the format):
 
@@ -15,13 +15,15 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from unicomm.flight_recorder.formats.dump_columns import from_dump
 from unicomm.flight_recorder.formats.operation_names import SCALAR_TYPES
 from unicomm.flight_recorder.formats.torch_dump import VERSION
+from unicomm.flight_recorder.table.builder import TableBuilder
+from unicomm.flight_recorder.table.table import Table
 
-if TYPE_CHECKING:
-    from .simulated_job import Action, Event, SimulatedJob
+from .simulated_job import Action, Event, SimulatedJob
 
 _BEGAN_NS = 1_700_000_000_000_000_000
 _NAMES = {
@@ -60,6 +62,15 @@ def nccl_dump(job: SimulatedJob, rank: int) -> dict[str, Any]:
         },
         "entries": entries.all[-job.capacity :],
     }
+
+
+def nccl_table(job: SimulatedJob) -> Table:
+    """Returns the table of all ranks' dumps."""
+    builder = TableBuilder()
+    for rank in range(job.size):
+        columns = from_dump(nccl_dump(job, rank))
+        builder.add_dump(columns, f"nccl_trace_rank_{rank}", rank, "torch pickle")
+    return builder.finish()
 
 
 class _Entries:

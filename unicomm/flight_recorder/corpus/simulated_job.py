@@ -35,8 +35,6 @@ from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Table
 from unicomm.flight_recorder.texts import format_ranks
 
-from .nccl_dump import nccl_dump
-
 _BEGAN_NS = 1_700_000_000_000_000_000
 _US = 1000
 _TRANSFER_US = 50.0
@@ -292,23 +290,12 @@ class SimulatedJob:
                 ring, process=self.process(rank), as_of_ns=self.end_ns + _BEGAN_NS if self.live else 0
             )
 
-    def table(
-        self, without: Sequence[int] = (), as_dump: bool = False, status: bool = True, nccl: bool = False
-    ) -> Table:
-        """Returns the table of all ranks except `without`; see `add_to` for the other arguments.
-
-        Args:
-            nccl: whether the ranks are dumps as torch's NCCL group writes them.
-        """
+    def table(self, without: Sequence[int] = (), as_dump: bool = False, status: bool = True) -> Table:
+        """Returns the table of all ranks except `without`; see `add_to` for the other arguments."""
         builder = TableBuilder()
         missing = set(without)
         for rank in range(self.size):
-            if rank in missing:
-                continue
-            if nccl:
-                columns = from_dump(nccl_dump(self, rank))
-                builder.add_dump(columns, f"nccl_trace_rank_{rank}", rank, "torch pickle")
-            else:
+            if rank not in missing:
                 self.add_to(builder, rank, as_dump, status)
         return builder.finish()
 
