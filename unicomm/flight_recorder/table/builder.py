@@ -18,8 +18,8 @@ from unicomm.flight_recorder.texts import format_ranks, parse_ranks
 from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
+from .table_store import MOST_RANKS
 
-_MOST_RANKS = 1 << 22
 _STATES = {
     "scheduled": State.CREATED,
     "created": State.CREATED,
@@ -234,8 +234,8 @@ def _rank_list(text: str) -> list[int]:
     try:
         if text.lstrip().startswith("["):
             value = json.loads(text)
-            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < _MOST_RANKS for r in value)
+            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < MOST_RANKS for r in value)
             return value if good else []
-        return parse_ranks(text, _MOST_RANKS)
+        return parse_ranks(text, MOST_RANKS)
     except (ValueError, RecursionError):
         return []

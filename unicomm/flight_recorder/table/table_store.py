@@ -37,6 +37,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 _COPIES_AHEAD = 8
+MOST_RANKS = 1 << 22  # a greater rank comes from a damaged file; arrays by rank would fill the memory
 
 
 class Interner(Generic[T]):
@@ -148,6 +149,8 @@ class TableStore:
         """
         if source.rank < 0:
             message = "neither its content nor its name tells its rank, so its operations were left out"
+        elif source.rank >= MOST_RANKS:
+            message = f"rank {source.rank} is no rank of a job: the file is damaged, so it was left out"
         elif source.rank in self.taken:
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
         else:
