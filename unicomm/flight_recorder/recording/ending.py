@@ -48,7 +48,10 @@ _crashes_are_ours = False
 
 def begin_under_launcher() -> None:
     """Calls `begin` if `unicomm run` has started this process."""
-    if os.environ.get(endings.LAUNCHER) == str(os.getppid()) and (rank := os.environ.get("RANK", "")).isdigit():
+    if (
+        os.environ.get(endings.LAUNCHER) == str(os.getppid())
+        and (rank := os.environ.get("RANK", "")).isdigit()
+    ):
         with contextlib.suppress(OSError):
             begin(rings_folder(), int(rank))
 
@@ -68,9 +71,7 @@ def begin(folder: Path, rank: int) -> str:
     _path, _pid, _stacks = path, os.getpid(), stacks
     ticks = process_start_ticks(_pid) or 0
     _facts.clear()
-    _facts.update(
-        endings.describe_process(rank, _pid, socket.gethostname(), ticks, pid_namespace(), number)
-    )
+    _facts.update(endings.describe_process(rank, _pid, socket.gethostname(), ticks, pid_namespace(), number))
     _write({})
     return name
 
