@@ -34,7 +34,6 @@ from unicomm.flight_recorder.ring.folder import (
     rings_folder,
 )
 from unicomm.flight_recorder.ring.places import Place
-from unicomm.flight_recorder.ring.stacks import ask_for_stacks
 
 on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 failed = False  # whether an exception ends the program
@@ -103,15 +102,6 @@ def _write(more: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):
         part.write_text(json.dumps(_facts | more))
         os.replace(part, _path)
-
-
-def ask_peers(error: BaseException) -> None:
-    """Lets the other processes of this host write where they are, when a deadline has passed.
-
-    A launcher other than `unicomm run` ends them without a look. Does not wait for their answers.
-    """
-    if _path is not None and any(kind.__name__ == "CommTimeoutError" for kind in type(error).__mro__):
-        ask_for_stacks(_path.parent, seconds=0)
 
 
 # --- the end of the program -----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _show(evidence: Evidence, root_cause: int | None, console: Console) -> Repor
         report = analyze(table)
         console.print(render(report))
         main = report.main
-        if root_cause is not None and root_cause not in main.culprits and root_cause in main.victims:
+        if main.culprits and root_cause in main.victims:
             print_line(
                 console,
                 f"torchrun's Root Cause above, rank {root_cause}, is a victim: it failed because of"
