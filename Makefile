@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -57,6 +57,10 @@ bench: $(VENV)/installed
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
+
+# The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.
+faults: $(VENV)/installed
+	$(BIN)/python -m tests.faults.conductor --write
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
 # Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.
