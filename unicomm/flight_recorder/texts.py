@@ -77,6 +77,14 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _members(ranks: Sequence[int], most: int = 60) -> str:
+    """Returns "ranks 0-1", as names of groups have it; a list of more than `most` characters is cut."""
+    text = format_ranks(ranks)
+    if len(text) > most:
+        text = text[:most].rsplit(",", 1)[0] + f",... {len(ranks)} in all"
+    return f"ranks {text}"
+
+
 def tell_apart(groups: Sequence[tuple[str, Sequence[int], str]]) -> list[str]:
     """Returns a name for each group, given as (name, ranks, backend), which no other group has.
 
@@ -86,7 +94,7 @@ def tell_apart(groups: Sequence[tuple[str, Sequence[int], str]]) -> list[str]:
     members = [tuple(ranks) for _, ranks, _ in groups]
     keys: list[tuple[object, ...]] = [(name,) for name in names]
     for facts, texts in (
-        (members, lambda i: f" ({ranks_text(members[i])})"),
+        (members, lambda i: f" ({_members(members[i])})"),
         ([backend for _, _, backend in groups], lambda i: f" ({groups[i][2]})"),
     ):
         several: dict[tuple[object, ...], set[object]] = {}

@@ -2,6 +2,11 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -55,11 +60,12 @@ def ranks_of(job):
     return {rank.rank: rank for rank in job.ranks}
 
 
-def text_of(snapshot, height=None):
+def text_of(snapshot, height=None, width=220):
     from rich.console import Console
 
-    console = Console(width=220, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
-    console.print(top.draw(snapshot, "here", height))
+    console = Console(width=width, height=height, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    frame = top.draw(snapshot, "here", width) if height is None else top.fitting(snapshot, "here", console)
+    console.print(frame)
     return console.export_text()
 
 
@@ -246,6 +252,55 @@ def test_many_ranks_share_lines_and_small_screens_are_not_overrun(tmp_path):
         small.comm("main", list(range(20)), rank)
     assert len(text_of(live.look(small.folder), height=15).splitlines()) <= 15
     assert "more ranks do not fit" in text_of(live.look(small.folder), height=15)
+
+
+def busy(folder):
+    """Ranks in groups with names as process groups have them; rank 1 is dead."""
+    rings = Rings(folder, 4)
+    for rank in range(4):
+        pair = [0, 1] if rank < 2 else [2, 3]
+        comm = rings.comm(f"mesh_tp (ranks {pair[0]}-{pair[1]})", pair, rank)
+        rings.call(rank, comm, 122 if rank == 1 else 123, state=2 if rank == 0 else 3)
+    rings.dead(1)
+
+
+def test_a_frame_fits_120_columns(tmp_path):
+    busy(tmp_path)
+    lines = text_of(live.look(tmp_path), width=120).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "\u2026" not in "".join(lines)
+    (of_rank_0,) = [line for line in lines if line.split()[:1] == ["0"]]  # one line, which has everything
+    for word in ("all_reduce", "mesh_tp (ranks 0-1)", "123", "float32[2x3]", "test_live.py:"):
+        assert word in of_rank_0
+    assert of_rank_0.split()[-1] == "1"  # waits for it
+    narrow = text_of(live.look(tmp_path), width=80).splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert "\u2026" not in "".join(narrow)
+
+
+def test_a_file_gets_whole_frames(tmp_path):
+    busy(tmp_path)
+    command = [sys.executable, "-m", "unicomm", "trace", "top", str(tmp_path), "--interval", "0.05"]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, env=environment)
+        try:
+            deadline = time.monotonic() + 60
+            while (tmp_path / "log").read_text().count("4 ranks:") < 3:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+    text = (tmp_path / "log").read_text()
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    frames = text.split("\n\n")[:-1]
+    assert len(frames) >= 3
+    for frame in frames:
+        assert "4 ranks:" in frame.splitlines()[0]
+        assert re.findall(r"(?m)^ +(\d)  ", frame) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .terminal import UNUSABLE, folder_with_rings, print_error, print_unreadable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FILE_COLUMNS = 120
 
 
 def top(
@@ -32,6 +38,7 @@ def top(
 
         unicomm trace top
         unicomm trace top --once
+        unicomm trace top --interval 10 >> top.log   # whole frames, one below the other
         unicomm trace top --connect localhost   # the job of `unicomm run` on this host
 
     Exit code 2 when there is nothing to show.
@@ -65,11 +72,21 @@ def top(
         return
     from unicomm.flight_recorder.live import top as view
 
-    console = Console()
+    console = _console()
     if once:
-        console.print(view.draw(snapshot, where))
+        console.print(view.draw(snapshot, where, console.width))
     else:
         view.run(console, take, where, interval)
+
+
+def _console() -> Console:
+    """Returns the output. A file has no width: there, lines have room for what a frame usually has."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _FILE_COLUMNS
+    return console
 
 
 def _connected(
@@ -92,14 +109,14 @@ def _connected(
         cure = ": pip install 'unicomm[hub]'" if isinstance(error, ImportError) else ""
         print_error(errors, f"{error}{cure}")
         raise typer.Exit(UNUSABLE) from None
-    console = Console()
+    console = _console()
     try:
         with RemoteView(where) as remote:
             snapshot = remote.take(everything)
             if json:
                 print(json_module.dumps(snapshot.as_data()))
             elif once:
-                console.print(view.draw(snapshot, remote.address))
+                console.print(view.draw(snapshot, remote.address, console.width))
             else:
                 view.run(console, lambda: remote.follow(everything), remote.address, interval)
     except HubError as error:
