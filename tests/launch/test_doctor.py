@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from datetime import date
 from importlib import metadata
 
@@ -66,8 +67,8 @@ def test_it_counts_the_operations_of_torch_that_run(monkeypatch, tmp_path):
     assert "unicomm build torch-bridge" in said["detail"]
 
 
-def test_the_table_says_the_same(capsys):
-    assert doctor.run(False) == 0
+def test_the_tables_say_the_same(capsys):
+    assert doctor.run(False, verbose=True) == 0
     out = capsys.readouterr().out
     for words in (
         "shm",
@@ -79,6 +80,60 @@ def test_the_table_says_the_same(capsys):
         "UNICOMM_TRACE_DIR",
     ):
         assert words in out
+
+
+def one_screen(capsys, monkeypatch, code=0):
+    """Runs `unicomm doctor` on a terminal of 80 columns; returns its lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with tempfile.TemporaryDirectory() as folder:  # whose name is as long as that of a user's folder
+        monkeypatch.setenv("UNICOMM_TRACE_DIR", folder)
+        assert doctor.run(False) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 24
+    return [line.rstrip() for line in lines]
+
+
+def line_with(lines, name):
+    (found,) = [i for i, line in enumerate(lines) if line[4:].startswith(f"{name} ")]
+    ends = [i for i in range(found + 1, len(lines)) if not lines[i].startswith(" ")]
+    return " ".join(line.strip() for line in lines[found : ends[0]])
+
+
+def test_one_screen_says_what_works(capsys, monkeypatch):
+    lines = one_screen(capsys, monkeypatch)
+    assert lines[0].startswith("unicomm ")
+    for name in ("shm", "gloo", "fake", "native core", "torch", "torch.distributed", "launcher", "recorder"):
+        assert line_with(lines, name).startswith("ok  "), lines
+    for name in ("nccl", "rccl", "nvshmem", "rocshmem"):
+        assert name in line_with(lines, "GPUs")
+    assert "doctor --verbose" in lines[-1]
+
+
+def test_one_screen_names_the_cure(capsys, monkeypatch):
+    """What is broken, a missing extra and a launcher's missing store have one cure each."""
+    monkeypatch.setattr(os, "memfd_create", fail)
+    monkeypatch.setattr(backend_checks, "version_of", {}.get)
+    for name in ("zmq", "msgspec", "perfetto", "cloudpickle"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    lines = one_screen(capsys, monkeypatch)
+    assert line_with(lines, "shm").startswith("no  ")
+    assert "Operation not permitted -> " in line_with(lines, "shm")
+    assert "-> set MASTER_ADDR" in line_with(lines, "store")
+    assert line_with(lines, "mpi").endswith("not installed -> pip install 'unicomm[mpi-mpich]'")
+    for extra in ("hub", "profile", "trace", "notebook"):
+        assert line_with(lines, f"unicomm[{extra}]").endswith(f"-> pip install 'unicomm[{extra}]'")
+    assert all(line.count("->") <= 1 for line in lines)
+
+
+def test_extras_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    found = finding(doctor.collect()["extras"], "hub")
+    assert found["ok"] is None
+    assert found["detail"].endswith("without pyzmq")
+    assert found["cure"] == "pip install 'unicomm[hub]'"
 
 
 def test_backends_that_ran_on_mock_libraries_never_pass_as_supported():

@@ -45,5 +45,11 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         from importlib import import_module
 
-        return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+        from unicomm.flight_recorder import extras
+
+        try:
+            module = import_module(f".{_WHERE[name]}", __name__)
+        except ImportError as error:
+            raise (extras.explain(error, f"unicomm.profiler.{name}", "profile") or error) from None
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

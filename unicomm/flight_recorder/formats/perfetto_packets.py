@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from unicomm.flight_recorder.extras import explain
+
 try:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
         DebugAnnotation,
@@ -22,9 +24,7 @@ try:
         TrackEvent,
     )
 except ImportError as error:
-    raise ImportError(
-        f"a Perfetto trace needs the package 'perfetto' ({error}): pip install 'unicomm[trace]'"
-    ) from None
+    raise (explain(error, "a Perfetto trace", "trace") or error) from None
 
 from .byte_columns import Cells, Column, Part, fixed64, records, varints, width
 

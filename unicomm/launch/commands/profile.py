@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import UNUSABLE, PlainGroup, print_error, print_line, progress
+from .terminal import UNUSABLE, PlainGroup, end_without_package, print_error, print_line, progress, with_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,8 @@ def _progress(what: str) -> Iterator[tuple[Console, Progress]]:
             task = bar.add_task(what, total=None)
             yield errors, lambda at, total: bar.update(task, completed=at, total=total)
     except (TraceError, ImportError, OSError) as error:
+        if isinstance(error, ImportError):
+            end_without_package(error, "`unicomm profile`", "profile")
         print_error(errors, error)
         raise typer.Exit(UNUSABLE) from None
     finally:
@@ -56,6 +58,7 @@ def _print_remarks(errors: Console, remarks: list[str]) -> None:
 
 
 @app.command()
+@with_extra("`unicomm profile`", "profile")
 def merge(
     traces: Traces,
     output: Annotated[Path, typer.Option("--output", "-o", help="merged .json, .json.gz or .pftrace file")],
@@ -82,6 +85,7 @@ def merge(
 
 
 @app.command()
+@with_extra("`unicomm profile`", "profile")
 def report(
     inputs: Annotated[
         list[Path] | None,
@@ -123,6 +127,7 @@ def report(
 
 
 @app.command()
+@with_extra("`unicomm profile`", "profile")
 def annotate(
     trace: Annotated[Path, typer.Argument(help="a Chrome trace with replayed CUDA graphs")],
     annotations: Annotated[Path, typer.Argument(help="the file that graph_annotations(...).save wrote")],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
+P, T = ParamSpec("P"), TypeVar("T")
 GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a remark, nothing that could be read
 
 
@@ -21,6 +23,35 @@ class PlainGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"rich_markup_mode": None})
+
+
+def with_extra(what: str, extra: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorates `what`, a command that needs an extra; see `end_without_package`."""
+
+    def decorate(command: Callable[P, T]) -> Callable[P, T]:
+        @wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return command(*args, **kwargs)
+            except ImportError as error:
+                end_without_package(error, what, extra)
+                raise
+
+        return run
+
+    return decorate
+
+
+def end_without_package(error: ImportError, what: str, extra: str) -> None:
+    """Ends the command with one sentence and its cure if a package of an extra is missing, which it needs."""
+    from rich.console import Console
+
+    from unicomm.flight_recorder.extras import MissingExtraError, explain
+
+    found = error if isinstance(error, MissingExtraError) else explain(error, what, extra)
+    if found is not None:
+        print_error(Console(stderr=True), found)
+        raise typer.Exit(UNUSABLE) from None
 
 
 def print_line(console: Console, text: object, style: str = "") -> None:

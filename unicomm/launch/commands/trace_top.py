@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import UNUSABLE, folder_with_rings, print_error, print_unreadable
+from .terminal import UNUSABLE, end_without_package, folder_with_rings, print_error, print_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,8 +106,9 @@ def _connected(
         from unicomm.launch.hub.protocol import HubError
         from unicomm.launch.hub.view import RemoteView
     except (ValueError, ImportError) as error:
-        cure = ": pip install 'unicomm[hub]'" if isinstance(error, ImportError) else ""
-        print_error(errors, f"{error}{cure}")
+        if isinstance(error, ImportError):
+            end_without_package(error, "`unicomm trace top --connect`", "hub")
+        print_error(errors, error)
         raise typer.Exit(UNUSABLE) from None
     console = _console()
     try:

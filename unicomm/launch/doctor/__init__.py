@@ -3,6 +3,7 @@
 report.py        all checks together, as tables or as JSON; checks of the installation and of the launcher
 backends.py      checks of each backend on the CPU, and of backends of other packages
 gpu_backends.py  checks of the GPU backends: library, functions, GPUs, self-test
+summary.py       the report on one screen: what works, and the cure for what does not
 findings.py      the results of checks
 verified.py      what ran where, read from verified.json
 """

