@@ -202,6 +202,9 @@ def test_a_deadlock_names_both_groups(tmp_path):
     rings.mkdir(mode=0o700)
     done = run([*torchrun(2), PROGRAM, "deadlock"], within=100, env=switched(rings))
     assert done.returncode != 0
+    frames = re.findall(r'(?m)File "([^"]+)", line', done.stderr)
+    assert any(frame.endswith("programs/groups.py") for frame in frames)
+    assert not [frame for frame in frames if "/unicomm/" in frame]  # a victim's traceback has its own lines
     assert "rank 0 of 'ranks 0-1' in all_reduce #1" in done.stderr
     assert "rank 1 of 'ranks 0-1 #2' in all_reduce #1" in done.stderr
     report = json.loads(command("trace", "analyze", rings, "--json", codes=(1,)))

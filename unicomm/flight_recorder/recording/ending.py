@@ -35,6 +35,8 @@ from unicomm.flight_recorder.ring.folder import (
 )
 from unicomm.flight_recorder.ring.places import Place
 
+from . import tracebacks
+
 on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 failed = False  # whether an exception ends the program
 
@@ -124,10 +126,12 @@ def _hook(
     _next: Any = sys.excepthook,
 ) -> None:
     note_exception(error if error.__traceback__ is trace else error.with_traceback(trace))
-    _next(kind, error, trace)
+    with tracebacks.shown(error):
+        _next(kind, error, trace and error.__traceback__)
 
 
 sys.excepthook = _hook
+tracebacks.install()
 
 
 @functools.wraps(sys.exit)
@@ -162,6 +166,7 @@ def child_ends() -> None:
                 _note_exit(error.code, Place.of_traceback(error.__traceback__)[::-1])
     elif error is not None:
         note_exception(error)
+        tracebacks.trim(error)  # multiprocessing prints it after this
 
 
 def has_failed() -> bool:

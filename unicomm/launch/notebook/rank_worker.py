@@ -22,6 +22,8 @@ import threading
 import traceback
 from typing import Any
 
+from unicomm.flight_recorder.recording import tracebacks
+
 from .channel import Channel, dump, learn, load
 
 _F_SETSIG = 10  # of Linux' <fcntl.h>; the fcntl module has no name for it
@@ -158,16 +160,20 @@ class _Worker:
                 self._running = 0
         except BaseException as error:
             self._running = 0
-            trace = error.__traceback__
-            answer = ("failed", number, *_describe(error, trace and trace.tb_next))
+            answer = ("failed", number, *_describe(error))
         self._ended.set()
         _flush()
         return answer
 
 
-def _describe(error: BaseException, trace: Any) -> tuple[str, str, bytes | None]:
+def _describe(error: BaseException) -> tuple[str, str, bytes | None]:
     """Returns an exception as one line, with its traceback, and as a pickle if it can be pickled."""
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    whole = error.__traceback__
+    with tracebacks.shown(error):
+        trace = error.__traceback__
+        if trace is whole:  # at least without the frame of this module
+            trace = whole and whole.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace))
     line = "".join(traceback.format_exception_only(type(error), error)).strip()
     try:
         pickled = dump(error)
