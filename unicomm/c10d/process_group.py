@@ -27,6 +27,7 @@ from unicomm.comms.membership.split import plan_split
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 
 from . import batch_isend_irecv as batches
+from . import group_names
 from .calls import dispatcher
 from .calls.sparse import all_reduce_sparse
 from .calls.torch_method import torch_method
@@ -40,7 +41,6 @@ from .compat import (
     premul_factor,
     ranks_of_groups,
 )
-from .group_names import members_name
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
@@ -271,7 +271,8 @@ class UnicommProcessGroup(dist.ProcessGroup):
         # torch's name counts the groups that a rank knows, so it differs between ranks once some of them have
         # made a group of their own. All members agree on the ranks of the group.
         members = [self._first.get_ranks()[r] for r in ranks]
-        name, meeting = group_name(members, group_desc), members_name(members)
+        name = group_names.group_name(members, group_desc)
+        meeting = group_names.members_name(members)
         children = []
         for kind, comm in self._comms.items():
             if wanted is None or kind in wanted:

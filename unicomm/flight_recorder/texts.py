@@ -91,19 +91,15 @@ def tell_apart(groups: Sequence[tuple[str, Sequence[int], str]]) -> list[str]:
     Groups that share a name get their ranks and, if these are the same, their backend or a number added.
     """
     names = [name for name, _, _ in groups]
-    members = [tuple(ranks) for _, ranks, _ in groups]
-    keys: list[tuple[object, ...]] = [(name,) for name in names]
-    for facts, texts in (
-        (members, lambda i: f" ({_members(members[i])})"),
-        ([backend for _, _, backend in groups], lambda i: f" ({groups[i][2]})"),
-    ):
-        several: dict[tuple[object, ...], set[object]] = {}
-        for key, fact in zip(keys, facts, strict=True):
-            several.setdefault(key, set()).add(fact)
-        for i in range(len(names)):
+    keys: list[tuple[str, ...]] = [(name,) for name in names]
+    for texts in ([_members(ranks) for _, ranks, _ in groups], [backend for _, _, backend in groups]):
+        several: dict[tuple[str, ...], set[str]] = {}
+        for key, text in zip(keys, texts, strict=True):
+            several.setdefault(key, set()).add(text)
+        for i, text in enumerate(texts):
             if len(several[keys[i]]) > 1:
-                names[i] += texts(i)
-        keys = [(*key, fact) for key, fact in zip(keys, facts, strict=True)]
+                names[i] += f" ({text})"
+        keys = [(*key, text) for key, text in zip(keys, texts, strict=True)]
     seen: Counter[str] = Counter()
     taken = set(names)
     for i, name in enumerate(names):

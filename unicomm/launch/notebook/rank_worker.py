@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
         for name in modules:
             importlib.import_module(name)
     except BaseException as error:
-        worker.channel.send("broken", *_describe(error, error.__traceback__))
+        worker.channel.send("broken", *_describe(error))
         return
     worker.channel.send("ready", os.getpid())
     worker.serve()
@@ -160,19 +160,22 @@ class _Worker:
                 self._running = 0
         except BaseException as error:
             self._running = 0
-            answer = ("failed", number, *_describe(error))
+            answer = ("failed", number, *_describe(error, hidden=1))
         self._ended.set()
         _flush()
         return answer
 
 
-def _describe(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Returns an exception as one line, with its traceback, and as a pickle if it can be pickled."""
+def _describe(error: BaseException, hidden: int = 0) -> tuple[str, str, bytes | None]:
+    """Returns an exception as one line, with its traceback, and as a pickle if it can be pickled.
+
+    `hidden`: the number of this module's frames before those of the user's function.
+    """
     whole = error.__traceback__
     with tracebacks.shown(error):
         trace = error.__traceback__
-        if trace is whole:  # at least without the frame of this module
-            trace = whole and whole.tb_next
+        for _ in range(hidden if trace is whole else 0):
+            trace = trace and trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace))
     line = "".join(traceback.format_exception_only(type(error), error)).strip()
     try:
