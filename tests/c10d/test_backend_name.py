@@ -1,5 +1,6 @@
 """`init_process_group("unicomm")` without the switch, alone and beside torch's own backends."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch._C._distributed_c10d import (
 )
 
 from unicomm import InvalidArgumentError, UnsupportedError
+from unicomm.c10d import group_names
 from unicomm.c10d.mixed_group import MixedProcessGroup
 from unicomm.c10d.process_group import UnicommProcessGroup
 
@@ -40,6 +42,16 @@ def test_it_is_known_to_torch(group):
     x = torch.ones(3)
     dist.all_reduce(x)
     assert x.tolist() == [1.0] * 3
+
+
+def test_groups_of_the_same_ranks_have_different_names(group, monkeypatch):
+    monkeypatch.setattr(group_names, "_made", Counter())
+    world = group("unicomm")
+    made = [dist.new_group([0]), dist.new_group([0]), dist.new_group([0], group_desc="tp")]
+    made += [world.splitGroup([0]), world.splitGroup([0], group_name="mine", group_desc="tp")]
+    names = [one.get_comm().get_name() for one in made]
+    assert names == ["ranks 0", "ranks 0 #2", "tp (ranks 0)", "ranks 0 #3", "tp (ranks 0) #2"]
+    assert made[-1].group_name == "mine"
 
 
 def test_hints_go_by_pg_options(group, raised):
