@@ -192,6 +192,10 @@ def test_show_obeys_its_filters(job, how):
     assert {rank for rank, _, _ in rows("--rank", "3", "--rank", "0")} == {0, 3}
     mine = rows("--comm", "ranks 0-1 #2", "--last", "0")
     assert sorted(mine) == [(rank, "ranks 0-1 #2", n) for rank in (0, 1) for n in (1, 2, 3, 4)]
+    assert {row[:2] for row in rows("--comm", "mesh_tp")} == {  # the description stands for all its groups
+        *((rank, "mesh_tp (ranks 0-1)") for rank in (0, 1)),
+        *((rank, "mesh_tp (ranks 2-3)") for rank in (2, 3)),
+    }
     mine = rows("--comm", "ranks 0-1 #2", "--rank", "1", "--last", "2")
     assert mine == [(1, "ranks 0-1 #2", 3), (1, "ranks 0-1 #2", 4)]
     assert len(rows("--last", "1")) == 4 + 7 * 2  # default of 4 ranks, and 7 groups of 2 ranks

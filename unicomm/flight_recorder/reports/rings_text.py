@@ -38,7 +38,8 @@ class Selection:
 
     Attributes:
         last: the number of operations of each communicator; 0 for all.
-        comm: only the communicators of this name: the recorded one, or the one that tells it from others.
+        comm: only the communicators of this name (the recorded one, or the one that tells it from others) or
+            description; None for all.
         ranks: only these ranks of the job; None for all.
     """
 
@@ -46,12 +47,16 @@ class Selection:
     comm: str | None = None
     ranks: tuple[int, ...] | None = None
 
+    def has(self, comm: Comm, name: str) -> bool:
+        """Whether a communicator has the chosen name; `name`: see `comm_names`."""
+        return self.comm in (None, comm.name, name) or name.startswith(f"{self.comm} (")
+
     def comms(self, ring: Ring, names: dict[str, str]) -> list[Comm]:
         """Returns the chosen communicators of a ring; `names`: see `comm_names`."""
         return [
             comm
             for comm in ring.comms
-            if self.comm in (None, comm.name, names[comm.uid])
+            if self.has(comm, names[comm.uid])
             and (self.ranks is None or comm.in_job(comm.rank) in self.ranks)
         ]
 
@@ -228,7 +233,7 @@ def render(
     names = comm_names(rings)
     parts: list[RenderableType] = [_processes([r for r in rings if _is_chosen(r, what, names)], names)]
     for whole in gather(rings):
-        if what.comm not in (None, whole.comm.name, whole.name):
+        if not what.has(whole.comm, whole.name):
             continue
         shown = sorted(whole.rings)
         if what.ranks is not None:

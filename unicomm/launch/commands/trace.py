@@ -29,7 +29,7 @@ def show(
         int | None,
         typer.Option(min=0, help="operations of each communicator; 0: all; default: 20, with --json all"),
     ] = None,
-    comm: Annotated[str | None, typer.Option(help="only the communicator of this name")] = None,
+    comm: Annotated[str | None, typer.Option(help="only communicators of this name or description")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="only this rank; may be repeated")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="one row for each record")] = False,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
