@@ -1,0 +1,308 @@
+"""How a job of `unicomm run` ends: each row of the table in docs/run.md, and that signals lose no verdict."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import ROOT, commands
+from tests.commands import clean_environment
+from tests.ports import free_port
+from tests.processes import launcher_ends
+from tests.processes.launcher_ends import CASES, RANKS, Launcher
+from tests.processes.rank_processes import PROGRAMS
+
+pytestmark = pytest.mark.processes
+
+LAUNCHED, FAULTS = PROGRAMS / "launched.py", PROGRAMS / "torch_faults.py"
+FORKED = ("--run-path", "--start-method=fork")  # ranks that need not import torch
+SOON = 30.0  # seconds; less than torchrun waits for ranks that do not end
+
+
+@pytest.fixture
+def launch(fork_server, tmp_path):
+    """`launch(*arguments, fresh=False)`: a `Launcher`, which ends with the test, and its ranks with it."""
+    started = []
+
+    def make(*arguments, fresh=False):
+        folder = tmp_path / str(len(started))
+        started.append(Launcher(None if fresh else fork_server, folder, list(arguments)))
+        return started[-1]
+
+    yield make
+    for launcher in started:
+        with contextlib.suppress(ProcessLookupError):
+            launcher.signal(signal.SIGKILL)
+        for pid in launcher.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.end()
+
+
+def verdict(launcher):
+    return json.loads(launcher.file.read_text())
+
+
+def sleeping(launcher):
+    launcher.until(lambda: len(launcher.ranks()) == RANKS)
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("do", "code", "ended", "failed"),
+    [
+        (["exit", 0], 0, "succeeded", ("", 0)),
+        (["exit", 3], 3, "rank-failed", ("", 3)),
+        (["raise"], 1, "rank-failed", ("", 1)),
+        (["kill", "SIGKILL"], 137, "rank-failed", ("SIGKILL", 137)),
+        (["kill", "SIGSEGV"], 139, "rank-failed", ("SIGSEGV", 139)),
+        (["kill", "SIGTERM"], 143, "rank-failed", ("SIGTERM", 143)),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_the_exit_code_is_that_of_the_rank(launch, do, code, ended, failed):
+    launcher = launch(LAUNCHED, "{folder}", *do)
+    assert launcher.end() == code, launcher.said
+    told = verdict(launcher)
+    assert (told["exit_code"], told["ended"], told["attempts"]) == (code, ended, 1)
+    ranks = told["failed_ranks"]
+    assert {(rank["signal"], rank["exit_code"]) for rank in ranks} == ({failed} if code else set())
+    assert bool(told["why"]) == bool(code)
+    assert (told["rings"] is None) == (not code)
+    assert told["signals"] == []
+    assert launcher.left() == []
+
+
+def test_a_killed_rank_counts_and_not_those_that_raise_then(launch):
+    launcher = launch("--no-hub", *FORKED, FAULTS, "killed", 1)
+    assert launcher.end() == 128 + signal.SIGKILL, launcher.said
+    told = verdict(launcher)
+    assert told["why"] == "rank 1 was ended by SIGKILL"
+    assert told["report"]["culprits"] == [1]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_stop_signals(launch, name):
+    launcher = launch(LAUNCHED, "{folder}", "sleep")
+    sleeping(launcher)
+    launcher.signal(signal.Signals[name])
+    code = 128 + signal.Signals[name]
+    assert launcher.end() == code, launcher.said
+    told = verdict(launcher)
+    assert (told["exit_code"], told["ended"], told["failed_ranks"]) == (code, "stopped", [])
+    assert [received["signal"] for received in told["signals"]] == [name]
+    assert f"unicomm run: the launcher was stopped by {name}" in launcher.said
+    assert launcher.left() == []
+
+
+def test_only_the_signals_that_the_user_names(launch):
+    launcher = launch("--signals-to-handle=SIGTERM,SIGUSR1", LAUNCHED, "{folder}", "sleep")
+    sleeping(launcher)
+    launcher.signal(signal.SIGUSR1)
+    assert launcher.end() == 128 + signal.SIGUSR1, launcher.said
+    assert verdict(launcher)["ended"] == "stopped"
+
+
+@pytest.mark.parametrize(("program", "code"), [("nonesuch", 127), (FAULTS, 126)])
+def test_a_program_that_cannot_be_started(launch, program, code):
+    launcher = launch("--no-python", program)
+    assert launcher.end() == code, launcher.said
+    assert verdict(launcher)["ended"] == "not-started"
+    assert f"cannot start {program}" in launcher.said
+    assert "Traceback" not in launcher.said
+
+
+@pytest.mark.parametrize(
+    "options", [("--nnodes=3:2",), ("--no-python", "-m"), ("--backend=shn",), ("--nonesuch",)], ids=str
+)
+def test_options_that_contradict(launch, options):
+    launcher = launch(*options, LAUNCHED, "{folder}", "raise")
+    assert launcher.end() == 2, launcher.said
+    assert launcher.ranks() == []
+    assert "Traceback" not in launcher.said
+
+
+@pytest.mark.parametrize("file", ["{folder}", "{folder}/nonesuch/verdict.json"])
+def test_a_verdict_file_that_cannot_be_written(launch, file):
+    launcher = launch(f"--verdict-file={file}", LAUNCHED, "{folder}", "sleep")
+    assert launcher.end() == 2, launcher.said
+    assert launcher.ranks() == []
+
+
+def test_a_restart_that_helps(launch):
+    launcher = launch("--max-restarts=1", LAUNCHED, "{folder}", "once")
+    assert launcher.end() == 0, launcher.said
+    told = verdict(launcher)
+    assert (told["ended"], told["attempts"], told["report"]) == ("succeeded", 2, None)
+    assert launcher.said.count("what the flight recorder tells") == 1
+
+
+def test_the_file_of_an_earlier_job_is_not_taken_for_this_one(launch):
+    launcher = launch(LAUNCHED, "{folder}", "sleep")
+    launcher.file.write_text("{}")
+    again = launch(f"--verdict-file={launcher.file}", LAUNCHED, "{folder}", "sleep")
+    sleeping(again)
+    assert not launcher.file.exists()
+
+
+# --- signals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.003, 0.01])
+def test_a_second_signal_loses_no_verdict(launch, pause):
+    """`timeout` signals its child, and then the group."""
+    launcher = launch("--no-hub", *FORKED, FAULTS, "waits", 1, "{folder}/pid")
+    launcher.until((launcher.folder / "pid").exists)
+    time.sleep(2.5)  # operations that have run for two seconds count as stuck
+    launcher.signal(signal.SIGTERM)
+    time.sleep(pause)
+    with contextlib.suppress(ProcessLookupError):
+        launcher.signal(signal.SIGTERM)
+    assert launcher.end() == 128 + signal.SIGTERM, launcher.said
+    assert launcher.said.count("what the flight recorder tells") == 1
+    told = verdict(launcher)
+    assert told["report"]["verdict"] == "blocked-outside-the-communicator"
+    assert told["report"]["culprits"] == [1]
+    assert len(told["signals"]) == 2
+    assert launcher.left() == []
+
+
+def test_a_signal_while_torch_is_imported(launch):
+    launcher = launch(LAUNCHED, "{folder}", "sleep", fresh=True)
+    launcher.until(launcher.listens)
+    launcher.signal(signal.SIGTERM)
+    assert launcher.end() == 128 + signal.SIGTERM, launcher.said
+    told = verdict(launcher)
+    assert (told["ended"], told["attempts"]) == ("stopped", 0)
+    assert launcher.ranks() == []
+    assert "Traceback" not in launcher.said
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_signal_while_it_waits_for_another_host(launch, backend):
+    """The static rendezvous waits inside of torch's store, where no handler of Python runs."""
+    options = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=2"]
+    launcher = launch("--no-hub", *options, "--node-rank=1", LAUNCHED, "{folder}", "sleep")
+    launcher.until(lambda: (launcher.folder / "rings").exists())
+    time.sleep(2.0)
+    launcher.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert launcher.end() == 128 + signal.SIGTERM, launcher.said
+    assert time.monotonic() - began < SOON
+    told = verdict(launcher)
+    assert (told["ended"], told["attempts"], len(told["signals"])) == ("stopped", 0, 1)
+
+
+def test_forked_ranks_end_by_the_signal(launch):
+    """They have inherited the launcher's handlers."""
+    launcher = launch(*FORKED, LAUNCHED, "{folder}", "sleep")
+    sleeping(launcher)
+    began = time.monotonic()
+    launcher.signal(signal.SIGTERM)
+    assert launcher.end() == 128 + signal.SIGTERM, launcher.said
+    assert time.monotonic() - began < SOON
+    assert "forcefully" not in launcher.said
+
+
+def test_ranks_that_heed_no_signal(launch):
+    launcher = launch("--shutdown-timeout=1", LAUNCHED, "{folder}", "stubborn")
+    sleeping(launcher)
+    began = time.monotonic()
+    launcher.signal(signal.SIGTERM)
+    assert launcher.end() == 128 + signal.SIGTERM, launcher.said
+    assert time.monotonic() - began < SOON
+    assert launcher.left() == []
+
+
+def test_a_person_gives_up(launch):
+    """The second Ctrl-C says how, the third does it."""
+    launcher = launch("--shutdown-timeout=1000", LAUNCHED, "{folder}", "stubborn")
+    sleeping(launcher)
+    launcher.signal(signal.SIGINT)
+    time.sleep(1.0)
+    launcher.signal(signal.SIGINT)
+    launcher.until(lambda: "press Ctrl-C again to give up" in launcher.said)
+    time.sleep(1.0)
+    launcher.signal(signal.SIGINT)
+    assert launcher.end() == 128 + signal.SIGINT, launcher.said
+    assert "given up; there is no verdict" in launcher.said
+    assert not launcher.file.exists()
+    launcher.until(lambda: launcher.left() == [])
+
+
+def test_many_fast_signals_are_not_a_person(launch):
+    launcher = launch(LAUNCHED, "{folder}", "sleep")
+    sleeping(launcher)
+    for _ in range(5):
+        with contextlib.suppress(ProcessLookupError):
+            launcher.signal(signal.SIGINT)
+        time.sleep(0.01)
+    assert launcher.end() == 128 + signal.SIGINT, launcher.said
+    assert verdict(launcher)["ended"] == "stopped"
+    assert "give up" not in launcher.said
+
+
+def test_nohup(tmp_path):
+    """torchrun ends with the terminal all the same."""
+    options = ["--nproc-per-node=1", "--no-hub", f"--verdict-file={tmp_path / 'verdict'}"]
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-m", "unicomm", "run", *options, LAUNCHED, tmp_path, "sleep"],
+        env=clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + launcher_ends.WITHIN
+        while not list(tmp_path.glob("rank-*")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(1.0)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(launcher_ends.WITHIN) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    told = json.loads((tmp_path / "verdict").read_text())
+    assert [received["signal"] for received in told["signals"]] == ["SIGTERM"]
+
+
+# --- threads ------------------------------------------------------------------------------------------------
+
+
+def test_no_thread_outlives_the_job(tmp_path):
+    code = f"""
+import threading
+from unicomm.launch.run import launcher
+from unicomm.launch.run.stop_signals import StopSignals
+stop = StopSignals()
+stop.install()
+print(launcher.main(["--nproc-per-node=1", "--hub-port=0", {str(LAUNCHED)!r}, {str(tmp_path)!r}, "raise"], stop))
+print([thread.name for thread in threading.enumerate()])
+"""
+    env = clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")}
+    done = commands.run([sys.executable, "-c", code], env=env)
+    assert done.stdout.splitlines()[-2:] == ["1", "['MainThread']"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ends_under_load(fork_server, tmp_path, name):
+    """`python -m tests.processes.launcher_ends --repeat 200` does the same many times."""
+    with launcher_ends.load(2):
+        for number in range(2):
+            result = launcher_ends.play(
+                fork_server, tmp_path / str(number), CASES[name], random.Random(f"{name} {number}")
+            )
+            assert result.problems == []
