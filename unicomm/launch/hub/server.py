@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -294,9 +295,14 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher handles them, and ends the hub
-    Hub(tell).run(0)
-    sys.stdout.flush()
-    os._exit(0)  # drops requests that are under way, because nobody waits for them any more
+    try:
+        Hub(tell).run(0)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # with its threads, and requests that are under way: nobody waits for them any more
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def outcome(
         return Outcome(Ended.NOT_STARTED, _NOT_FOUND if missing else _NOT_EXECUTABLE, why)
     if attempt.number < 0 and isinstance(error, (ValueError, AssertionError)):  # torchrun's own checks
         return Outcome(Ended.NOT_STARTED, UNUSABLE, str(error))
+    if isinstance(error, SystemExit):
+        return Outcome(Ended.LAUNCHER_FAILED, error.code if isinstance(error.code, int) else 1, str(error))
     return Outcome(Ended.LAUNCHER_FAILED, 1, f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
