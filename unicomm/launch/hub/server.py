@@ -295,14 +295,15 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher handles them, and ends the hub
+    code = 0
     try:
         Hub(tell).run(0)
     except Exception:
         traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # with its threads, and requests that are under way: nobody waits for them any more
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # with its threads, and requests that are under way: nobody waits for them any more
 
 
 if __name__ == "__main__":
