@@ -2,12 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from unicomm.launch.run.job import Attempt
+from tests import commands
+from tests.commands import clean_environment
+from unicomm.launch.run.job import Attempt, Job
+from unicomm.launch.run.job_folder import JobFolder
 from unicomm.launch.run.outcome import Ended, outcome
 from unicomm.launch.run.stop_signals import Reacting, Received, StopSignals
 from unicomm.launch.run.time_limit import time_limit
@@ -132,6 +137,40 @@ def test_a_limit_of_time():
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_no_process_of_others_is_killed(tmp_path):
+    """The number of a rank that was reaped may be somebody else's by now."""
+    starting = ["sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $!"]
+    other = int(subprocess.run(starting, capture_output=True, text=True, check=True).stdout)
+    own = subprocess.Popen(["sleep", "100"])
+    job = Job(JobFolder(tmp_path), None, None)
+    job.attempt = Attempt(0, pids={0: other, 1: own.pid})
+    job.abandon()
+    assert own.wait(20) == -signal.SIGKILL
+    os.kill(other, signal.SIGTERM)  # which would raise
+    job.close(keep=False)
+
+
+def test_a_thread_in_the_store_aborts_no_launcher():
+    """Without the launcher's own end the interpreter would end by SIGABRT."""
+    code = """
+import threading
+from torch.distributed import TCPStore
+from unicomm.launch.commands.run import _end
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+before, running = set(threading.enumerate()), threading.Event()
+def look():
+    while True:
+        store.check(["never"])
+        running.set()
+threading.Thread(target=look, daemon=True).start()
+running.wait()
+print("the end")
+_end(3, before)
+"""
+    done = commands.run([sys.executable, "-c", code], env=clean_environment())
+    assert (done.returncode, done.stdout) == (3, "the end\n"), done.stderr
 
 
 # --- exit codes -------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ interrupts only the waiting; everything else goes on to its end first (stop_sign
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher
 
-from .job import Job
+from .job import Job, runs
 from .stop_signals import StopSignals
 
 _HEARTBEAT = 5.0  # seconds that the thread of torch's rendezvous may need to end
@@ -114,18 +113,11 @@ def _agent_class(
             if not self._restarting:
                 stop.ending()
             with stop.deferred():
-                if any(_runs(pid) for pid in self._pids(self._worker_group).values()):
+                if any(runs(pid) for pid in self._pids(self._worker_group).values()):
                     job.fail("the launcher was told to stop")
                 super()._shutdown(*arguments, **more)
 
     return Agent
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
 
 
 def _by_themselves(failures: dict[int, Any]) -> dict[int, int]:

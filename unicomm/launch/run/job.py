@@ -171,7 +171,7 @@ class Job:
 
     def abandon(self) -> None:
         """Kills the ranks of this host; for an end without a verdict, in a signal handler."""
-        for pid in self.attempt.pids.values():
+        for pid in filter(runs, self.attempt.pids.values()):
             with contextlib.suppress(OSError):  # a rank that torchrun has started leads a group of its own
                 os.killpg(pid, signal.SIGKILL) if os.getpgid(pid) == pid else os.kill(pid, signal.SIGKILL)
 
@@ -184,3 +184,11 @@ class Job:
             self._hub.close()
         self._kills.close()
         self.folder.close(keep)
+
+
+def runs(pid: int) -> bool:
+    """Whether a rank's process runs. The number may be another process's once the agent has reaped it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
