@@ -249,31 +249,50 @@ def test_many_fast_signals_are_not_a_person(launch):
     assert "give up" not in launcher.said
 
 
-def test_nohup(tmp_path):
-    """torchrun ends with the terminal all the same."""
-    options = ["--nproc-per-node=1", "--no-hub", f"--verdict-file={tmp_path / 'verdict'}"]
-    process = subprocess.Popen(
-        ["nohup", sys.executable, "-m", "unicomm", "run", *options, LAUNCHED, tmp_path, "sleep"],
-        env=clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        end = time.monotonic() + launcher_ends.WITHIN
-        while not list(tmp_path.glob("rank-*")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        process.send_signal(signal.SIGHUP)
-        time.sleep(1.0)
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(launcher_ends.WITHIN) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
+@pytest.fixture
+def wrapped(tmp_path):
+    """`wrapped(*command)`: a `Popen` of `unicomm run` behind another command; its rank sleeps."""
+    started = []
+
+    def make(*command):
+        options = ["--nproc-per-node=1", "--no-hub", f"--verdict-file={tmp_path / 'verdict'}"]
+        process = subprocess.Popen(
+            [*command, sys.executable, "-m", "unicomm", "run", *options, LAUNCHED, tmp_path, "sleep"],
+            env=clean_environment() | {"UNICOMM_TRACE_DIR": str(tmp_path / "rings")},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield make
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def test_timeout_as_a_program(wrapped, tmp_path):
+    """It runs over while the rank sleeps or, on a busy machine, before there is one."""
+    process = wrapped("timeout", "--preserve-status", "10")
+    assert process.wait(launcher_ends.WITHIN) == 128 + signal.SIGTERM
+    told = json.loads((tmp_path / "verdict").read_text())
+    assert (told["ended"], told["exit_code"]) == ("stopped", 143)
+    assert {received["signal"] for received in told["signals"]} == {"SIGTERM"}
+
+
+def test_nohup(wrapped, tmp_path, eventually):
+    """torchrun ends with the terminal all the same."""
+    process = wrapped("nohup")
+    eventually(lambda: list(tmp_path.glob("rank-*")), launcher_ends.WITHIN)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(launcher_ends.WITHIN) == 128 + signal.SIGTERM
     told = json.loads((tmp_path / "verdict").read_text())
     assert [received["signal"] for received in told["signals"]] == ["SIGTERM"]
 
