@@ -202,6 +202,9 @@ def test_whose_exit_code(ended, culprits, code, rank):
 def test_what_came_first_counts(at, code):
     attempt = Attempt(0, "a rank failed", 10.0, {1: 3})
     assert outcome(FAILED, attempt, received(signal.SIGTERM, at)).exit_code == code
+    attempt.last = False  # a restart was left, which the signal has prevented
+    assert outcome(FAILED, attempt, received(signal.SIGTERM, at)).exit_code == 143
+    assert outcome(FAILED, attempt, None).exit_code == 3
 
 
 def test_a_job_that_has_succeeded_is_not_stopped():

@@ -73,6 +73,7 @@ def _agent_class(
             with stop.deferred():
                 on_start()
                 job.starting()
+                job.attempt.last = self._remaining_restarts <= 0
                 try:
                     ids: dict[int, Any] = super()._start_workers(worker_group)
                 except OSError as error:
@@ -93,7 +94,7 @@ def _agent_class(
                     # Empty if they have failed since `look_at`: the agent has ended the others meanwhile.
                     job.attempt.ended = job.attempt.ended or _by_themselves(result.failures)
                     job.fail("a rank failed", set(pids.values()) - {f.pid for f in result.failures.values()})
-                    if self._remaining_restarts <= 0:
+                    if job.attempt.last or self._remaining_restarts <= 0:  # which torch may set to 0 itself
                         stop.ending()  # a signal that came after the failure is not the reason
             return result
 

@@ -39,6 +39,7 @@ class Attempt:
         ended: the ranks that had failed before the launcher ended the others: exit code, or minus the signal.
         pids: the processes of this host's ranks.
         unstartable: why a rank's process could not be started.
+        last: whether no restart is left.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Attempt:
     ended: dict[int, int] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     unstartable: OSError | None = None
+    last: bool = True
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def outcome(
     """
     if error is None:
         return Outcome(Ended.SUCCEEDED, 0)
-    if attempt.ended and (stop is None or attempt.failed_at <= stop.monotonic):
+    if attempt.ended and (stop is None or (attempt.last and attempt.failed_at <= stop.monotonic)):
         rank = _first(attempt.ended, culprits)
         return Outcome(
             Ended.RANK_FAILED, exit_code(attempt.ended[rank]), f"rank {rank} {end_text(attempt.ended[rank])}"
