@@ -48,7 +48,9 @@ class Browser:
         self._read, answers = os.pipe()
         # The browser reads from 3 and writes to 4. Copies out of the way of both, so that no move closes the other.
         theirs = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (commands, answers)]
-        moves: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, one, to) for one, to in zip(theirs, (3, 4), strict=True)]
+        moves: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, one, to) for one, to in zip(theirs, (3, 4), strict=True)
+        ]
         moves += [(os.POSIX_SPAWN_OPEN, to, os.devnull, os.O_RDWR, 0) for to in (0, 1, 2)]
         command = [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._pid = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=moves, setsid=True)
@@ -151,7 +153,9 @@ class Browser:
     def listeners(self, expression: str) -> list[str]:
         """Returns the types of the events for which the element of an expression has listeners."""
         found = self.call("Runtime.evaluate", expression=expression)["result"]["objectId"]
-        return [one["type"] for one in self.call("DOMDebugger.getEventListeners", objectId=found)["listeners"]]
+        return [
+            one["type"] for one in self.call("DOMDebugger.getEventListeners", objectId=found)["listeners"]
+        ]
 
     def key(self, name: str) -> None:
         """Presses and releases a key, such as "Tab" or "ArrowRight"."""
