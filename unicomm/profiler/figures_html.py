@@ -19,9 +19,9 @@ from unicomm.flight_recorder.pages.elements import (
     chips,
     element,
     facts,
+    grid,
     items,
     legend,
-    table,
     verdict,
 )
 from unicomm.flight_recorder.pages.page import page as whole_page
@@ -122,7 +122,7 @@ def _times(found: Report) -> str:
         else ""
     )
     keys = legend(entry for entry in _PARTS if entry[0] in used)
-    return card("Where the time goes", table("Where the time goes", named, rows), note, keys)
+    return card("Where the time goes", grid("Where the time goes", named, rows), note, keys)
 
 
 def _chosen(found: Report) -> list[RankFigures]:
@@ -196,7 +196,7 @@ def _delays(found: Report) -> str:
         "The largest delays",
         element("p", "How late the last rank came, over the time of the run.", class_="note"),
         dots("The largest delays", points, found.span_ns),
-        table("The largest delays", named, rows, sortable=True),
+        grid("The largest delays", named, rows, sortable=True),
     )
 
 
@@ -246,7 +246,7 @@ def _operations(found: Report) -> str:
     return card(
         "All operations",
         element("p", told + _more(len(found.operations)), class_="note"),
-        table("All operations", named, rows, sortable=True),
+        grid("All operations", named, rows, sortable=True),
     )
 
 
@@ -270,7 +270,7 @@ def _rank_table(found: Report) -> str:
     return card(
         "All ranks",
         element("p", told + _more(len(found.ranks)), class_="note"),
-        table("All ranks", named, rows, sortable=True),
+        grid("All ranks", named, rows, sortable=True),
     )
 
 

@@ -95,13 +95,13 @@ def items(lines: Iterable[str], name: str = "ul") -> Html:
     return element(name, *(element("li", line) for line in lines))
 
 
-def path(place: str, calls: Sequence[str]) -> Html:
+def place(where: str, calls: Sequence[str]) -> Html:
     """Returns a place in the program, under which the calls that led there are folded, the innermost first."""
     if not calls:
-        return element("code", place)
+        return element("code", where)
     lines = [element("li", element("code", call)) for call in calls]
     return element(
-        "details", element("summary", element("code", place)), element("ol", *lines), class_="path"
+        "details", element("summary", element("code", where)), element("ol", *lines), class_="path"
     )
 
 
@@ -123,7 +123,7 @@ class Cell:
     class_: str = ""
 
 
-def table(
+def grid(
     title: str,
     columns: Sequence[Column],
     rows: Iterable[tuple[str, Sequence[str | Cell]]],
