@@ -1,11 +1,13 @@
 """A headless Chromium for tests of pages, driven by the DevTools protocol over two pipes.
 
-It needs no package: `--remote-debugging-pipe` speaks JSON, each message ended by a zero byte, on the descriptors 3 and 4.
+It needs no package: with `--remote-debugging-pipe` it speaks JSON, each message ended by a zero byte, on the
+descriptors 3 and 4.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -46,7 +48,7 @@ class Browser:
         self._events: list[dict[str, Any]] = []
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        # The browser reads from 3 and writes to 4. Copies out of the way of both, so that no move closes the other.
+        # The browser reads from 3 and writes to 4. The ends are copied out of the way of these first.
         theirs = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (commands, answers)]
         moves: list[tuple[Any, ...]] = [
             (os.POSIX_SPAWN_DUP2, one, to) for one, to in zip(theirs, (3, 4), strict=True)
@@ -68,10 +70,8 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         os.close(self._write)
         os.close(self._read)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         os.waitpid(self._pid, 0)
 
     def _targets(self) -> list[dict[str, Any]]:

@@ -59,17 +59,20 @@ def _lost(found: Report, rank: RankFigures) -> float:
 
 def _verdict(found: Report) -> Html:
     if not found.delays or len(found.ranks) < 2:
-        return verdict("good", "nothing to wait for", summary(found))
+        return verdict("good", "No rank waits", summary(found))
     worst = max(found.ranks, key=lambda r: r.cost_ns)
     share = _lost(found, worst)
     if share >= _WORTH_A_LOOK:
-        tone, name = "warn", "ranks wait"
-        sentence = f"Rank {worst.rank} makes the others wait: {span(worst.cost_ns)} together, {share:.0%} of their time."
-    else:
-        tone, name = "good", "no rank holds the others up"
+        tone, name = "warn", "Ranks wait"
         sentence = (
-            f"The others waited {span(worst.cost_ns)} together for rank {worst.rank}, more than for any other:"
-            f" {share:.1%} of their time."
+            f"Rank {worst.rank} makes the others wait: {span(worst.cost_ns)} together, {share:.0%} of their"
+            " time."
+        )
+    else:
+        tone, name = "good", "No rank holds the others up"
+        sentence = (
+            f"The others waited {span(worst.cost_ns)} together for rank {worst.rank}, more than for any"
+            f" other rank: {share:.1%} of their time."
         )
     delay = found.delays[0]
     told: list[tuple[str, str]] = [
@@ -144,8 +147,8 @@ def _ranks(found: Report) -> str:
     note: str = ""
     if len(ranks) < len(found.ranks):
         text = (
-            f"{len(ranks)} of {len(found.ranks):,} ranks are drawn: those that the others waited for most, and"
-            " an even sample of the rest."
+            f"{len(ranks)} of {len(found.ranks):,} ranks are drawn: those that the others waited for most,"
+            " and an even sample of the rest."
         )
         note = element("p", text, class_="note")
     details = [

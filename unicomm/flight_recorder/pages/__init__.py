@@ -1,7 +1,7 @@
-"""The look of all HTML pages of unicomm: `unicomm trace analyze --html` and `unicomm profile report --html`.
+"""The look of the HTML pages of `unicomm trace analyze --html` and `unicomm profile report --html`.
 
-A page is one file that loads nothing from the network and can be read without its scripts, but for the timeline.
-Its colours, sizes and texts are checked in a browser: tests/flight_recorder/pages.
+A page is one file that loads nothing from the network. Without its scripts, only the timeline is missing.
+Its contrast, widths and controls are checked in a browser: tests/flight_recorder/pages.
 
 page.py       the frame of a page: header, facts, style, scripts, data
 elements.py   the parts that pages share: verdicts, cards, facts, chips, tables, legends, bars

@@ -1,4 +1,4 @@
-"""The parts that pages share. Texts are escaped where they enter an element, unless they are `Html` already."""
+"""The parts that pages share. A text that enters an element is escaped, unless it is `Html` already."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def element(name: str, *content: str, **attributes: object) -> Html:
     An attribute that is None or False is left out; one that is True has no value.
     """
     words = [name]
-    for key, value in attributes.items():
+    for given, value in attributes.items():
         if value is None or value is False:
             continue
-        key = key.rstrip("_").replace("_", "-")
+        key = given.rstrip("_").replace("_", "-")
         words.append(key if value is True else f'{key}="{escape(str(value))}"')
     return Html(f"<{' '.join(words)}>{join(*content)}</{name}>")
 
@@ -96,7 +96,7 @@ def items(lines: Iterable[str], name: str = "ul") -> Html:
 
 
 def place(where: str, calls: Sequence[str]) -> Html:
-    """Returns a place in the program, under which the calls that led there are folded, the innermost first."""
+    """Returns a place in the program; the calls that led there, the innermost first, are folded below."""
     if not calls:
         return element("code", where)
     lines = [element("li", element("code", call)) for call in calls]

@@ -1,4 +1,4 @@
-"""The operations of the ranks as the data of timeline.js, in few bytes: differences and indices instead of values."""
+"""The operations of the ranks as the data of timeline.js, in few bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.table import Table, user_frame
 
@@ -15,6 +15,7 @@ from . import timeline
 
 MOST_RANKS = 64  # the maximum number of ranks in the timeline
 _MOST_SLICES = 16_000  # about 20 bytes each
+_MILD = (Verdict.SLOW, Verdict.WRAPPED)  # findings whose ranks are no culprits where there is a fault
 _STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.FAILED: "failed"}
 
 
@@ -42,12 +43,12 @@ def most_per_rank(ranks: list[int]) -> int:
 
 
 def timeline_data(report: Report, table: Table) -> dict[str, Any]:
-    """Returns the data of the timeline. Times are in tenths of a microsecond.
+    """Returns the data of the timeline, with times in tenths of a microsecond.
 
-    `slices` has a value for each operation: `begin` and `seq` as the difference to the operation before, the time
-    until the last rank joined (`wait`) and until the end (`last`), and the `kind`, an index into `kinds`. A kind
-    is what many operations share: call, group and frame (indices into `calls`, `groups` and `places`), state,
-    whether it belongs to the main finding, and peer.
+    `slices` has a value for each operation: `begin` and `seq` as differences to the operation before, the
+    time until the last rank joined (`wait`) and until the end (`last`), and the `kind`, an index into
+    `kinds`. A kind is what many operations share: call, group and frame (indices into `calls`, `groups` and `places`),
+    state, whether it belongs to the main finding, and peer.
     """
     ranks = chosen_ranks(report, table)
     line = timeline.build(report, table, ranks, most_per_rank(ranks))
@@ -75,7 +76,8 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
     }
     ends = np.searchsorted(rank, ranks, "right") if len(rows) else np.zeros(len(ranks), np.int64)
     begins = np.searchsorted(rank, ranks, "left") if len(rows) else ends
-    culprits, victims = set(main.culprits), set(main.victims)
+    culprits = {r for f in report.findings if f.verdict not in _MILD for r in f.culprits} | set(main.culprits)
+    victims = set(main.victims) - culprits
     busy = marked | line.open
     absent = f"not in {main.operation} #{main.seq_num}" if main.operation and main.seq_num >= 0 else ""
     process = {source.rank: source.process for source in table.sources}
@@ -85,7 +87,7 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
                 "rank": r,
                 "tone": "bad" if r in culprits else "warn" if r in victims else "",
                 "note": process.get(r, "no file"),
-                "absent": absent if r in culprits and not busy[begins[i] : ends[i]].any() else "",
+                "absent": absent if r in main.culprits and not busy[begins[i] : ends[i]].any() else "",
                 "from": int(begins[i]),
                 "to": int(ends[i]),
             }

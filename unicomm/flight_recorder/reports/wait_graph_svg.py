@@ -1,4 +1,4 @@
-"""The wait-for graph of a finding as SVG drawings. Each rank is in one box, with the ranks that wait as it does."""
+"""The wait-for graph of a finding as SVG. A rank is in one box, with the ranks that wait as it does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Box:
 
 
 def draw(found: Finding) -> Html:
-    """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes to be useful."""
+    """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes."""
     boxes = _boxes(found)
     if len(boxes) > _MOST_BOXES:
         return Html("")
@@ -42,30 +42,12 @@ def _drawing(boxes: list[_Box], size: tuple[float, float], found: Finding, shape
     width, height = size[0] + right, size[1] + below
     arrows = [_arrow(a, b, shape) for a in boxes for b in a.to]
     drawn = [_draw_box(box, bool(culprits & set(box.ranks))) for box in boxes]
-    head = element(
-        "marker",
-        element("path", class_="head", d="M0 0L10 5L0 10z"),
-        **{
-            "id": f"head-{shape}",
-            "viewBox": "0 0 10 10",
-            "refX": 9,
-            "refY": 5,
-            "orient": "auto-start-reverse",
-        },
-        **{"markerWidth": 7, "markerHeight": 7},
-    )
-    return element(
-        "svg",
-        element("defs", head),
-        *arrows,
-        *drawn,
-        class_=f"waits {shape}",
-        width=f"{width:.0f}",
-        height=f"{height:.0f}",
-        role="img",
-        aria_label="who waits for whom, as in the list beside it",
-        **{"viewBox": f"0 0 {width:.0f} {height:.0f}"},
-    )
+    of_head = {"viewBox": "0 0 10 10", "refX": 9, "refY": 5, "markerWidth": 7, "markerHeight": 7}
+    tip = element("path", class_="head", d="M0 0L10 5L0 10z")
+    head = element("marker", tip, id=f"head-{shape}", orient="auto-start-reverse", **of_head)
+    named = {"role": "img", "aria_label": "who waits for whom, as in the list beside it"}
+    shown = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "width": f"{width:.0f}", "height": f"{height:.0f}"}
+    return element("svg", element("defs", head), *arrows, *drawn, class_=f"waits {shape}", **shown, **named)
 
 
 def _boxes(found: Finding) -> list[_Box]:
@@ -169,10 +151,12 @@ def _arrow(a: _Box, b: _Box, shape: str) -> Html:
     dx, dy = b.x - a.x, b.y - a.y
     if dx == 0 and abs(dy) > _ALONG + _HEIGHT:  # around the boxes between them
         side, out = a.x + _WIDTH / 2 + 5, 62.0
-        way = f"M{side:.1f} {a.y:.1f}C{side + out:.1f} {a.y:.1f} {side + out:.1f} {b.y:.1f} {side:.1f} {b.y:.1f}"
+        far = side + out
+        way = f"M{side:.1f} {a.y:.1f}C{far:.1f} {a.y:.1f} {far:.1f} {b.y:.1f} {side:.1f} {b.y:.1f}"
     elif dy == 0 and abs(dx) > _ACROSS + _WIDTH:
         side, out = a.y + _HEIGHT / 2 + 5, 54.0
-        way = f"M{a.x:.1f} {side:.1f}C{a.x:.1f} {side + out:.1f} {b.x:.1f} {side + out:.1f} {b.x:.1f} {side:.1f}"
+        far = side + out
+        way = f"M{a.x:.1f} {side:.1f}C{a.x:.1f} {far:.1f} {b.x:.1f} {far:.1f} {b.x:.1f} {side:.1f}"
     else:
         length = math.hypot(dx, dy) or 1.0
         # Two boxes that wait for each other have two parallel arrows.
