@@ -14,6 +14,7 @@ from unicomm.flight_recorder.pages.elements import (
     Cell,
     Column,
     Html,
+    Row,
     bar,
     card,
     chips,
@@ -23,6 +24,7 @@ from unicomm.flight_recorder.pages.elements import (
     items,
     legend,
     verdict,
+    visible,
 )
 from unicomm.flight_recorder.pages.page import page as whole_page
 from unicomm.flight_recorder.texts import span
@@ -44,7 +46,7 @@ def write(found: Report, path: Path) -> None:
 def page(found: Report) -> str:
     """Returns the text of the page."""
     count = sum(o.count for o in found.operations if o.timed)
-    parts = [_verdict(found)]
+    parts: list[str] = [_verdict(found)]
     if found.remarks:
         parts.append(card("Remarks on the input", items(found.remarks)))
     parts += [_times(found), _ranks(found), _delays(found), _operations(found), _rank_table(found)]
@@ -101,7 +103,7 @@ def _times(found: Report) -> str:
     if not timed:
         return ""
     longest = max(o.waiting_ns + o.transfer_ns for o in timed)
-    rows = []
+    rows: list[Row] = []
     for one in timed[:_MOST_BARS]:
         values = {"waiting": one.waiting_ns, "transfer": one.transfer_ns}
         drawn = bar(((n, ns, span(ns)) for n, ns in values.items()), longest)
@@ -116,7 +118,7 @@ def _times(found: Report) -> str:
         n
         for o in timed[:_MOST_BARS]
         for n, ns in (("waiting", o.waiting_ns), ("transfer", o.transfer_ns))
-        if ns
+        if visible(ns, longest)
     }
     more = len(timed) - _MOST_BARS
     note = (
@@ -181,7 +183,7 @@ def _delays(found: Report) -> str:
         *(Column(name) for name in ("rank", "collective", "group")),
         *(Column(name, number=True) for name in ("late by", "others waited", "at")),
     ]
-    rows = [
+    rows: list[Row] = [
         (
             "",
             [
@@ -217,7 +219,7 @@ def _operations(found: Report) -> str:
         "last rank",
     )
     named = [Column("operation"), Column("group"), *(Column(name, number=True) for name in titles)]
-    rows = []
+    rows: list[Row] = []
     for o in found.operations[:_MOST_ROWS]:
         times = [Cell(span(ns) if o.timed else "", ns) for ns in (o.time_ns, o.waiting_ns, o.median_ns)]
         skews = [Cell(span(ns) if o.late_rank >= 0 else "", ns) for ns in (o.skew_ns, o.most_skew_ns)]
@@ -256,7 +258,7 @@ def _operations(found: Report) -> str:
 def _rank_table(found: Report) -> str:
     titles = ("operations", "in operations", "waiting", "was last", "others waited", "of their time", "clock")
     named = [Column("rank"), *(Column(name, number=True) for name in titles)]
-    rows = []
+    rows: list[Row] = []
     for r in sorted(found.ranks, key=lambda r: (-r.cost_ns, r.rank))[:_MOST_ROWS]:
         lost = _lost(found, r) if len(found.ranks) > 1 else 0.0
         cells = [

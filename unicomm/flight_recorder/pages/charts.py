@@ -102,7 +102,7 @@ def dots(title: str, points: Sequence[Dot], whole_ns: float, named: int = 3) -> 
             parts.append(element("text", point.label, x=f"{x:.2f}%", y=f"{y - 9:.1f}", text_anchor=anchor))
         drawn.append(element("g", *parts, class_="mark"))
     drawn.reverse()
-    for time in [0.0, *(t for t in ticks(whole_ns) if t <= whole_ns)]:
+    for time in [0.0, *(t for t in ticks(whole_ns, 4) if t <= whole_ns)]:
         x = time / whole_ns * 100 if whole_ns else 0.0
         anchor = "middle" if 0 < x < 100 - _ROOM / 2 else "end" if x else "start"
         place = {"x": f"{x:.2f}%", "y": f"{_TOP + high + 15:.0f}", "text_anchor": anchor}

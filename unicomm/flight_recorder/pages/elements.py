@@ -123,15 +123,18 @@ class Cell:
     class_: str = ""
 
 
+Row = tuple[str, Sequence["str | Cell"]]  # its tone and its cells, of which the first is its heading
+
+
 def grid(
     title: str,
     columns: Sequence[Column],
-    rows: Iterable[tuple[str, Sequence[str | Cell]]],
+    rows: Iterable[Row],
     sortable: bool = False,
 ) -> Html:
-    """Returns a table of figures; each row is a tone and its cells, of which the first is its heading.
+    """Returns a table of figures, sorted by its reader if it is `sortable`.
 
-    Where it is wider than the window it scrolls, also by keyboard.
+    Where it is wider than the window it scrolls; page.js lets the keyboard reach it then.
     """
     head = [
         element("th", c.title, scope="col", class_="number" if c.number else None, data_fixed=c.fixed)
@@ -160,11 +163,16 @@ def grid(
         class_="figures sortable" if sortable else "figures",
     )
     style = "scroll long" if len(body) > _MANY_ROWS else "scroll"
-    return element("div", made, class_=style, role="region", aria_label=title, tabindex="0")
+    return element("div", made, class_=style, role="region", aria_label=title)
+
+
+def visible(value: float, whole: float) -> bool:
+    """Returns whether a part of a bar is wide enough to be drawn, and so to be in the legend."""
+    return value > whole * 0.002
 
 
 def bar(parts: Iterable[tuple[str, float, str]], whole: float) -> Html:
-    """Returns a bar of parts (name, value, text of the value), where `whole` takes the full width."""
+    """Returns a bar of the visible parts of (name, value, text), where `whole` takes the full width."""
     drawn = [
         element(
             "i",
@@ -173,7 +181,7 @@ def bar(parts: Iterable[tuple[str, float, str]], whole: float) -> Html:
             title=f"{name} {text}",
         )
         for name, value, text in parts
-        if value > 0
+        if visible(value, whole)
     ]
     return element("div", *drawn, class_="bar")
 

@@ -1,5 +1,5 @@
 "use strict";
-// The theme switch and the sorting of tables. Their controls are made here, so that none is shown without scripts.
+// The theme switch, the sorting of tables, and tables that scroll by keyboard. Controls are made here, so that none is shown without scripts.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -21,6 +21,13 @@
   system.addEventListener("change", name);
   name();
   document.querySelector("body > header").append(theme);
+
+  for (const part of document.querySelectorAll(".scroll")) {
+    new ResizeObserver(() => {
+      if (part.scrollWidth > part.clientWidth || part.scrollHeight > part.clientHeight) part.tabIndex = 0;
+      else part.removeAttribute("tabindex");
+    }).observe(part);
+  }
 
   const value = row => column => {
     const cell = row.cells[column],

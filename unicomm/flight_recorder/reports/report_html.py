@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
+import numpy as np
+
 from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Report, Side, Straggler, Verdict
 from unicomm.flight_recorder.pages.elements import (
     Cell,
     Column,
     Html,
+    Row,
     bar,
     card,
     chips,
@@ -25,8 +28,10 @@ from unicomm.flight_recorder.pages.elements import (
     legend,
     place,
     verdict,
+    visible,
 )
 from unicomm.flight_recorder.pages.page import page as whole_page
+from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
@@ -59,7 +64,7 @@ def page(report: Report, table: Table) -> str:
         *_advice(main),
         _sides(main.sides),
         _timeline_section(report, table),
-        _waits(main),
+        _waits(main, table),
         _stragglers(report.stragglers),
         _input(report),
     ]
@@ -101,9 +106,9 @@ def _verdict(found: Finding) -> Html:
         told.append(("operation", element("code", found.operation + number)))
     if found.group:
         told.append(("communicator", element("code", found.group)))
-    return verdict(
-        tone, _name(found), found.sentence, facts([*told, *_place_of(found)]), confidence=found.confidence
-    )
+    told += _place_of(found)
+    below = [facts(told)] if told else []
+    return verdict(tone, _name(found), found.sentence, *below, confidence=found.confidence)
 
 
 def _named(found: Finding) -> list[tuple[str, str]]:
@@ -169,11 +174,23 @@ def _more(count: int) -> str:
     return element("p", f"and {count} more; --json has all", class_="note") if count > 0 else ""
 
 
-def _waits(found: Finding) -> str:
+def _waits(found: Finding, table: Table) -> str:
     if not found.edges:
         return ""
-    graph = element("div", draw(found), _edges(found), class_="graph")
-    return card(_title_of_waits(found), graph)
+    waiting = _waiting(found, table)
+    shown = {rank for edge in found.edges for rank in (edge.rank, *edge.waits_for)} | waiting
+    rest = len(set(found.victims) - shown)
+    behind = f"{_count(rest, 'more rank')} wait{'s' * (rest == 1)} behind these." if rest else ""
+    note = element("p", behind, class_="note") if rest else ""
+    graph = element("div", draw(found, waiting), _edges(found), class_="graph")
+    return card(_title_of_waits(found), graph, note)
+
+
+def _waiting(found: Finding, table: Table) -> set[int]:
+    """Returns the victims that have not completed the operation of a finding."""
+    named = [i for i, group in enumerate(table.groups) if group.name == found.group]
+    rows = np.isin(table.group, named) & (table.seq == found.seq_num) & (table.state != State.COMPLETED)
+    return set(table.rank[rows].tolist()) & set(found.victims)
 
 
 def _title_of_waits(found: Finding) -> str:
@@ -182,7 +199,13 @@ def _title_of_waits(found: Finding) -> str:
 
 def _edges(found: Finding) -> Html:
     lines = [_edge(edge) for edge in found.edges[:_MOST_EDGES]]
-    return element("div", element("ul", *lines, class_="edges"), _more(len(found.edges) - _MOST_EDGES))
+    first, rest = (lines[:4], lines[4:]) if len(lines) > 5 else (lines, [])
+    shown = [element("ul", *first, class_="edges")]
+    if rest:
+        more = _more(len(found.edges) - _MOST_EDGES)
+        folded = element("ul", *rest, class_="edges")
+        shown.append(element("details", element("summary", f"{len(rest)} more"), folded, more))
+    return element("div", *shown)
 
 
 def _edge(edge: Edge) -> Html:
@@ -205,10 +228,11 @@ def _stragglers(stragglers: list[Straggler]) -> str:
         return ""
     shown = stragglers[:_MOST_LATE]
     longest = max(s.waiting_ns + s.transfer_ns + s.gap_ns for s in shown) or 1.0
-    rows, used = [], set()
+    rows: list[Row] = []
+    used: set[str] = set()
     for s in shown:
         values = {"gap": s.gap_ns, "waiting": s.waiting_ns, "transfer": s.transfer_ns}
-        used |= {name for name, ns in values.items() if ns > 0}
+        used |= {name for name, ns in values.items() if visible(ns, longest)}
         drawn = bar(((name, ns, span(ns)) for name, ns in values.items()), longest)
         told = [s.who, f"{s.score:.1%}", span(s.late_ns), f"{s.last:.0%}", Cell(drawn, class_="bars")]
         rows.append(("warn" if s.score > 0.05 else "", told))

@@ -245,8 +245,8 @@
         labels.push({ text: name + told, short: name, at: sight + 4, room: x1 - sight - 8, tone });
       } else {
         const split = Math.min(Math.max(x(begin + S.wait[k]), x0), x1);
-        if (split - x0 >= 0.5) {
-          add(`op${c} pale`, x0, split);
+        if (split - x0 >= 1) {
+          add(`op${c} pale${split - x0 < 4 ? "" : " edged"}`, x0, split);
           use("pale", bars);
           use("op" + c, bars);
         }
@@ -388,7 +388,7 @@
   zooms.append(farther, nearer);
   function controls() {
     const everything = same([from, to], [0, whole]);
-    all.hidden = everything && !around; // there is nothing else to see
+    views.hidden = all.hidden = everything && !around; // there is nothing else to see
     all.setAttribute("aria-pressed", everything);
     if (around) around.setAttribute("aria-pressed", same([from, to], fault));
     farther.disabled = everything;

@@ -47,8 +47,8 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
 
     `slices` has a value for each operation: `begin` and `seq` as differences to the operation before, the
     time until the last rank joined (`wait`) and until the end (`last`), and the `kind`, an index into
-    `kinds`. A kind is what many operations share: call, group and frame (indices into `calls`, `groups` and `places`),
-    state, whether it belongs to the main finding, and peer.
+    `kinds`. A kind is what many operations share: call, group and frame (indices into `calls`, `groups` and
+    `places`), state, whether it belongs to the main finding, and peer.
     """
     ranks = chosen_ranks(report, table)
     line = timeline.build(report, table, ranks, most_per_rank(ranks))

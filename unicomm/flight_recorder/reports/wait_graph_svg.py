@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
@@ -18,7 +19,7 @@ _MOST_TEXT = 33
 @dataclass
 class _Box:
     ranks: list[int]
-    lines: list[str]
+    edges: list[Edge]
     waits_for: set[int]  # ranks
     layer: int = 0
     x: float = 0.0
@@ -26,9 +27,12 @@ class _Box:
     to: list[_Box] = field(default_factory=list)
 
 
-def draw(found: Finding) -> Html:
-    """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes."""
-    boxes = _boxes(found)
+def draw(found: Finding, waiting: Iterable[int] = ()) -> Html:
+    """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes.
+
+    The edges stand for all ranks that wait: `waiting` has those in the operation of the finding.
+    """
+    boxes = _boxes(found, waiting)
     if len(boxes) > _MOST_BOXES:
         return Html("")
     cycle = found.verdict is Verdict.WAIT_CYCLE
@@ -50,39 +54,48 @@ def _drawing(boxes: list[_Box], size: tuple[float, float], found: Finding, shape
     return element("svg", element("defs", head), *arrows, *drawn, class_=f"waits {shape}", **shown, **named)
 
 
-def _boxes(found: Finding) -> list[_Box]:
-    waits: dict[int, list[tuple[str, Edge]]] = {}
+def _boxes(found: Finding, waiting: Iterable[int]) -> list[_Box]:
+    cycle = found.verdict is Verdict.WAIT_CYCLE
+    waits: dict[int, list[Edge]] = {}
     for edge in found.edges:
-        number = f" #{edge.seq_num}" if edge.seq_num >= 0 else ""
-        name = f"{edge.operation.split(' ')[0]}{number} of {edge.group}"
-        waits.setdefault(edge.rank, []).append((name, edge))
-    # One edge stands for all ranks that wait in the operation of the finding and have no edge of their own.
-    named = {rank for edge in found.edges for rank in edge.waits_for}
+        waits.setdefault(edge.rank, []).append(edge)
     of_all = [e for e in found.edges if (e.group, e.seq_num) == (found.group, found.seq_num)]
-    if of_all and found.verdict is not Verdict.WAIT_CYCLE:
-        for rank in found.victims:
-            if rank not in waits and rank not in named:
-                waits[rank] = waits[of_all[0].rank]
+    if of_all and not cycle:
+        waits |= {rank: [of_all[0]] for rank in waiting if rank not in waits}
     alike: dict[object, _Box] = {}
-    for rank, mine in waits.items():
-        key: object = tuple((name, edge.where, tuple(sorted(edge.waits_for))) for name, edge in mine)
-        if found.verdict is Verdict.WAIT_CYCLE:
-            key = rank
-        if key not in alike:
-            targets = {other for _, edge in mine for other in edge.waits_for}
-            lines = [mine[0][0], mine[0][1].where.rsplit("/", 1)[-1]]
-            if len(mine) > 1:
-                lines[1] = f"and {len(mine) - 1} more operation{'s' if len(mine) > 2 else ''}"
-            alike[key] = _Box([], lines, targets)
-        alike[key].ranks.append(rank)
+    for rank, edges in waits.items():
+        same = tuple((e.operation, e.group, e.seq_num, e.where, tuple(sorted(e.waits_for))) for e in edges)
+        box = alike.setdefault(rank if cycle else same, _Box([], edges, _targets(edges)))
+        box.ranks.append(rank)
     boxes = list(alike.values())
     ends: dict[tuple[int, ...], list[int]] = {}
-    for rank in sorted(named - set(waits)):
+    for rank in sorted({rank for box in boxes for rank in box.waits_for} - set(waits)):
         ends.setdefault(tuple(i for i, box in enumerate(boxes) if rank in box.waits_for), []).append(rank)
-    boxes += [_Box(ranks, ["waits for no rank"], set()) for ranks in ends.values()]
+    boxes += [_Box(ranks, [], set()) for ranks in ends.values()]
+    boxes = boxes if cycle else _joined(boxes)
     for box in boxes:
         box.to = [other for other in boxes if other is not box and box.waits_for & set(other.ranks)]
     return boxes
+
+
+def _targets(edges: list[Edge]) -> set[int]:
+    return {rank for edge in edges for rank in edge.waits_for}
+
+
+def _joined(boxes: list[_Box]) -> list[_Box]:
+    """Joins boxes that differ in their groups only: the same call, for ranks of the same boxes."""
+    home = {rank: i for i, box in enumerate(boxes) for rank in box.ranks}
+    out: dict[object, _Box] = {}
+    for i, box in enumerate(boxes):
+        calls = tuple((e.operation, e.seq_num, e.where) for e in box.edges)
+        key = (calls, frozenset(home[rank] for rank in box.waits_for)) if calls else i
+        if first := out.get(key):
+            first.ranks += box.ranks
+            first.edges = [*first.edges, *box.edges]
+            first.waits_for |= box.waits_for
+        else:
+            out[key] = box
+    return list(out.values())
 
 
 def _circle(boxes: list[_Box]) -> tuple[float, float]:
@@ -166,13 +179,26 @@ def _arrow(a: _Box, b: _Box, shape: str) -> Html:
     return element("path", class_="arrow", d=way, marker_end=f"url(#head-{shape})")
 
 
+def _lines(edges: list[Edge]) -> list[str]:
+    """Returns in which operation the ranks of a box wait, and where it was called."""
+    if not edges:
+        return ["waits for no rank"]
+    first, groups = edges[0], list(dict.fromkeys(edge.group for edge in edges))
+    calls = {(edge.operation, edge.seq_num, edge.where) for edge in edges}
+    number = f" #{first.seq_num}" if first.seq_num >= 0 else ""
+    of = groups[0] if len(groups) == 1 or len(calls) > 1 else f"{len(groups)} communicators"
+    where = first.where.rsplit("/", 1)[-1]
+    more = f"and {len(calls) - 1} more operation{'s' * (len(calls) > 2)}"
+    return [f"{first.operation.split(' ')[0]}{number} of {of}", more if len(calls) > 1 else where]
+
+
 def _draw_box(box: _Box, culprit: bool) -> Html:
     ranks = format_ranks(sorted(box.ranks)).replace(",", ", ")
     several = "s" if len(box.ranks) > 1 else ""
     name = f"{len(box.ranks)} ranks" if len(ranks) > 22 else f"rank{several} {ranks}"
     if culprit:
         name += ", culprit" + several
-    lines = [name, *filter(None, box.lines)]
+    lines = [name, *filter(None, _lines(box.edges))]
     y = box.y - (len(lines) - 1) * 8 + 4
     texts = [
         element(
