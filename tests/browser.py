@@ -143,6 +143,10 @@ class Browser:
         while not any(e.get("method") == "Page.loadEventFired" for e in self._events):
             self._note(self._next())
 
+    def events(self, method: str) -> list[dict[str, Any]]:
+        """Returns the events of a kind since the page was opened."""
+        return [event for event in self._events if event.get("method") == method]
+
     def run(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression in the page."""
         done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -1,5 +1,6 @@
 "use strict";
-// The theme switch, the sorting of tables, and tables that scroll by keyboard. Controls are made here, so that none is shown without scripts.
+// The theme switch, the sorting of tables, and tables that scroll by keyboard.
+// Controls are made here, so that none is shown without scripts.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");

@@ -234,7 +234,13 @@ def _stragglers(stragglers: list[Straggler]) -> str:
         values = {"gap": s.gap_ns, "waiting": s.waiting_ns, "transfer": s.transfer_ns}
         used |= {name for name, ns in values.items() if visible(ns, longest)}
         drawn = bar(((name, ns, span(ns)) for name, ns in values.items()), longest)
-        told = [s.who, f"{s.score:.1%}", span(s.late_ns), f"{s.last:.0%}", Cell(drawn, class_="bars")]
+        told: list[str | Cell] = [
+            s.who,
+            f"{s.score:.1%}",
+            span(s.late_ns),
+            f"{s.last:.0%}",
+            Cell(drawn, class_="bars"),
+        ]
         rows.append(("warn" if s.score > 0.05 else "", told))
     named = [
         Column("who", fixed=True),
