@@ -37,8 +37,9 @@
     drag = null,
     scene;
 
+  const SVG = document.querySelector(".verdict svg").namespaceURI;
   const make = (name, attributes = {}, text) => {
-    const one = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const one = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) one.setAttribute(key, value);
     if (text !== undefined) one.textContent = text;
     return one;

@@ -62,6 +62,15 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     return Timeline(rows, begin, np.minimum(ready, end), np.maximum(end, begin), ~over, first, last)
 
 
+def since(report: Report, table: Table) -> int:
+    """Returns when the main finding began, on the clock of the timeline; 0 if it is unknown."""
+    at = report.main.since_ns
+    rows = np.flatnonzero(table.created_ns == at) if at else []
+    if not len(rows):
+        return at
+    return at - report.clock_offsets_ns.get(int(table.rank[rows[0]]), 0)
+
+
 def _key(table: Table, rows: Column) -> Column:
     key: Column = (table.group[rows].astype(np.int64) << 40) | (table.seq[rows] & ((1 << 40) - 1))
     return key

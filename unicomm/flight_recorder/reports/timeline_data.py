@@ -76,6 +76,7 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
     }
     ends = np.searchsorted(rank, ranks, "right") if len(rows) else np.zeros(len(ranks), np.int64)
     begins = np.searchsorted(rank, ranks, "left") if len(rows) else ends
+    since = timeline.since(report, table)
     culprits = {r for f in report.findings if f.verdict not in _MILD for r in f.culprits} | set(main.culprits)
     victims = set(main.victims) - culprits
     busy = marked | line.open
@@ -102,7 +103,7 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
         "places": [_place(table, int(f)) for f in frames],
         "states": {int(state): text for state, text in _STATES.items()},
         "span": int(_tenths(np.asarray([line.last_ns - line.first_ns]))[0]),
-        "since": (main.since_ns - line.first_ns) // 100 if main.since_ns > line.first_ns else None,
+        "since": (since - line.first_ns) // 100 if since > line.first_ns else None,
     }
 
 
