@@ -5,6 +5,7 @@ except formats/pickles.py. Each room imports only the rooms above it in this lis
 by no other room:
 
 texts.py    short texts: lists of ranks, durations
+pages/      the look of HTML pages, also of the profiler's: frame, tables, bars, charts, style
 ring/       the ring file: where rings are stored, how a ring is read and copied
 formats/    torch's dump format: written from rings, read from pickles and JSON; names of operations and types
 recording/  what runs in the recorded process: its ring, its dumps, FlightRecorderHook
