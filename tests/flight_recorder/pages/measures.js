@@ -1,7 +1,11 @@
 // What tests measure in a page. Each function is called by an expression of the test.
 window.measures = (() => {
   const visible = element => element.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
-  const rgb = text => text.match(/[\d.]+/g).slice(0, 3).map(Number);
+  const rgb = text =>
+    text
+      .match(/[\d.]+/g)
+      .slice(0, 3)
+      .map(Number);
   const opacity = element => {
     let all = 1;
     for (let at = element; at; at = at.parentElement) all *= +getComputedStyle(at).opacity;
@@ -14,27 +18,46 @@ window.measures = (() => {
       const style = getComputedStyle(at);
       if (style.overflowX === "visible" && style.overflowY === "visible") continue;
       const box = at.getBoundingClientRect();
-      [left, top, right, bottom] = [Math.max(left, box.left), Math.max(top, box.top), Math.min(right, box.right), Math.min(bottom, box.bottom)];
+      [left, top, right, bottom] = [
+        Math.max(left, box.left),
+        Math.max(top, box.top),
+        Math.min(right, box.right),
+        Math.min(bottom, box.bottom),
+      ];
     }
     return { left, top, right, bottom };
   }
 
   function texts() {
-    const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const found = [],
+      walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
-      const node = walker.currentNode, parent = node.parentElement;
-      if (!node.textContent.trim() || parent.closest("script, style, noscript, svg title") || !visible(parent)) continue;
-      const style = getComputedStyle(parent), svg = parent.namespaceURI.endsWith("svg");
+      const node = walker.currentNode,
+        parent = node.parentElement;
+      if (
+        !node.textContent.trim() ||
+        parent.closest("script, style, noscript, svg title") ||
+        !visible(parent)
+      )
+        continue;
+      const style = getComputedStyle(parent),
+        svg = parent.namespaceURI.endsWith("svg");
       const range = document.createRange();
       range.selectNodeContents(node);
-      const size = parseFloat(style.fontSize), bold = +style.fontWeight >= 700;
+      const size = parseFloat(style.fontSize),
+        bold = +style.fontWeight >= 700;
       for (const whole of range.getClientRects()) {
         const r = shown(whole, parent);
         if (r.right - r.left < 2 || r.bottom - r.top < 4) continue;
         found.push({
-          text: node.textContent.trim().slice(0, 60), colour: rgb(svg ? style.fill : style.color), opacity: opacity(parent),
+          text: node.textContent.trim().slice(0, 60),
+          colour: rgb(svg ? style.fill : style.color),
+          opacity: opacity(parent),
           least: size >= 24 || (bold && size >= 18.66) ? 3 : 4.5,
-          x: r.left + scrollX, y: r.top + scrollY, width: r.right - r.left, height: r.bottom - r.top,
+          x: r.left + scrollX,
+          y: r.top + scrollY,
+          width: r.right - r.left,
+          height: r.bottom - r.top,
         });
       }
     }
@@ -48,7 +71,7 @@ window.measures = (() => {
 
   // The lowest contrast of each text to the pixels behind it, in a picture of the page without its texts.
   const light = ([r, g, b]) => {
-    const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const linear = c => ((c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
     return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
   };
   const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
@@ -62,8 +85,10 @@ window.measures = (() => {
     context.drawImage(image, 0, 0);
     return found.map(one => {
       // The letters' part of the line: a fifth of its height above and below is empty.
-      const x = Math.ceil(one.x), y = Math.ceil(one.y + one.height * 0.2);
-      const width = Math.max(1, Math.floor(one.x + one.width) - x), height = Math.max(1, Math.floor(one.y + one.height * 0.8) - y);
+      const x = Math.ceil(one.x),
+        y = Math.ceil(one.y + one.height * 0.2);
+      const width = Math.max(1, Math.floor(one.x + one.width) - x),
+        height = Math.max(1, Math.floor(one.y + one.height * 0.8) - y);
       const { data } = context.getImageData(x, y, width, height);
       let worst = Infinity;
       for (let i = 0; i < data.length; i += 4) {
@@ -77,11 +102,13 @@ window.measures = (() => {
 
   // Elements that reach beyond the window, but for those in a part that scrolls or clips by itself.
   function beyond() {
-    return [...document.body.querySelectorAll("*")].filter(visible)
+    return [...document.body.querySelectorAll("*")]
+      .filter(visible)
       .filter(element => shown(element.getBoundingClientRect(), element).right > innerWidth + 0.5)
       .map(element => element.outerHTML.slice(0, 120));
   }
-  const controls = () => [...document.querySelectorAll("button, summary, a, input, select, [tabindex='0']")].filter(visible);
+  const controls = () =>
+    [...document.querySelectorAll("button, summary, a, input, select, [tabindex='0']")].filter(visible);
   const enabled = () => controls().filter(control => !control.disabled);
 
   // The keys of what the timeline draws, and of its legend.
@@ -96,11 +123,16 @@ window.measures = (() => {
     }
     return [...keys].sort();
   }
-  const legend = () => [...document.querySelectorAll("#timeline .legend li")].map(item => item.dataset.key).sort();
+  const legend = () =>
+    [...document.querySelectorAll("#timeline .legend li")].map(item => item.dataset.key).sort();
   // Pairs of the parts that a card's bars have, and of those in its legend.
   function bars() {
-    const parts = (card, where) => [...new Set([...card.querySelectorAll(where)].map(part => part.className))].sort();
-    return [...document.querySelectorAll(".card:has(.bar)")].map(card => [parts(card, ".bar > i"), parts(card, ".legend i")]);
+    const parts = (card, where) =>
+      [...new Set([...card.querySelectorAll(where)].map(part => part.className))].sort();
+    return [...document.querySelectorAll(".card:has(.bar)")].map(card => [
+      parts(card, ".bar > i"),
+      parts(card, ".legend i"),
+    ]);
   }
   return { texts, hideTexts, contrasts, beyond, controls, enabled, drawn, legend, bars };
 })();

@@ -14,7 +14,7 @@ from unicomm.flight_recorder.texts import span
 from .elements import Html, element, join
 
 _TOP, _AXIS = 14, 20  # room for labels above the largest value, and for those of the horizontal axis
-_MOST_LABELS = 16
+_NARROW = 234  # the width of a plot on a phone, in pixels; a digit is 7 wide
 _ROOM = 12.0  # per cent of the width, for a label
 
 
@@ -52,7 +52,8 @@ def columns(title: str, names: Sequence[str], panels: Sequence[Panel], details: 
 
     `details` is what the pointer shows over a column.
     """
-    every = max(1, math.ceil(len(names) / _MOST_LABELS))
+    fit = _NARROW // (7 * max(map(len, names), default=1) + 6)
+    every = max(1, math.ceil(len(names) / fit))
     if every > 1:
         every = next(n for n in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, len(names)) if n >= every)
     width = 100 / max(len(names), 1)

@@ -133,7 +133,6 @@
       front = make("g");
     const use = (key, one) => {
       used.add(key);
-      one.dataset.key = key;
       return one;
     };
     const svg = scene;
@@ -232,6 +231,7 @@
       if (!open && state !== FAILED && x1 - x0 < 1.5 && x1 < last + 0.6 && c === lastColour) continue; // covers the same pixel
       last = x1;
       lastColour = c;
+      if (labels.length) labels[labels.length - 1].next ??= x0;
       const name = D.ops[D.colours[call]] + " #" + S.seq[k],
         sight = Math.max(x0, LEFT);
       if (open || state === FAILED) {
@@ -243,16 +243,15 @@
           make("rect", { ...area, fill: `url(#stripes-${tone})` }),
         );
         if (open) lastOpen = labels.length;
-        labels.push({ text: name + told, short: name, at: sight + 4, room: x1 - sight - 8, tone });
+        labels.push({ text: name + told, short: name, at: sight + 4, room: x1 - sight - 8, tone, end: x1 });
       } else {
         const split = Math.min(Math.max(x(begin + S.wait[k]), x0), x1);
         if (split - x0 >= 1) {
           add(`op${c} pale${split - x0 < 4 ? "" : " edged"}`, x0, split);
-          use("pale", bars);
-          use("op" + c, bars);
+          use("pale");
         }
         add("op" + c, Math.min(split, x1 - 0.8), x1);
-        use("op" + c, bars);
+        use("op" + c);
         const pale = split - sight > x1 - Math.max(split, LEFT),
           at = pale ? sight : Math.max(split, LEFT);
         labels.push({
@@ -271,14 +270,18 @@
           ),
         );
     }
-    delete bars.dataset.key;
-    for (const [style, d] of paths)
-      bars.append(make("path", { class: style, d, "data-key": style.split(" ")[0] }));
+    for (const [style, d] of paths) bars.append(make("path", { class: style, d }));
     for (const one of labels) {
       if (DENSE && one.tone !== "bad") continue;
-      const text = measured(one.text) <= one.room - 6 ? one.text : one.short,
+      const fits = text => measured(text) <= one.room - 6;
+      if (one.tone && !fits(one.short)) {
+        // beside the bar, up to the next one
+        one.at = one.end + 4;
+        one.room = Math.min(one.next ?? w, w) - one.at - 6;
+      }
+      const text = fits(one.text) ? one.text : one.short,
         size = measured(text);
-      if (size > one.room - 6) continue;
+      if (!fits(text)) continue;
       if (one.tone) plated(front, one.at, middle, text, size, one.tone, h);
       else front.append(make("text", { class: one.style, x: one.at + 2, y: middle }, text));
     }
