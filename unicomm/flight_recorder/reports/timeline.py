@@ -65,8 +65,8 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
 def since(report: Report, table: Table) -> int:
     """Returns when the main finding began, on the clock of the timeline; 0 if it is unknown."""
     at = report.main.since_ns
-    rows = np.flatnonzero(table.created_ns == at) if at else []
-    if not len(rows):
+    rows = np.flatnonzero(table.created_ns == at)
+    if not at or not len(rows):
         return at
     return at - report.clock_offsets_ns.get(int(table.rank[rows[0]]), 0)
 
