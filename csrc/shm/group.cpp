@@ -197,12 +197,13 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
             return true;
         }
     }
-    if (left >= 0) {
-        fault = {FaultCode::kPeerLost, {left}, {}, "finalized"};
-        return true;
-    }
+    // A failure comes before a rank that left: a rank that was told of the failure may have left after it.
     if (failed) {
         fault = relayed;
+        return true;
+    }
+    if (left >= 0) {
+        fault = {FaultCode::kPeerLost, {left}, {}, "finalized"};
         return true;
     }
     if (uint64_t now = now_ns(); now >= deadline_ns && now >= patience_ns()) {
@@ -228,8 +229,7 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
             fault.culprits = culprit_finder_.responsible(awaited);
         }
-        // Other members of the cycle may have left the communicator, which is not the cause.
-        if (deadlock_.found() && !aborted_) fault = deadlock_.found();
+        if (!aborted_) fault = deadlock_.ended_by(fault);
         return true;
     }
     if (!deep) return false;

@@ -346,7 +346,7 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
             if (r != group_.rank_) lost += group_.must_stop({r}, ~uint64_t{0}, deep, last);
         }
         if (lost > 0 && lost == group_.world_ - 1) {
-            fault = group_.deadlock_.found() ? group_.deadlock_.found() : last;
+            fault = group_.deadlock_.ended_by(last);
             return true;
         }
     }

@@ -167,7 +167,7 @@ def test_hosts_that_do_not_answer(hubs, ask, eventually):
 def test_a_hub_that_is_gone_or_stopped_delays_nobody(hubs, eventually):
     first, second = hubs(2)
     os.kill(first.process.pid, signal.SIGKILL)
-    eventually(lambda: first.process.wait("gathering", seconds=0) is None and first.process._gone, WITHIN)
+    eventually(lambda: first.process.wait("gathering", seconds=0) is None and first.process.gone, WITHIN)
     os.kill(second.process.pid, signal.SIGSTOP)
     for hub in (first, second):
         for _ in range(3000):  # more than a pipe takes

@@ -57,6 +57,16 @@ def test_circles_of_processes_are_said_at_once(start):
     assert job.end() == [0, 0, 0]
 
 
+def test_members_of_two_circles_all_leave(start):
+    """Rank 1 is told of the circle of the ranks 0 and 2, at times before it has found its own with rank 0."""
+    names = ["two_groups_in_two_orders"] * 20
+    job = start("circles.py", 3, *names)
+    for name in names:
+        errors = job.next("error")
+        check(name, [(error["type"], error["culprits"], error["text"]) for error in errors])
+    assert job.end() == [0, 0, 0]
+
+
 def test_what_is_no_circle_of_threads_is_left_alone(start):
     job = start("circles.py", 1, "threads", *circles.NO_CIRCLES)
     for _ in circles.NO_CIRCLES:

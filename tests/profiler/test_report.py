@@ -244,7 +244,7 @@ def test_the_text_fits_a_terminal(tmp_path):
     Console(file=out, width=80).print(render(report(paths)))
     text = out.getvalue()
     assert "\u2026" not in text
-    for word in ("all_reduce", "g0", "waiting", "bus/s", "late rank", "overlap", "cost others", "3 ms"):
+    for word in ("all_reduce", "group0", "waiting", "bus/s", "late rank", "overlap", "cost others", "3 ms"):
         assert word in text
 
 

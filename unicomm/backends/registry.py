@@ -207,8 +207,12 @@ def connect(
     hints: Mapping[str, str] | None = None,
     rank: int | None = None,
     size: int | None = None,
+    meeting: str = "",
 ) -> create.Created:
-    """Does what `new_comm` does, up to the object that the user holds."""
+    """Does what `new_comm` does, up to the object that the user holds.
+
+    `meeting`: the name under which the ranks meet, by default `name`.
+    """
     found = find_backend(backend)
     device = create.check_device(device, found)
     graphs.refuse_capture(device_streams(found, device), "new_comm", str(name))
@@ -237,5 +241,5 @@ def connect(
     _check_usable(found, size, world)
     if by_launcher and store is None and size > 1 and found.capabilities.moves_data:
         store = store_of_job(world, options.timeout, uses_mpi=backend == "mpi")
-    asked = create.Request(found, device, name, store, rank, size, options, world)
+    asked = create.Request(found, device, name, store, rank, size, options, world, meeting=meeting)
     return create.create(asked)

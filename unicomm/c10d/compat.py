@@ -168,8 +168,8 @@ def premul_factor(op: Any) -> Any:
 GROUP_MAKER = c10d._new_process_group_helper
 #: The variables of that function that unicomm reads; no argument of the creator or of `new_comm` has them.
 GROUP_MAKER_VARIABLES = (
-    *("backend", "backend_config", "backend_options", "device_id", "global_ranks_in_group", "group_name"),
-    *("group_rank", "group_size", "pg", "prefix_store", "timeout"),
+    *("backend", "backend_config", "backend_options", "device_id", "global_ranks_in_group", "group_desc"),
+    *("group_name", "group_rank", "group_size", "pg", "prefix_store", "timeout"),
 )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicomm.backends.registry import new_comm
+from unicomm.backends.registry import connect
+from unicomm.comms.communicator import Communicator, communicator_of
 from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.options import Hint, parse_bool, read_hints
 
@@ -49,20 +50,26 @@ def create(options: Any, hints: Mapping[str, str] | None, asked: Mapping[str, An
             f"this machine has no device of {', '.join(k for k, b in wanted.items() if b == NAME)}",
             hint="name the devices: init_process_group('cpu:unicomm,cuda:nccl')",
         )
-    name, store = meeting_place(options.global_ranks_in_group, str(options.group_id), options.store)
+    place = meeting_place(
+        options.global_ranks_in_group, asked.get("group_desc"), str(options.group_id), options.store
+    )
     own = dict(hints or {})
     settings = read_hints({_OPTION.name: own.pop(_OPTION.name, "false")}, [_OPTION], NAME)
     comms = [
-        new_comm(
-            choice.chosen_backend(NAME, kind),
-            _device(kind, asked),
-            name=name,
-            store=PrefixStore(f"unicomm-{kind}", store),
-            timeout=options.timeout,
-            rank=options.group_rank,
-            size=options.group_size,
-            enable_reconfigure=settings[_OPTION.name],
-            hints=own,
+        communicator_of(
+            connect(
+                choice.chosen_backend(NAME, kind),
+                _device(kind, asked),
+                place.name,
+                store=PrefixStore(f"unicomm-{kind}", place.store),
+                timeout=options.timeout,
+                rank=options.group_rank,
+                size=options.group_size,
+                enable_reconfigure=settings[_OPTION.name],
+                hints=own,
+                meeting=place.meeting,
+            ),
+            Communicator,
         )
         for kind in ours
     ]

@@ -23,8 +23,8 @@ from unicomm import _core
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommTimeoutError, InvalidArgumentError, PeerLostError, UnsupportedError
 from unicomm.comms.execution.issued import ANY_RANK
+from unicomm.comms.membership.split import plan_split
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
-from unicomm.flight_recorder.texts import format_ranks
 
 from . import batch_isend_irecv as batches
 from .calls import dispatcher
@@ -40,6 +40,7 @@ from .compat import (
     premul_factor,
     ranks_of_groups,
 )
+from .group_names import members_name
 from .process_group_work import DONE, NO_TIMEOUT, MessageWork, ProcessGroupWork
 
 Tensor = torch.Tensor
@@ -269,11 +270,12 @@ class UnicommProcessGroup(dist.ProcessGroup):
         wanted = None if device_types is None else {torch.device(d).type for d in device_types}
         # torch's name counts the groups that a rank knows, so it differs between ranks once some of them have
         # made a group of their own. All members agree on the ranks of the group.
-        name = f"ranks {format_ranks([self._first.get_ranks()[r] for r in ranks])}"
+        members = [self._first.get_ranks()[r] for r in ranks]
+        name, meeting = group_name(members, group_desc), members_name(members)
         children = []
         for kind, comm in self._comms.items():
             if wanted is None or kind in wanted:
-                child = comm.split(list(ranks), name, timeout=timeout)
+                child = comm._split(plan_split(comm._engine, list(ranks), name, None, timeout, meeting))
                 assert child is not None
                 children.append(child)
         group = UnicommProcessGroup(*children)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .compat import (
@@ -20,6 +21,7 @@ from .compat import (
     new_group_with_tag,
     replace_split_of_new_group,
 )
+from .group_names import DEFAULT, group_name, members_name
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
@@ -27,25 +29,37 @@ if TYPE_CHECKING:
 _here = threading.local()
 
 
-def meeting_place(ranks: Sequence[int], name: str, store: Store) -> tuple[str, Store]:
-    """Returns a name and a store that exactly the members of a group share.
+@dataclass(frozen=True)
+class MeetingPlace:
+    """Where the members of a new group meet.
 
-    `ranks`: the global ranks of the members; empty for the default group. `name`, `store`: torch's.
+    Attributes:
+        name: the name of the group's communicators.
+        meeting, store: a name and a store that exactly the members share.
+    """
+
+    name: str
+    meeting: str
+    store: Store
+
+
+def meeting_place(ranks: Sequence[int], desc: str | None, name: str, store: Store) -> MeetingPlace:
+    """Returns where the members of a new group meet.
+
+    `ranks`: the global ranks of the members; empty for the default group. `desc`, `name`, `store`: torch's.
 
     torch's name for a group counts the groups that a rank knows, and the store it passes has that name as
     prefix. Ranks know different numbers of groups once some of them have made a group of their own; they
     would then wait in different places, as with torch's own backends. All members agree on the ranks of the
     group.
     """
-    from unicomm.flight_recorder.texts import format_ranks
-
     if not ranks:
-        return name, store
+        return MeetingPlace(DEFAULT, name, store)
     for prefix in ("{device}/", "{group}/"):
         if not isinstance(store, PrefixStore):
             raise AssertionError(f"torch put no prefix {prefix} before the keys of {store}")
         store = store.underlying_store
-    return f"ranks {format_ranks(list(ranks))}", PrefixStore("unicomm-groups", store)
+    return MeetingPlace(group_name(ranks, desc), members_name(ranks), PrefixStore("unicomm-groups", store))
 
 
 def install() -> None:

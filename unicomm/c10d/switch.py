@@ -18,9 +18,12 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .choice import NAME
+
+if TYPE_CHECKING:
+    from .subgroups import MeetingPlace
 
 VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -34,6 +37,11 @@ def autoload() -> None:
         register()
     if os.environ.get(VARIABLE, "0").lower() not in ("1", "true", "yes", "on"):
         return
+    if "UNICOMM_LAUNCHER_PID" in os.environ:
+        with contextlib.suppress(Exception):
+            from unicomm.flight_recorder.recording.ending import begin_under_launcher
+
+            begin_under_launcher()
     try:
         reason = install()
     except Exception as error:
@@ -143,6 +151,8 @@ def _new_comm(
     They are taken from the calling function of torch, whatever the environment says. torch also does not ask
     for the group's other devices once it has a communicator for the first one, so they are added here.
     """
+    from dataclasses import replace
+
     from . import plugins, subgroups
     from .compat import PrefixStore, group_maker_variables
 
@@ -153,12 +163,12 @@ def _new_comm(
     if not ours:
         return plugins.Made(plugins.make(backend, store, asked))
     first = device.type if device.type in ours else ours[0]
-    name, place = subgroups.meeting_place(asked["global_ranks_in_group"], name, store)
+    place = subgroups.meeting_place(asked["global_ranks_in_group"], asked.get("group_desc"), name, store)
     made: list[Any] = []
     try:
         for kind in sorted(ours, key=lambda kind: kind != first):
-            there = PrefixStore(f"{kind}/", place)
-            made.append(_create(wanted[kind], kind, name, there, asked, more))
+            there = replace(place, store=PrefixStore(f"{kind}/", place.store))
+            made.append(_create(wanted[kind], kind, there, asked, more))
         others = {
             kind: plugins.make(one, PrefixStore(f"{kind}/", asked["prefix_store"]), asked)
             for kind, one in theirs.items()
@@ -197,10 +207,12 @@ def _serves(kind: str) -> bool:
     return kind in ("cpu", "cuda") and choice.is_present(kind)
 
 
-def _create(backend: str, kind: str, name: str, store: Any, asked: Mapping[str, Any], more: Any) -> Any:
+def _create(backend: str, kind: str, place: MeetingPlace, asked: Mapping[str, Any], more: Any) -> Any:
     import torch
 
-    from unicomm.backends.registry import new_comm
+    from unicomm.backends.registry import connect
+    from unicomm.comms.communicator import Communicator, communicator_of
+    from unicomm.comms.membership.split import plan_split
 
     from . import choice, subgroups
 
@@ -210,11 +222,13 @@ def _create(backend: str, kind: str, name: str, store: Any, asked: Mapping[str, 
         device = choice.device_of(kind, asked.get("device_id"), os.environ, torch.get_device_module(kind))
     ranks, timeout = asked["global_ranks_in_group"], asked["timeout"]
     if ranks and (parent := subgroups.parent_of(kind, chosen)) is not None:
-        comm = parent.split(list(ranks), name, timeout=timeout)
+        plan = plan_split(parent._engine, list(ranks), place.name, None, timeout, place.meeting)
+        comm = parent._split(plan)
         assert comm is not None  # torch asks members only
     else:
-        place = {"rank": asked["group_rank"], "size": asked["group_size"]}
-        comm = new_comm(chosen, device, name=name, store=store, timeout=timeout, **place, **more)
+        more = more | {"rank": asked["group_rank"], "size": asked["group_size"]}
+        more |= {"store": place.store, "timeout": timeout, "meeting": place.meeting}
+        comm = communicator_of(connect(chosen, device, place.name, **more), Communicator)
     choice.bind(comm, asked.get("device_id"))
     if comm.get_rank() == 0:
         _log.log(

@@ -21,7 +21,7 @@ from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.failures import open_communicators
 from unicomm.comms.membership import finalize, reconfigure
 from unicomm.comms.membership.create import Created
-from unicomm.comms.membership.split import plan_split
+from unicomm.comms.membership.split import Split, plan_split
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.reduction import ReduceOp
 
@@ -361,8 +361,9 @@ class Communicator(CommunicatorProperties):
         given. The new communicator stays usable when this one is finalized. An empty `name` becomes
         `<name>_<lowest rank>`.
         """
-        plan = plan_split(self._engine, ranks, name, hints, timeout)
+        return self._split(plan_split(self._engine, ranks, name, hints, timeout))
 
+    def _split(self, plan: Split) -> Communicator | None:
         def connect() -> Communicator | None:
             created = plan.connect()
             return None if created is None else communicator_of(created, type(self))

@@ -4,7 +4,7 @@ A recorded process uses `recording`. All other rooms read: they import neither t
 except formats/pickles.py. Each room imports only the rooms above it in this list, and `recording` is imported
 by no other room:
 
-texts.py    short texts: lists of ranks, durations
+texts.py    short texts: lists of ranks, durations, names of groups
 pages/      the look of HTML pages, also of the profiler's: frame, tables, bars, charts, style
 ring/       the ring file: where rings are stored, how a ring is read and copied
 formats/    torch's dump format: written from rings, read from pickles and JSON; names of operations and types

@@ -1,8 +1,9 @@
-"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations."""
+"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations, names of groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -74,3 +75,34 @@ def span(ns: float) -> str:
 def capital(text: str) -> str:
     """Returns `text` with an upper-case first letter."""
     return text[:1].upper() + text[1:]
+
+
+def tell_apart(groups: Sequence[tuple[str, Sequence[int], str]]) -> list[str]:
+    """Returns a name for each group, given as (name, ranks, backend), which no other group has.
+
+    Groups that share a name get their ranks and, if these are the same, their backend or a number added.
+    """
+    names = [name for name, _, _ in groups]
+    members = [tuple(ranks) for _, ranks, _ in groups]
+    keys: list[tuple[object, ...]] = [(name,) for name in names]
+    for facts, texts in (
+        (members, lambda i: f" ({ranks_text(members[i])})"),
+        ([backend for _, _, backend in groups], lambda i: f" ({groups[i][2]})"),
+    ):
+        several: dict[tuple[object, ...], set[object]] = {}
+        for key, fact in zip(keys, facts, strict=True):
+            several.setdefault(key, set()).add(fact)
+        for i in range(len(names)):
+            if len(several[keys[i]]) > 1:
+                names[i] += texts(i)
+        keys = [(*key, fact) for key, fact in zip(keys, facts, strict=True)]
+    seen: Counter[str] = Counter()
+    taken = set(names)
+    for i, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            while (numbered := f"{name} #{seen[name]}") in taken:
+                seen[name] += 1
+            names[i] = numbered
+            taken.add(numbered)
+    return names

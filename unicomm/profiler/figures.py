@@ -16,6 +16,7 @@ import numpy as np
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.clocks import grouped_median
 from unicomm.flight_recorder.table.table import Column
+from unicomm.flight_recorder.texts import format_ranks
 
 from .alignment import align, remarks
 from .chrome import Progress, Reader, TraceError
@@ -55,10 +56,13 @@ class OperationFigures:
     Attributes:
         op: the operation. "replay" is the whole replay of a graph. "all_reduce (in replays)" counts the
             operations that ran in replays, "all_reduce (captured)" those that were captured.
+        group: the name of the group, which no other group has; description: what the program says of it, ""
+            if it says nothing; members: its ranks in the job as text ("0-3"); ranks: their number.
         timed: whether the operation has times of its own. The times of replayed and captured ones are 0.
-        count: the number of collectives, or of messages sent or received; unfinished: the number of these
-            that did not complete on every rank.
-        bytes: the bytes of one rank, all operations together (the larger side of each).
+        count: the number of collectives, or of the messages that all ranks together sent or received;
+            unfinished: the number of these that did not complete on every rank.
+        bytes: the bytes of one rank, all collectives together (the larger side of each), on average over the
+            ranks; for messages the bytes of all `count` messages.
         time_ns, waiting_ns, transfer_ns: the time that a rank spent, on average over the ranks; a rank waits
             until the last rank has arrived, and transfers after that.
         median_ns: the median time of one operation.
@@ -71,6 +75,8 @@ class OperationFigures:
     """
 
     group: str
+    description: str
+    members: str
     uid: str
     ranks: int
     op: str
@@ -358,14 +364,16 @@ def _operation(
         share, usual = len(mine) / n, int(np.median(joined.late[mine]))
         lost = int(cost[mine].sum())
     return OperationFigures(
-        group=group.description or group.name,
+        group=group.name,
+        description=group.description,
+        members=format_ranks(group.ranks),
         uid=group.uid,
         ranks=len(group.ranks),
         op=op + ("" if found.placed[rows[0]] else _HOW[int(np.sign(found.replay[rows[0]]))]),
         timed=bool(found.placed[rows[0]]),
         count=n if collective else len(rows),
         unfinished=int((~over).sum()),
-        bytes=int(found.bytes[rows].sum() // ranks),
+        bytes=int(found.bytes[rows].sum() // (ranks if collective else 1)),
         time_ns=int(lasted.sum() // ranks),
         waiting_ns=int(joined.waiting[rows].sum() // ranks),
         transfer_ns=int(joined.transfer[rows].sum() // ranks),
@@ -398,7 +406,7 @@ def _delays(found: Operations, joined: Joined, cost: Column) -> list[Delay]:
     return [
         Delay(
             rank=int(found.rank[row]),
-            group=found.groups[found.group[row]].description or found.groups[found.group[row]].name,
+            group=found.groups[found.group[row]].name,
             op=found.ops[found.op[row]],
             seq=int(found.seq[row]),
             late_ns=by_row[row],

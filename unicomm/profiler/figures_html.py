@@ -98,6 +98,13 @@ def _name(one: OperationFigures) -> Html:
     return element("span", one.op, element("small", one.group))
 
 
+def _about(one: OperationFigures) -> str:
+    """Returns what the program says of a group, and its ranks where its name does not tell them."""
+    ranks = f"ranks {one.members}"
+    said = one.description if one.description not in one.group else ""
+    return ", ".join(filter(None, (said, "" if ranks in one.group else ranks)))
+
+
 def _times(found: Report) -> str:
     timed = [o for o in found.operations if o.timed]
     if not timed:
@@ -236,7 +243,7 @@ def _operations(found: Report) -> str:
                 "",
                 [
                     o.op,
-                    o.group,
+                    element("span", o.group, element("small", _about(o))),
                     Cell(count, o.count),
                     Cell(size(o.bytes), o.bytes),
                     *times,
@@ -247,7 +254,10 @@ def _operations(found: Report) -> str:
                 ],
             )
         )
-    told = "Totals of one rank, on average. Skew: from the first arrival to the last."
+    told = (
+        "Totals of one rank, on average; messages and their bytes are those of all ranks."
+        " Skew: from the first arrival to the last."
+    )
     return card(
         "All operations",
         element("p", told + _more(len(found.operations)), class_="note"),

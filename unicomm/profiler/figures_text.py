@@ -55,7 +55,7 @@ def summary(found: Report) -> str:
 def render(found: Report) -> RenderableType:
     # Two tables, because one with all columns would not fit 80 columns of a terminal.
     operations = _grid(
-        "Operations (totals of one rank)",
+        "Operations (totals of one rank; messages and their bytes: of all ranks)",
         *("group", "operation", "count", "bytes", "time", "waiting", "bus/s"),
         left=2,
     )

@@ -140,8 +140,11 @@ class JsonSink:
             if made.end[one] > made.ready[one]:
                 parts += [b",\n" + part + b'"transfer",' + place, ready, b',"dur":', run, b"}"]
         if made.flow[one]:
-            step = f',\n{{"ph":"{"stf"[made.place[one]]}","cat":"collective","name":'.encode()
-            parts += [step + name + b',"id":', integers(made.flow[at]), b"," + place, begin, b',"bp":"e"}']
+            # Viewers join the events of a flow by category, name and id.
+            kind, what = (b"collective", name) if own.collective[row] else (b"message", b'"message"')
+            step = f',\n{{"ph":"{"stf"[made.place[one]]}","cat":"'.encode() + kind + b'","name":' + what
+            there = thousandths(made.flow_at[at] - self._base)
+            parts += [step + b',"id":', integers(made.flow[at]), b"," + place, there, b',"bp":"e"}']
         if made.issue[one]:
             step = b',\n{"ph":"f","cat":"issue","name":"issue","id":'
             parts += [step, integers(made.issue[at]), b"," + place, begin, b',"bp":"e"}']

@@ -201,15 +201,21 @@ class PerfettoSink:
         for name, values in numbers.items():
             content += trace.argument_column(name, values)
         content.append(trace.argument("finished", bool(own.completed[row])))
-        if made.flow[one]:
-            content += flows(_COLLECTIVE + made.flow[at], last=bool(made.place[one] == _LAST))
+        step = (
+            flows(_COLLECTIVE + made.flow[at], last=bool(made.place[one] == _LAST)) if made.flow[one] else []
+        )
+        # A message arrives where its transfer begins, not where the receive began to wait.
+        arrives = bool(made.flow[one] and made.flow_at[one] > made.ready[one] > made.begin[one])
+        content += [] if arrives else step
         if made.issue[one]:
             content += flows(_ISSUE + made.issue[at], last=True)
         parts, over = events(begin, *content), trace.end(track)
         if made.ready[one] > made.begin[one]:
             parts += events(begin, trace.begin(BEGIN, track, "waiting")) + events(ready, over)
             if made.end[one] > made.ready[one]:
-                parts += events(ready, trace.begin(BEGIN, track, "transfer")) + events(end, over)
+                received = times(made.flow_at[at]) if arrives else ready
+                parts += events(received, trace.begin(BEGIN, track, "transfer"), *(step if arrives else []))
+                parts += events(end, over)
         if own.completed[row]:  # a slice without an end is shown as not finished
             parts += events(end, over)
         return records(len(at), *parts)

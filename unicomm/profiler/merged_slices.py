@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats.byte_columns import Part, records
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.table.table import Column
 from unicomm.flight_recorder.table.tracks import side_by_side
+from unicomm.flight_recorder.texts import format_ranks
 
-from .operation_columns import Joined, Operations, alike
+from .operation_columns import GroupOf, Joined, Operations, alike
 from .records import PREFIX
 
 AT_ONCE = 1 << 15  # rows that are turned into bytes together
@@ -25,8 +27,8 @@ class Slices:
     Attributes:
         row: the position among the rank's rows; track: the number of the track.
         begin, ready, end: nanoseconds since 1970, on the aligned clock.
-        flow: the number of its collective's flow, 0 for none; place: 0, 1 or 2 for the first, a middle and
-            the last rank in it.
+        flow: the number of its collective's or message's flow, 0 for none; place: 0, 1 or 2 for the first, a
+            middle and the last rank in it; flow_at: when the flow is there.
         issue: the number of the flow that begins where the operation was issued, 0 for none.
     """
 
@@ -37,6 +39,7 @@ class Slices:
     end: Column
     flow: Column
     place: Column
+    flow_at: Column
     issue: Column
 
 
@@ -49,6 +52,7 @@ class RankRows:
         names: the name of the events of each operation; `names_of` (by row) and `later` (asynchronous, by
             row) are lists, because lists are faster to look into.
         placed: whether the row is shown; see `Operations.placed`.
+        collective, receives: whether it is a collective, or a receive.
     """
 
     def __init__(self, found: Operations, first: int, count: int) -> None:
@@ -61,6 +65,8 @@ class RankRows:
         self.traced, self.thread, self.op = found.traced[part], found.thread[part], found.op[part]
         self.replay, self.captured_seq = found.replay[part], found.captured_seq[part]
         self.placed = found.placed[part]
+        self.collective = found.kind[part] == OpKind.COLLECTIVE
+        self.receives = found.kind[part] == OpKind.RECV
         self.names = [PREFIX + op for op in found.ops]
         self.names_of: list[str] = [self.names[op] for op in self.op.tolist()]
         self.later: list[bool] = found.is_async[part].tolist()
@@ -73,11 +79,17 @@ class RankRows:
             {
                 "comm": found.groups[group].name,
                 "comm_uid": found.groups[group].uid,
+                **_described(found.groups[group]),
                 "dtype": found.dtypes[dtype],
                 "is_async": later,
             }
             for group, dtype, later, _ in numbers
         ]
+
+
+def _described(group: GroupOf) -> dict[str, str]:
+    facts = {"group_description": group.description, "group_ranks": format_ranks(group.ranks)}
+    return {name: text for name, text in facts.items() if text}
 
 
 class Labels:
@@ -105,13 +117,18 @@ class Labels:
 
 
 def flows(found: Operations, joined: Joined) -> tuple[Column, Column, int]:
-    """Returns the number of each row's flow (0: none), its place in the flow, and the number of flows."""
+    """Returns the number of each row's flow (0: none), its place in the flow, and the number of flows.
+
+    The flow of a collective goes through its ranks in the order in which they arrived, that of a message from
+    its send to its receive, which may have begun earlier.
+    """
     n = len(found)
     number, place = np.zeros(n, np.int64), np.zeros(n, np.uint8)
     rows = np.flatnonzero((joined.members > 1) & found.placed)
     if not len(rows):
         return number, place, 0
-    order = rows[np.lexsort((found.rank[rows], joined.begin[rows], found.cell[rows]))]
+    receives = found.kind[rows] == OpKind.RECV
+    order = rows[np.lexsort((found.rank[rows], joined.begin[rows], receives, found.cell[rows]))]
     cells = found.cell[order]
     first = np.ones(len(order), np.bool_)
     first[1:] = cells[1:] != cells[:-1]
@@ -137,7 +154,7 @@ def tracks(found: Operations, joined: Joined, own: RankRows) -> tuple[list[str],
         mine = mine[np.argsort(joined.begin[mine], kind="stable")]
         beside = side_by_side(joined.begin[mine], joined.end[mine])
         track_of[mine - own.first] = beside + len(names)
-        name = f"unicomm: {found.groups[group].description or found.groups[group].name}"
+        name = f"unicomm: {found.groups[group].name}"
         names += [name, *(f"{name} (at the same time, {i})" for i in range(1, int(beside.max()) + 1))]
     return names, track_of
 
@@ -152,9 +169,11 @@ def slices(
     issue = np.zeros(own.count, np.int64)
     issue[list(issues.keys())] = list(issues.values())
     begin, ready, end = joined.begin[part], joined.ready[part], joined.end[part]
+    # Viewers draw a flow in the order of time, so it reaches a receive when it is sent, or just after that.
+    flow_at = np.where(own.receives, np.clip(ready + 1, begin, end), begin)
     for first in range(0, len(order), AT_ONCE):
         rows = order[first : first + AT_ONCE]
-        flow = (number[part][rows], place[part][rows], issue[rows])
+        flow = (number[part][rows], place[part][rows], flow_at[rows], issue[rows])
         yield Slices(rows, track_of[rows], begin[rows], ready[rows], end[rows], *flow)
 
 

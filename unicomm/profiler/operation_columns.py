@@ -19,14 +19,23 @@ from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.table import Column, Table
+from unicomm.flight_recorder.texts import tell_apart
 
 from .chrome import NOTHING, Reader, TraceError
 from .trace_table import KEY, REPLAY, TraceTable, read
 
+_UNDESCRIBED = ("undefined", "default_pg")  # what torch says of groups that the program does not describe
+
 
 @dataclass
 class GroupOf:
-    """A communicator. `ranks` are its members' ranks in the whole job."""
+    """A communicator.
+
+    Attributes:
+        name: what reports call it; no other group of the same `Operations` has it.
+        description: what the program says of it, "" if it says nothing.
+        ranks: its members' ranks in the whole job.
+    """
 
     uid: str
     name: str
@@ -171,6 +180,7 @@ class _Gatherer:
     def group(self, one: GroupOf) -> int:
         index = self.groups.setdefault(one.uid, len(self.groups))
         if index == len(self.found.groups):
+            one.description = "" if one.description in _UNDESCRIBED else one.description
             self.found.groups.append(one)
         elif self.found.groups[index].ranks != one.ranks:
             raise TraceError(
@@ -235,6 +245,9 @@ class _Gatherer:
         for name in self.parts[0] if self.parts else ():
             setattr(found, name, np.concatenate([part[name] for part in self.parts]))
         found.ops, found.dtypes = list(self.ops), list(self.dtypes)
+        names = tell_apart([(g.name, g.ranks, "") for g in found.groups])
+        for group, name in zip(found.groups, names, strict=True):
+            group.name = name
         return found
 
 

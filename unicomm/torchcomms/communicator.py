@@ -16,6 +16,7 @@ from unicomm.c10d.compat import methods, not_traced
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommError
 from unicomm.comms.execution.hooks import RemovableHandle, next_op_id
+from unicomm.comms.membership.split import Split
 from unicomm.comms.operations.arrays import Array
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.operations.reduction import ReduceOp
@@ -246,7 +247,10 @@ class TorchComm(Communicator):
     def split(
         self, ranks: Sequence[int], name: str, hints: Hints = None, timeout: Timeout = None
     ) -> TorchComm | None:
-        child = cast("TorchComm | None", super().split(ranks, name, hints, timeout))
+        return cast("TorchComm | None", super().split(ranks, name, hints, timeout))
+
+    def _split(self, plan: Split) -> Communicator | None:
+        child = cast("TorchComm | None", super()._split(plan))
         if child is not None:
             for follower in self._followers:
                 follower.register_with_comm(child)

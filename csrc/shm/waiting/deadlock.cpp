@@ -57,16 +57,24 @@ void DeadlockDetector::wait_ended() {
     // A child that was forked while another thread waited has the wait table of its parent mapped.
     if (slot_ >= 0 && table_->ref().pid == getpid()) {
         WaitSlot& slot = table_->page().waits[slot_];
-        if (slot.found.load() == number_) slot.left.store(number_);
+        if (in_deadlock_ || slot.found.load() == number_) slot.left.store(number_);
         slot.waiting.withdraw();
         table_->free_slot(slot_);
     }
     slot_ = -1;
     began_ns_ = next_ns_ = found_ns_ = 0;
-    have_before_ = false;
+    have_before_ = in_deadlock_ = false;
     found_ = {};
     members_.clear();
     tables_.clear();
+}
+
+// A wait can be in two cycles. When the members of one have left, this rank is told of their deadlock, often
+// before it has found the other cycle. It leaves as a member of a deadlock all the same: the members of the
+// other cycle would otherwise take it for a rank that goes on, and drop what they have found.
+Fault DeadlockDetector::ended_by(const Fault& fault) {
+    in_deadlock_ = fault.code == FaultCode::kDeadlock;
+    return found_ ? found_ : fault;
 }
 
 void DeadlockDetector::publish(const std::vector<int>& awaited, const WaitKind& kind) {

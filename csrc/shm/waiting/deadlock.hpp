@@ -53,8 +53,10 @@ class DeadlockDetector {
     // each: communicator, tab, file:line.
     bool check(const std::vector<int>& awaited, const WaitKind& kind, Fault& fault);
     void wait_ended();
-    // The cycle of this wait. It is known before it is reported: all members have to find it first.
-    const Fault& found() const { return found_; }
+    // To be called when the wait ends with `fault`, which another rank may have reported. Returns the fault
+    // to raise: the cycle of this wait if it is known, because other members may have left the communicator
+    // since.
+    Fault ended_by(const Fault& fault);
 
     // The recorder of this communicator; null if there is none (any more).
     void recorded_in(const ring::Writer* writer, uint16_t comm);
@@ -115,7 +117,7 @@ class DeadlockDetector {
     int slot_ = -1;
     uint64_t number_ = 0;
     std::vector<int> awaited_;
-    bool have_before_ = false;
+    bool have_before_ = false, in_deadlock_ = false;
     Evidence before_;
     Fault found_;
     std::vector<std::pair<std::shared_ptr<const WaitTable>, std::pair<int, uint64_t>>> members_;

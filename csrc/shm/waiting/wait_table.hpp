@@ -78,7 +78,7 @@ struct alignas(128) WaitSlot {
     Seqlock<Waiting> waiting;     // the version is the number of the wait
     std::atomic<uint64_t> looks;  // how often the thread checked and had to go on waiting
     std::atomic<uint64_t> found;  // the wait that the thread knows to be deadlocked
-    std::atomic<uint64_t> left;   // the wait that it left for that reason
+    std::atomic<uint64_t> left;   // the wait that it left because of a deadlock
     std::atomic<uint64_t> taken;  // whether a thread of this process has the slot
 };
 

@@ -43,7 +43,8 @@ def test_entries(tmp_path):
     write_ring(tmp_path / "a.ucring", 0, 2, 3, unfinished=True)
     trace = dump(tmp_path / "a.ucring")
     assert trace["version"] == "2.10"
-    assert trace["pg_config"] == {"main": {"name": "main", "desc": "shm", "ranks": "[0, 1]"}}
+    group = {"name": "main", "desc": "shm", "ranks": "[0, 1]", "unicomm_uid": "u1"}
+    assert trace["pg_config"] == {"main": group}
     assert trace["pg_status"]["0"]["last_completed_collective"] == 2
     assert [e["state"] for e in trace["entries"]] == ["completed", "completed", "started"]
     entry = trace["entries"][0]
@@ -176,7 +177,7 @@ def test_table_tells_ranks_apart_that_called_different_things(tmp_path):
 def test_raw_and_json(tmp_path):
     recorder = write_ring(tmp_path / "0.ucring", 0, 1, 4)
     rings, findings = read_folder(tmp_path)
-    assert text_of(show.render_raw(rings, 3)).count("all_reduce") == 3
+    assert text_of(show.render_raw(rings, show.Selection(last=3))).count("all_reduce") == 3
     data = json.loads(json.dumps(show.as_data(rings, findings)))
     assert len(data["processes"][0]["trace"]["entries"]) == 4
     del recorder

@@ -171,7 +171,7 @@ def test_messages(tmp_path, sent):
         rings[3].begin(comms[3], SEND, 2, 1, ONE, [], peer=0, flags=2)  # another message
     [job] = live.look(tmp_path).jobs
     assert ranks_of(job)[1].waits_for == ([] if sent else [3])
-    assert ranks_of(job)[1].operation.arguments == "float32[2x3] from 1"
+    assert ranks_of(job)[1].operation.arguments == "float32[2x3] from 3"  # its rank in the job
 
 
 def test_members_without_a_ring(tmp_path):

@@ -11,7 +11,7 @@ from benchmarks import profile_merge
 from tests.browser import CHROMIUM, WHY_NOT, Browser
 from tests.flight_recorder.reports.test_html import EVIL, cycle, missing_rank, table_of
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.analysis.verdict import Cause, Verdict
 from unicomm.flight_recorder.corpus import KINDS
 from unicomm.flight_recorder.pages.elements import element
 from unicomm.flight_recorder.pages.page import page as empty_page
@@ -58,7 +58,10 @@ def write_traces(folder):
     write("killed-outside", analyze(table, stuck_after=0), table)
     table = missing_rank(4, guilty=1, name=EVIL * 3)
     found = analyze(table, stuck_after=0)
-    found.main.call_path = [f"/very/long/folder/of/a/program{i}.py:{i} function_{'x' * 80}" for i in range(4)]
+    calls = [f"/very/long/folder/of/a/program{i}.py:{i} function_{'x' * 80}" for i in range(4)]
+    found.main.cause = Cause(
+        "ValueError", EVIL * 4, "/very/long/folder/program0.py", 5, "x" * 80, 1, "", calls
+    )
     write("long-names", found, table)
     table = table_of(cycle, 2)
     write("two-ranks", analyze(table, stuck_after=0), table)
@@ -323,7 +326,7 @@ def test_without_scripts_all_but_the_timeline_is_there(show, browser, reports, n
 def test_the_call_path_is_folded_under_the_place(show, name):
     browser = show(name)
     place = "document.querySelector('.verdict details.path')"
-    assert "program0.py:0" in browser.run(f"{place}.querySelector('summary').textContent")
+    assert "program0.py:5" in browser.run(f"{place}.querySelector('summary').textContent")
     assert not browser.run(f"{place}.querySelector('ol').checkVisibility()")
     browser.run(f"{place}.querySelector('summary').click()")
     assert browser.run(f"[...{place}.querySelectorAll('li')].map(one => one.checkVisibility())") == [True] * 4

@@ -11,7 +11,7 @@ import torch
 from tests.flight_recorder.rings import ALL_REDUCE, META, RECV, SEND
 from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
+from unicomm.flight_recorder.analysis.verdict import Cause, Edge, Finding, Verdict
 from unicomm.flight_recorder.corpus.fault_kinds import Case, job_of, training
 from unicomm.flight_recorder.reports import report_html as html
 from unicomm.flight_recorder.reports import timeline, timeline_data
@@ -302,6 +302,11 @@ def test_64_ranks_take_less_than_500_kilobytes():
 def test_a_cause_and_a_call_path_are_shown_and_escaped():
     table = missing_rank(4, guilty=1)
     report = analyze(table, stuck_after=0)
-    report.main.call_path = ["train.py:18 step", "train.py:40 main", EVIL]
-    text = Elements(html.page(report, table)).text
-    assert all(call in text for call in report.main.call_path)
+    path = ["train.py:18 step", "train.py:40 main", EVIL]
+    report.main.cause = Cause("ValueError", f"bad {EVIL}", "train.py", 18, "step", None, "SIGABRT", path)
+    elements = Elements(html.page(report, table))
+    assert f"ValueError: bad {EVIL}" in elements.text
+    assert "SIGABRT" in elements.text
+    assert "exit code" not in elements.text
+    assert all(call in elements.text for call in path)
+    assert not [tag for tag, _ in elements.found if tag == "img"]

@@ -186,7 +186,7 @@ def test_ranks_as_threads_of_one_process(fresh_recorder):
         ("rcclx:reduce_scatter_v", ("rcclx", "reduce_scatter_v", -1, -1)),
         ("nccl:send 0->12", ("nccl", "send", 0, 12)),
         ("hccl:recv 3<-1", ("hccl", "recv", 3, 1)),
-        ("ALLGATHER_coalesced", ("", "all_gather", -1, -1)),
+        ("ALLGATHER_coalesced", ("", "all_gather_v", -1, -1)),
         ("", ("", "", -1, -1)),
     ],
 )

@@ -51,6 +51,7 @@ def recorder_of(world: Environment) -> Any:
         "ops": {str(code): row.name for code, row in BY_CODE.items()},
         "dtypes": {str(code): name for code, name in NAMES.items()},
         "reductions": {"0": "", **{str(int(red)): red.name for red in RedOpType}},
+        "local": [world.local_rank, world.local_size],
     }
     alone = world.size == 1 and world.source == "single process"
     return writer.get_recorder(names, -1 if alone else world.rank, world.size)

@@ -22,7 +22,10 @@ from .create import Created, Request, create
 
 @dataclass(frozen=True)
 class Split:
-    """A checked call of `Communicator.split`; `connect` carries it out. `engine`, `member`: of the parent."""
+    """A checked call of `Communicator.split`; `connect` carries it out.
+
+    `engine`, `member`: of the parent. `meeting`: the name under which the ranks meet, by default `name`.
+    """
 
     engine: Engine
     member: Member
@@ -30,6 +33,7 @@ class Split:
     name: str
     options: CommOptions
     args: OpArgs
+    meeting: str = ""
 
     def connect(self) -> Created | None:
         """Connects the child. None on a rank that is not a member of it."""
@@ -56,6 +60,7 @@ class Split:
             check_peers=self._check_peers,
             parent=member.backend,
             color=min(self.ranks),
+            meeting=self.meeting,
         )
         with engine.located("split"):
             try:
@@ -92,7 +97,12 @@ class Split:
 
 
 def plan_split(
-    engine: Engine, ranks: Sequence[int], name: str, hints: Mapping[str, str] | None, timeout: Any
+    engine: Engine,
+    ranks: Sequence[int],
+    name: str,
+    hints: Mapping[str, str] | None,
+    timeout: Any,
+    meeting: str = "",
 ) -> Split:
     """Checks the arguments of `Communicator.split`."""
     engine.check_open("split")
@@ -122,4 +132,4 @@ def plan_split(
         )
         read_hints(options.hints, member.asked_for.capabilities.hints, member.asked_for.name)
     args = OpArgs("split", next_op_id(), ranks=chosen, child=name, timeout=options.timeout, hints=hints)
-    return Split(engine, member, chosen, name, options, args)
+    return Split(engine, member, chosen, name, options, args, meeting)

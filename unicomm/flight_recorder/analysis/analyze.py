@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+
 from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.collectives import CollectiveIndex
@@ -15,6 +17,7 @@ from . import stragglers
 from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
+from .own_faults import add_places, own_faults, without_absences
 from .size_mismatches import SizeMismatches
 from .verdict import Finding, Report, Verdict
 from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
@@ -33,11 +36,12 @@ _WEIGHT = {
     Verdict.NEVER_JOINED: 74,
     Verdict.BLOCKED_OUTSIDE: 74,
     Verdict.NEVER_FINISHED: 50,
+    Verdict.NOT_READ: 40,
     Verdict.SLOW: 30,
     Verdict.WRAPPED: 10,
 }
 _OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
-_STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
+_OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 97, 95, 60
 
 
 def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
@@ -73,11 +77,24 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     explained = _explained(waits, mismatches)
     findings = BlockingRanks(table, waits, state, explained, slow, stuck_ns).findings()
     findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
+    _doubt_the_dead(table, findings)
     findings = [*_with_victims(waits, mismatches), *_not_explained(findings, mismatches), *_membership(table)]
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
+    own = own_faults(table)
+    findings = [*own, *without_absences(findings, own)]
+    add_places(table, findings)
     weight = {id(j.finding): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in mismatches}
-    findings.sort(key=lambda f: (-weight.get(id(f), _WEIGHT.get(f.verdict, 0)), -len(f.victims), f.since_ns))
+    weight |= {id(f): _OWN_FAULT for f in own}
+    first = {id(f): at for at, f in enumerate(own)}  # own faults in the order of their times
+    findings.sort(
+        key=lambda f: (
+            -weight.get(id(f), _WEIGHT.get(f.verdict, 0)),
+            first.get(id(f), 0),
+            -len(f.victims),
+            f.since_ns,
+        )
+    )
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],
@@ -86,6 +103,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         ranks=len(table.ranks),
         present=len(table.source_of),
         missing=missing,
+        not_read=sorted(table.not_read),
         entries=len(table),
         groups=len(table.groups),
         clock_offsets_ns={r: int(offsets[r]) for r in table.source_of if offsets[r] == offsets[r]},
@@ -93,7 +111,23 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     )
     if missing:
         report.remarks.append(InputRemark("", f"no file of {ranks_text(missing)}"))
+    if report.not_read:
+        what = "nothing of them or of their hosts was read, so they are unknown, not dead"
+        report.remarks.append(InputRemark("", f"not-read: {ranks_text(report.not_read)}: {what}"))
     return report
+
+
+def _doubt_the_dead(table: Table, findings: list[Finding]) -> None:
+    """Lowers the confidence in dead ranks if other hosts were not read.
+
+    A launcher ends the ranks of its host when a rank of another host has failed.
+    """
+    for one in findings:
+        if one.verdict is Verdict.PROCESS_DEAD and table.not_read:
+            one.confidence = min(one.confidence, 0.6)
+            who = ranks_text(sorted(table.not_read))
+            one.evidence.append(f"{who} were not read: if one of them failed first, this is a consequence")
+            one.next_steps.append(f"read the hosts of {who}, too")
 
 
 def _explained(waits: WaitGraph, mismatches: list[Mismatch]) -> list[WaitNode]:
@@ -178,7 +212,7 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> F
         Verdict.SLOW,
         ranks,
         [int(r) for r in (late.count > 0).nonzero()[0] if int(r) not in slow],
-        confidence=0.9,
+        confidence=late.confidence(np.asarray(ranks)),
         sentence=("" if besides else "Nothing is stuck, but ")
         + f"{capital(who) if besides else who} {verb} repeatedly late to collectives,"
         f" typically by {span(slow[worst])}; the others spend {min(share, 1.0):.0%} of the time waiting.",
@@ -186,6 +220,10 @@ def _slow(slow: dict[int, float], late: stragglers.Lateness, besides: bool) -> F
             f"rank {r}: last in {late.last[r]:.0%} of {int(late.count[r])} collectives,"
             f" {span(slow[r])} after the typical rank, {span(late.gap_ns[r])} between operations"
             for r in sorted(slow, key=lambda r: -slow[r])[:5]
+        ]
+        + [
+            f"lateness counts from {span(late.least_ns)} here: arrivals differ by {span(late.spread_ns)}"
+            f" otherwise, and an operation begins every {span(late.step_ns)}"
         ],
         next_steps=[f"profile {who}: data loading, garbage collection, a slow or throttled device"],
     )

@@ -94,7 +94,10 @@ class BlockingRanks:
                 continue
             node = component[0]
             if len(node) == 1 and not self.waits.edges.get(node) and node not in self.explained:
-                ends.append(node[0])
+                rank = node[0]
+                if rank in self.waits.queueing and self.waits.paired.get(rank):
+                    continue  # what holds up its queue is a message that does not finish, see _unfinished
+                ends.append(rank)
         out += self._ends(ends)
         out += self._gone_alone(out)
         blamed = {r for one in out for r in (*one.culprits, *one.victims)}
@@ -116,7 +119,9 @@ class BlockingRanks:
         out = []
         for (kind, main), ranks in together.items():
             ranks.sort()
-            if kind is Verdict.UNMATCHED_P2P:
+            if kind is Verdict.NOT_READ:
+                out.append(self._not_read(ranks, [self.waits.stuck[main]] if len(main) == 2 else []))
+            elif kind is Verdict.UNMATCHED_P2P:
                 out.append(self._unmatched(ranks[0]))
             elif len(main) == 1:
                 out.append(self._absent_from_message(kind, ranks))
@@ -139,6 +144,8 @@ class BlockingRanks:
             return Verdict.PROCESS_STOPPED
         rows = [row for s in stuck for row in s.waiting.values()]
         rows += [row for r in senders for row in self.waits.lonely.get(r, ())]
+        if rank in self.table.not_read:
+            return Verdict.NOT_READ
         if source is None:
             lost = any(self.table.error[row] == PEER_LOST for row in rows)
             if lost:
@@ -210,6 +217,36 @@ class BlockingRanks:
             evidence=evidence,
             edges=self.evidence.edges(nodes),
             next_steps=_steps(kind, who, places[0] if places else "", place(table, row), sources),
+        )
+
+    def _not_read(self, ranks: list[int], stuck: list[StuckCollective]) -> Finding:
+        """Returns the finding about ranks for which others wait and of which nothing is known."""
+        table = self.table
+        nodes: list[WaitNode] = [(r,) for r in ranks]
+        rows = [row for one in stuck for row in one.waiting.values()]
+        for rank in (n[0] for node in nodes for n in self.waits.reverse.get(node, ()) if len(n) == 1):
+            rows += [row for row in self.waits.lonely.get(rank, ()) if int(table.peer[row]) in ranks]
+        row = min(rows, key=lambda r: int(table.created_ns[r]))
+        who, waiting = ranks_text(ranks), sorted({int(table.rank[r]) for r in rows})
+        plural = len(ranks) > 1
+        said = f"{capital(who)} {'were' if plural else 'was'} not read. {capital(ranks_text(waiting))}"
+        said += f" wait{'' if len(waiting) > 1 else 's'} for {'them' if plural else 'it'} in"
+        said += f" {op_text(table, row)}{at_place(table, row)}, and what {who} did is unknown."
+        evidence = [f"no ring or dump of {who}, or of any rank on the same host, was given"]
+        lost = sorted({int(table.rank[r]) for r in rows if table.error[r] == PEER_LOST})
+        if lost:
+            one = " to at least one of them" if plural else ""
+            evidence.append(f"{ranks_text(lost)}: the connection{one} was lost")
+        return Finding(
+            Verdict.NOT_READ,
+            [],
+            self.waits.victims(nodes, ranks),
+            **_operation(table, row),
+            confidence=0.3,
+            sentence=said,
+            evidence=evidence,
+            edges=self.evidence.edges(nodes),
+            next_steps=_steps(Verdict.NOT_READ, who, "", "", []),
         )
 
     def _absent_from_message(self, kind: Verdict, ranks: list[int]) -> Finding:
@@ -405,10 +442,13 @@ def _operation(table: Table, row: int | None) -> dict[str, Any]:
 def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source | None]) -> list[str]:
     """Returns the next steps of a finding."""
     known = [s for s in sources if s]
-    pid = next((s.pid for s in known if s.pid), 0)
+    # A ring tells whether its process still runs; advice must not name one that is gone.
+    pid = next((s.pid for s in known if s.pid and (s.runs_here or s.format != "ring")), 0)
     host = next((s.host for s in known if s.host), "")
     on = f" on {host}" if host else ""
     after = f"read the code from {last} to {there}" if last and there else f"look at what {who} did last"
+    if last and last == there:
+        after = f"read the code that runs between two calls of {there}"
     match kind:
         case Verdict.PROCESS_DEAD:
             return [
@@ -416,7 +456,9 @@ def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source 
                 "dmesg shows the out-of-memory killer; the launcher shows the exit code or signal",
             ]
         case Verdict.PROCESS_STOPPED:
-            return [f"kill -CONT {pid}{on} lets it go on" if pid else f"send SIGCONT to {who}{on}"]
+            if pid:
+                return [f"kill -CONT {pid}{on} lets it go on"]
+            return [f"find out what stopped {who}{on}: a debugger, job control or the scheduler"]
         case Verdict.BLOCKED_OUTSIDE:
             dump = [f"py-spy dump --pid {pid}{on} shows where it is"] if pid else []
             return [*dump, f"{after}: loading, checkpointing or a lock"]
@@ -424,6 +466,11 @@ def _steps(kind: Verdict, who: str, last: str, there: str, sources: list[Source 
             return [f"profile {who}{on}: loading, garbage collection, a slow device", after]
         case Verdict.WRAPPED:
             return ["record more (UNICOMM_TRACE_RECORDS, TORCH_FR_BUFFER_SIZE) and run again"]
+        case Verdict.NOT_READ:
+            return [
+                f"read the rings or dumps of {who}, too: give all hosts' folders to one analysis",
+                "with the hub, `unicomm run` gathers them on one host",
+            ]
         case _ if not known:
             return [f"find the dump or the log of {who}: without it the finding stays uncertain"]
         case _:

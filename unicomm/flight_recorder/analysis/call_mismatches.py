@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -24,15 +25,18 @@ _OF_PART = {
     "dtype": Verdict.DTYPE_MISMATCH,
     "red": Verdict.REDUCTION_MISMATCH,
     "numel": Verdict.SIZE_MISMATCH,
+    "split": Verdict.SPLIT_MISMATCH,
 }
 _WORD = {
     Verdict.ROOT_MISMATCH: "root",
     Verdict.DTYPE_MISMATCH: "element type",
     Verdict.REDUCTION_MISMATCH: "reduction",
     Verdict.SIZE_MISMATCH: "size",
+    Verdict.SPLIT_MISMATCH: "the sizes of the parts",
 }
 _WINDOW = 8  # the number of operations within which a swapped order is searched
 _MOST_SIBLINGS = 32
+_SHOWN_PARTS = 8
 _FOREVER = 1 << 62
 CLEAR, BY_HISTORY, UNDECIDED = 0.97, 0.75, 0.5
 
@@ -132,7 +136,7 @@ class CallMismatches:
 
     def _loose(self, call: int) -> tuple[int, ...]:
         a = self.signatures
-        return int(a.op[call]), int(a.dtype[call]), int(a.numel[call]), int(a.red[call])
+        return int(a.op[call]), int(a.dtype[call]), int(a.numel[call]), int(a.red[call]), int(a.split[call])
 
     def _sibling_votes(self, group: int, seq: int, sides: dict[int, Column]) -> Counter[int]:
         """Counts the votes of groups of the same kind (name without digits, description, size)."""
@@ -204,9 +208,10 @@ class CallMismatches:
             culprits = sorted({*culprits, *majority})
         a, b = int(right[0]), int(wrong[0])
         who, others = ranks_text(table.rank[wrong]), ranks_text(table.rank[right])
+        what = self._parts if kind is Verdict.SPLIT_MISMATCH else table.describe
         said = (
-            f"{capital(who)} called {table.describe(b)}{at_place(table, b)}"
-            f" where {others} called {table.describe(a)}{at_place(table, a)} (#{seq} of '{name}')."
+            f"{capital(who)} called {what(b)}{at_place(table, b)}"
+            f" where {others} called {what(a)}{at_place(table, a)} (#{seq} of '{name}')."
         )
         if kind is Verdict.ORDER_SWAP:
             said = f"{capital(who)} issued operations of '{name}' in another order from #{seq} on. " + said
@@ -223,11 +228,11 @@ class CallMismatches:
             operation=table.op_name(a),
             confidence=confidence,
             sentence=said,
-            evidence=self._evidence(right, wrong, confidence, note),
+            evidence=self._evidence(what(a), right, wrong, confidence, note),
             sides=[
                 Side(
                     sorted(int(r) for r in table.rank[rows]),
-                    table.describe(int(rows[0])),
+                    what(int(rows[0])),
                     place(table, int(rows[0])),
                 )
                 for rows in (right, *wrong_sides)
@@ -238,9 +243,18 @@ class CallMismatches:
         unfinished = bool((table.state[np.concatenate([right, wrong])] != State.COMPLETED).any())
         return Mismatch(finding, group, seq, derails or unfinished, until)
 
-    def _evidence(self, right: Column, wrong: Column, confidence: float, note: str) -> list[str]:
+    def _parts(self, row: int) -> str:
+        """Returns an uneven gather or scatter with the sizes of its parts: "all_gather_v of parts 5, 6"."""
         table = self.table
-        lines = [f"{len(right)} of {len(right) + len(wrong)} ranks agree: {table.describe(int(right[0]))}"]
+        side = "out_shape" if table.op_name(row) == "all_gather_v" else "in_shape"
+        shapes = table.shapes[int(getattr(table.calls, side)[table.call[row]])]
+        sizes = [math.prod(shape) for shape in shapes]
+        more = f", ... ({len(sizes)} parts)" if len(sizes) > _SHOWN_PARTS else ""
+        return f"{table.op_name(row)} of parts {', '.join(map(str, sizes[:_SHOWN_PARTS]))}{more}"
+
+    def _evidence(self, agreed: str, right: Column, wrong: Column, confidence: float, note: str) -> list[str]:
+        table = self.table
+        lines = [f"{len(right)} of {len(right) + len(wrong)} ranks agree: {agreed}"]
         if confidence == BY_HISTORY:
             lines = ["no majority: earlier calls of these ranks and of similar groups decide who is wrong"]
         elif confidence == UNDECIDED:
@@ -296,5 +310,6 @@ def _next_steps(kind: Verdict, wrong: str, right: str, who: str) -> list[str]:
         Verdict.DTYPE_MISMATCH: "print the dtype on all ranks before the call: autocast on some is common",
         Verdict.ROOT_MISMATCH: "all ranks must name the same root; in subgroups mind global and group ranks",
         Verdict.REDUCTION_MISMATCH: "all ranks must pass the same reduction",
+        Verdict.SPLIT_MISMATCH: "all ranks must name the same sizes of the parts: exchange the sizes first",
     }
     return [look + beside, steps[kind]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -132,7 +133,12 @@ def _sides(a: Table, b: Table) -> tuple[_Side, _Side]:
     with_reduction = all(len(t.reductions) > 1 for t in (a, b))
     numbers = []
     for table in (a, b):
-        group_numbers = [groups((g.name, tuple(g.ranks.tolist()))) for g in table.groups]
+        several: Counter[tuple[Any, ...]] = Counter()
+        group_numbers = []
+        for g in table.groups:
+            alike = (g.recorded, tuple(g.ranks.tolist()))
+            several[alike] += 1
+            group_numbers.append(groups((*alike, several[alike])))
         signatures = [_signature(table, i, with_root, with_reduction) for i in range(len(table.calls))]
         rows = np.flatnonzero(
             (table.calls.kind[table.call] != OpKind.OTHER) & (table.group >= 0) & (table.seq >= 0)
@@ -248,7 +254,7 @@ def _times(table: Table) -> Iterator[tuple[tuple[str, str], int, float, float]]:
     joined: dict[tuple[str, str], list[Column]] = {}
     for k, part in zip(keys.tolist(), np.split(took, begins[1:]), strict=True):
         call, group = divmod(k, max(len(table.groups), 1))
-        name = (table.describe_call(call), table.groups[group].name)
+        name = (table.describe_call(call), table.groups[group].recorded)
         joined.setdefault(name, []).append(part)
     for name, parts in joined.items():
         every = np.concatenate(parts)

@@ -67,6 +67,19 @@ class Evidence:
                 errors[ERRORS[int(self.table.error[row])]].append(rank)
         return [f"{ranks_text(r)}: the operation failed with '{e}'" for e, r in errors.items()]
 
+    def inside(self, stuck: StuckCollective) -> list[str]:
+        """Says which ranks are in the collective, and behind what the others have queued it."""
+        row = next(iter(stuck.waiting.values()))
+        what = op_text(self.table, row)
+        inside = [r for r in stuck.waiting if r not in stuck.queued]
+        lines = [f"{ranks_text(inside)}: in {what}"] if inside else []
+        behind: dict[str, list[int]] = defaultdict(list)
+        for rank, other in stuck.queued.items():
+            behind[op_text(self.table, other)].append(rank)
+        return lines + [
+            f"{ranks_text(r)}: issued {what}, which waits there behind {b}" for b, r in behind.items()
+        ]
+
     def unknown(self, stuck: StuckCollective) -> list[str]:
         """Says of which members nothing is known."""
         if not stuck.unknown or len(stuck.unknown) == self.table.groups[stuck.group].size:
@@ -92,7 +105,7 @@ class Evidence:
 
     def edge_of_stuck(self, stuck: StuckCollective, rank: int | None = None) -> Edge:
         table = self.table
-        absent = sorted({*stuck.missing, *stuck.gone}) or sorted(stuck.unknown)
+        absent = sorted({*stuck.missing, *stuck.gone, *stuck.queued}) or sorted(stuck.unknown)
         who = min(sorted(stuck.waiting), key=lambda r: r in absent) if rank is None else rank
         row = stuck.waiting[who]
         group = table.groups[stuck.group].name
@@ -106,6 +119,14 @@ class Evidence:
                 what = table.describe(row)
                 return Edge(rank, [peer], group, what, int(table.seq[row]), place(table, row), True)
         return None
+
+    def follows_as_before(self, row: int) -> bool:
+        """Returns whether the rank has made this call after the same call earlier."""
+        begin = self.table.source_of[int(self.table.rank[row])].begin
+        calls = self.table.call[begin : row + 1]
+        if len(calls) < 2:
+            return False
+        return bool(((calls[1:-1] == calls[-1]) & (calls[:-2] == calls[-2])).any())
 
     def has_come_before(self, edge: Edge) -> bool:
         """Returns whether a message like this one was exchanged before."""

@@ -6,6 +6,7 @@ the first few collectives with a difference are examined closely.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ _NO_REFERENCE = -1
 _BY_INPUT = ("all_reduce", "reduce", "all_gather", "all_gather_single", "gather", "gather_single")
 _BY_OUTPUT = ("reduce_scatter", "reduce_scatter_single", "scatter")
 _OWN_SIZE = ("all_gather_v", "reduce_scatter_v", "all_to_all_v_single", "all_to_all")
+# In a coalesced collective of several operations, those whose inputs have one size on all ranks.
+_EVEN = frozenset({"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_single"})
+_EVEN |= {"reduce_scatter", "reduce_scatter_single"}
 EXCHANGES = ("all_to_all", "all_to_all_single", "all_to_all_v_single")
 
 
@@ -30,7 +34,8 @@ class CallSignatures:
 
     Attributes:
         ids: a number for each signature, so equal for calls that agree.
-        op, root, red, dtype, numel: the parts of the signatures; -1 if the operation ignores the part.
+        op, root, red, dtype, numel, split: the parts of the signatures; -1 if the operation ignores the part.
+            `split` numbers the sizes of the parts of an uneven gather or scatter, which all ranks must name.
     """
 
     ids: Column
@@ -39,10 +44,11 @@ class CallSignatures:
     red: Column
     dtype: Column
     numel: Column
+    split: Column
 
     def difference(self, a: int, b: int) -> str:
-        """Returns the first part in which two calls differ: op, root, dtype, red or numel; else ""."""
-        for part in ("op", "root", "dtype", "red", "numel"):
+        """Returns the first part in which two calls differ: op, root, dtype, red, numel or split; else ""."""
+        for part in ("op", "root", "dtype", "red", "numel", "split"):
             column = getattr(self, part)
             if column[a] != column[b]:
                 return part
@@ -67,14 +73,37 @@ def call_signatures(table: Table) -> CallSignatures:
     even = has("all_to_all_single")
     if even.any() and (calls.in_numel[even] == calls.out_numel[even]).all():
         numel[even] = calls.in_numel[even]
+    mixed = np.asarray(["+" in op and _EVEN.issuperset(op.split("+")) for op in table.ops])[calls.op]
+    numel[mixed] = calls.in_numel[mixed]
     known = by_input | by_output | both | has(*_OWN_SIZE) | even
     dtype[by_output] = calls.out_dtype[by_output]
     dtype[~known] = -1
     red = np.where(has("all_reduce", "reduce", *(o for o in table.ops if "scatter" in o)), calls.red, -1)
     red = np.where(has("scatter"), -1, red)
-    parts = np.stack([calls.op, calls.root, red, dtype, numel], axis=1)
+    root = calls.root
+    # Dumps tell neither reductions nor roots: beside rings, these are not compared.
+    if (red == 0).any() and (red > 0).any():
+        red[:] = -1
+    rooted = has("broadcast", "reduce", "gather", "scatter")
+    if (root[rooted] < 0).any() and (root[rooted] >= 0).any():
+        root = np.full_like(root, -1)
+    split = _splits(table, has("all_gather_v"), calls.out_shape)
+    split = np.where(has("reduce_scatter_v"), _splits(table, has("reduce_scatter_v"), calls.in_shape), split)
+    parts = np.stack([calls.op, root, red, dtype, numel, split], axis=1)
     _, ids = np.unique(parts, axis=0, return_inverse=True)
-    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, calls.root, red, dtype, numel)
+    return CallSignatures(ids.reshape(-1).astype(np.int32), calls.op, root, red, dtype, numel, split)
+
+
+def _splits(table: Table, wanted: Column, shape: Column) -> Column:
+    """Returns a number for the sizes of the several tensors of each wanted call; -1 for a single tensor."""
+    out = np.full(len(shape), -1, np.int64)
+    known: dict[tuple[int, ...], int] = {}
+    for call in np.flatnonzero(wanted).tolist():
+        shapes = table.shapes[int(shape[call])]
+        if len(shapes) > 1:
+            sizes = tuple(math.prod(one) for one in shapes)
+            out[call] = known.setdefault(sizes, len(known))
+    return out
 
 
 def divergences(table: Table, signatures: CallSignatures, cells: CollectiveIndex) -> list[CollectiveRows]:
@@ -115,7 +144,8 @@ def uneven_exchanges(table: Table, cells: CollectiveIndex) -> list[CollectiveRow
     out_low += np.iinfo(np.int64).max
     for rows, cell in cells.chunks():
         call = table.call[rows]
-        mine = ops[call] | gathers[call]
+        # An entry without sizes, as of a call whose parts torch did not record, says nothing about them.
+        mine = (ops[call] | gathers[call]) & ((table.calls.in_shape | table.calls.out_shape)[call] > 0)
         call, at = call[mine], cell[mine]
         if not len(call):
             continue

@@ -14,6 +14,11 @@ from .verdict import Straggler
 _SHOWN = 5
 _MEANS = ("late_ns", "last", "waiting_ns", "transfer_ns", "gap_ns")  # fields of Lateness and of Straggler
 _ENOUGH = 8  # the least number of collectives for calling a rank slow
+# Arrivals of ranks of equal speed differ by up to this much: scheduling, interrupts, other processes. A rank
+# that is late by less is nobody's fault, however regular the job is otherwise.
+LEAST_LATE_NS = 200_000.0
+_OF_SPREAD, _OF_STEP = 6.0, 0.1  # the least lateness beside it, relative to the job's own figures
+_SURELY = 4.0  # times the least lateness: more makes the finding no surer
 
 
 @dataclass
@@ -43,11 +48,26 @@ class Lateness:
     step_ns: float
     span_ns: float
 
+    @property
+    def least_ns(self) -> float:
+        """The lateness from which a rank counts as slow: an absolute least, and two relative ones."""
+        return max(_OF_SPREAD * self.spread_ns, _OF_STEP * self.step_ns, LEAST_LATE_NS)
+
     def slow(self) -> list[int]:
         """Returns the ranks that are repeatedly late, by much more than the spread of arrivals."""
-        least = max(6 * self.spread_ns, 0.1 * self.step_ns, 50_000.0)
-        found = (self.count >= _ENOUGH) & (self.late_ns > least)
+        found = (self.count >= _ENOUGH) & (self.late_ns > self.least_ns)
         return [int(r) for r in np.flatnonzero(found)]
+
+    def confidence(self, ranks: Column) -> float:
+        """Returns how sure it is that the ranks are late, 0.5 ... 0.95.
+
+        It grows with the lateness beyond the least, and with the number of collectives that show it.
+        """
+        count = self.count[ranks].sum()
+        typical = float((self.late_ns[ranks] * self.count[ranks]).sum() / max(count, 1))
+        clear = np.clip((typical / self.least_ns - 1) / (_SURELY - 1), 0, 1)
+        often = min(1.0, float(count) / max(len(ranks), 1) / (4 * _ENOUGH))
+        return 0.5 + 0.45 * float(np.sqrt(clear * often))
 
 
 def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Lateness | None:
@@ -99,7 +119,7 @@ def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Laten
 
 
 def scores(table: Table, found: Lateness, rows: Column, cell: Column) -> list[Straggler]:
-    """Returns the latest ranks, hosts and groups, for the report."""
+    """Returns the latest ranks, hosts and groups, for the report: none that is late by less than counts."""
     if not found.lost_ns.any():
         return []
     span = max(found.span_ns, 1.0)
@@ -107,8 +127,10 @@ def scores(table: Table, found: Lateness, rows: Column, cell: Column) -> list[St
     out = [
         _one(f"rank {rank}", "rank", found, np.asarray([rank]), span, rank)
         for rank in latest
-        if found.count[rank] and found.late_ns[rank] > 0
+        if found.count[rank] and found.late_ns[rank] > LEAST_LATE_NS
     ]
+    if not out:
+        return []
     hosts: dict[str, list[int]] = {}
     for source in table.sources:
         if source.host and source.rank < len(found.count) and found.count[source.rank]:
@@ -142,4 +164,5 @@ def _one(who: str, kind: str, found: Lateness, ranks: Column, span: float, rank:
         **{name: mean(getattr(found, name)) for name in _MEANS},
         collectives=count if rank >= 0 else count // max(len(ranks), 1),
         rank=rank,
+        confidence=found.confidence(ranks),
     )

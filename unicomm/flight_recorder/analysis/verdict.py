@@ -11,6 +11,11 @@ from unicomm.flight_recorder.ring.reader import InputRemark
 class Verdict(str, enum.Enum):
     """The closed list of verdicts. `--json` writes the values; they never change."""
 
+    EXCEPTION = "exception"
+    EXITED = "exited"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out-of-memory"
+    TERMINATED = "terminated"
     NEVER_JOINED = "never-joined"
     WRONG_OPERATION = "wrong-operation"
     SIZE_MISMATCH = "size-mismatch"
@@ -29,6 +34,7 @@ class Verdict(str, enum.Enum):
     NEVER_FINISHED = "started-but-never-finished"
     MEMBERSHIP = "membership-disagreement"
     WRAPPED = "recorder-wrapped"
+    NOT_READ = "not-read"
     GOOD = "all-good"
 
 
@@ -55,6 +61,29 @@ class Side:
 
 
 @dataclass
+class Cause:
+    """How a culprit's process ended, or where it is.
+
+    Attributes:
+        exception: the name of the exception's class, "" without one.
+        message: the first line of its text.
+        file, line, function: the user's own place; "" and 0 if unknown.
+        exit_code: the exit code that the launcher saw; None if it is unknown, or if a signal ended the process.
+        signal: the name of the signal that ended the process, "" if none did.
+        call_path: the frames that lead to the place, "file:line function", the innermost first.
+    """
+
+    exception: str = ""
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    call_path: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Finding:
     """One fault.
 
@@ -72,6 +101,7 @@ class Finding:
         edges: the wait-for graph next to the culprits; for a cycle, its edges in order.
         next_steps: what to look at or to do now.
         since_ns: the wall-clock time at which it began, 0 if unknown.
+        cause: how the first culprit's process ended, or where it is; None if unknown.
     """
 
     verdict: Verdict
@@ -87,6 +117,7 @@ class Finding:
     edges: list[Edge] = field(default_factory=list)
     next_steps: list[str] = field(default_factory=list)
     since_ns: int = 0
+    cause: Cause | None = None
 
 
 @dataclass
@@ -106,6 +137,7 @@ class Straggler:
         gap_ns: from the end of the previous collective to its arrival: computing, loading, checkpointing.
         collectives: the number of sampled collectives.
         rank: the rank, -1 for hosts and groups.
+        confidence: how sure it is that it is late at all, 0.5 ... 0.95.
     """
 
     who: str
@@ -118,6 +150,7 @@ class Straggler:
     gap_ns: float
     collectives: int
     rank: int = -1
+    confidence: float = 0.5
 
 
 @dataclass
@@ -130,6 +163,7 @@ class Report:
         remarks: problems of the input: unreadable files, ranks without a file, ...
         ranks: the number of ranks of the job.
         present: the number of ranks with a source; `missing` lists the others.
+        not_read: those of `missing` of whose host nothing was read, so that nothing is known of them.
         entries: the number of operations.
         groups: the number of communicators.
         clock_offsets_ns: each rank's clock minus the typical clock, for ranks that could be compared.
@@ -142,6 +176,7 @@ class Report:
     ranks: int = 0
     present: int = 0
     missing: list[int] = field(default_factory=list)
+    not_read: list[int] = field(default_factory=list)
     entries: int = 0
     groups: int = 0
     clock_offsets_ns: dict[int, int] = field(default_factory=dict)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from unicomm.flight_recorder.table.rows import op_text
 from unicomm.flight_recorder.table.table import Table
-from unicomm.flight_recorder.texts import capital, ranks_text
+from unicomm.flight_recorder.texts import capital
 
 from .evidence import Evidence
 from .verdict import Edge, Finding, Verdict
 from .wait_graph import StuckCollective, WaitGraph, WaitNode, shortest_cycle
+
+
+def _leaves_its_loop(
+    waits: WaitGraph, evidence: Evidence, edges: list[Edge], stuck: StuckCollective
+) -> list[int]:
+    """Returns the ranks of one side of a cycle of a message and a collective, if that side is the odd one.
+
+    It is the odd one if its call does not follow its previous call in any earlier step of its loop, while the
+    other side's call does. Without such a difference, [] is returned.
+    """
+    senders = {e.rank for e in edges if e.p2p}
+    first = {r: min(waits.lonely[r]) for r in senders if waits.lonely.get(r)}
+    others = {r: stuck.waiting[r] for e in edges if e.p2p for r in e.waits_for if r in stuck.waiting}
+    if not first or not others:
+        return []
+    usual = {all(evidence.follows_as_before(row) for row in side.values()): side for side in (first, others)}
+    return sorted(usual[False]) if len(usual) == 2 else []
 
 
 def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: set[WaitNode]) -> list[Finding]:
@@ -53,6 +69,8 @@ def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: se
         # If such messages were exchanged before, the other side is missing; else this message is surplus.
         usual = [e.waits_for[0] for e in edges if e.p2p and e not in strange]
         culprits = sorted(usual or lone) if crowd > len(lone) or usual else ranks
+        if odd := _leaves_its_loop(waits, evidence, edges, stucks[0]):
+            culprits = odd
         said = "; ".join(
             f"rank {e.rank} is in {e.operation} #{e.seq_num} with rank {e.waits_for[0]}"
             + (f" at {e.where}" if e.where else "")
@@ -75,9 +93,7 @@ def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: se
             "for sends that meet: let one side receive first, or use batch_isend_irecv",
         ]
     nodes: list[WaitNode] = [(r,) for r in culprits]
-    crowd_text = [
-        f"{ranks_text(s.waiting)}: in {op_text(table, next(iter(s.waiting.values())))}" for s in stucks
-    ]
+    crowd_text = [line for s in stucks for line in evidence.inside(s)]
     return [
         Finding(
             kind,

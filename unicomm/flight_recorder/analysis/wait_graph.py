@@ -1,10 +1,11 @@
 """The wait-for graph of unfinished operations, its strongly connected components and its cycles.
 
 A node is a rank or a stuck collective. A rank has edges to the collectives it is in. A collective has edges
-to the members that have not joined. A rank in an unmatched send or receive has an edge to its peer. Culprits
-are the nodes with incoming and without outgoing edges, and the cycles. A collective has one edge to the
-previous stuck collective of its group, instead of edges to the ranks in that one, so that the size of the
-graph is linear in the number of ranks.
+to the members that have not joined, and to those that have issued it behind another operation, which has
+started: they join when that one is over. A rank in an unmatched send or receive has an edge to its peer, and
+so has one whose peer has its side queued in this way. Culprits are the nodes with incoming and without
+outgoing edges, and the cycles. A collective has one edge to the previous stuck collective of its group,
+instead of edges to the ranks in that one, so that the size of the graph is linear in the number of ranks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class StuckCollective:
         unknown: the members whose progress is unknown: without a source, or with overwritten records. Only
             the first stuck collective of a group lists them.
         gone: the members that are in it, but dead or stopped.
+        queued: the members that have issued it behind another operation that has started there, which
+            therefore have not joined it yet; the value is the row of that other operation.
     """
 
     group: int
@@ -43,6 +46,7 @@ class StuckCollective:
     missing: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
+    queued: dict[int, int] = field(default_factory=dict)
 
     @property
     def node(self) -> WaitNode:
@@ -60,6 +64,7 @@ class WaitGraph:
         edges: the successors of each node.
         reverse: the predecessors of each node.
         waiting: the ranks with an unfinished operation.
+        queueing: the ranks with an operation that is queued behind an unfinished one.
     """
 
     stuck: dict[WaitNode, StuckCollective] = field(default_factory=dict)
@@ -68,6 +73,7 @@ class WaitGraph:
     edges: dict[WaitNode, list[WaitNode]] = field(default_factory=lambda: defaultdict(list))
     reverse: dict[WaitNode, list[WaitNode]] = field(default_factory=lambda: defaultdict(list))
     waiting: set[int] = field(default_factory=set)
+    queueing: set[int] = field(default_factory=set)
 
     def add(self, a: WaitNode, b: WaitNode) -> None:
         """Adds an edge: `a` waits for `b`."""
@@ -129,9 +135,28 @@ def build_wait_graph(
             one = waits.stuck[group, seq] = StuckCollective(group, seq)
         one.waiting[rank] = row
         waits.waiting.add(rank)
+    queued = _queued(table, rows)
+    waits.queueing = {int(table.rank[row]) for row in queued}
+    for one in waits.stuck.values():
+        one.queued = {rank: queued[row] for rank, row in one.waiting.items() if row in queued}
     _connect_collectives(table, waits, set(gone))
-    _connect_messages(table, waits, found, rows, set(gone))
+    _connect_messages(table, waits, found, rows, set(gone), queued)
     return waits
+
+
+def _queued(table: Table, rows: Column) -> dict[int, int]:
+    """Returns the rows that have not started, behind an earlier row of their rank that has.
+
+    The keys are the rows, the values the first such earlier row.
+
+    Streams, devices and progress threads run the operations of several groups one after another. Where no
+    operation counts as started, as in the dumps of torch's gloo, nothing is known about that.
+    """
+    first: dict[int, int] = {}
+    for row in rows[table.state[rows] == State.STARTED].tolist():  # in the order of issue
+        first.setdefault(int(table.rank[row]), row)
+    created = rows[table.state[rows] == State.CREATED].tolist()
+    return {row: at for row in created if (at := first.get(int(table.rank[row]), row)) < row}
 
 
 def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None:
@@ -153,9 +178,9 @@ def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None
             if behind:
                 waits.add(one.node, several[i - 1].node)
             for rank in one.waiting:
-                if rank not in gone:
+                if rank not in gone and rank not in one.queued:
                     waits.add((rank,), one.node)
-            absent = [*one.missing, *one.gone]
+            absent = [*one.missing, *one.gone, *(r for r in one.queued if r not in gone)]
             # If some ranks are known to be absent, the ranks with unknown progress are not suspected.
             for rank in absent or ([] if behind else one.unknown):
                 waits.add(one.node, (rank,))
@@ -176,7 +201,12 @@ def _progress(table: Table, group: int) -> tuple[dict[int, int], list[int]]:
 
 
 def _connect_messages(
-    table: Table, waits: WaitGraph, found: Messages, rows: Iterable[int], gone: set[int]
+    table: Table,
+    waits: WaitGraph,
+    found: Messages,
+    rows: Iterable[int],
+    gone: set[int],
+    queued: Collection[int],
 ) -> None:
     if not len(found.rows):
         return
@@ -189,7 +219,8 @@ def _connect_messages(
             waits.paired[rank].append(row)
         else:
             waits.lonely[rank].append(row)
-        if rank not in gone and (partner < 0 or peer in gone):
+        behind = partner in queued and row not in queued
+        if rank not in gone and (partner < 0 or peer in gone or behind):
             waits.add((rank,), (peer,))
 
 

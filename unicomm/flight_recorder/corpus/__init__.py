@@ -9,6 +9,8 @@ healthy_jobs.py    kinds without a fault
 absent_ranks.py    kinds with ranks that do not join, and with dead or stopped processes
 wrong_calls.py     kinds with collectives whose calls differ
 wrong_messages.py  kinds with wait cycles, and with wrong sends and receives
+coalesced_calls.py kinds with uneven and coalesced collectives and batches, as dumps of NCCL
+nccl_dump.py       nccl_dump: a simulated rank as the dump that torch's NCCL group would have written
 other_faults.py    kinds with faults of transport, time, membership and records, and with two faults
 selftest.py        `unicomm trace selftest`: precision and recall of the analyzer on the corpus
 """
@@ -20,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 # Importing these files registers their kinds.
-from . import absent_ranks, healthy_jobs, other_faults, wrong_calls, wrong_messages  # noqa: F401
+from . import absent_ranks, coalesced_calls, healthy_jobs, other_faults, wrong_calls, wrong_messages  # noqa: F401
 from .fault_kinds import KINDS, Case, FaultKind
 
 __all__ = ["KINDS", "Case", "FaultKind", "cases"]
@@ -39,5 +41,6 @@ def cases(largest: int = 16384, seed: int = 7) -> Iterator[Case]:
                 if case.as_dump and not as_dump:
                     continue  # a kind for dumps only
                 case.as_dump = as_dump
-                case.name = f"{kind.name}/{size}/{'dumps' if as_dump else 'rings'}"
+                form = "nccl" if case.nccl else "dumps" if as_dump else "rings"
+                case.name = f"{kind.name}/{size}/{form}"
                 yield case

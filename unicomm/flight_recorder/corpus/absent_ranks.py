@@ -7,7 +7,7 @@ import numpy as np
 from unicomm.flight_recorder.analysis.verdict import Verdict
 
 from .fault_kinds import LARGE, STEPS, Case, alive_until, fault, find, job_of, mesh, pick, training
-from .simulated_job import Action
+from .simulated_job import Action, SimulatedJob
 
 
 @fault((2, 8, 256, 16384))
@@ -39,8 +39,9 @@ def never_joins_in_a_mesh(size: int, rng: np.random.Generator) -> Case:
     return Case(job, [(Verdict.NEVER_JOINED, [bad])])
 
 
-@fault()
-def never_joins_and_left_no_dump(size: int, rng: np.random.Generator) -> Case:
+@fault(dumps=False)
+def never_joins_and_left_no_ring(size: int, rng: np.random.Generator) -> Case:
+    """Other ranks of its host left theirs."""
     job = job_of(size)
     bad = pick(rng, size)
     job.programs[bad] = training(3)
@@ -117,6 +118,60 @@ def killed_and_lost_by_the_others(size: int, rng: np.random.Generator) -> Case:
     case = killed_inside_an_operation(size, rng)
     case.job.errors = "peer lost"
     return case
+
+
+@fault()
+def dump_not_read(size: int, rng: np.random.Generator) -> Case:
+    """The ranks wait for one without a dump, which may be healthy, late or dead."""
+    job = job_of(size)
+    away = pick(rng, size)
+    job.programs[away] = training(3)
+    return Case(job, [(Verdict.NOT_READ, [])], without=[away], as_dump=True)
+
+
+def on_hosts(size: int, rng: np.random.Generator) -> tuple[SimulatedJob, list[int], list[int]]:
+    """Returns a job on two hosts, and the ranks of each host in random order."""
+    job = job_of(size)
+    job.hosts = size // 2
+    order = [0, 1] if rng.random() < 0.5 else [1, 0]
+    here, there = (list(range(h * job.hosts, (h + 1) * job.hosts)) for h in order)
+    return job, here, there
+
+
+@fault(dumps=False)
+def host_not_read_and_lost(size: int, rng: np.random.Generator) -> Case:
+    """A rank of the other host died, its launcher ended the host's other ranks, and nobody read it."""
+    job, _, there = on_hosts(size, rng)
+    for rank in there:
+        job.replace_call(rank, 9, Action("die"))
+    job.errors = "peer lost"
+    return Case(job, [(Verdict.NOT_READ, [])], without=there)
+
+
+@fault(dumps=False)
+def host_not_read_and_running(size: int, rng: np.random.Generator) -> Case:
+    """A rank of the other host does not go on; the ranks of both hosts run."""
+    job, _, there = on_hosts(size, rng)
+    job.live = True
+    job.replace_call(there[0], 9, Action("leave"))
+    return Case(job, [(Verdict.NOT_READ, [])], without=there)
+
+
+@fault(dumps=False)
+def stays_away_beside_a_host_not_read(size: int, rng: np.random.Generator) -> Case:
+    """The culprit is on the host that was read: the ranks of the other host are not suspected."""
+    job, here, there = on_hosts(size, rng)
+    job.live = True
+    job.replace_call(here[0], 9, Action("leave"))
+    return Case(job, [(Verdict.BLOCKED_OUTSIDE, [here[0]])], without=there)
+
+
+@fault(dumps=False)
+def message_from_a_host_not_read(size: int, rng: np.random.Generator) -> Case:
+    job, here, there = on_hosts(size, rng)
+    job.replace_call(here[0], 20, Action("recv", peer=there[0], line=69), job.programs[here[0]][20])
+    job.replace_call(there[0], 20)
+    return Case(job, [(Verdict.NOT_READ, [])], without=there)
 
 
 @fault(dumps=False)

@@ -11,6 +11,7 @@ import numpy as np
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.table.table import Table
 
+from .nccl_dump import nccl_table
 from .simulated_job import Action, SimulatedJob
 
 STEPS = 12
@@ -26,6 +27,7 @@ class Case:
         without: the ranks whose files are missing.
         as_dump: whether the job is read as torch's dumps, which have no roots, reductions, errors and states
             of processes.
+        nccl: whether the job is read as dumps that torch's NCCL group writes.
         status: whether the dumps have the status of the groups, which is right also for overwritten entries.
     """
 
@@ -33,6 +35,7 @@ class Case:
     expected: list[tuple[Verdict, list[int]]]
     without: list[int] = field(default_factory=list)
     as_dump: bool = False
+    nccl: bool = False
     status: bool = True
     name: str = ""
 
@@ -40,6 +43,8 @@ class Case:
         """Runs the job, if it has not run, and returns its table."""
         if not self.job.events:
             self.job.run()
+        if self.nccl:
+            return nccl_table(self.job)
         return self.job.table(self.without, self.as_dump, self.status)
 
 

@@ -52,6 +52,13 @@ def healthy_uneven_exchanges(size: int, rng: np.random.Generator) -> Case:
 
 
 @fault(SOME, dumps=False)
+def healthy_with_a_host_not_read(size: int, rng: np.random.Generator) -> Case:
+    job = job_of(size)
+    job.hosts = size // 2
+    return Case(job, [], without=list(range(job.hosts)))
+
+
+@fault(SOME, dumps=False)
 def healthy_and_running(size: int, rng: np.random.Generator) -> Case:
     """The rings are read while the job runs."""
     job = job_of(size)

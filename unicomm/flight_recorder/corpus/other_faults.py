@@ -35,6 +35,19 @@ def never_begins_on_one(size: int, rng: np.random.Generator) -> Case:
     return Case(job, [(Verdict.NEVER_FINISHED, [bad])])
 
 
+@fault()
+def message_never_finishes_and_holds_up_a_queue(size: int, rng: np.random.Generator) -> Case:
+    """Both sides are in the message. A collective is queued behind it on one of them."""
+    job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
+    job.one_at_a_time = True
+    a, b = (int(r) for r in rng.choice(size, 2, replace=False))
+    job.stuck = {("world", a, b, 1)}
+    for rank, op in ((a, "send"), (b, "recv")):
+        own = [Action(op, peer=a + b - rank, line=49, waits=False), Action("barrier", line=51, waits=False)]
+        job.programs[rank] = [*job.programs[rank], *own, Action("sync")]
+    return Case(job, [(Verdict.NEVER_FINISHED, sorted((a, b)))])
+
+
 @fault((4, 8, 64, 1024))
 def always_late(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size, training(4 if size > 1000 else LONG_RUN))

@@ -8,7 +8,7 @@ record is a ring in the format of ring/reader.py.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,6 +66,9 @@ class Action:
         waits: whether the call returns only when the operation has completed.
         fate: "die" or "stop": what happens to the process inside the operation, before its contribution.
         loose: whether the operation completes even if the ranks' arguments differ.
+        parts: the elements of each rank's part in an all_gather_v or reduce_scatter_v; only in dumps of NCCL.
+        calls: the calls of a coalesced collective, whose `op` is "coalesced"; only in dumps of NCCL.
+        batch: a number that neighbouring messages of one batch have in common; only in dumps of NCCL.
     """
 
     op: str
@@ -81,12 +84,17 @@ class Action:
     waits: bool = True
     fate: str = ""
     loose: bool = False
+    parts: tuple[int, ...] = ()
+    calls: tuple[Action, ...] = ()
+    batch: int = 0
 
     @property
     def terms(self) -> tuple[object, ...]:
         """The arguments in which the ranks must agree for the operation to complete."""
+        if self.calls:
+            return tuple(call.terms for call in self.calls)
         sized = self.op not in ("all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "all_to_all")
-        return (self.op, self.numel if sized else 0, self.dtype, self.red, self.root)
+        return (self.op, self.numel if sized else 0, self.dtype, self.red, self.root, self.parts)
 
 
 @dataclass
@@ -113,9 +121,12 @@ class SimulatedJob:
         late_us: the time that a rank works in addition before each action.
         skew_ns: the offset of a rank's clock.
         capacity: the number of records in a ring.
-        stuck: the collectives (group, seq) that do not complete although all ranks join.
+        stuck: the collectives (group, seq), and messages (group, sender, receiver, seq), that do not complete
+            although all ranks join.
         partly: the ranks that complete the stuck collectives nevertheless.
         unstarted: the ranks that never start an operation that does not complete.
+        one_at_a_time: whether the operations of a rank, of all its groups, run one after another in the order
+            of issue, as kernels do that fill a device. Those behind a running one have not started.
         errors: the error with which waiting ranks fail at the end ("timeout", "peer lost", ...).
         hosts: the number of ranks per host.
         live: whether the processes exist when the rings are read.
@@ -128,9 +139,10 @@ class SimulatedJob:
     late_us: dict[int, float] = field(default_factory=dict)
     skew_ns: dict[int, int] = field(default_factory=dict)
     capacity: int = 1 << 16
-    stuck: set[tuple[str, int]] = field(default_factory=set)
+    stuck: set[tuple[Any, ...]] = field(default_factory=set)
     partly: set[int] = field(default_factory=set)
     unstarted: set[int] = field(default_factory=set)
+    one_at_a_time: bool = False
     errors: str = ""
     hosts: int = 8
     live: bool = False
@@ -163,6 +175,7 @@ class SimulatedJob:
         self._clock = [0.0] * self.size
         self._seq: list[dict[object, int]] = [defaultdict(int) for _ in range(self.size)]
         self._open: list[int] = [0] * self.size  # unfinished operations
+        self._queue: list[deque[tuple[tuple[object, ...], Event]]] = [deque() for _ in range(self.size)]
         self._blocked: list[object] = [None] * self.size
         self._arrived: dict[tuple[object, ...], dict[int, Event]] = defaultdict(dict)  # by operation and rank
         ready = list(range(self.size - 1, -1, -1))
@@ -206,12 +219,21 @@ class SimulatedJob:
             self._fall(rank, call.fate)
             return []
         key = (call.group, *pair, seq) if message else (call.group, seq)
-        arrived = self._arrived[key]
-        arrived[rank] = event
         self._open[rank] += 1
         if call.waits:
             self._blocked[rank] = key
-        expected = 2 if message else len(self.groups[call.group])
+        if self.one_at_a_time and self._open[rank] > 1:
+            event.started = False
+            self._queue[rank].append((key, event))
+            return []
+        return self._join(rank, key, event)
+
+    def _join(self, rank: int, key: tuple[object, ...], event: Event) -> list[int]:
+        """Adds a rank to an operation. Returns the ranks that its completion unblocks."""
+        arrived = self._arrived[key]
+        arrived[rank] = event
+        message = event.call.op in ("send", "recv")
+        expected = 2 if message else len(self.groups[event.call.group])
         return self._complete(key, arrived, message) if len(arrived) == expected else []
 
     def _fall(self, rank: int, fate: str) -> None:
@@ -236,6 +258,11 @@ class SimulatedJob:
                 self._blocked[rank] = None
                 self._clock[rank] = max(self._clock[rank], over)
                 freed.append(rank)
+        for rank, event in arrived.items():
+            if self._queue[rank] and event.completed:
+                following, event_behind = self._queue[rank].popleft()
+                event_behind.started = True
+                freed += self._join(rank, following, event_behind)
         return freed
 
     # --- rings and dumps ---------------------------------------------------------------------------
@@ -304,7 +331,12 @@ class _Writer:
             frames[number - 1]["function"] = self._text("train_step")
             frames[number - 1]["line"] = line
         meta = json.dumps(
-            {**_META_NAMES, "host": f"node{rank // job.hosts}", "boot_id": "simulated"}
+            {
+                **_META_NAMES,
+                "host": f"node{rank // job.hosts}",
+                "boot_id": "simulated",
+                "local": [rank % job.hosts, min(job.hosts, job.size)],
+            }
         ).encode()
         meta += b" " * (-len(meta) % 64)
         heap = bytes(self.heap) + b"\0" * (-len(self.heap) % 64)

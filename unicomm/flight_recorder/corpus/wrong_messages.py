@@ -37,6 +37,46 @@ def cycle_of_three_groups(size: int, rng: np.random.Generator) -> Case:
     return Case(job, [(Verdict.WAIT_CYCLE, ring)])
 
 
+@fault(SOME)
+def cycle_of_queued_operations(size: int, rng: np.random.Generator) -> Case:
+    """Two ranks issue both operations, in opposite order, on devices that run one operation at a time."""
+    a, b = sorted(int(r) for r in rng.choice(size, 2, replace=False))
+    job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
+    job.one_at_a_time = True
+    job.groups = {**job.groups, "left": [a, b], "right": [a, b]}
+    for rank, order in ((a, ("left", "right")), (b, ("right", "left"))):
+        own = [Action("all_reduce", g, red="SUM", line=47, waits=False) for g in order]
+        job.programs[rank] = [*job.programs[rank], *own, Action("sync")]
+    return Case(job, [(Verdict.WAIT_CYCLE, [a, b])])
+
+
+@fault(SMALL)
+def cycle_of_a_queued_operation_and_a_message(size: int, rng: np.random.Generator) -> Case:
+    """One rank has a receive before a collective on its device, the other the collective before the send."""
+    a, b = sorted(int(r) for r in rng.choice(size, 2, replace=False))
+    job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
+    job.one_at_a_time = True
+    job.groups = {**job.groups, "pair": [a, b]}
+    meet = Action("all_reduce", "pair", red="SUM", line=48, waits=False)
+    job.programs[a] = [*job.programs[a], Action("recv", peer=b, line=49, waits=False), meet, Action("sync")]
+    job.programs[b] = [*job.programs[b], meet, Action("send", peer=a, line=49, waits=False), Action("sync")]
+    return Case(job, [(Verdict.WAIT_CYCLE, [a, b])])
+
+
+@fault(SOME)
+def queued_behind_an_operation_that_a_rank_never_joins(size: int, rng: np.random.Generator) -> Case:
+    """The queued operations make their ranks victims, not culprits."""
+    job = job_of(size, [Action("all_reduce", red="SUM", line=20, waits=False)] * 4)
+    job.one_at_a_time = True
+    bad = pick(rng, size)
+    others = [r for r in range(size) if r != bad]
+    job.groups = {**job.groups, "others": others}
+    for rank in others:
+        own = [Action("barrier", line=50, waits=False), Action("barrier", "others", line=51, waits=False)]
+        job.programs[rank] = [*job.programs[rank], *own, Action("sync")]
+    return Case(job, [(Verdict.NEVER_JOINED, [bad])])
+
+
 @fault(SMALL)
 def sends_that_meet(size: int, rng: np.random.Generator) -> Case:
     """Two ranks first send to each other and would receive afterwards."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
+from unicomm.flight_recorder.texts import tell_apart
 
 from .operation_names import SCALAR_TYPES
 
@@ -37,6 +39,7 @@ def to_dict(
     comms: Iterable[int] | None = None,
     after_id: int = 0,
     last: int | None = None,
+    records: npt.NDArray[Any] | None = None,
 ) -> dict[str, Any]:
     """Returns a ring as torch's dump: plain dicts, lists, numbers and texts.
 
@@ -45,9 +48,11 @@ def to_dict(
         comms: the indices of the communicators to include; None for all.
         after_id: include only records with a greater id.
         last: the maximum number of operations, the newest ones; None for all.
+        records: those of `ring.records` to choose from; None for all.
     """
     wanted = None if comms is None else set(comms)
-    records = ring.records[ring.records["id"] > after_id]
+    records = ring.records if records is None else records
+    records = records[records["id"] > after_id]
     if wanted is not None:
         records = records[np.isin(records["comm"], list(wanted))]
     if not include_completed:
@@ -55,11 +60,17 @@ def to_dict(
     if last is not None:
         records = records[len(records) - min(last, len(records)) :]
     chosen = [c for c in ring.comms if wanted is None or c.index in wanted]
+    keys = _keys(ring.comms)
     return {
         "version": VERSION,
         "comm_lib_version": "",
         "pg_config": {
-            c.name: {"name": c.name, "desc": c.backend, "ranks": json.dumps(c.ranks, separators=(", ", ": "))}
+            keys[c.index]: {
+                "name": c.name,
+                "desc": c.backend,
+                "ranks": json.dumps(c.ranks, separators=(", ", ": ")),
+                "unicomm_uid": c.uid,
+            }
             for c in chosen
         },
         "pg_status": {
@@ -70,14 +81,25 @@ def to_dict(
             }
             for c in chosen
         },
-        "entries": [_entry(ring, record) for record in records],
+        "entries": [_entry(ring, record, keys) for record in records],
     }
 
 
-def _entry(ring: Ring, record: Any) -> dict[str, Any]:
+def _keys(comms: Sequence[Comm]) -> list[str]:
+    """Returns the names by which a dump tells its communicators apart; most are those of the communicators.
+
+    Communicators of one name are numbered by their age in the process, so that a name stands for the same one
+    in all its dumps. Ranks that are threads share a communicator, which has one name.
+    """
+    names = {c.uid or str(c.index): c.name for c in comms}
+    apart = dict(zip(names, tell_apart([(name, (), "") for name in names.values()]), strict=True))
+    return [apart[c.uid or str(c.index)] for c in comms]
+
+
+def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
     unknown = Comm(0, "?", "?", "", "", 0, 0, "unknown", 0, 0, 0, 0)
     index = int(record["comm"])
-    comm = ring.comms[index] if index < len(ring.comms) else unknown
+    comm, key = (ring.comms[index], keys[index]) if index < len(ring.comms) else (unknown, unknown.name)
     op, flags = ring.op(record), int(record["flags"])
     backend = comm.backend if comm.backend in _KNOWN_BACKENDS else "gloo"
     p2p = bool(flags & P2P)
@@ -90,7 +112,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "record_id": int(record["id"]) - 1,
         "pg_id": index,
-        "process_group": (comm.name, comm.backend),
+        "process_group": (key, comm.backend),
         "collective_seq_id": 0 if p2p else int(record["seq"]),
         "p2p_seq_id": P2P_SEQ_BASE + int(record["seq"]) if p2p else 0,
         "op_id": int(record["op_id"]),

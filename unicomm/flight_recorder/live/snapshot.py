@@ -23,6 +23,7 @@ from unicomm.flight_recorder.ring.reader import (
     InputRemark,
     Ring,
     State,
+    comm_names,
     owners,
     read_folder,
 )
@@ -181,6 +182,7 @@ _Group = dict[int, _Member]  # by rank in the group
 def _job(rings: list[Ring]) -> LiveJob:
     ranks: dict[int, Rank] = {}
     groups: dict[str, _Group] = {}
+    names = comm_names(rings)
     ours: list[tuple[Rank, Ring, list[Comm]]] = []
     for ring in sorted(rings, key=lambda r: int(r.header["start_real_ns"])):
         process = ring.process_activity
@@ -198,7 +200,8 @@ def _job(rings: list[Ring]) -> LiveJob:
         if record is None:
             continue
         pending = int(np.count_nonzero(records["state"] < State.COMPLETED))
-        rank.operation = _operation(ring, record, ring.now_ns if _alive(ring) else None)
+        name = names[ring.comms[int(record["comm"])].uid]
+        rank.operation = _operation(ring, record, name, ring.now_ns if _alive(ring) else None)
         rank.operation.pending = max(0, pending - (not rank.operation.over))
         if int(record["state"]) != State.COMPLETED:
             comm = ring.comms[int(record["comm"])]
@@ -222,14 +225,14 @@ def _current(records: Any) -> Any:
     return records[-1] if len(records) else None
 
 
-def _operation(ring: Ring, record: Any, now: int | None) -> CurrentOperation:
+def _operation(ring: Ring, record: Any, group: str, now: int | None) -> CurrentOperation:
     frame = ring.frame(record)
     side = "in" if int(record["n_in"]) else "out"
     began = int(record["completed_ns"]) or int(record["started_ns"]) or int(record["created_ns"])
     state = STATES.get(int(record["state"]), "unknown")
     return CurrentOperation(
         name=ring.op(record),
-        group=ring.comms[int(record["comm"])].name,
+        group=group,
         seq=int(record["seq"]),
         arguments=arguments(ring, record),
         size=int(record[f"{side}_numel"]) * item_size(ring.dtype(int(record[f"{side}_dtype"]))),

@@ -26,7 +26,7 @@ from unicomm import _core
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.ring.reader import Ring, owners, read_ring
 
-from . import writer
+from . import ending, writer
 
 FORMATS = {"pickle": "", "json": ".json", "ring": ".ucring"}  # with the suffixes of their files
 _log = logging.getLogger("unicomm")
@@ -185,7 +185,7 @@ def prepare() -> Callable[[BaseException], None] | None:
                 return None
             fresh = _Triggers(settings)
             fresh.listen()
-            writer.on_failure = fresh.write
+            ending.on_failure = fresh.write
             _triggers = fresh
         return _triggers.write
 

@@ -9,11 +9,10 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from multiprocessing import parent_process
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import unicomm
@@ -23,9 +22,10 @@ from unicomm.flight_recorder.ring.folder import (
     boot_id,
     clean,
     pid_namespace,
-    ring_name,
     rings_folder,
 )
+
+from . import ending
 
 _DEFAULT_RECORDS = 4096
 _KEEP = ("failure", "always", "never")
@@ -44,8 +44,6 @@ _lock = threading.Lock()
 _recorder: _core.Recorder | None = None
 _keep = "failure"
 _pid = 0
-_failed = False
-on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 
 
 def _settings() -> tuple[str, int]:
@@ -96,7 +94,8 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
         try:
             folder = rings_folder()
             clean(folder)
-            _recorder = _core.Recorder(str(folder / ring_name(rank, os.getpid())), meta, rank, world, records)
+            path = folder / ending.begin(folder, rank)
+            _recorder = _core.Recorder(str(path), meta, rank, world, records)
         except (FolderError, OSError) as error:
             warnings.warn(
                 f"unicomm's flight recorder has no file, so no other process can read it: {error}"
@@ -124,37 +123,22 @@ def ring_bytes() -> bytes:
 
 def _after_fork() -> None:
     # The ring belongs to the parent. The child opens its own with its first communicator.
-    global _recorder, _lock, _failed, on_failure
+    global _recorder, _lock
     _lock = threading.Lock()
-    _recorder = on_failure = None
-    _failed = False
+    _recorder = None
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _note_failure(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None, _next: Any = sys.excepthook
-) -> None:
-    global _failed
-    _failed = True
-    if on_failure is not None and _pid == os.getpid():
-        on_failure()
-    _next(kind, error, trace)
-
-
-sys.excepthook = _note_failure
-
-
 def _child_ends() -> None:
-    error = sys.exc_info()
-    if error[0] is not None and error[1] is not None and not issubclass(error[0], SystemExit):
-        _note_failure(error[0], error[1], error[2], lambda *_: None)
+    ending.child_ends()
     _close()
+    ending.close()
 
 
 @atexit.register
 def _close() -> None:
     if _recorder is None or _pid != os.getpid():
         return
-    _recorder.close(_keep == "never" or (_keep == "failure" and not _failed))
+    _recorder.close(_keep == "never" or (_keep == "failure" and not ending.has_failed()))

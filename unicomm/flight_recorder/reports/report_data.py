@@ -30,6 +30,7 @@ def as_data(report: Report) -> dict[str, Any]:
             "ranks": report.ranks,
             "present": report.present,
             "missing": report.missing,
+            "not_read": report.not_read,
             "entries": report.entries,
             "groups": report.groups,
             "formats": report.formats,
@@ -91,12 +92,12 @@ def to_markdown(report: Report) -> str:
             lines += ["Next:", "", *(f"{n}. {s}" for n, s in enumerate(found.next_steps, 1)), ""]
     if report.stragglers:
         lines += ["### Who is late", ""]
-        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before | sure |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for s in report.stragglers[:_MOST_SHOWN]:
             lines.append(
                 f"| {s.who} | {s.score:.1%} | {span(s.late_ns)} | {s.last:.0%} | {span(s.waiting_ns)}"
-                f" | {span(s.transfer_ns)} | {span(s.gap_ns)} |"
+                f" | {span(s.transfer_ns)} | {span(s.gap_ns)} | {s.confidence:.0%} |"
             )
         lines.append("")
     lines.append(
@@ -135,6 +136,10 @@ def shared(report: Report, table: Table) -> Report:
             side.where = clean(side.where)
         for edge in found.edges:
             edge.where = clean(edge.where)
+        if found.cause is not None:
+            found.cause.file = clean(found.cause.file)
+            found.cause.message = clean(found.cause.message)
+            found.cause.call_path = [clean(f) for f in found.cause.call_path]
     for straggler in out.stragglers:
         straggler.who = clean(straggler.who)
     out.remarks = [type(f)(clean(f.path.rsplit("/", 1)[-1]), clean(f.message)) for f in out.remarks]

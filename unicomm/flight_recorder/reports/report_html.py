@@ -5,7 +5,6 @@ The frame and the look are those of all pages: flight_recorder/pages. timeline.j
 
 from __future__ import annotations
 
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ from .timeline_data import chosen_ranks, most_per_rank, timeline_data
 from .wait_graph_svg import draw
 
 _MOST_SIDES, _MOST_EDGES, _MOST_OTHERS, _MOST_INPUT, _MOST_LATE = 12, 40, 30, 50, 12
-_TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn"}
+_TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn", Verdict.NOT_READ: "warn"}
 _SPENT = (
     ("gap", "between operations"),
     ("waiting", "waiting for the last rank"),
@@ -76,7 +75,7 @@ def page(report: Report, table: Table) -> str:
         _facts(report),
         filter(None, body),
         [script] if drawn else [],
-        timeline_data(report, table) if drawn else None,
+        timeline_data(report, table, _culprits(report)) if drawn else None,
     )
 
 
@@ -84,10 +83,17 @@ def _facts(report: Report) -> list[str]:
     formats = ", ".join(f"{n} x {name}" for name, n in report.formats.items())
     return [
         f"{report.present} of {report.ranks} ranks" if report.missing else _count(report.ranks, "rank"),
+        f"{len(report.not_read)} not read" if report.not_read else "",
         _count(report.entries, "operation"),
         _count(report.groups, "communicator"),
         formats,
     ]
+
+
+def _culprits(report: Report) -> set[int]:
+    """Returns the culprits of the faults, without those of mere advice."""
+    grave = [found for found in report.findings if _TONE.get(found.verdict, "bad") == "bad"]
+    return {rank for found in (report.main, *grave) for rank in found.culprits}
 
 
 def _count(number: int, noun: str) -> str:
@@ -121,19 +127,20 @@ def _named(found: Finding) -> list[tuple[str, str]]:
 
 
 def _place_of(found: Finding) -> list[tuple[str, str]]:
-    """Returns what is known of the cause outside of communication, and where in the program it was."""
-    out: list[tuple[str, str]] = []
-    cause = getattr(found, "cause", None)
-    known = asdict(cause) if cause and is_dataclass(cause) and not isinstance(cause, type) else cause
-    if isinstance(known, dict):
-        out += [
-            (key.replace("_", " "), str(value)) for key, value in known.items() if value not in (None, "", [])
-        ]
-    elif known:
-        out.append(("cause", str(known)))
-    if calls := [str(call) for call in getattr(found, "call_path", [])]:
-        out.append(("in the program at", place(calls[0], calls)))
-    return out
+    """Returns how the first culprit ended, and where in the program it was."""
+    cause = found.cause
+    if cause is None:
+        return []
+    raised = f"{cause.exception}: {cause.message}" if cause.message else cause.exception
+    where = f"{cause.file}:{cause.line}" if cause.file else ""
+    inside = f"{where} {cause.function}".rstrip() if where else ""
+    told: list[tuple[str, str]] = [
+        ("exception", element("code", raised) if raised else ""),
+        ("signal", cause.signal),
+        ("exit code", "" if cause.exit_code is None else str(cause.exit_code)),
+        ("in the program at", place(inside, cause.call_path) if inside else ""),
+    ]
+    return [(name, value) for name, value in told if value]
 
 
 def _advice(found: Finding) -> list[str]:
@@ -239,12 +246,13 @@ def _stragglers(stragglers: list[Straggler]) -> str:
             f"{s.score:.1%}",
             span(s.late_ns),
             f"{s.last:.0%}",
+            f"{s.confidence:.0%}",
             Cell(drawn, class_="bars"),
         ]
         rows.append(("warn" if s.score > 0.05 else "", told))
     named = [
         Column("who", fixed=True),
-        *(Column(n, number=True, fixed=True) for n in ("lost by others", "late by", "came last")),
+        *(Column(n, number=True, fixed=True) for n in ("lost by others", "late by", "came last", "sure")),
         Column("time spent, per collective", fixed=True),
     ]
     key = legend(entry for entry in _SPENT if entry[0] in used)

@@ -14,7 +14,12 @@ from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
 _MOST_OTHERS = 6
-_COLOUR = {Verdict.GOOD: "green", Verdict.SLOW: "yellow", Verdict.WRAPPED: "yellow"}
+_COLOUR = {
+    Verdict.GOOD: "green",
+    Verdict.SLOW: "yellow",
+    Verdict.WRAPPED: "yellow",
+    Verdict.NOT_READ: "yellow",
+}
 
 
 def render(report: Report) -> RenderableType:
@@ -105,7 +110,7 @@ def _others(found: list[Finding]) -> list[RenderableType]:
 def _stragglers(report: Report) -> list[RenderableType]:
     grid = Grid(show_edge=False, pad_edge=False, box=None, padding=(0, 2))
     grid.add_column("who is late", header_style="bold")
-    for heading in ("lost by others", "late by", "came last", "waiting", "transfer", "gap before"):
+    for heading in ("lost by others", "late by", "came last", "waiting", "transfer", "gap before", "sure"):
         grid.add_column(heading, header_style="bold", justify="right")
     for s in report.stragglers[:6]:
         style = "yellow" if s.score > 0.05 else ""
@@ -117,6 +122,7 @@ def _stragglers(report: Report) -> list[RenderableType]:
             span(s.waiting_ns),
             span(s.transfer_ns),
             span(s.gap_ns),
+            f"{s.confidence:.0%}",
         )
     return [Text(""), grid]
 

@@ -8,17 +8,59 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from unicomm.flight_recorder.formats.torch_dump import to_dict
-from unicomm.flight_recorder.ring.reader import ERRORS, P2P, RECEIVE, STATES, Comm, InputRemark, Ring
+from unicomm.flight_recorder.ring.reader import (
+    ERRORS,
+    P2P,
+    RECEIVE,
+    STATES,
+    Comm,
+    InputRemark,
+    Ring,
+    comm_names,
+)
 from unicomm.flight_recorder.ring.record_text import arguments, short_place
-from unicomm.flight_recorder.texts import format_ranks, span
+from unicomm.flight_recorder.texts import format_ranks, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
 _MAX_COLUMNS = 8  # more ranks share one column, grouped by state
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to show of the rings.
+
+    Attributes:
+        last: the number of operations of each communicator; 0 for all.
+        comm: only the communicators of this name: the recorded one, or the one that tells it from others.
+        ranks: only these ranks of the job; None for all.
+    """
+
+    last: int = 0
+    comm: str | None = None
+    ranks: tuple[int, ...] | None = None
+
+    def comms(self, ring: Ring, names: dict[str, str]) -> list[Comm]:
+        """Returns the chosen communicators of a ring; `names`: see `comm_names`."""
+        return [
+            comm
+            for comm in ring.comms
+            if self.comm in (None, comm.name, names[comm.uid])
+            and (self.ranks is None or comm.in_job(comm.rank) in self.ranks)
+        ]
+
+    def records(self, ring: Ring, comms: Sequence[Comm]) -> npt.NDArray[Any]:
+        """Returns the chosen records of a ring's chosen communicators."""
+        rows = [np.flatnonzero(ring.records["comm"] == comm.index)[-self.last :] for comm in comms]
+        chosen = np.sort(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+        out: npt.NDArray[Any] = ring.records[chosen]
+        return out
 
 
 @dataclass
@@ -34,6 +76,7 @@ class RecordedCommunicator:
     """One communicator, with the rings of its ranks and its operations in order of time."""
 
     comm: Comm
+    name: str
     rings: dict[int, tuple[Ring, Comm]] = field(default_factory=dict)  # by rank of the communicator
     operations: list[RecordedOperation] = field(default_factory=list)
 
@@ -42,9 +85,11 @@ def gather(rings: Iterable[Ring]) -> list[RecordedCommunicator]:
     """Groups the records of all rings by communicator and operation."""
     comms: dict[str, RecordedCommunicator] = {}
     tables: dict[str, dict[tuple[Any, ...], RecordedOperation]] = defaultdict(dict)
+    rings = list(rings)
+    names = comm_names(rings)
     for ring in rings:
         for comm in ring.comms:
-            whole = comms.setdefault(comm.uid, RecordedCommunicator(comm))
+            whole = comms.setdefault(comm.uid, RecordedCommunicator(comm, names[comm.uid]))
             whole.rings[comm.rank] = (ring, comm)
         for record in ring.records:
             if int(record["comm"]) >= len(ring.comms):
@@ -90,17 +135,17 @@ def _cell(ring: Ring, record: Any) -> str:
     return f"{text} ({error})" if error else text
 
 
-def _joined(texts: dict[int, str]) -> str:
-    """Returns the common text of all ranks, else each text with its ranks."""
+def _joined(comm: Comm, texts: dict[int, str]) -> str:
+    """Returns the common text of all ranks of a communicator, else each text with its ranks in the job."""
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, text in texts.items():
-        groups[text].append(rank)
+        groups[text].append(comm.in_job(rank))
     if len(groups) <= 1:
         return next(iter(groups), "")
     return "\n".join(f"{format_ranks(sorted(ranks))}: {text}" for text, ranks in groups.items())
 
 
-def _processes(rings: Sequence[Ring]) -> Table:
+def _processes(rings: Sequence[Ring], names: dict[str, str]) -> Table:
     table = Table(title="processes", title_justify="left", show_edge=False)
     for heading in ("rank", "host", "pid", "process", "operations", "communicators", "program"):
         table.add_column(heading, justify="right" if heading in ("rank", "pid", "operations") else "left")
@@ -109,7 +154,7 @@ def _processes(rings: Sequence[Ring]) -> Table:
         style = {"running": "green", "stopped": "yellow", "killed": "red"}.get(state, "")
         rank = f"{ring.rank}/{int(ring.header['world'])}" if ring.rank >= 0 else "-"
         total = f"{ring.total}" + (" (ring wrapped)" if ring.wrapped else "")
-        comms = ", ".join(f"{c.name} ({c.backend}, {c.state})" for c in ring.comms)
+        comms = ", ".join(f"{names[c.uid]} ({c.backend}, {c.state})" for c in ring.comms)
         argv = ring.meta.get("argv", [])
         program = " ".join(str(a).rsplit("/", 1)[-1] for a in argv[:2]) if isinstance(argv, list) else ""
         table.add_row(rank, ring.host, str(ring.pid), Text(state, style), total, comms, program)
@@ -118,22 +163,24 @@ def _processes(rings: Sequence[Ring]) -> Table:
 
 def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) -> Table:
     comm = whole.comm
-    title = f"communicator '{comm.name}' ({comm.backend}, {comm.size} ranks), last {last} operations"
+    who = "" if "ranks " in whole.name else f"{ranks_text(comm.ranks, 30)}, "
+    title = f"communicator '{whole.name}' ({who}{comm.backend})"
+    title += f", last {last} operations" if last else ""
     table = Table(title=title, title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
     table.add_column("#", justify="right")
-    shown = [f"rank {rank}" for rank in ranks] if columns else ["ranks"]
+    shown = [f"rank {comm.in_job(rank)}" for rank in ranks] if columns else ["ranks"]
     for heading in ("operation", "arguments", *shown, "called from"):
         table.add_column(heading, overflow="fold")
     for operation in whole.operations[-last:] if last else whole.operations:
         records = operation.records
         number = f"{operation.key[-1]}"
         if operation.key[0] == "p2p":
-            number = f"{operation.key[1]}→{operation.key[2]} {number}"
+            number = f"{comm.in_job(operation.key[1])}→{comm.in_job(operation.key[2])} {number}"
         row: list[RenderableType] = [
             number,
-            _joined({r: records[r][0].op(records[r][1]) for r in sorted(records)}),
-            _joined({r: arguments(*records[r]) for r in sorted(records)}),
+            _joined(comm, {r: records[r][0].op(records[r][1]) for r in sorted(records)}),
+            _joined(comm, {r: arguments(*records[r]) for r in sorted(records)}),
         ]
         involved = set(operation.key[1:3]) if operation.key[0] == "p2p" else set(ranks)
         cells = {}
@@ -145,8 +192,8 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
         if columns:
             row += [Text(cells[r][1], _STYLE.get(cells[r][0], "dim")) if r in cells else "" for r in ranks]
         else:
-            row.append(_grouped(cells))
-        row.append(_joined({r: short_place(*records[r]) for r in sorted(records)}))
+            row.append(_grouped(comm, cells))
+        row.append(_joined(comm, {r: short_place(*records[r]) for r in sorted(records)}))
         table.add_row(*row)
     return table
 
@@ -161,10 +208,10 @@ def _missing(whole: RecordedCommunicator, rank: int, operation: RecordedOperatio
     return ("absent", "absent") if ring.process_state != "elsewhere" else ("absent", "not recorded")
 
 
-def _grouped(cells: dict[int, tuple[str, str]]) -> Text:
+def _grouped(comm: Comm, cells: dict[int, tuple[str, str]]) -> Text:
     groups: dict[str, list[int]] = defaultdict(list)
     for rank, (state, text) in cells.items():
-        groups[state or text].append(rank)
+        groups[state or text].append(comm.in_job(rank))
     out = Text()
     for i, (state, ranks) in enumerate(groups.items()):
         out.append(("\n" if i else "") + f"{format_ranks(sorted(ranks))} {state}", _STYLE.get(state, "dim"))
@@ -172,43 +219,51 @@ def _grouped(cells: dict[int, tuple[str, str]]) -> Text:
 
 
 def render(
-    rings: Sequence[Ring],
-    remarks: Sequence[InputRemark] = (),
-    last: int = 20,
-    comm: str | None = None,
-    ranks: Sequence[int] | None = None,
+    rings: Sequence[Ring], remarks: Sequence[InputRemark] = (), what: Selection = Selection(last=20)
 ) -> RenderableType:
     """Returns what `unicomm trace show` prints: the processes, then the last operations of each communicator.
 
-    Args:
-        remarks: files that could not be read.
-        last: the number of operations of each communicator; 0 for all.
-        comm: show only the communicator of this name.
-        ranks: show only these ranks; None for all.
+    `remarks`: files that could not be read.
     """
-    parts: list[RenderableType] = [_processes(rings)]
+    names = comm_names(rings)
+    parts: list[RenderableType] = [_processes([r for r in rings if _is_chosen(r, what, names)], names)]
     for whole in gather(rings):
-        if comm is not None and whole.comm.name != comm:
+        if what.comm not in (None, whole.comm.name, whole.name):
             continue
-        shown = sorted(whole.rings) if ranks is None else [r for r in ranks if r in whole.rings]
-        present = range(whole.comm.size) if ranks is None and whole.comm.size <= _MAX_COLUMNS else shown
+        shown = sorted(whole.rings)
+        if what.ranks is not None:
+            shown = [r for r in shown if whole.comm.in_job(r) in what.ranks]
+            whole.operations = [o for o in whole.operations if _involved(o, shown)]
+        present = range(whole.comm.size) if what.ranks is None and whole.comm.size <= _MAX_COLUMNS else shown
         if whole.operations:
-            parts += ["", _operations(whole, list(present), last)]
+            parts += ["", _operations(whole, list(present), what.last)]
     parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in remarks]
     return Group(*parts)
 
 
-def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) -> Table:
-    """Returns a table with one row per record: the `last` ones of each ring, or all if 0."""
+def _is_chosen(ring: Ring, what: Selection, names: dict[str, str]) -> bool:
+    whole = what.comm is None and (what.ranks is None or ring.rank in what.ranks)
+    return whole or bool(what.comms(ring, names))
+
+
+def _involved(operation: RecordedOperation, ranks: Sequence[int]) -> bool:
+    """Whether an operation concerns one of some ranks of its communicator."""
+    if operation.key[0] == "collective":
+        return bool(ranks)
+    return bool({*operation.key[1:3], *operation.records} & {*ranks})
+
+
+def render_raw(rings: Sequence[Ring], what: Selection = Selection()) -> Table:
+    """Returns a table with one row per chosen record."""
     headings = ("rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from")
     table = Table(*headings, show_edge=False)
+    names = comm_names(rings)
     for ring in rings:
-        for record in ring.records[-last:] if last else ring.records:
+        for record in what.records(ring, what.comms(ring, names)):
             owner = ring.comms[int(record["comm"])]
-            if comm is not None and owner.name != comm:
-                continue
             table.add_row(
-                *(str(owner.rank), str(record["id"]), owner.name, str(record["seq"]), str(record["op_id"])),
+                *(str(owner.in_job(owner.rank)), str(record["id"]), names[owner.uid]),
+                *(str(record["seq"]), str(record["op_id"])),
                 ring.op(record),
                 arguments(ring, record),
                 _cell(ring, record),
@@ -217,8 +272,11 @@ def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) ->
     return table
 
 
-def as_data(rings: Sequence[Ring], remarks: Sequence[InputRemark] = ()) -> dict[str, Any]:
-    """Returns the rings as plain data, for `unicomm trace show --json`."""
+def as_data(
+    rings: Sequence[Ring], remarks: Sequence[InputRemark] = (), what: Selection = Selection()
+) -> dict[str, Any]:
+    """Returns the chosen parts of the rings as plain data, for `unicomm trace show --json`."""
+    names = comm_names(rings)
     return {
         "processes": [
             {
@@ -229,9 +287,15 @@ def as_data(rings: Sequence[Ring], remarks: Sequence[InputRemark] = ()) -> dict[
                 "operations": ring.total,
                 "wrapped": ring.wrapped,
                 "path": ring.path,
-                "trace": to_dict(ring),
+                "communicators": [
+                    {"name": names[c.uid], "uid": c.uid, "ranks": c.ranks_text, "backend": c.backend}
+                    for c in chosen
+                ],
+                "trace": to_dict(ring, comms=[c.index for c in chosen], records=what.records(ring, chosen)),
             }
             for ring in rings
+            for chosen in [what.comms(ring, names)]
+            if _is_chosen(ring, what, names)
         ],
         "findings": [{"path": f.path, "message": f.message} for f in remarks],
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.verdict import Report, Verdict
+from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.table import Table, user_frame
 
@@ -15,7 +15,6 @@ from . import timeline
 
 MOST_RANKS = 64  # the maximum number of ranks in the timeline
 _MOST_SLICES = 16_000  # about 20 bytes each
-_MILD = (Verdict.SLOW, Verdict.WRAPPED)  # findings whose ranks are no culprits where there is a fault
 _STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.FAILED: "failed"}
 
 
@@ -42,13 +41,13 @@ def most_per_rank(ranks: list[int]) -> int:
     return max(50, _MOST_SLICES // max(len(ranks), 1))
 
 
-def timeline_data(report: Report, table: Table) -> dict[str, Any]:
+def timeline_data(report: Report, table: Table, culprits: set[int]) -> dict[str, Any]:
     """Returns the data of the timeline, with times in tenths of a microsecond.
 
     `slices` has a value for each operation: `begin` and `seq` as differences to the operation before, the
     time until the last rank joined (`wait`) and until the end (`last`), and the `kind`, an index into
     `kinds`. A kind is what many operations share: call, group and frame (indices into `calls`, `groups` and
-    `places`), state, whether it belongs to the main finding, and peer.
+    `places`), state, whether it belongs to the main finding, and peer. `culprits` are marked.
     """
     ranks = chosen_ranks(report, table)
     line = timeline.build(report, table, ranks, most_per_rank(ranks))
@@ -77,7 +76,6 @@ def timeline_data(report: Report, table: Table) -> dict[str, Any]:
     ends = np.searchsorted(rank, ranks, "right") if len(rows) else np.zeros(len(ranks), np.int64)
     begins = np.searchsorted(rank, ranks, "left") if len(rows) else ends
     since = timeline.since(report, table)
-    culprits = {r for f in report.findings if f.verdict not in _MILD for r in f.culprits} | set(main.culprits)
     victims = set(main.victims) - culprits
     busy = marked | line.open
     absent = f"not in {main.operation} #{main.seq_num}" if main.operation and main.seq_num >= 0 else ""

@@ -4,4 +4,7 @@ folder.py       the folder for rings: chosen, private, bounded; processes by the
 reader.py       reads ring files into numpy arrays, without help from the process that wrote them
 record_text.py  the arguments and the call site of a ring's record as text
 copies.py       copies of rings that keep the state of their process
+endings.py      ending files: how the process of each rank ended
+stacks.py       stacks of processes: asked for from outside, and read
+places.py       places in programs, and which frame is the user's own
 """

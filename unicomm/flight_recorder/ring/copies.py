@@ -17,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from .endings import side_files
 from .folder import SUFFIX
 from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, State, read_ring
+from .stacks import ask_for_stacks
 
 _UNDER_WAY = (State.CREATED, State.STARTED)
 _STATE_OF = {"dead": "killed"}
@@ -79,8 +81,17 @@ def folder_copies(
             continue
 
 
+def copy_side_files(folder: Path, target: Path) -> None:
+    """Copies the ending files of `folder` into the folder `target`. Raises `OSError`."""
+    for path in side_files(folder):
+        with contextlib.suppress(FileNotFoundError):  # a process that ends well removes its files
+            (target / path.name).write_bytes(path.read_bytes())
+
+
 def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:
     """Copies the rings of `folder` into the new folder `target`, which appears complete or not at all.
+
+    Then asks the processes that still run for their stacks, and copies the ending files (endings.py).
 
     Returns False, and changes nothing, if `target` exists already. Raises `OSError` when it cannot be
     written. Processes whose pid is in `running` count as running.
@@ -91,6 +102,9 @@ def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:
     try:
         for name, data in folder_copies(folder, running=running):
             (part / name).write_bytes(data)
+        # Afterwards: a signal may end a wait, which the rings should still show.
+        ask_for_stacks(folder)
+        copy_side_files(folder, part)
         os.rename(part, target)
     except FileExistsError:
         return False

@@ -5,6 +5,7 @@ Facts about processes, by their number.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -172,4 +173,9 @@ def clean(
         removed.append(path)
         total -= size
         count -= 1
+    for side in folder.glob("*"):  # ending files, which have the name of their ring
+        if side.suffix in (".ending", ".stacks") and not side.with_suffix(SUFFIX).exists():
+            with contextlib.suppress(OSError):
+                if side.lstat().st_mtime < oldest_allowed or side.with_suffix(SUFFIX) in removed:
+                    side.unlink()
     return removed

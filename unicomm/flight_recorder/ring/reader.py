@@ -10,7 +10,7 @@ import enum
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.texts import parse_ranks
+from unicomm.flight_recorder.texts import parse_ranks, tell_apart
 
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
@@ -121,7 +121,7 @@ class Comm:
     coll_started: int
     coll_completed: int
 
-    @property
+    @cached_property
     def ranks(self) -> list[int]:
         """The members' ranks in the job, by their rank in the communicator; 0, 1, ... if they are damaged."""
         try:
@@ -129,6 +129,10 @@ class Comm:
         except ValueError:
             ranks = []
         return ranks if len(ranks) == self.size else list(range(min(self.size, 1 << 20)))
+
+    def in_job(self, rank: int) -> int:
+        """Returns the rank in the job of the member `rank`; `rank` itself if there is no such member."""
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
 
 
 @dataclass(frozen=True)
@@ -331,6 +335,12 @@ class Ring:
         return "stopped" if code in "Tt" else "running"
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the process runs on this host now, also if this is a copy of its ring."""
+        same = self.meta.get("boot_id") == boot_id() and self.meta.get("pid_namespace") == pid_namespace()
+        return same and process_start_ticks(self.pid) == int(self.header["proc_start_ticks"])
+
+    @property
     def process_activity(self) -> str:
         """The state of the process in `unicomm trace top`: running, sleeping, stopped, dead or ended.
 
@@ -358,6 +368,19 @@ def owners(ring: Ring) -> Iterator[tuple[int, list[Comm]]]:
         members = comm.ranks
         found.setdefault(members[comm.rank] if 0 <= comm.rank < len(members) else -1, []).append(comm)
     yield from found.items()
+
+
+def comm_names(rings: Iterable[Ring]) -> dict[str, str]:
+    """Returns the name that reports give to each communicator of these rings, by uid; no two are equal."""
+    found: dict[str, Comm] = {}
+    for ring in rings:
+        for comm in ring.comms:
+            first = found.setdefault(comm.uid, comm)
+            if comm.created_ns < first.created_ns:
+                found[comm.uid] = comm
+    oldest = sorted(found.values(), key=lambda c: c.created_ns)
+    names = tell_apart([(c.name, c.ranks, c.backend) for c in oldest])
+    return {comm.uid: name for comm, name in zip(oldest, names, strict=True)}
 
 
 def ring_head(data: bytes) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
 
 
 def arguments(ring: Ring, record: Any) -> str:
-    """Returns element type, shape, reduction, and peer or root: `float32[2x3] SUM`."""
+    """Returns element type, shape, reduction, and peer or root (ranks in the job): `float32[2x3] SUM`."""
     side = "in" if int(record["n_in"]) else "out"
     parts = []
     if int(record[f"n_{side}"]):
@@ -18,7 +18,9 @@ def arguments(ring: Ring, record: Any) -> str:
         parts.append(f"{name}[{shape}]" + (f" x{n}" if n > 1 else ""))
     if ring.reduction(record):
         parts.append(ring.reduction(record))
-    flags, peer = int(record["flags"]), int(record["peer"])
+    flags, peer, index = int(record["flags"]), int(record["peer"]), int(record["comm"])
+    if index < len(ring.comms):
+        peer = ring.comms[index].in_job(peer)
     if flags & P2P:
         parts.append(f"from {peer}" if flags & RECEIVE else f"to {peer}")
     elif peer >= 0:

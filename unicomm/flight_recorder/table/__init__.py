@@ -6,6 +6,7 @@ collectives.py  a number for each collective, and the rows of a collective on al
 clocks.py       the offsets between the ranks' clocks, estimated from collectives
 table_store.py  TableStore: columns that grow, and numbers for values that repeat
 ring_rows.py    RingTableBuilder: adds rings to a table
+coalesced.py    merge_coalesced: the several entries of a coalesced collective of NCCL as one row
 builder.py      TableBuilder: adds rings and dumps to a table
 load.py         load: folders, files and archives into one table
 tracks.py        slices that overlap in time, put onto tracks beside each other

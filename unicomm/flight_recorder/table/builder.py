@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, Frame, State
-from unicomm.flight_recorder.texts import parse_ranks
+from unicomm.flight_recorder.texts import format_ranks, parse_ranks
 
+from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
+from .table_store import MOST_RANKS
 
-_MOST_RANKS = 1 << 22
 _STATES = {
     "scheduled": State.CREATED,
     "created": State.CREATED,
@@ -47,7 +49,10 @@ class TableBuilder(RingTableBuilder):
         source = Source(path, form, rank, pid, host, process or UNKNOWN)
         config = columns.meta.get("pg_config")
         config = config if isinstance(config, dict) else {}
-        listed = {str(name): self._dump_group(str(name), entry) for name, entry in config.items()}
+        ours = "unicomm_async" in columns.extra or any(
+            isinstance(entry, dict) and "unicomm_uid" in entry for entry in config.values()
+        )
+        listed = {str(name): self._dump_group(str(name), entry, ours) for name, entry in config.items()}
         alone = next(iter(listed.values())) if len(listed) == 1 else None
         mapped = []
         for name, desc in columns.groups:
@@ -55,11 +60,12 @@ class TableBuilder(RingTableBuilder):
             if index is None:  # torch's gloo: "" and "0" are both the default group
                 index = listed.get("", alone if name in ("0", "") else None)
             if index is None:
-                listed[name] = index = self._dump_group(name, {"desc": desc}, "?")
+                listed[name] = index = self._dump_group(name, {"desc": desc}, ours, "?")
             mapped.append(index)
             group = self.group_list[index]
             group.name = group.name or name
-            group.desc = group.desc or desc
+            group.desc = group.desc or ("" if ours else desc)
+        columns = merge_coalesced(columns, [self._own_rank(index, rank) for index in mapped])
         for index in listed.values():
             source.members[index] = None
         n = len(columns)
@@ -101,15 +107,28 @@ class TableBuilder(RingTableBuilder):
         }
         self.put(source, out, ~p2p)
 
-    def _dump_group(self, name: str, entry: Any, unlisted: str = "") -> int:
-        """Returns the index of a group; `unlisted` stands for ranks that the entry does not list."""
+    def _own_rank(self, group: int, rank: int) -> tuple[int, int]:
+        """Returns a rank's own rank in a group, -1 if it is no known member, and the group's size."""
+        ranks = self.group_list[group].ranks
+        at = np.flatnonzero(ranks == rank)
+        return (int(at[0]) if len(at) else -1), len(ranks)
+
+    def _dump_group(self, name: str, entry: Any, ours: bool, unlisted: str = "") -> int:
+        """Returns the index of a group; `unlisted` stands for ranks that the entry does not list.
+
+        Our dumps (`ours`) have the backend in the place of torch's description, and a uid.
+        """
         entry = entry if isinstance(entry, dict) else {}
         text = str(entry.get("ranks", unlisted))
+        uid = str(entry.get("unicomm_uid", ""))
+        desc = "" if ours else str(entry.get("desc", ""))
+        if uid:  # the group as a ring has it, so that rings and dumps of one job fit together
+            name, text = str(entry.get("name") or name), _as_in_rings(text)
 
         def make() -> Group:
-            return Group(name, str(entry.get("desc", "")), "", np.asarray(_rank_list(text), np.int32), "")
+            return Group(name, desc, uid, np.asarray(_rank_list(text), np.int32), "")
 
-        return self.group_index((name, text), make)
+        return self.group_index((uid or name, text), make)
 
     def _dump_calls(
         self, c: DumpColumns, parsed: list[tuple[str, str, int, int]], group: Column
@@ -203,6 +222,11 @@ def _elements(shapes: Shapes) -> int:
     return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 
+@lru_cache(maxsize=1024)  # a job has as many dumps with the same list as it has ranks
+def _as_in_rings(text: str) -> str:
+    return format_ranks(_rank_list(text))
+
+
 def _rank_list(text: str) -> list[int]:
     """Reads ranks as written by torch ("[0, 1]") or by us ("0-1"). Returns [] for other text."""
     if not text:
@@ -210,8 +234,8 @@ def _rank_list(text: str) -> list[int]:
     try:
         if text.lstrip().startswith("["):
             value = json.loads(text)
-            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < _MOST_RANKS for r in value)
+            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < MOST_RANKS for r in value)
             return value if good else []
-        return parse_ranks(text, _MOST_RANKS)
+        return parse_ranks(text, MOST_RANKS)
     except (ValueError, RecursionError):
         return []

@@ -22,6 +22,8 @@ import numpy as np
 
 from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import DumpColumns, DumpError, from_dump
+from unicomm.flight_recorder.ring.endings import SUFFIXES as SIDE_FILES
+from unicomm.flight_recorder.ring.endings import EndingError
 from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
 
 from .builder import TableBuilder
@@ -112,7 +114,8 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
     """
     builder = TableBuilder()
     inputs = list(_inputs(paths, builder.remarks))
-    ranks = _ranks_by_name([i.path for i in inputs if not i.head.startswith(MAGIC)])
+    dumps = [i.path for i in inputs if not i.head.startswith(MAGIC) and not i.path.endswith(SIDE_FILES)]
+    ranks = _ranks_by_name(dumps)
     heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
     ranks |= {path: rank for path, (rank, _) in heads.items()}
     # In the order of the table, so that no row has to move. The newest of several files of one rank counts.
@@ -126,6 +129,8 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
                 progress(at, len(inputs))
             if isinstance(parsed, InputRemark):
                 builder.remarks.append(parsed)
+            elif isinstance(parsed, bytes):
+                _add_ending(builder, one.path, parsed)
             elif isinstance(parsed, Ring):
                 builder.add_ring(parsed)
                 del parsed
@@ -156,10 +161,20 @@ def _ahead(
         yield first, future.result()
 
 
-def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark:
-    """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter."""
-    if not isinstance(parsed, bytes | memoryview):
-        return parsed
+def _add_ending(builder: TableBuilder, path: str, data: bytes) -> None:
+    try:
+        builder.endings.add(path, data)
+    except EndingError as error:
+        builder.remarks.append(InputRemark(path, str(error)))
+
+
+def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
+    """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter.
+
+    The bytes of an ending file are returned as they are.
+    """
+    if not isinstance(parsed, bytes | memoryview) or one.path.endswith(SIDE_FILES):
+        return bytes(parsed) if isinstance(parsed, memoryview) else parsed
     try:
         return Ring(parsed, one.path)
     except RingError as error:
@@ -251,6 +266,8 @@ def _looks_like_a_dump(head: bytes) -> bool:
 
 def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
     try:
+        if one.path.endswith(SIDE_FILES):
+            return one.read()
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):

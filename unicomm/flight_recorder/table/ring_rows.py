@@ -24,6 +24,20 @@ from unicomm.flight_recorder.ring.reader import (
 from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
 
+
+def _host_ranks(ring: Ring) -> range:
+    """Returns the ranks of a ring's host, as its launcher told; none if it did not."""
+    told = ring.meta.get("local")
+    if ring.rank < 0 or not isinstance(told, list) or len(told) != 2:
+        return range(0)
+    rank, size = told
+    if not (
+        isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= int(ring.header["world"])
+    ):
+        return range(0)
+    return range(ring.rank - rank, ring.rank - rank + size)
+
+
 _PROCESS = {"running": RUNNING, "stopped": STOPPED, "killed": KILLED, "ended": ENDED}
 # The 64-bit words of a ring's record that distinguish calls, with a mask.
 _WORDS = tuple(
@@ -64,6 +78,7 @@ class RingTableBuilder(TableStore):
             source = Source(
                 ring.path, "ring", ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
             )
+            source.host_ranks = _host_ranks(ring)
             self._add_ring_rank(ring, source, records, groups, ring.comms)
             return
         owners = np.asarray(own, np.int64)[records["comm"]]
@@ -89,6 +104,7 @@ class RingTableBuilder(TableStore):
         self, ring: Ring, source: Source, records: Column, groups: Column, comms: Sequence[Comm]
     ) -> None:
         source.pid, source.host, source.wrapped, source.exact_p2p = ring.pid, ring.host, ring.wrapped, True
+        source.runs_here = ring.runs_here
         for comm in comms:
             index = int(groups[comm.index])
             source.created[index] = comm.coll_created

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.ring.endings import Ending
 from unicomm.flight_recorder.ring.reader import ASYNC, Frame, InputRemark
 
 Column = npt.NDArray[Any]
@@ -29,13 +30,21 @@ Shapes = tuple[tuple[int, ...], ...]  # one shape per tensor
 
 @dataclass
 class Group:
-    """A communicator. `ranks` holds the members' ranks in the job, by their rank in the group."""
+    """A communicator.
+
+    Attributes:
+        name: what reports call it, "default" for the default group; no two groups of a table share it.
+        desc: what the program says of it, "" if it says nothing.
+        ranks: the members' ranks in the job, by their rank in the group.
+        recorded: its name in the source.
+    """
 
     name: str
     desc: str
     uid: str
     ranks: Column
     backend: str
+    recorded: str = ""
 
     @property
     def size(self) -> int:
@@ -60,7 +69,10 @@ class Source:
             from that of the other sources, else None.
         closed: the groups that the rank has finalized.
         as_of_ns: the wall-clock time of the source's state; 0 if unknown.
+        host_ranks: the ranks of its host, if the launcher told how many there are; launchers number the ranks
+            of a host consecutively.
         exact_p2p: whether `seq` of P2P rows counts per pair and direction.
+        runs_here: whether the process runs on this host now, so that advice may name it.
     """
 
     path: str
@@ -79,7 +91,9 @@ class Source:
     members: dict[int, Column | None] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     as_of_ns: int = 0
+    host_ranks: range = range(0)
     exact_p2p: bool = False
+    runs_here: bool = False
 
 
 @dataclass
@@ -147,6 +161,7 @@ class Table:
     groups: list[Group]
     sources: list[Source]
     remarks: list[InputRemark]
+    endings: list[Ending] = field(default_factory=list)  # how the processes of ranks ended, by rank
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -167,12 +182,27 @@ class Table:
         """The sources by rank."""
         return {source.rank: source for source in self.sources if source.rank >= 0}
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known: there are neither sources nor endings."""
+        return not self.sources and not self.endings
+
     @cached_property
     def ranks(self) -> Column:
-        """The sorted ranks that have a source or are members of a group."""
+        """The sorted ranks that have a source, are members of a group, or whose end is known."""
         found = [np.asarray(sorted(self.source_of), np.int64)]
+        found.append(np.asarray([ending.rank for ending in self.endings], np.int64))
         found += [np.asarray(group.ranks, np.int64) for group in self.groups]
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    @cached_property
+    def not_read(self) -> frozenset[int]:
+        """The ranks without a source of whose host no source is known to be.
+
+        Nothing is known of them. A rank without a source on a host that was read left no file.
+        """
+        missing = set(self.ranks.tolist()) - set(self.source_of)
+        return frozenset(missing.difference(*(source.host_ranks for source in self.sources)))
 
     # --- single rows and calls ---------------------------------------------------------------------
 

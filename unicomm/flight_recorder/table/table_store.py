@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
+from unicomm.flight_recorder.texts import tell_apart
 
 from .table import Calls, Column, Group, Shapes, Source, Stack, Table
 
@@ -34,6 +37,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 _COPIES_AHEAD = 8
+MOST_RANKS = 1 << 22  # a greater rank comes from a damaged file; arrays by rank would fill the memory
 
 
 class Interner(Generic[T]):
@@ -118,6 +122,7 @@ class TableStore:
         self._rows = _Rows()
         self.taken: dict[int, str] = {}
         self.remarks: list[InputRemark] = []
+        self.endings = EndingFiles()
 
     def group_index(self, key: tuple[str, str], make: Callable[[], Group]) -> int:
         """Returns the index of the group under (identity, text of its ranks); `make` makes a new one."""
@@ -144,6 +149,8 @@ class TableStore:
         """
         if source.rank < 0:
             message = "neither its content nor its name tells its rank, so its operations were left out"
+        elif source.rank >= MOST_RANKS:
+            message = f"rank {source.rank} is no rank of a job: the file is damaged, so it was left out"
         elif source.rank in self.taken:
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
         else:
@@ -209,13 +216,47 @@ class TableStore:
             groups=self.group_list,
             sources=sources,
             remarks=self.remarks,
+            endings=self._endings(sources),
         )
         for group_index, group in enumerate(table.groups):
             if not group.size:  # no configuration lists its members: take the ranks that used it
                 users = [s.rank for s in sources if group_index in s.members]
                 group.ranks = np.asarray(users, np.int32)
         unite(table, [key[0] for key in self.groups])
+        _name_groups(table)
         return table
+
+    def _endings(self, sources: list[Source]) -> list[Ending]:
+        """Returns how the processes of ranks ended; without those of earlier processes of a rank."""
+        rings = [(Path(s.path).stem, s.rank) for s in sources if s.format == "ring"]
+        several = Counter(name for name, _ in rings)  # ranks that are threads share a process
+        found = self.endings.joined({name: rank for name, rank in rings if several[name] == 1})
+        newest = {rank: name for name, rank in rings}
+        return [e for e in found if not e.name or newest.get(e.rank, e.name) == e.name]
+
+
+# torch's names of the default group, its description of it, and that of groups which the program has not
+# described.
+_DEFAULT_NAMES, _DEFAULT, _UNDESCRIBED = ("", "0"), "default_pg", "undefined"
+
+
+def _name_groups(table: Table) -> None:
+    """Gives the groups the names that reports show; see `Group`."""
+    used = set(np.unique(table.group).tolist()).union(*(source.members for source in table.sources))
+    groups = [group for index, group in enumerate(table.groups) if index in used]
+    names = []
+    for group in groups:
+        group.recorded = group.name
+        if group.desc == _DEFAULT or (not group.uid and group.name in _DEFAULT_NAMES):
+            group.desc = ""
+            names.append("default")
+        else:
+            group.desc = "" if group.desc == _UNDESCRIBED else group.desc
+            names.append(group.desc or group.name)
+    members = [group.ranks.tolist() for group in groups]
+    backends = [group.backend for group in groups]
+    for group, name in zip(groups, tell_apart(list(zip(names, members, backends, strict=True))), strict=True):
+        group.name = name
 
 
 def unite(table: Table, identities: list[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import threading
 
 import typer
 
@@ -11,8 +14,27 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 def run(context: typer.Context) -> None:
     """Starts a program's ranks: torchrun, with unicomm behind torch.distributed and a verdict on failures."""
+    from unicomm.launch.run.stop_signals import StopSignals
+
+    before = set(threading.enumerate())
+    stop = StopSignals()
+    stop.install()  # before torch is imported, which takes seconds
     from unicomm.launch.run.launcher import main
 
-    code = main(context.args)
+    code = main(context.args, stop)
+    stop.ignore()
+    _end(code, before)
+
+
+def _end(code: int, before: set[threading.Thread]) -> None:
+    """Ends the process with this exit code, even if a library has left a thread behind.
+
+    The end of the interpreter aborts the process if a daemon thread is inside a C++ call then, as in torch's
+    store, and waits without a limit for other threads.
+    """
     sys.stdout.flush()
-    raise typer.Exit(code)
+    if not set(threading.enumerate()) - before:
+        raise typer.Exit(code)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)

@@ -25,7 +25,10 @@ def show(
     folder: Annotated[
         Path | None, typer.Argument(help="folder with rings; default: where this user's processes write them")
     ] = None,
-    last: Annotated[int, typer.Option(min=0, help="number of operations per communicator; 0: all")] = 20,
+    last: Annotated[
+        int | None,
+        typer.Option(min=0, help="operations of each communicator; 0: all; default: 20, with --json all"),
+    ] = None,
     comm: Annotated[str | None, typer.Option(help="only the communicator of this name")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="only this rank; may be repeated")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="one row for each record")] = False,
@@ -59,12 +62,13 @@ def show(
             soft_wrap=True,
         )
         raise typer.Exit(UNUSABLE)
+    ranks = tuple(rank) if rank else None
     if json:
-        print(json_module.dumps(tables.as_data(rings, remarks)))
-    elif raw:
-        console.print(tables.render_raw(rings, last, comm))
-    else:
-        console.print(tables.render(rings, remarks, last, comm, rank or None))
+        what = tables.Selection(last or 0, comm, ranks)
+        print(json_module.dumps(tables.as_data(rings, remarks, what)))
+        return
+    what = tables.Selection(20 if last is None else last, comm, ranks)
+    console.print(tables.render_raw(rings, what) if raw else tables.render(rings, remarks, what))
 
 
 @app.command()

@@ -37,7 +37,7 @@ def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table
     with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
         table = load(paths, lambda done, total: bar.update(task, completed=done, total=total))
-        if not table.sources:
+        if table.empty:
             return table, None
         step = bar.add_task("analyzing", total=None)
         return table, analyze_table(table, stuck_after, lambda name: bar.update(step, description=name))

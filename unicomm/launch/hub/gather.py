@@ -18,6 +18,7 @@ import zmq
 
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.ring.copies import folder_copies, freeze
+from unicomm.flight_recorder.ring.endings import side_files
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.table.load import load
 
@@ -49,7 +50,8 @@ class RingFolders:
     def files(self) -> list[tuple[str, int]]:
         """Returns names and sizes of the copies from the failure; makes copies now if no rank has failed."""
         freeze(self.rings, self.frozen)
-        return [(path.name, path.stat().st_size) for path in sorted(self.frozen.glob(f"*{SUFFIX}"))]
+        rings = sorted(self.frozen.glob(f"*{SUFFIX}"))
+        return [(path.name, path.stat().st_size) for path in (*rings, *side_files(self.frozen))]
 
     def read(self, name: str, offset: int) -> protocol.Part:
         with (self.frozen / protocol.file_name(name)).open("rb") as file:
@@ -148,8 +150,8 @@ def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: fl
     if others.hosts > 1:
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folders.job.parent))
         try:
-            for path in folders.frozen.glob(f"*{SUFFIX}"):
-                os.link(path, part / path.name)
+            for name, _ in folders.files():
+                os.link(folders.frozen / name, part / name)
             budget = MOST_GATHERED // others.hosts
 
             def fetch(hub: HubConnection, peer: protocol.Announce) -> protocol.Announce:
@@ -165,7 +167,7 @@ def gather(folders: RingFolders, others: OtherHubs, seconds: float, patience: fl
                 shutil.rmtree(part)
     table = load([folder])
     report = analyze(table)
-    sentence = report.main.sentence if table.sources else ""
+    sentence = "" if table.empty else report.main.sentence
     found = protocol.Gathered(socket.gethostname(), str(folder), 1 + len(there), missing, sentence)
     replace(others, peers=there, hosts=1).all(lambda hub, _: hub.ask(protocol.Tell(found), patience))
     return found

@@ -25,7 +25,7 @@ MOST_ASKED = 64 << 10  # bytes of a request
 MOST_ANSWERED = 16 << 20  # bytes of an answer
 MOST_RING = 4 << 30  # bytes of a ring
 PART = 4 << 20  # bytes of a ring in one answer, before it is packed
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.ucring")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.(?:ucring|ending|stacks|exits)")
 _SHORTEST_TOKEN = 16
 
 
@@ -146,7 +146,10 @@ def read_request(data: bytes) -> AnyRequest:
 
 
 def file_name(name: str) -> str:
-    """Checks the name of a ring that a peer sent. Raises `HubError` unless it is a plain file name."""
+    """Checks the name of a ring or of an ending file that a peer sent.
+
+    Raises `HubError` unless it is a plain file name.
+    """
     if not _NAME.fullmatch(name):
         raise HubError(f"{name[:80]!r} is not the name of a ring")
     return name

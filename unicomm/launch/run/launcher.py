@@ -10,31 +10,38 @@ import argparse
 import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import config
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.rendezvous import utils as rendezvous
-from torch.distributed.launcher import api
 
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.registry import find_backend
 from unicomm.c10d import switch
 from unicomm.c10d.choice import CHOICE
 from unicomm.comms.errors import CommError
+from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
 from unicomm.launch.hub.hub_process import HubProcess
 
-from . import job_folder, summary
-from .job import HubSettings, Job, agent_class
+from . import job_folder, summary, verdict_file
+from .agent import our_agent, stopped
+from .introduction import HubSettings
+from .job import Evidence, Job
+from .outcome import UNUSABLE, Ended, Outcome, outcome, stopped_outcome
+from .stop_signals import Reacting, StopSignals
+from .time_limit import time_limit
 
-UNUSABLE = 2  # the exit code when the options contradict each other
+_ANALYZING = 60.0  # seconds that the verdict may take once its rings are there
 _LOOPBACK = "127.0.0.1"
 _DEFAULT_RENDEZVOUS = 29400  # torch's, for c10d
 
@@ -58,7 +65,8 @@ examples:
   another backend, and a chosen network interface:
     unicomm run --nnodes 2 --backend gloo --interface eth1 --rdzv-backend c10d --rdzv-endpoint node0 train.py
 
-exit code: torchrun's; 2 when the options contradict each other. More: docs/run.md
+exit code: that of the rank that failed first, 128 + n if signal n ended it; 130 and 143 after Ctrl-C and
+SIGTERM; 2 when the options contradict each other. More: docs/run.md
 """
 
 
@@ -98,6 +106,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"the hub's port; default: {job_folder.DEFAULT_PORT}, or any port if it is taken; 0: any port",
     )
     ours.add_argument(
+        "--verdict-file",
+        "--verdict_file",
+        metavar="FILE",
+        type=Path,
+        default=None,
+        help="write the exit code, its reason and the verdict there as JSON when the job ends",
+    )
+    ours.add_argument(
         "--interface",
         metavar="NAME",
         help="network interface between the hosts; default: the one that routes to the rendezvous endpoint "
@@ -110,14 +126,22 @@ class UsageError(Exception):
     """An option is invalid or contradicts another; the message says what to use instead."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs a job and returns its exit code. Raises `SystemExit` for `--help` and bad options."""
+def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
+    """Runs a job and returns its exit code. Raises `SystemExit` for `--help` and bad options.
+
+    `stop` has the signals that have come so far. Without it signals are heeded from the start of the ranks.
+    """
+    started = time.time()
+    stop = stop or StopSignals()
     options = parser().parse_args(arguments)
+    stop.only([name.strip() for name in options.signals_to_handle.split(",")])
     try:
         _check(options)
         several = torchrun.parse_min_max_nnodes(options.nnodes)[1] > 1
         _choose_addresses(options, several)
         settings = _hub_settings(options, several)
+        if options.verdict_file is not None:
+            verdict_file.prepare(options.verdict_file)
         folder = _folder(options)
     except (UsageError, CommError, FolderError, OSError) as error:
         print(f"unicomm run: {error}", file=sys.stderr)
@@ -126,40 +150,84 @@ def main(arguments: Sequence[str]) -> int:
     _set_environment(options)
     hub = HubProcess(folder.hub_log) if settings is not None else None
     job = Job(folder, hub, settings)
-    code = 1
+    stop.give_up = job.abandon
+    ending = _Ending(options.verdict_file, job, stop, started)
+    end = Outcome(Ended.LAUNCHER_FAILED, 1)
     try:
-        code = _run(options, job)
+        # Once the ranks have ended signals are only noted, and nothing waits without a limit: the verdict is
+        # made once.
+        end = ending.conclude(_run(options, job, stop, ending))
     finally:
-        job.close(keep=kept or (code != 0 and bool(job.attempt.failure)))
-    return code
+        job.close(keep=kept or (end.exit_code != 0 and bool(job.attempt.failure)))
+    return end.exit_code
 
 
-def _run(options: argparse.Namespace, job: Job) -> int:
-    def verdict() -> None:
-        summary.show(job.evidence())
-
-    with _agent(job, verdict):
-        try:
+def _run(options: argparse.Namespace, job: Job, stop: StopSignals, ending: _Ending) -> BaseException | None:
+    """Runs the ranks to their end, and returns torchrun's error."""
+    reacting = Reacting(stop, ending.before_ranks)
+    try:
+        with our_agent(job, stop, reacting.close, ending.show), stop.interrupting(stopped):
             record(torchrun.run)(options)
-            return 0
-        except SystemExit as error:
-            return error.code if isinstance(error.code, int) else 1 if error.code else 0
-        except BaseException as error:  # torchrun leaves errors to the interpreter: print them as it does
-            sys.excepthook(type(error), error, error.__traceback__)
-            if job.attempt.failure:
-                verdict()
-            return 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-@contextlib.contextmanager
-def _agent(job: Job, on_restart: Any) -> Iterator[None]:
-    """Makes torch.distributed.launcher create our agent, a subclass of its own."""
-    before = vars(api)["LocalElasticAgent"]
-    vars(api)["LocalElasticAgent"] = agent_class(job, on_restart)
-    try:
-        yield
+    except SystemExit as error:
+        return error if error.code else None
+    except BaseException as error:
+        return error
     finally:
-        vars(api)["LocalElasticAgent"] = before
+        reacting.close()
+    return None
+
+
+class _Ending:
+    """The end of a job: torchrun's error, the verdict on each failed attempt, once, and the file."""
+
+    def __init__(self, file: Path | None, job: Job, stop: StopSignals, started: float) -> None:
+        self._file, self._job, self._stop, self._started = file, job, stop, started
+        self._shown: dict[int, tuple[Evidence, Report | None]] = {}  # by attempt
+
+    def conclude(self, error: BaseException | None) -> Outcome:
+        """Says how the job ended."""
+        attempt, stop = self._job.attempt, self._stop.first
+        end = outcome(error, attempt, stop)
+        if error is not None:
+            _tell(error, end)
+        if error is not None and attempt.failure:
+            self.show()
+        _, report = shown = self._shown.get(attempt.number, (None, None))
+        end = outcome(error, attempt, stop, report.main.culprits if report else ())
+        self._write(end, *shown)
+        return end
+
+    def show(self) -> None:
+        """Prints the verdict on an attempt that has failed."""
+        number = self._job.attempt.number
+        if number not in self._shown:
+            evidence = self._job.evidence()
+            with time_limit(_ANALYZING):
+                self._shown[number] = evidence, summary.show(evidence)
+
+    def before_ranks(self, number: signal.Signals) -> None:
+        """Says that a signal has ended the job before there were ranks."""
+        end = stopped_outcome(number)
+        print(f"unicomm run: {end.why}", file=sys.stderr, flush=True)
+        self._write(end, None, None)
+
+    def _write(self, end: Outcome, evidence: Evidence | None, report: Report | None) -> None:
+        if self._file is None:
+            return
+        attempt, signals = self._job.attempt, self._stop.received
+        try:
+            data = verdict_file.verdict(end, attempt, signals, self._started, time.time(), evidence, report)
+            verdict_file.write(self._file, data)
+        except OSError as failed:
+            print(f"unicomm run: cannot write {self._file}: {failed}", file=sys.stderr)
+
+
+def _tell(error: BaseException, end: Outcome) -> None:
+    """Prints what torchrun raised; it leaves that to the interpreter."""
+    if isinstance(error, SignalException) or end.ended is Ended.NOT_STARTED:
+        print(f"unicomm run: {end.why}", file=sys.stderr, flush=True)
+    elif not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 # --- options ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.rule import Rule
 
 from unicomm.flight_recorder.analysis.analyze import analyze
-from unicomm.flight_recorder.analysis.verdict import Verdict
+from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.table.load import load
 from unicomm.launch.commands.terminal import print_line
@@ -18,28 +18,33 @@ from .job import Evidence
 _NARROW = 100  # columns when stderr is not a terminal
 
 
-def show(evidence: Evidence) -> None:
-    """Prints the verdict, the folder of the rings, and commands that show more. Never raises."""
+def show(evidence: Evidence) -> Report | None:
+    """Prints the verdict, the folder of the rings, and commands that show more. Never raises.
+
+    Returns the report; None if there is none, or if another host has it.
+    """
     console = Console(stderr=True, width=None if sys.stderr.isatty() else _NARROW)
     try:
-        _show(evidence, console)
+        return _show(evidence, console)
     except Exception as error:  # must not hide the job's own error
         print_line(console, f"unicomm could not analyze {evidence.folder}: {error}")
+    return None
 
 
-def _show(evidence: Evidence, console: Console) -> None:
+def _show(evidence: Evidence, console: Console) -> Report | None:
+    report = None
     console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
     if evidence.elsewhere:
         print_line(console, evidence.sentence or "No rank had created a communicator.")
         print_line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
     else:
         table = load([evidence.folder])
-        if not table.sources:
+        if table.empty:
             print_line(
                 console,
                 "Nothing was recorded: no rank had created a communicator. The error above is the cause.",
             )
-            return
+            return None
         report = analyze(table)
         console.print(render(report))
         if report.main.verdict is Verdict.GOOD:
@@ -49,6 +54,7 @@ def _show(evidence: Evidence, console: Console) -> None:
         print_line(console, f"              unicomm trace show {evidence.folder}")
     for remark in evidence.remarks:
         print_line(console, remark, "yellow")
+    return report
 
 
 def _hosts(evidence: Evidence) -> str:
