@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,7 +307,24 @@ def test_a_cause_and_a_call_path_are_shown_and_escaped():
     report.main.cause = Cause("ValueError", f"bad {EVIL}", "train.py", 18, "step", None, "SIGABRT", path)
     elements = Elements(html.page(report, table))
     assert f"ValueError: bad {EVIL}" in elements.text
+    absent = {r["rank"]: r["absent"] for r in data_of(html.page(report, table))["ranks"]}
+    assert absent == {0: "", 1: "raised ValueError, not in all_reduce #5", 2: "", 3: ""}
     assert "SIGABRT" in elements.text
     assert "exit code" not in elements.text
     assert all(call in elements.text for call in path)
     assert not [tag for tag, _ in elements.found if tag == "img"]
+
+
+def test_call_paths_are_folded_under_the_users_line():
+    table = missing_rank(4, guilty=1)
+    report = analyze(table, stuck_after=0)
+    lines = [
+        SimpleNamespace(file="ddp.py", line=7, function="forward", library="torch"),
+        SimpleNamespace(file="train.py", line=18, function=EVIL, library=""),
+    ]
+    called = SimpleNamespace(ranks=[1], operation="all_reduce #5 of 'main'", path=lines, user=1)
+    report.main.call_paths = [called]
+    elements = Elements(html.page(report, table))
+    assert "Rank 1 came to all_reduce #5 of 'main' from" in elements.text
+    assert elements.text.count(f"train.py:18 {EVIL}") == 2  # as the place, and in the path
+    assert "ddp.py:7 forward (torch)" in elements.text

@@ -62,6 +62,7 @@ def page(report: Report, table: Table) -> str:
         *_others(report.findings[1:]),
         *_advice(main),
         _sides(main.sides),
+        card("Call paths", *paths) if (paths := _call_paths(main)) else "",
         _timeline_section(report, table),
         _waits(main, table),
         _stragglers(report.stragglers),
@@ -106,13 +107,12 @@ def _name(found: Finding) -> str:
 
 def _verdict(found: Finding) -> Html:
     tone = _TONE.get(found.verdict, "bad")
-    told = [*_named(found)]
+    told = [*_named(found), *_place_of(found)]
     if found.operation:
         number = f" #{found.seq_num}" if found.seq_num >= 0 else ""
         told.append(("operation", element("code", found.operation + number)))
     if found.group:
         told.append(("communicator", element("code", found.group)))
-    told += _place_of(found)
     below = [facts(told)] if told else []
     return verdict(tone, _name(found), found.sentence, *below, confidence=found.confidence)
 
@@ -141,6 +141,20 @@ def _place_of(found: Finding) -> list[tuple[str, str]]:
         ("in the program at", place(inside, cause.call_path) if inside else ""),
     ]
     return [(name, value) for name, value in told if value]
+
+
+def _call_paths(found: Finding) -> list[Html]:
+    """Returns the user's line of each call path to an operation, under which the path is folded."""
+    out = []
+    for called in getattr(found, "call_paths", ()):
+        lines = [
+            f"{line.file}:{line.line} {line.function}" + (f" ({line.library})" if line.library else "")
+            for line in called.path
+        ]
+        if lines:
+            who = f"{capital(ranks_text(called.ranks, 40))} came to {called.operation} from"
+            out.append(element("div", element("small", who), place(lines[called.user], lines)))
+    return out
 
 
 def _advice(found: Finding) -> list[str]:
@@ -275,6 +289,7 @@ def _other(found: Finding) -> Html:
         ("What to do now", items(found.next_steps, "ol") if found.next_steps else ""),
         ("Evidence", items(found.evidence) if found.evidence else ""),
         ("Who did what", _sides_table(found.sides) if found.sides else ""),
+        ("Call paths", join(*_call_paths(found))),
         (_title_of_waits(found), _edges(found) if found.edges else ""),
     ):
         if content:

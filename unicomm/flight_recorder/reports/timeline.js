@@ -286,8 +286,7 @@
       else front.append(make("text", { class: one.style, x: one.at + 2, y: middle }, text));
     }
     if (rank.absent && D.since !== null && D.since <= to) {
-      const x0 = Math.max(x(D.since), LEFT + 2),
-        text = (lost ? `process ${rank.note}, ` : "") + rank.absent;
+      const x0 = Math.max(x(D.since), LEFT + 2);
       front.append(
         use(
           "absent",
@@ -301,7 +300,7 @@
           }),
         ),
       );
-      const short = [text, rank.absent, "not in it"].find(t => measured(t) < w - x0 - 12);
+      const short = [rank.absent, rank.absent.split(", ").at(-1), "not in it"].find(t => measured(t) < w - x0 - 12);
       if (short) front.append(make("text", { class: "on-plate bad", x: x0 + 7, y: middle }, short));
     } else if (lastOpen === null && (rank.from === rank.to || lost || rank.note === "no file")) {
       const text =

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
 from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import Table, user_frame
+from unicomm.flight_recorder.table.table import KILLED, STOPPED, Table, user_frame
 
 from . import timeline
 
@@ -78,15 +78,22 @@ def timeline_data(report: Report, table: Table, culprits: set[int]) -> dict[str,
     since = timeline.since(report, table)
     victims = set(main.victims) - culprits
     busy = marked | line.open
-    absent = f"not in {main.operation} #{main.seq_num}" if main.operation and main.seq_num >= 0 else ""
+    known = main.operation and main.seq_num >= 0
+    missed = f"not in {main.operation} #{main.seq_num}" if known else ""
     process = {source.rank: source.process for source in table.sources}
+
+    def absent(rank: int) -> str:
+        if not missed or rank not in main.culprits:
+            return ""
+        return ", ".join(filter(None, (_end(main, process.get(rank, "")), missed)))
+
     return {
         "ranks": [
             {
                 "rank": r,
                 "tone": "bad" if r in culprits else "warn" if r in victims else "",
                 "note": process.get(r, "no file"),
-                "absent": absent if r in main.culprits and not busy[begins[i] : ends[i]].any() else "",
+                "absent": absent(r) if not busy[begins[i] : ends[i]].any() else "",
                 "from": int(begins[i]),
                 "to": int(ends[i]),
             }
@@ -103,6 +110,18 @@ def timeline_data(report: Report, table: Table, culprits: set[int]) -> dict[str,
         "span": int(_tenths(np.asarray([line.last_ns - line.first_ns]))[0]),
         "since": (since - line.first_ns) // 100 if since > line.first_ns else None,
     }
+
+
+def _end(found: Finding, process: str) -> str:
+    """Returns how the culprit's process ended, in few words; "" if it is unknown."""
+    cause = found.cause
+    if cause is None or len(found.culprits) != 1:
+        return f"process {process}" if process in (KILLED, STOPPED) else ""
+    if cause.exception:
+        return f"raised {cause.exception}"
+    if cause.signal:
+        return f"ended by {cause.signal}"
+    return "" if cause.exit_code is None else f"exit code {cause.exit_code}"
 
 
 def _tenths(ns: Any) -> Any:
