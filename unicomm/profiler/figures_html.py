@@ -95,7 +95,7 @@ def _mean(values: list[int]) -> float:
 
 
 def _name(one: OperationFigures) -> Html:
-    return element("span", one.op, element("small", one.group))
+    return element("span", one.op, element("small", ", ".join(filter(None, (one.group, _about(one))))))
 
 
 def _about(one: OperationFigures) -> str:
