@@ -1,8 +1,8 @@
 """Findings about ranks whose process ended by a fault of its own, and the places of ranks that hang.
 
-A rank that raises, exits, crashes or is killed is the cause of what its peers wait for. Peers raise as well, but
-because of it: `Raised.consequence` tells these exceptions apart. The first fault leads; equal faults of several
-ranks are one finding.
+A rank that raises, exits, crashes or is killed is the cause of what its peers wait for. Peers raise as well,
+but because of it: `Raised.consequence` tells these exceptions apart. The first fault leads; equal faults of
+several ranks are one finding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class _Fault:
 
 
 def own_faults(table: Table) -> list[Finding]:
-    """Returns a finding for each fault of ranks' own, the first one first."""
+    """Returns a finding for each fault of ranks' own, the first one first.
+
+    Ranks that raised because of others are victims of the first one.
+    """
     faults: dict[tuple[object, ...], _Fault] = {}
     for ending in table.endings:
         one = _fault(table, ending)
@@ -72,11 +75,19 @@ def own_faults(table: Table) -> list[Finding]:
         if same is not one:
             same.ranks += one.ranks
             same.at_ns = min(same.at_ns or one.at_ns, one.at_ns or same.at_ns)
-    return [_finding(table, one) for one in sorted(faults.values(), key=lambda f: (f.at_ns == 0, f.at_ns))]
+    ordered = sorted(faults.values(), key=lambda f: (f.at_ns == 0, f.at_ns))
+    found = [_finding(table, one) for one in ordered]
+    for first in found[:1]:
+        ended = {e.rank for e in table.endings if e.raised is not None and e.raised.consequence}
+        first.victims = sorted(ended - {rank for one in found for rank in one.culprits})
+    return found
 
 
 def without_absences(findings: Sequence[Finding], own: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings that own faults do not explain; what is dropped gives them its victims and facts."""
+    """Returns the findings that own faults do not explain.
+
+    An explained one is dropped, and gives its victims and facts to the own fault.
+    """
     by_rank = {rank: fault for fault in own for rank in fault.culprits}
     out = []
     for one in findings:
@@ -156,7 +167,7 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
     if code:
         what = f"ended with exit code {code}, and left no exception"
         if not ending.name:
-            what = f"ended with exit code {code} before it had imported torch"
+            what = f"ended with exit code {code} before importing torch"
         if after := _after(table, ending.rank):
             what = f"ended with exit code {code}{after}, and left no exception"
         cause = _last_place(table, ending.rank)
@@ -264,8 +275,8 @@ def _steps(fault: _Fault, who: str) -> list[str]:
             return [f"look at why {who} exits" + (f" at {where}" if where else ""), f"read the log of {who}"]
         case Verdict.CRASHED:
             return [
-                f"look at the native code that {where or 'the rank'} calls; a core dump (ulimit -c unlimited) has"
-                " its stack"
+                f"look at the native code that {where or 'the rank'} calls",
+                "a core dump (ulimit -c unlimited) has its stack",
             ]
         case Verdict.OUT_OF_MEMORY:
             return [

@@ -68,7 +68,7 @@ class Cause:
         exception: the name of the exception's class, "" without one.
         message: the first line of its text.
         file, line, function: the user's own place; "" and 0 if unknown.
-        exit_code: the exit code that the launcher saw; None if it is unknown, or if a signal ended the process.
+        exit_code: the exit code that the launcher saw; None if it is unknown.
         signal: the name of the signal that ended the process, "" if none did.
         call_path: the frames that lead to the place, "file:line function", the innermost first.
     """

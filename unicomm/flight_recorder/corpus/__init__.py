@@ -7,6 +7,7 @@ simulated_job.py   SimulatedJob: programs of many ranks run on a simulated clock
 fault_kinds.py     Case, FaultKind, and programs without a fault
 healthy_jobs.py    kinds without a fault
 absent_ranks.py    kinds with ranks that do not join, and with dead or stopped processes
+ended_ranks.py     kinds with ranks that raise, exit, crash or are killed, or that hang at a known place
 wrong_calls.py     kinds with collectives whose calls differ
 wrong_messages.py  kinds with wait cycles, and with wrong sends and receives
 coalesced_calls.py kinds with uneven and coalesced collectives and batches, as dumps of NCCL
@@ -22,7 +23,15 @@ from collections.abc import Iterator
 import numpy as np
 
 # Importing these files registers their kinds.
-from . import absent_ranks, coalesced_calls, healthy_jobs, other_faults, wrong_calls, wrong_messages  # noqa: F401
+from . import (  # noqa: F401
+    absent_ranks,
+    coalesced_calls,
+    ended_ranks,
+    healthy_jobs,
+    other_faults,
+    wrong_calls,
+    wrong_messages,
+)
 from .fault_kinds import KINDS, Case, FaultKind
 
 __all__ = ["KINDS", "Case", "FaultKind", "cases"]

@@ -130,6 +130,7 @@ class SimulatedJob:
         errors: the error with which waiting ranks fail at the end ("timeout", "peer lost", ...).
         hosts: the number of ranks per host.
         live: whether the processes exist when the rings are read.
+        endings: the ending files of the ranks, by name.
     """
 
     size: int
@@ -146,6 +147,7 @@ class SimulatedJob:
     errors: str = ""
     hosts: int = 8
     live: bool = False
+    endings: dict[str, str] = field(default_factory=dict)
     seed: int = 1
     events: list[list[Event]] = field(default_factory=list)
     fates: dict[int, str] = field(default_factory=dict)
@@ -297,6 +299,8 @@ class SimulatedJob:
         for rank in range(self.size):
             if rank not in missing:
                 self.add_to(builder, rank, as_dump, status)
+        for name, text in self.endings.items():
+            builder.endings.add(name, text.encode())
         return builder.finish()
 
 

@@ -138,8 +138,8 @@ class Job:
     def _note_exits(self, folder: Path) -> None:
         """Writes the exit codes of the ranks that ended by themselves beside their rings. Raises `OSError`."""
         attempt = self.attempt
-        killed = {r: attempt.pids.get(r, 0) for r, code in attempt.ended.items() if code == -signal.SIGKILL}
-        evidence = {rank: self._kills.evidence(pid) for rank, pid in killed.items()}
+        killed = [rank for rank, code in attempt.ended.items() if code == -signal.SIGKILL]
+        evidence = {rank: self._kills.evidence(attempt.pids.get(rank, 0)) for rank in killed}
         host = socket.gethostname()
         name = f"{ring_name(-1, os.getpid()).removesuffix(SUFFIX)}{EXITS}"
         text = describe_exits(host, attempt.ended, attempt.pids, evidence, time.time_ns())

@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.distributed import config
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import utils as rendezvous
 
 from unicomm.backends.bootstrap import addresses
@@ -191,19 +191,19 @@ class _Ending:
         if error is not None:
             _tell(error, end)
         if error is not None and attempt.failure:
-            self.show()
+            self.show(error.get_first_failure()[0] if isinstance(error, ChildFailedError) else None)
         _, report = shown = self._shown.get(attempt.number, (None, None))
         end = outcome(error, attempt, stop, report.main.culprits if report else ())
         self._write(end, *shown)
         return end
 
-    def show(self) -> None:
-        """Prints the verdict on an attempt that has failed."""
+    def show(self, root_cause: int | None = None) -> None:
+        """Prints the verdict on an attempt that has failed. `root_cause`: the rank that torchrun calls so."""
         number = self._job.attempt.number
         if number not in self._shown:
             evidence = self._job.evidence()
             with time_limit(_ANALYZING):
-                self._shown[number] = evidence, summary.show(evidence)
+                self._shown[number] = evidence, summary.show(evidence, root_cause)
 
     def before_ranks(self, number: signal.Signals) -> None:
         """Says that a signal has ended the job before there were ranks."""

@@ -11,6 +11,7 @@ from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.table.load import load
+from unicomm.flight_recorder.texts import ranks_text
 from unicomm.launch.commands.terminal import print_line
 
 from .job import Evidence
@@ -18,20 +19,22 @@ from .job import Evidence
 _NARROW = 100  # columns when stderr is not a terminal
 
 
-def show(evidence: Evidence) -> Report | None:
+def show(evidence: Evidence, root_cause: int | None = None) -> Report | None:
     """Prints the verdict, the folder of the rings, and commands that show more. Never raises.
+
+    `root_cause` is the rank that torchrun calls so: the first one that it saw fail, which is often a victim.
 
     Returns the report; None if there is none, or if another host has it.
     """
     console = Console(stderr=True, width=None if sys.stderr.isatty() else _NARROW)
     try:
-        return _show(evidence, console)
+        return _show(evidence, root_cause, console)
     except Exception as error:  # must not hide the job's own error
         print_line(console, f"unicomm could not analyze {evidence.folder}: {error}")
     return None
 
 
-def _show(evidence: Evidence, console: Console) -> Report | None:
+def _show(evidence: Evidence, root_cause: int | None, console: Console) -> Report | None:
     report = None
     console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
     if evidence.elsewhere:
@@ -47,7 +50,15 @@ def _show(evidence: Evidence, console: Console) -> Report | None:
             return None
         report = analyze(table)
         console.print(render(report))
-        if report.main.verdict is Verdict.GOOD:
+        main = report.main
+        if root_cause is not None and root_cause not in main.culprits and root_cause in main.victims:
+            print_line(
+                console,
+                f"torchrun's Root Cause above, rank {root_cause}, is a victim: it failed because of"
+                f" {ranks_text(main.culprits)}.",
+                "yellow",
+            )
+        if main.verdict is Verdict.GOOD:
             print_line(console, "Communication was correct; the error above is the cause.")
         print_line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
         print_line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
