@@ -222,6 +222,36 @@ def test_the_timeline_by_keyboard(show, reports):
     assert browser.run("document.querySelector('svg.rows').outerHTML") != before
 
 
+def test_the_timeline_by_pointer(show):
+    """Over a bar its description is shown; a drag moves the view; only with Ctrl, the wheel zooms."""
+    browser = show("one-killed-and-one-stopped")
+    bar = "document.querySelector('.open').getBoundingClientRect()"
+    place = browser.run(f"(r => [r.x + 20, r.y + r.height / 2])({bar})")
+
+    def mouse(kind, x, y, **more):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    mouse("mouseMoved", *place)
+    assert "all_reduce float32" in browser.run("document.querySelector('.tip').textContent")
+    assert browser.run("document.querySelector('.tip').checkVisibility()")
+    ticks = "[...document.querySelectorAll('.tick')].map(one => one.textContent).join()"
+    before = browser.run(ticks)
+    mouse("mousePressed", *place, button="left", buttons=1, clickCount=1)
+    mouse("mouseMoved", place[0] + 300, place[1], button="left", buttons=1)
+    mouse("mouseReleased", place[0] + 300, place[1], button="left")
+    assert browser.run(ticks) != before
+    assert not browser.run("document.querySelector('.tip').checkVisibility()")
+    turn = (
+        "(ctrlKey => { const one = new WheelEvent('wheel', {deltaY: -100, ctrlKey, cancelable: true});"
+        " document.querySelector('.timeline').dispatchEvent(one); return one.defaultPrevented; })"
+    )
+    before = browser.run(ticks)
+    assert not browser.run(f"{turn}(false)")
+    assert browser.run(ticks) == before
+    assert browser.run(f"{turn}(true)")
+    assert browser.run(ticks) != before
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_legends_have_what_is_drawn(show, name):
     browser = show(name)

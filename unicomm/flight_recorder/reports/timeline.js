@@ -159,22 +159,6 @@
       if (since > LEFT + 14 && since < w - 14)
         front.append(make("text", { class: "sincetext", x: since, y: 11 }, "fault"));
     }
-    if (selected !== null) {
-      const k = selected.k,
-        x0 = Math.max(x(S.begin[k]), LEFT),
-        x1 = Math.min(x(S.begin[k] + S.last[k]), w);
-      if (x1 >= LEFT && x0 <= w)
-        front.append(
-          make("rect", {
-            class: "selected",
-            x: x0,
-            y: AXIS + selected.i * ROW + 1,
-            width: Math.max(x1 - x0, 3),
-            height: ROW - 2,
-            rx: 2,
-          }),
-        );
-    }
     const clip = make("clipPath", { id: "drawn" });
     clip.append(make("rect", { x: LEFT, y: 0, width: Math.max(w - LEFT, 0), height }));
     bars.setAttribute("clip-path", "url(#drawn)");
@@ -192,8 +176,22 @@
     const defs = make("defs");
     defs.append(clip, ...stripes);
     svg.replaceChildren(defs, back, bars, front);
+    showSelected();
     showLegend(used);
     controls();
+    tip.hidden = true; // its place may be another now
+  }
+
+  // The frame of the selected operation, which changes more often than the rest.
+  function showSelected() {
+    scene.querySelector(".selected")?.remove();
+    if (selected === null) return;
+    const { k, i } = selected,
+      x0 = Math.max(x(S.begin[k]), LEFT),
+      x1 = Math.min(x(S.begin[k] + S.last[k]), width());
+    if (x1 < LEFT || x0 > width()) return;
+    const area = { x: x0, y: AXIS + i * ROW + 1, width: Math.max(x1 - x0, 3), height: ROW - 2, rx: 2 };
+    scene.append(make("rect", { class: "selected", ...area }));
   }
 
   function row(rank, top, w, use, back, bars, front) {
@@ -300,7 +298,9 @@
           }),
         ),
       );
-      const short = [rank.absent, rank.absent.split(", ").at(-1), "not in it"].find(t => measured(t) < w - x0 - 12);
+      const short = [rank.absent, rank.absent.split(", ").at(-1), "not in it"].find(
+        t => measured(t) < w - x0 - 12,
+      );
       if (short) front.append(make("text", { class: "on-plate bad", x: x0 + 7, y: middle }, short));
     } else if (lastOpen === null && (rank.from === rank.to || lost || rank.note === "no file")) {
       const text =
@@ -434,9 +434,10 @@
     return lines.join("\n");
   }
   function select(found, px) {
+    if (found && selected && found.k === selected.k && !tip.hidden) return;
     selected = found;
     tip.hidden = !found;
-    draw();
+    showSelected();
     if (!found) return;
     tip.textContent = describe(found.k);
     tip.style.left = Math.max(0, Math.min(px + 12, width() - tip.offsetWidth)) + "px";
@@ -477,6 +478,7 @@
     [from, to] = [drag.from + by, drag.to + by];
     clamp();
     select(null);
+    draw();
   });
   const drop = event => {
     if (drag && !drag.moved && event.type === "pointerup") select(find(...inside(event)), inside(event)[0]);
@@ -537,6 +539,7 @@
     if (begin < from + size * 0.05 || begin > to - size * 0.05) {
       [from, to] = [begin - size / 2, begin + size / 2];
       clamp();
+      draw();
     }
     select({ k, i, rank: D.ranks[i].rank }, Math.max(x(begin), LEFT));
   }
