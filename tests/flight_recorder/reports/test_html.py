@@ -328,3 +328,20 @@ def test_call_paths_are_folded_under_the_users_line():
     assert "Rank 1 came to all_reduce #5 of 'main' from" in elements.text
     assert elements.text.count(f"train.py:18 {EVIL}") == 2  # as the place, and in the path
     assert "ddp.py:7 forward (torch)" in elements.text
+
+
+def test_a_message_of_the_fault_is_not_a_collective_of_its_number():
+    def program(recorder, rank):
+        comm = recorder.add_comm("main", "shm", "u", "0-3", rank, 4)
+        recorder.finish(recorder.begin(comm, ALL_REDUCE, 1, 1, ONE, ONE, 1))
+        if rank == 2:
+            recorder.begin(comm, SEND, 1, 2, ONE, [], peer=1, flags=2)
+        else:
+            recorder.begin(comm, ALL_REDUCE, 2, 2, ONE, ONE, 1)
+
+    table = table_of(program, 4)
+    report = analyze(table, stuck_after=0)
+    assert (report.main.operation, report.main.seq_num, report.main.culprits) == ("send", 1, [2])
+    data = data_of(html.page(report, table))
+    marked = [i for i, m in enumerate(data["marked"]) if m]
+    assert [data["calls"][data["call"][i]].split()[0] for i in marked] == ["send"]

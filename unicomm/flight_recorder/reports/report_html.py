@@ -34,6 +34,7 @@ from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
+from . import timeline
 from .timeline_data import chosen_ranks, most_per_rank, timeline_data
 from .wait_graph_svg import draw
 
@@ -209,8 +210,8 @@ def _waits(found: Finding, table: Table) -> str:
 
 def _waiting(found: Finding, table: Table) -> set[int]:
     """Returns the victims that have not completed the operation of a finding."""
-    named = [i for i, group in enumerate(table.groups) if group.name == found.group]
-    rows = np.isin(table.group, named) & (table.seq == found.seq_num) & (table.state != State.COMPLETED)
+    rows = np.flatnonzero(table.state != State.COMPLETED)
+    rows = rows[timeline.of_finding(found, table, rows)]
     return set(table.rank[rows].tolist()) & set(found.victims)
 
 

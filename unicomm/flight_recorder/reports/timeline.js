@@ -301,7 +301,7 @@
       const short = [rank.absent, rank.absent.split(", ").at(-1), "not in it"].find(
         t => measured(t) < w - x0 - 12,
       );
-      if (short) front.append(make("text", { class: "on-plate bad", x: x0 + 7, y: middle }, short));
+      if (short) plated(front, x0 + 3, middle, short, measured(short), "bad", ROW + 1);
     } else if (lastOpen === null && (rank.from === rank.to || lost || rank.note === "no file")) {
       const text =
         rank.note === "no file" ? "no file of this rank" : lost ? "process " + rank.note : "no operations";

@@ -58,8 +58,7 @@ def timeline_data(report: Report, table: Table, culprits: set[int]) -> dict[str,
     op = table.calls.op[calls] if len(calls) else calls
     common = [int(o) for o, _ in Counter(table.calls.op[table.call[rows]].tolist()).most_common()]
     rank = table.rank[rows]
-    named = np.asarray([i for i, g in enumerate(table.groups) if g.name == main.group], np.int64)
-    marked = np.isin(table.group[rows], named) & (table.seq[rows] == main.seq_num) & (main.seq_num >= 0)
+    marked = timeline.of_finding(main, table, rows)
     columns = (call, group, frame, table.state[rows], marked, table.peer[rows])
     together = np.stack([np.asarray(c, np.int64).reshape(-1) for c in columns], axis=1)
     kinds, kind = np.unique(together, axis=0, return_inverse=True)
