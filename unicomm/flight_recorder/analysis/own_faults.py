@@ -27,6 +27,7 @@ _WORDS = {
     "SIGILL": "an illegal instruction",
 }
 _SURE = 0.98
+_AT_ONCE_NS = 20_000_000  # launchers look at their ranks less often than this
 # Findings that say that a rank is absent: how its process ended says why, and takes their place.
 _ABSENCES = frozenset(
     {
@@ -67,8 +68,11 @@ def own_faults(table: Table) -> list[Finding]:
     Ranks that raised because of others are victims of the first one.
     """
     faults: dict[tuple[object, ...], _Fault] = {}
+    first = _first_terminated(table)
     for ending in table.endings:
         one = _fault(table, ending)
+        if one is None and ending.rank in first:
+            one = _killed(table, ending, "SIGTERM")
         if one is None:
             continue
         same = faults.setdefault((one.kind, one.what), one)
@@ -177,6 +181,20 @@ def _fault(table: Table, ending: Ending) -> _Fault | None:
     return None
 
 
+def _first_terminated(table: Table) -> set[int]:
+    """Returns the ranks that SIGTERM ended before any other rank had ended.
+
+    Launchers send it to the ranks that are left when one has failed. So it is nobody's own fault as soon as a
+    rank has ended otherwise, or is not known.
+    """
+    terminated = {e.rank: e.stacks.at_ns for e in table.endings if e.stacks.terminated and e.alive_ns}
+    raised = {e.rank: e.ended_ns for e in table.endings if e.raised is not None and e.raised.consequence}
+    if not terminated or len(terminated.keys() | raised.keys()) < len(table.ranks):
+        return set()
+    first = min((*terminated.values(), *raised.values()))
+    return {rank for rank, at in terminated.items() if at - first < _AT_ONCE_NS and rank not in raised}
+
+
 def _crash(table: Table, ending: Ending, name: str) -> _Fault:
     frames = ending.stacks.main if ending.stacks.crash else ()
     own = ending.place(frames)
@@ -188,9 +206,11 @@ def _crash(table: Table, ending: Ending, name: str) -> _Fault:
 
 
 def _killed(table: Table, ending: Ending, name: str) -> _Fault:
-    cause = _last_place(table, ending.rank)
+    frames = ending.stacks.main if ending.stacks.terminated else ()
+    own = ending.place(frames)
+    cause = _cause(own, frames) if own else _last_place(table, ending.rank)
     cause.signal = name
-    after = _after(table, ending.rank)
+    after = _at(own) if own else _after(table, ending.rank)
     if ending.out_of_memory:
         what = f"was killed because memory ran out ({name}){after}"
         return _new(ending, Verdict.OUT_OF_MEMORY, what, cause, [ending.out_of_memory])

@@ -171,8 +171,10 @@ _triggers: _Triggers | None = None
 _prepare_lock = threading.Lock()
 
 
-def prepare() -> Callable[[BaseException], None] | None:
-    """Returns the function to call when a communicator breaks, or None if no dumps are wanted.
+def prepare() -> Callable[[BaseException], None]:
+    """Returns the function to call when a communicator breaks.
+
+    It writes a dump if dumps are wanted, and asks for the stacks of ranks that did not come in time.
 
     Called before each communicator is created. The first call reads the environment variables and starts to
     listen for the signal. Raises `ValueError` when a variable is malformed.
@@ -182,12 +184,18 @@ def prepare() -> Callable[[BaseException], None] | None:
         if _triggers is None:
             settings = _settings()
             if settings is None:
-                return None
+                return ending.ask_peers
             fresh = _Triggers(settings)
             fresh.listen()
             ending.on_failure = fresh.write
             _triggers = fresh
-        return _triggers.write
+        return _broken
+
+
+def _broken(error: BaseException) -> None:
+    ending.ask_peers(error)
+    if _triggers is not None:
+        _triggers.write()
 
 
 def _after_fork() -> None:

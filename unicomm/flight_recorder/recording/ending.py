@@ -34,6 +34,7 @@ from unicomm.flight_recorder.ring.folder import (
     rings_folder,
 )
 from unicomm.flight_recorder.ring.places import Place
+from unicomm.flight_recorder.ring.stacks import ask_for_stacks
 
 on_failure: Callable[[], None] | None = None  # called when an unhandled exception ends the program
 failed = False  # whether an exception ends the program
@@ -77,11 +78,16 @@ def begin(folder: Path, rank: int) -> str:
 
 
 def _listen(stacks: TextIO) -> int:
-    """Lets crashes and a free signal write the stacks of all threads. Returns the signal, 0 without one."""
+    """Lets crashes, SIGTERM and a free signal write the stacks of all threads.
+
+    Returns the free signal, 0 without one. SIGTERM ends the process as before.
+    """
     global _crashes_are_ours
     if not faulthandler.is_enabled():
         faulthandler.enable(stacks, all_threads=True)
         _crashes_are_ours = True
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        faulthandler.register(signal.SIGTERM, stacks, all_threads=True, chain=True)
     for number in range(signal.SIGRTMAX - 6, signal.SIGRTMIN, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
             faulthandler.register(number, stacks, all_threads=True, chain=False)
@@ -97,6 +103,15 @@ def _write(more: dict[str, Any]) -> None:
     with contextlib.suppress(OSError, ValueError):
         part.write_text(json.dumps(_facts | more))
         os.replace(part, _path)
+
+
+def ask_peers(error: BaseException) -> None:
+    """Lets the other processes of this host write where they are, when a deadline has passed.
+
+    A launcher other than `unicomm run` ends them without a look. Does not wait for their answers.
+    """
+    if _path is not None and any(kind.__name__ == "CommTimeoutError" for kind in type(error).__mro__):
+        ask_for_stacks(_path.parent, seconds=0)
 
 
 # --- the end of the program -----------------------------------------------------------------------------
@@ -185,8 +200,9 @@ def _after_fork() -> None:
     if _stacks is not None:
         if _crashes_are_ours:
             faulthandler.disable()
-        if number := _facts.get("stack_signal"):
-            faulthandler.unregister(number)
+        for number in (signal.SIGTERM, _facts.get("stack_signal")):
+            if number:
+                faulthandler.unregister(number)
     _path = _stacks = on_failure = None
     failed = _crashes_are_ours = False
     _facts.clear()

@@ -85,7 +85,7 @@ def copy_side_files(folder: Path, target: Path) -> None:
     """Copies the ending files of `folder` into the folder `target`. Raises `OSError`."""
     for path in side_files(folder):
         with contextlib.suppress(FileNotFoundError):  # a process that ends well removes its files
-            (target / path.name).write_bytes(path.read_bytes())
+            shutil.copy2(path, target / path.name)
 
 
 def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:

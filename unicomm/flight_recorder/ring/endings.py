@@ -101,6 +101,15 @@ class Ending:
     stacks: Stacks = field(default_factory=Stacks)
     library: tuple[str, ...] = ()
 
+    @property
+    def alive_ns(self) -> int:
+        """When the process was seen to live: when it was asked for its stacks, or got SIGTERM; else 0.
+
+        Launchers end the ranks that are left when one has failed.
+        """
+        by_itself = self.raised or self.exit_call or self.exit_code is not None or self.stacks.crash
+        return 0 if by_itself or not self.stacks.threads else self.stacks.at_ns
+
     def place(self, frames: tuple[Place, ...]) -> Place | None:
         """Returns the user's own place among frames, the innermost first; None without frames."""
         return user_place(frames, self.library)
@@ -192,15 +201,18 @@ class EndingFiles:
     """Collects ending files; `joined` returns an `Ending` for each process."""
 
     _own: dict[str, Ending] = field(default_factory=dict)  # by name
-    _stacks: dict[str, str] = field(default_factory=dict)
+    _stacks: dict[str, tuple[str, int]] = field(default_factory=dict)
     _exits: list[Ending] = field(default_factory=list)
 
-    def add(self, path: str, data: bytes) -> None:
-        """Adds a file, recognized by its suffix. Raises `EndingError` when it is damaged."""
+    def add(self, path: str, data: bytes, modified_ns: int = 0) -> None:
+        """Adds a file, recognized by its suffix; `modified_ns` is the wall-clock time of its last change.
+
+        Raises `EndingError` when it is damaged.
+        """
         file = path.replace("!", "/").rsplit("/", 1)[-1]
         name, _, suffix = file.rpartition(".")
         if f".{suffix}" == STACKS:
-            self._stacks[name] = data.decode("utf-8", "replace")
+            self._stacks[name] = data.decode("utf-8", "replace"), modified_ns
             return
         try:
             facts = json.loads(data)
@@ -225,8 +237,8 @@ class EndingFiles:
         for name, ending in self._own.items():
             if ending.rank < 0:
                 ending.rank = (ranks_of or {}).get(name, -1)
-            if text := self._stacks.get(name):
-                ending.stacks = parse_stacks(text)
+            if stacks := self._stacks.get(name):
+                ending.stacks = parse_stacks(*stacks)
             out.append(ending)
         for exit_ in self._exits:
             same = [e for e in out if e.rank == exit_.rank and e.pid == exit_.pid]

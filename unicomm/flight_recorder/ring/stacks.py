@@ -2,7 +2,10 @@
 
 `faulthandler` writes from the signal handler itself: it needs neither Python's lock nor the main thread, so a
 rank that hangs in native code answers, too. A stopped process does not; py-spy reads its memory, if it is
-installed. A stacks file has one dump: the last one, or that of a crash.
+installed.
+
+A stacks file has a line "Process state" and a dump if the process was asked, a dump without such a line if it
+was ended by SIGTERM, and "Fatal Python error" before a dump if it crashed.
 """
 
 from __future__ import annotations
@@ -56,11 +59,15 @@ class Stacks:
         threads: the main thread is the last one.
         crash: the name of the signal of which the process crashed, "" if it did not.
         activity: what the process did when it was asked: "running", "sleeping", ...; "" if unknown.
+        terminated: whether SIGTERM has ended the process.
+        at_ns: the wall-clock time of the last dump, 0 if unknown.
     """
 
     threads: tuple[Thread, ...] = ()
     crash: str = ""
     activity: str = ""
+    terminated: bool = False
+    at_ns: int = 0
 
     @property
     def main(self) -> tuple[Place, ...]:
@@ -70,22 +77,29 @@ class Stacks:
         return self.threads[-1].frames if self.threads else ()
 
 
-def parse_stacks(text: str) -> Stacks:
-    """Reads the text of a stacks file. Lines that are not of a dump are passed over."""
+def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
+    """Reads the text of a stacks file, which was last written at `at_ns`. Other lines are passed over."""
     crash = ""
     if fatal := list(_FATAL.finditer(text)):
         said = fatal[-1][1].strip()
         crash, text = _CRASHES.get(said, said), text[fatal[-1].start() :]
     state = _STATE.search(text)
     threads: list[tuple[bool, list[Place]]] = []
+    dumps, in_frames = 0, False
     for line in text.splitlines():
         if head := _HEAD.match(line):
+            if in_frames or not threads:  # an empty line stands between the threads of a dump
+                threads, dumps = [], dumps + 1
             threads.append((head[1] == "Current thread", []))
+            in_frames = False
         elif (found := _LINE.match(line)) and threads:
             threads[-1][1].append(Place(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
-    return Stacks(
-        tuple(Thread(tuple(f), current) for current, f in threads), crash, state[1] if state else ""
-    )
+            in_frames = True
+        else:
+            in_frames = False
+    found = tuple(Thread(tuple(frames), current) for current, frames in threads)
+    terminated = not crash and dumps > (state is not None)
+    return Stacks(found, crash, state[1] if state else "", terminated, at_ns)
 
 
 # --- asking ----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
             if isinstance(parsed, InputRemark):
                 builder.remarks.append(parsed)
             elif isinstance(parsed, bytes):
-                _add_ending(builder, one.path, parsed)
+                _add_ending(builder, one, parsed)
             elif isinstance(parsed, Ring):
                 builder.add_ring(parsed)
                 del parsed
@@ -161,11 +161,11 @@ def _ahead(
         yield first, future.result()
 
 
-def _add_ending(builder: TableBuilder, path: str, data: bytes) -> None:
+def _add_ending(builder: TableBuilder, one: _Input, data: bytes) -> None:
     try:
-        builder.endings.add(path, data)
+        builder.endings.add(one.path, data, int(one.newest * 1e9))
     except EndingError as error:
-        builder.remarks.append(InputRemark(path, str(error)))
+        builder.remarks.append(InputRemark(one.path, str(error)))
 
 
 def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:

@@ -15,7 +15,7 @@ from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.texts import tell_apart
 
-from .table import Calls, Column, Group, Shapes, Source, Stack, Table
+from .table import KILLED, RUNNING, Calls, Column, Group, Shapes, Source, Stack, Table
 
 T = TypeVar("T")
 
@@ -224,6 +224,8 @@ class TableStore:
                 group.ranks = np.asarray(users, np.int32)
         unite(table, [key[0] for key in self.groups])
         _name_groups(table)
+        for ending in table.endings:
+            _see_alive(table, ending)
         return table
 
     def _endings(self, sources: list[Source]) -> list[Ending]:
@@ -233,6 +235,15 @@ class TableStore:
         found = self.endings.joined({name: rank for name, rank in rings if several[name] == 1})
         newest = {rank: name for name, rank in rings}
         return [e for e in found if not e.name or newest.get(e.rank, e.name) == e.name]
+
+
+def _see_alive(table: Table, ending: Ending) -> None:
+    """Lets a killed rank count as running if it was seen to live after its last operation."""
+    source = table.source_of.get(ending.rank)
+    if source is None or source.process != KILLED or not ending.alive_ns:
+        return
+    if source.begin == source.end or int(table.created_ns[source.end - 1]) <= ending.alive_ns:
+        source.process, source.as_of_ns = RUNNING, ending.alive_ns
 
 
 # torch's names of the default group, its description of it, and that of groups which the program has not

@@ -136,9 +136,9 @@ class Job:
             self._ask_hub()
 
     def _note_exits(self, folder: Path) -> None:
-        """Writes the exit codes of the ranks that ended by themselves beside their rings. Raises `OSError`."""
+        """Writes the exit codes of ranks that ended by themselves beside their rings. Raises `OSError`."""
         attempt = self.attempt
-        killed = [rank for rank, code in attempt.ended.items() if code == -signal.SIGKILL]
+        killed = [r for r, code in attempt.ended.items() if code == -signal.SIGKILL]
         evidence = {rank: self._kills.evidence(attempt.pids.get(rank, 0)) for rank in killed}
         host = socket.gethostname()
         name = f"{ring_name(-1, os.getpid()).removesuffix(SUFFIX)}{EXITS}"
