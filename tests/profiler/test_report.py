@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from tests.profiler.traces import decode, load, named, operations
 from unicomm import ReduceOp
 from unicomm.flight_recorder.recording.writer import recorder_path
 from unicomm.launch.cli import app
-from unicomm.profiler import TraceError, merge, report
+from unicomm.profiler import TraceError, figures_html, merge, report
 from unicomm.profiler.figures import _union
 from unicomm.profiler.figures_text import render
 from unicomm.testing import run_ranks
@@ -169,7 +171,6 @@ def test_rings_need_no_profiler():
 
 
 def test_the_command(tmp_path):
-    pytest.importorskip("plotly")
     paths = [str(p) for p in generator.generate(tmp_path, 3, 100, 0.2, late=1)]
     page = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["profile", "report", *paths, "--html", str(page)])
@@ -177,14 +178,63 @@ def test_the_command(tmp_path):
     assert "rank 1 came 3" in done.output.replace("\n", " ")
     text = page.read_text()
     assert "all_reduce" in text
+    assert "Rank 1 makes the others wait" in text
     assert "rank 1 came 3" in text
-    body = text[text.index("</script>") :]
-    assert "src=" not in body.split("<table>")[0].replace("src=''", "")
-    assert "https://cdn" not in body
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|url\(['\"]?[^#]|@import|fetch\(| src=| href=", text)
     done = CliRunner().invoke(app, ["profile", "report", *paths, "--json"])
     data = json.loads(done.stdout)
     assert data["delays"][0]["rank"] == 1
     assert {"group", "op", "bus_bandwidth", "skew_ns", "late_rank"} <= set(data["operations"][0])
+
+
+def test_the_page_of_64_ranks_is_small(tmp_path):
+    """Also where the job has more operations and delays than the page shows."""
+    found = report(generator.generate(tmp_path, 64, 100, 0.2, late=2))
+    page = figures_html.page(found)
+    assert len(page.encode()) < 120_000
+    assert len(re.findall(r'class="target"', page)) == 2 * 64  # a column of each rank in both charts
+    one = found.operations[0]
+    found.operations = [replace(one, op=f"operation_{i}", group=f"a group {i}") for i in range(400)]
+    page = figures_html.page(found)
+    assert "The first 256 of 400" in page
+    assert len(page.encode()) < 500_000
+
+
+def test_thousands_of_ranks_are_sampled_in_the_chart(tmp_path):
+    found = report(generator.generate(tmp_path, 3, 100, 0.2, late=1))
+    one = found.ranks[0]
+    found.ranks = [replace(one, rank=r, cost_ns=10**12 if r == 1717 else r) for r in range(3000)]
+    page = figures_html.page(found)
+    assert "128 of 3,000 ranks are drawn" in page
+    assert "rank 1717: the others wait 16.7 min for it" in page
+    assert "Rank 1717 makes the others wait" in page
+    assert len(page.encode()) < 500_000
+
+
+def test_a_job_in_which_nobody_waits_long(tmp_path):
+    found = report(generator.generate(tmp_path, 3, 100, 0.2, late=1))
+    for rank in found.ranks:
+        rank.cost_ns = found.span_ns // 1000
+    page = figures_html.page(found)
+    assert "card verdict good" in page
+    assert "No rank holds the others up" in page
+    found.delays = []
+    page = figures_html.page(found)
+    assert "no rank waits for another" in page
+    assert "The largest delays" not in page
+
+
+def test_names_from_traces_cannot_become_elements(tmp_path):
+    found = report(generator.generate(tmp_path, 3, 100, 0.2, late=1))
+    evil = "<script>alert(1)</script>"
+    found.source, found.remarks = evil, [evil]
+    for one in found.operations:
+        one.op = one.group = evil
+    for delay in found.delays:
+        delay.op = delay.group = evil
+    assert evil not in figures_html.page(found)
+    assert figures_html.page(found).count("&lt;script&gt;") > 10
 
 
 def test_the_text_fits_a_terminal(tmp_path):

@@ -6,6 +6,7 @@ by no other room:
 
 texts.py    short texts: lists of ranks, durations, names of groups
 extras.py   which packages of an extra are missing, and the sentence that says so
+pages/      the look of HTML pages, also of the profiler's: frame, tables, bars, charts, style
 ring/       the ring file: where rings are stored, how a ring is read and copied
 formats/    torch's dump format: written from rings, read from pickles and JSON; names of operations and types
 recording/  what runs in the recorded process: its ring, its dumps, FlightRecorderHook

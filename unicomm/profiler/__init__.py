@@ -19,7 +19,7 @@ merged_perfetto.py    output as Perfetto's packets
 Reports:
 figures.py            where the time of communication goes, and which ranks are late
 figures_text.py       the report on a terminal
-figures_html.py       the report as a page with plots
+figures_html.py       the report as one HTML page, in the look of flight_recorder/pages
 
 CUDA graphs:
 annotations.py        annotations of captured operations, put onto the replayed kernels of a trace

@@ -131,11 +131,13 @@ class RankFigures:
 class Report:
     """All figures. Operations are sorted by time (replayed ones follow their replays), delays by lateness.
 
+    The first operation began at `begin_ns`, on the aligned clock; the last one ended `span_ns` later.
     `remarks` tell what is missing or uncertain, a sentence each.
     """
 
     source: str
     span_ns: int
+    begin_ns: int = 0
     operations: list[OperationFigures] = field(default_factory=list)
     delays: list[Delay] = field(default_factory=list)
     ranks: list[RankFigures] = field(default_factory=list)
@@ -282,7 +284,7 @@ def _figures(
         mine = np.flatnonzero((found.rank == rank) & found.is_async)
         overlap[mine] = one.within(joined.begin[mine], joined.end[mine])
     first, last = int(joined.begin.min()), int(joined.end.max())
-    out = Report(source, last - first)
+    out = Report(source, last - first, first)
     cost = _cost(found, joined)
     how = np.sign(found.replay).astype(np.int64)
     key = dense(found.group.astype(np.int64), found.op.astype(np.int64), how)

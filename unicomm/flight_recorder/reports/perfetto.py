@@ -83,7 +83,7 @@ class _Writer:
     def _verdict(self) -> None:
         main = self._report.main
         packet = self._trace.packet()
-        packet.timestamp = max(main.since_ns, self._line.first_ns) or self._line.first_ns
+        packet.timestamp = max(timeline.since(self._report, self._table), self._line.first_ns)
         instant = packet.track_event
         instant.type, instant.name = INSTANT, main.sentence
         instant.track_uuid = self._trace.track(f"verdict: {main.verdict.value}")

@@ -1,32 +1,50 @@
-"""A report as one HTML file without external resources: verdict, evidence, timeline, wait-for graph.
+"""A report as one HTML file without external resources: verdicts, evidence, timeline, wait-for graph.
 
-page.html has the layout, the colours and the script that draws the timeline; this file fills it. All texts
-may come from dumps of unknown origin, so each text is escaped where it enters the page.
+The frame and the look are those of all pages: flight_recorder/pages. timeline.js draws the timeline.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Report, Side, Straggler, Verdict
+from unicomm.flight_recorder.pages.elements import (
+    Cell,
+    Column,
+    Html,
+    Row,
+    bar,
+    card,
+    chips,
+    element,
+    facts,
+    finding,
+    grid,
+    items,
+    join,
+    legend,
+    place,
+    verdict,
+    visible,
+)
+from unicomm.flight_recorder.pages.page import page as whole_page
 from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import Table, user_frame
+from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
 from . import timeline
+from .timeline_data import chosen_ranks, most_per_rank, timeline_data
 from .wait_graph_svg import draw
 
-MOST_RANKS = 64  # the maximum number of ranks in the timeline
-_MOST_SLICES = 40_000
-_MOST_SIDES, _MOST_EDGES, _MOST_OTHERS, _MOST_INPUT = 12, 40, 30, 50
+_MOST_SIDES, _MOST_EDGES, _MOST_OTHERS, _MOST_INPUT, _MOST_LATE = 12, 40, 30, 50, 12
 _TONE = {Verdict.GOOD: "good", Verdict.SLOW: "warn", Verdict.WRAPPED: "warn", Verdict.NOT_READ: "warn"}
-_STATES = {State.CREATED: "waits to start", State.STARTED: "in progress", State.FAILED: "failed"}
+_SPENT = (
+    ("gap", "between operations"),
+    ("waiting", "waiting for the last rank"),
+    ("transfer", "transfer"),
+)
 
 
 def write(report: Report, table: Table, path: Path | str) -> Path:
@@ -38,170 +56,246 @@ def write(report: Report, table: Table, path: Path | str) -> Path:
 
 def page(report: Report, table: Table) -> str:
     """Returns the text of the page."""
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     main = report.main
-    cards = _sides(main.sides)
-    cards += _card("What to do now", _list(main.next_steps, "ol")) if main.next_steps else ""
-    cards += _card("Evidence", _list(main.evidence, "ul")) if main.evidence else ""
-    parts = [
+    named = f": {ranks_text(main.culprits)}" if main.culprits else ""
+    body = [
         _verdict(main),
-        f'<div class="cards">{cards}</div>' if cards else "",
+        *_others(report.findings[1:]),
+        *_advice(main),
+        _sides(main.sides),
+        card("Call paths", *paths) if (paths := _call_paths(main)) else "",
         _timeline_section(report, table),
-        _waits(main),
+        _waits(main, table),
         _stragglers(report.stragglers),
-        _others(report.findings[1:]),
         _input(report),
     ]
-    data = json.dumps(_timeline(report, table), separators=(",", ":"))
-    # In a script element only "</" and "<!--" could end the data: escape their characters.
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    fill = {
-        "{{title}}": escape(
-            f"{main.verdict.value}: {ranks_text(main.culprits)}" if main.culprits else main.verdict.value
-        ),
-        "{{facts}}": _facts(report),
-        "{{body}}": "\n".join(part for part in parts if part),
-        "{{data}}": data,
-    }
-    out = []
-    rest = template
-    for mark, text in fill.items():  # in one pass, so that inserted text is not searched for marks
-        before, _, rest = rest.partition(mark)
-        out += [before, text]
-    return "".join([*out, rest])
+    script = Path(__file__).with_name("timeline.js")
+    drawn = bool(len(table))
+    return whole_page(
+        "trace",
+        main.verdict.value + named,
+        _facts(report),
+        filter(None, body),
+        [script] if drawn else [],
+        timeline_data(report, table, _culprits(report)) if drawn else None,
+    )
 
 
-def _facts(report: Report) -> str:
+def _facts(report: Report) -> list[str]:
     formats = ", ".join(f"{n} x {name}" for name, n in report.formats.items())
-    facts = [
-        f"{report.present} of {report.ranks} ranks" if report.missing else f"{report.ranks} ranks",
-        f"{report.entries:,} operations",
-        f"{report.groups} communicator{'' if report.groups == 1 else 's'}",
+    return [
+        f"{report.present} of {report.ranks} ranks" if report.missing else _count(report.ranks, "rank"),
+        f"{len(report.not_read)} not read" if report.not_read else "",
+        _count(report.entries, "operation"),
+        _count(report.groups, "communicator"),
         formats,
     ]
-    return "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
 
 
-def _verdict(found: Finding) -> str:
+def _culprits(report: Report) -> set[int]:
+    """Returns the culprits of the faults, without those of mere advice."""
+    grave = [found for found in report.findings if _TONE.get(found.verdict, "bad") == "bad"]
+    return {rank for found in (report.main, *grave) for rank in found.culprits}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _name(found: Finding) -> str:
+    return capital(found.verdict.value.replace("-", " "))
+
+
+def _verdict(found: Finding) -> Html:
     tone = _TONE.get(found.verdict, "bad")
-    facts = []
-    if found.culprits:
-        facts.append(("culprit" if len(found.culprits) == 1 else "culprits", _chips(found.culprits, "bad")))
-    if found.victims:
-        facts.append(("victim" if len(found.victims) == 1 else "victims", _chips(found.victims, "warn")))
+    told = [*_named(found), *_place_of(found)]
     if found.operation:
         number = f" #{found.seq_num}" if found.seq_num >= 0 else ""
-        facts.append(("operation", f"<code>{escape(found.operation)}</code>{number}"))
+        told.append(("operation", element("code", found.operation + number)))
     if found.group:
-        facts.append(("communicator", f"<code>{escape(found.group)}</code>"))
-    listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    share = f"{max(0.0, min(1.0, found.confidence)):.0%}"
-    return f"""<section class="verdict {tone}">
-<p class="kind">{escape(found.verdict.value.replace("-", " "))}</p>
-<h1>{escape(found.sentence)}</h1>
-<dl>{listed}</dl>
-<div class="confidence" title="how sure the analyzer is"><span>confidence {share}</span>
-<i><b style="width:{share}"></b></i></div>
-</section>"""
+        told.append(("communicator", element("code", found.group)))
+    below = [facts(told)] if told else []
+    return verdict(tone, _name(found), found.sentence, *below, confidence=found.confidence)
 
 
-def _chips(ranks: list[int], tone: str) -> str:
-    if len(ranks) > 12:
-        return f'<span class="chip {tone}">{escape(ranks_text(ranks, 40).split(" ", 1)[1])}</span>'
-    return "".join(f'<span class="chip {tone}">{rank}</span>' for rank in ranks)
+def _named(found: Finding) -> list[tuple[str, str]]:
+    """Returns the culprits and the victims of a finding, where there are any."""
+    out: list[tuple[str, str]] = []
+    for noun, ranks, tone in (("culprit", found.culprits, "bad"), ("victim", found.victims, "warn")):
+        if ranks:
+            out.append((noun + ("s" if len(ranks) > 1 else ""), chips(ranks, tone)))
+    return out
 
 
-def _card(title: str, content: str, more: str = "") -> str:
-    return f'<section class="card {more}"><h2>{escape(title)}</h2>{content}</section>'
+def _place_of(found: Finding) -> list[tuple[str, str]]:
+    """Returns how the first culprit ended, and where in the program it was."""
+    cause = found.cause
+    if cause is None:
+        return []
+    raised = f"{cause.exception}: {cause.message}" if cause.message else cause.exception
+    where = f"{cause.file}:{cause.line}" if cause.file else ""
+    inside = f"{where} {cause.function}".rstrip() if where else ""
+    told: list[tuple[str, str]] = [
+        ("exception", element("code", raised) if raised else ""),
+        ("signal", cause.signal),
+        ("exit code", "" if cause.exit_code is None else str(cause.exit_code)),
+        ("in the program at", place(inside, cause.call_path) if inside else ""),
+    ]
+    return [(name, value) for name, value in told if value]
+
+
+def _call_paths(found: Finding) -> list[Html]:
+    """Returns the user's line of each call path to an operation, under which the path is folded."""
+    out = []
+    for called in getattr(found, "call_paths", ()):
+        lines = [
+            f"{line.file}:{line.line} {line.function}" + (f" ({line.library})" if line.library else "")
+            for line in called.path
+        ]
+        if lines:
+            who = f"{capital(ranks_text(called.ranks, 40))} came to {called.operation} from"
+            out.append(element("div", element("small", who), place(lines[called.user], lines)))
+    return out
+
+
+def _advice(found: Finding) -> list[str]:
+    """Returns the next steps and the evidence of the main finding, beside each other."""
+    out = [
+        (title, items(lines, kind))
+        for title, lines, kind in (
+            ("What to do now", found.next_steps, "ol"),
+            ("Evidence", found.evidence, "ul"),
+        )
+        if lines
+    ]
+    style = "half" if len(out) > 1 else "half alone"
+    return [card(title, content, class_=style) for title, content in out]
 
 
 def _sides(sides: list[Side]) -> str:
-    if not sides:
-        return ""
+    return card("Who did what", _sides_table(sides)) if sides else ""
+
+
+def _sides_table(sides: list[Side]) -> Html:
     rows = []
     for i, side in enumerate(sides[:_MOST_SIDES]):
         who = "majority" if i == 0 and len(sides) > 1 else "differs" if len(sides) > 1 else ""
         rows.append(
-            f'<tr class="{"" if i == 0 else "bad"}"><th>{escape(capital(ranks_text(side.ranks, 40)))}'
-            f"<small>{who}</small></th><td><code>{escape(side.what)}</code>"
-            f"<small>{escape(side.where)}</small></td></tr>"
+            element(
+                "tr",
+                element("th", capital(ranks_text(side.ranks, 40)), element("small", who), scope="row"),
+                element("td", element("code", side.what), element("small", side.where)),
+                class_="bad" if i else None,
+            )
         )
-    more = f"<p>and {len(sides) - _MOST_SIDES} more</p>" if len(sides) > _MOST_SIDES else ""
-    return _card("Who did what", f'<table class="sides">{"".join(rows)}</table>{more}', "wide")
+    made = element("table", element("tbody", *rows), class_="sides")
+    return join(made, _more(len(sides) - _MOST_SIDES))
 
 
-def _list(items: list[str], kind: str) -> str:
-    return f"<{kind}>{''.join(f'<li>{escape(item)}</li>' for item in items)}</{kind}>"
+def _more(count: int) -> str:
+    return element("p", f"and {count} more; --json has all", class_="note") if count > 0 else ""
 
 
-def _waits(found: Finding) -> str:
+def _waits(found: Finding, table: Table) -> str:
     if not found.edges:
         return ""
-    cycle = found.verdict is Verdict.WAIT_CYCLE
-    title = "The wait cycle" if cycle else "Who waits for whom"
-    rows = "".join(_edge(edge) for edge in found.edges[:_MOST_EDGES])
-    more = len(found.edges) - _MOST_EDGES
-    table = f'<table class="edges"><tbody>{rows}</tbody></table>'
-    table += f"<p>and {more} more; --json has all</p>" if more > 0 else ""
-    return _card(title, f'<div class="graph">{draw(found)}{table}</div>', "wide")
+    waiting = _waiting(found, table)
+    shown = {rank for edge in found.edges for rank in (edge.rank, *edge.waits_for)} | waiting
+    rest = len(set(found.victims) - shown)
+    behind = f"{_count(rest, 'more rank')} wait{'s' * (rest == 1)} behind these." if rest else ""
+    note = element("p", behind, class_="note") if rest else ""
+    graph = element("div", draw(found, waiting), _edges(found), class_="graph")
+    return card(_title_of_waits(found), graph, note)
 
 
-def _edge(edge: Edge) -> str:
+def _waiting(found: Finding, table: Table) -> set[int]:
+    """Returns the victims that have not completed the operation of a finding."""
+    rows = np.flatnonzero(table.state != State.COMPLETED)
+    rows = rows[timeline.of_finding(found, table, rows)]
+    return set(table.rank[rows].tolist()) & set(found.victims)
+
+
+def _title_of_waits(found: Finding) -> str:
+    return "The wait cycle" if found.verdict is Verdict.WAIT_CYCLE else "Who waits for whom"
+
+
+def _edges(found: Finding) -> Html:
+    lines = [_edge(edge) for edge in found.edges[:_MOST_EDGES]]
+    first, rest = (lines[:4], lines[4:]) if len(lines) > 5 else (lines, [])
+    shown = [element("ul", *first, class_="edges")]
+    if rest:
+        more = _more(len(found.edges) - _MOST_EDGES)
+        folded = element("ul", *rest, class_="edges")
+        shown.append(element("details", element("summary", f"{len(rest)} more"), folded, more))
+    return element("div", *shown)
+
+
+def _edge(edge: Edge) -> Html:
     number = f" #{edge.seq_num}" if edge.seq_num >= 0 else ""
-    return (
-        f'<tr><th>rank {edge.rank}</th><td class="arrow">→</td>'
-        f"<th>{escape(ranks_text(edge.waits_for, 30))}</th>"
-        f"<td><code>{escape(edge.operation)}</code>{number} of <code>{escape(edge.group)}</code>"
-        f"<small>{escape(edge.where)}</small></td></tr>"
+    return element(
+        "li",
+        element("b", f"rank {edge.rank}"),
+        " waits for ",
+        element("b", ranks_text(edge.waits_for, 30)),
+        " in ",
+        element("code", edge.operation + number),
+        " of ",
+        element("code", edge.group),
+        element("small", edge.where) if edge.where else "",
     )
 
 
 def _stragglers(stragglers: list[Straggler]) -> str:
     if not stragglers:
         return ""
-    rows = []
-    longest = max(s.waiting_ns + s.transfer_ns + s.gap_ns for s in stragglers) or 1.0
-    for s in stragglers[:12]:
-        bars = "".join(
-            f'<b class="{kind}" style="width:{max(0.0, ns) / longest:.1%}" title="{kind} {span(ns)}"></b>'
-            for kind, ns in (("gap", s.gap_ns), ("waiting", s.waiting_ns), ("transfer", s.transfer_ns))
-        )
-        rows.append(
-            f'<tr class="{"warn" if s.score > 0.05 else ""}"><th>{escape(s.who)}</th><td>{s.score:.1%}</td>'
-            f'<td>{span(s.late_ns)}</td><td>{s.last:.0%}</td><td class="bars">{bars}</td></tr>'
-        )
-    key = "".join(
-        f'<span class="key"><b class="{n}"></b>{t}</span>'
-        for n, t in (
-            ("gap", "between operations"),
-            ("waiting", "waiting for the last rank"),
-            ("transfer", "transfer"),
-        )
-    )
-    head = "<tr><th>who</th><th>lost by others</th><th>late by</th><th>came last</th><th>time spent</th></tr>"
-    return _card("Who is late", f'<table class="late">{head}{"".join(rows)}</table><p>{key}</p>', "wide")
+    shown = stragglers[:_MOST_LATE]
+    longest = max(s.waiting_ns + s.transfer_ns + s.gap_ns for s in shown) or 1.0
+    rows: list[Row] = []
+    used: set[str] = set()
+    for s in shown:
+        values = {"gap": s.gap_ns, "waiting": s.waiting_ns, "transfer": s.transfer_ns}
+        used |= {name for name, ns in values.items() if visible(ns, longest)}
+        drawn = bar(((name, ns, span(ns)) for name, ns in values.items()), longest)
+        told: list[str | Cell] = [
+            s.who,
+            f"{s.score:.1%}",
+            span(s.late_ns),
+            f"{s.last:.0%}",
+            f"{s.confidence:.0%}",
+            Cell(drawn, class_="bars"),
+        ]
+        rows.append(("warn" if s.score > 0.05 else "", told))
+    named = [
+        Column("who", fixed=True),
+        *(Column(n, number=True, fixed=True) for n in ("lost by others", "late by", "came last", "sure")),
+        Column("time spent, per collective", fixed=True),
+    ]
+    key = legend(entry for entry in _SPENT if entry[0] in used)
+    return card("Who is late", grid("Who is late", named, rows), key)
 
 
-def _others(found: list[Finding]) -> str:
-    if not found:
-        return ""
-    out = []
-    for one in found[:_MOST_OTHERS]:
-        details = "".join(
-            [
-                f"<p>culprits: {escape(ranks_text(one.culprits))}</p>" if one.culprits else "",
-                f"<p>victims: {escape(ranks_text(one.victims))}</p>" if one.victims else "",
-                _list(one.evidence, "ul") if one.evidence else "",
-                _list(one.next_steps, "ol") if one.next_steps else "",
-            ]
-        )
-        tone = _TONE.get(one.verdict, "bad")
-        out.append(
-            f'<details><summary><span class="chip {tone}">{escape(one.verdict.value)}</span> '
-            f"{escape(one.sentence)}</summary>{details}</details>"
-        )
-    more = f"<p>and {len(found) - _MOST_OTHERS} more; --json has all</p>" if len(found) > _MOST_OTHERS else ""
-    return _card(f"Also found ({len(found)})", "".join(out) + more, "wide")
+def _others(found: list[Finding]) -> list[str]:
+    """Returns the further findings, each in a line under which its details are folded."""
+    out: list[str] = [_other(one) for one in found[:_MOST_OTHERS]]
+    if len(found) > _MOST_OTHERS:
+        out.append(_more(len(found) - _MOST_OTHERS))
+    return out
+
+
+def _other(found: Finding) -> Html:
+    parts: list[str] = []
+    if told := [*_named(found), *_place_of(found)]:
+        parts.append(facts(told))
+    for title, content in (
+        ("What to do now", items(found.next_steps, "ol") if found.next_steps else ""),
+        ("Evidence", items(found.evidence) if found.evidence else ""),
+        ("Who did what", _sides_table(found.sides) if found.sides else ""),
+        ("Call paths", join(*_call_paths(found))),
+        (_title_of_waits(found), _edges(found) if found.edges else ""),
+    ):
+        if content:
+            parts.append(element("div", element("h3", title), content))
+    return finding(_TONE.get(found.verdict, "bad"), _name(found), found.sentence, *parts)
 
 
 def _input(report: Report) -> str:
@@ -210,29 +304,10 @@ def _input(report: Report) -> str:
     lines = [f"{f.path}: {f.message}" if f.path else f.message for f in report.remarks[:_MOST_INPUT]]
     if len(report.remarks) > _MOST_INPUT:
         lines.append(f"and {len(report.remarks) - _MOST_INPUT} more; --json has all")
-    return _card("Remarks on the input", _list(lines, "ul"), "wide")
+    return card("Remarks on the input", items(lines))
 
 
 # --- the timeline -------------------------------------------------------------------------------------
-
-
-def chosen_ranks(report: Report, table: Table) -> list[int]:
-    """Returns the ranks in the timeline: all, or those named by findings and an even sample of the rest."""
-    every = [int(rank) for rank in table.ranks]
-    if len(every) <= MOST_RANKS:
-        return every
-    known = set(every)
-    wanted: dict[int, None] = {}
-    for found in report.findings[:8]:
-        wanted |= dict.fromkeys(found.culprits[:16])
-        for edge in found.edges[:16]:
-            wanted |= dict.fromkeys([edge.rank, *edge.waits_for[:4]])
-    wanted |= dict.fromkeys(s.rank for s in report.stragglers[:4])
-    wanted |= dict.fromkeys(report.main.victims[:8])
-    chosen = [rank for rank in wanted if rank in known][: MOST_RANKS * 3 // 4]
-    rest = [rank for rank in every if rank not in set(chosen)]
-    even = np.linspace(0, len(rest) - 1, MOST_RANKS - len(chosen)).astype(int)
-    return sorted({*chosen, *(rest[i] for i in even)})
 
 
 def _timeline_section(report: Report, table: Table) -> str:
@@ -245,87 +320,9 @@ def _timeline_section(report: Report, table: Table) -> str:
             f"{len(ranks)} of {len(table.ranks):,} ranks are drawn: those that the findings name, and an even"
             " sample of the others. The verdict covers all ranks."
         )
-    most = _most_per_rank(ranks)
+    most = most_per_rank(ranks)
     if any(source.end - source.begin > most for source in table.sources):
         notes.append(f"The last {most:,} operations of each rank are drawn; --perfetto has more.")
-    note = f"<p class=note>{escape(' '.join(notes))}</p>" if notes else ""
-    return _card(
-        "Timeline",
-        f"""{note}<div class="tools"><button data-view="fault">around the fault</button>
-<button data-view="all">everything</button><span id="legend"></span></div>
-<div id="timeline"><canvas tabindex="0" aria-label="timeline: ranks down, time across"></canvas>
-<div id="tip" hidden></div></div>
-<p class="hint">drag or arrow keys to move, wheel or + and - to zoom; hover for details.
-Pale: waiting for the last rank. Full: all ranks have joined. Striped: unfinished.</p>""",
-        "wide",
-    )
-
-
-def _most_per_rank(ranks: list[int]) -> int:
-    return max(50, _MOST_SLICES // max(len(ranks), 1))
-
-
-def _timeline(report: Report, table: Table) -> dict[str, Any]:
-    """Returns the data for the page's script, with times in microseconds after the first drawn operation."""
-    ranks = chosen_ranks(report, table)
-    line = timeline.build(report, table, ranks, _most_per_rank(ranks))
-    rows, main = line.rows, report.main
-    calls, call = np.unique(table.call[rows], return_inverse=True)
-    frames, frame = np.unique(table.frame[rows], return_inverse=True)
-    groups, group = np.unique(table.group[rows], return_inverse=True)
-    op = table.calls.op[calls] if len(calls) else calls
-    common = [int(o) for o, _ in Counter(table.calls.op[table.call[rows]].tolist()).most_common()]
-    rank = table.rank[rows]
-    named = np.asarray([i for i, g in enumerate(table.groups) if g.name == main.group], np.int64)
-    marked = np.isin(table.group[rows], named) & (table.seq[rows] == main.seq_num) & (main.seq_num >= 0)
-    times = {
-        "b": line.begin_ns - line.first_ns,
-        "w": line.ready_ns - line.begin_ns,
-        "d": line.end_ns - line.begin_ns,
-    }
-    numbers = {
-        "c": call,
-        "g": group,
-        "q": table.seq[rows],
-        "f": frame,
-        "s": table.state[rows],
-        "m": marked,
-        "p": table.peer[rows],
-    }
-    lists = {name: np.round(values / 1e3, 1).tolist() for name, values in times.items()}
-    lists |= {name: values.astype(np.int64).tolist() for name, values in numbers.items()}
-    places = [_place(table, int(f)) for f in frames]
-    ends = np.searchsorted(rank, ranks, "right") if len(rows) else np.zeros(len(ranks), np.int64)
-    begins = np.searchsorted(rank, ranks, "left") if len(rows) else ends
-    culprits, victims = set(main.culprits), set(main.victims)
-    busy = marked | line.open
-    absent = f"not in {main.operation} #{main.seq_num}" if main.operation and main.seq_num >= 0 else ""
-    process = {source.rank: source.process for source in table.sources}
-    return {
-        "ranks": [
-            {
-                "rank": r,
-                "tone": "bad" if r in culprits else "warn" if r in victims else "",
-                "note": process.get(r, "no file"),
-                "absent": absent if r in culprits and not busy[begins[i] : ends[i]].any() else "",
-                "from": int(begins[i]),
-                "to": int(ends[i]),
-            }
-            for i, r in enumerate(ranks)
-        ],
-        "slices": lists,
-        "calls": [table.describe_call(int(c)) for c in calls],
-        "colours": [common.index(int(o)) for o in op],
-        "ops": [table.ops[o] for o in common],
-        "groups": [table.groups[int(g)].name if g >= 0 else "?" for g in groups],
-        "places": places,
-        "states": {int(state): text for state, text in _STATES.items()},
-        "span": (line.last_ns - line.first_ns) / 1e3,
-        "since": (main.since_ns - line.first_ns) / 1e3 if main.since_ns > line.first_ns else None,
-    }
-
-
-def _place(table: Table, stack: int) -> str:
-    """Returns file name, line and function; without the folder, because the page may be given to others."""
-    frame = user_frame(table.stacks[stack])
-    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}" if frame else ""
+    note = element("p", " ".join(notes), class_="note") if notes else ""
+    without = Html("<noscript>The timeline needs JavaScript; all the rest of the page does not.</noscript>")
+    return card("Timeline", note, element("div", without, id="timeline"))

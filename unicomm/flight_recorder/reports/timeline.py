@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.formats.operation_names import OpKind, kind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.table import Column, Table
 
@@ -60,6 +60,34 @@ def build(report: Report, table: Table, ranks: Iterable[int], most_per_rank: int
     end = np.where(over & ended, end, np.where(over, begin, last))
     ready = _ready(table, np.concatenate(every), rows, begin, shift)
     return Timeline(rows, begin, np.minimum(ready, end), np.maximum(end, begin), ~over, first, last)
+
+
+def since(report: Report, table: Table) -> int:
+    """Returns when the main finding began, on the clock of the timeline; 0 if it is unknown."""
+    at = report.main.since_ns
+    rows = np.flatnonzero(table.created_ns == at)
+    if not at or not len(rows):
+        return at
+    return at - report.clock_offsets_ns.get(int(table.rank[rows[0]]), 0)
+
+
+def of_finding(found: Finding, table: Table, rows: Column) -> Column:
+    """Returns for each row whether it belongs to the operation of a finding.
+
+    Collectives belong to it by their number, also if they are other operations. Messages are numbered by
+    pair, so they belong to it if they are of a culprit.
+    """
+    groups = [i for i, group in enumerate(table.groups) if group.name == found.group]
+    mine: Column = np.isin(table.group[rows], groups) & (table.seq[rows] == found.seq_num)
+    mine &= found.seq_num >= 0
+    kinds = table.calls.kind[table.call[rows]]
+    if kind(found.operation) is OpKind.COLLECTIVE:
+        mine &= kinds == OpKind.COLLECTIVE
+        return mine
+    messages = (kinds == OpKind.SEND) | (kinds == OpKind.RECV)
+    of_culprit = np.isin(table.rank[rows], found.culprits) | np.isin(table.peer[rows], found.culprits)
+    mine &= messages & of_culprit
+    return mine
 
 
 def _key(table: Table, rows: Column) -> Column:

@@ -1,93 +1,136 @@
-"""The wait-for graph of a finding as an SVG drawing. Ranks that wait for the same ranks share a box."""
+"""The wait-for graph of a finding as SVG. A rank is in one box, with the ranks that wait as it does."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 
-from unicomm.flight_recorder.analysis.verdict import Finding, Verdict
+from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Verdict
+from unicomm.flight_recorder.pages.elements import Html, element, join
 from unicomm.flight_recorder.texts import format_ranks
 
-_WIDTH, _HEIGHT = 190, 54  # the size of a box
+_WIDTH, _HEIGHT = 216, 58  # the size of a box
+_ACROSS, _ALONG, _BETWEEN = 64.0, 40.0, 20.0  # distances of layers side by side, below each other; of boxes
 _MOST_BOXES = 24
+_MOST_TEXT = 33
 
 
 @dataclass
 class _Box:
     ranks: list[int]
-    operation: str
-    where: str
+    edges: list[Edge]
     waits_for: set[int]  # ranks
-    column: int = 0
+    layer: int = 0
     x: float = 0.0
     y: float = 0.0
     to: list[_Box] = field(default_factory=list)
 
 
-def draw(found: Finding) -> str:
-    """Returns the drawing; "" if it would have too many boxes to be useful."""
-    boxes = _boxes(found)
+def draw(found: Finding, waiting: Iterable[int] = ()) -> Html:
+    """Returns two drawings, for wide and for narrow pages; "" if there would be too many boxes.
+
+    The edges stand for all ranks that wait: `waiting` has those in the operation of the finding.
+    """
+    boxes = _boxes(found, waiting)
     if len(boxes) > _MOST_BOXES:
-        return ""
-    width, height = _circle(boxes) if found.verdict is Verdict.WAIT_CYCLE else _layers(boxes)
+        return Html("")
+    cycle = found.verdict is Verdict.WAIT_CYCLE
+    wide = _drawing(boxes, _circle(boxes) if cycle and len(boxes) > 2 else _layers(boxes), found, "wide")
+    return join(wide, _drawing(boxes, _layers(boxes, below=True), found, "tall"))
+
+
+def _drawing(boxes: list[_Box], size: tuple[float, float], found: Finding, shape: str) -> Html:
     culprits = set(found.culprits)
-    arrows = [_arrow(a, b) for a in boxes for b in a.to]
+    right, below = _room(boxes)
+    width, height = size[0] + right, size[1] + below
+    arrows = [_arrow(a, b, shape) for a in boxes for b in a.to]
     drawn = [_draw_box(box, bool(culprits & set(box.ranks))) for box in boxes]
-    return (
-        f'<svg class="waits" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
-        ' role="img" aria-label="who waits for whom">'
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7"'
-        ' orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"/></marker></defs>'
-        f"{''.join(arrows)}{''.join(drawn)}</svg>"
-    )
+    of_head = {"viewBox": "0 0 10 10", "refX": 9, "refY": 5, "markerWidth": 7, "markerHeight": 7}
+    tip = element("path", class_="head", d="M0 0L10 5L0 10z")
+    head = element("marker", tip, id=f"head-{shape}", orient="auto-start-reverse", **of_head)
+    named = {"role": "img", "aria_label": "who waits for whom, as in the list beside it"}
+    shown = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "width": f"{width:.0f}", "height": f"{height:.0f}"}
+    return element("svg", element("defs", head), *arrows, *drawn, class_=f"waits {shape}", **shown, **named)
 
 
-def _boxes(found: Finding) -> list[_Box]:
-    waiting: dict[object, _Box] = {}
-    for i, edge in enumerate(found.edges):
-        alone = i if found.verdict is Verdict.WAIT_CYCLE else -1
-        key = (tuple(sorted(edge.waits_for)), edge.operation, edge.group, edge.seq_num, edge.where, alone)
-        number = f" #{edge.seq_num}" if edge.seq_num >= 0 else ""
-        name = f"{edge.operation.split(' ')[0]}{number} of {edge.group}"
-        box = waiting.setdefault(key, _Box([], name, edge.where.rsplit("/", 1)[-1], set(edge.waits_for)))
-        box.ranks.append(edge.rank)
-        if alone < 0 and (edge.group, edge.seq_num) == (found.group, found.seq_num):
-            # One edge stands for all ranks that wait in the operation of the finding.
-            box.ranks = sorted({*box.ranks, *found.victims} - box.waits_for)
-    boxes = list(waiting.values())
-    have = {rank for box in boxes for rank in box.ranks}
+def _boxes(found: Finding, waiting: Iterable[int]) -> list[_Box]:
+    cycle = found.verdict is Verdict.WAIT_CYCLE
+    waits: dict[int, list[Edge]] = {}
+    for edge in found.edges:
+        waits.setdefault(edge.rank, []).append(edge)
+    of_all = [e for e in found.edges if (e.group, e.seq_num) == (found.group, found.seq_num)]
+    if of_all and not cycle:
+        waits |= {rank: [of_all[0]] for rank in waiting if rank not in waits}
+    alike: dict[object, _Box] = {}
+    for rank, edges in waits.items():
+        same = tuple((e.operation, e.group, e.seq_num, e.where, tuple(sorted(e.waits_for))) for e in edges)
+        box = alike.setdefault(rank if cycle else same, _Box([], edges, _targets(edges)))
+        box.ranks.append(rank)
+    boxes = list(alike.values())
     ends: dict[tuple[int, ...], list[int]] = {}
-    for rank in sorted({r for box in boxes for r in box.waits_for} - have):
+    for rank in sorted({rank for box in boxes for rank in box.waits_for} - set(waits)):
         ends.setdefault(tuple(i for i, box in enumerate(boxes) if rank in box.waits_for), []).append(rank)
-    boxes += [_Box(ranks, "", "", set()) for ranks in ends.values()]
+    boxes += [_Box(ranks, [], set()) for ranks in ends.values()]
+    boxes = boxes if cycle else _joined(boxes)
     for box in boxes:
         box.to = [other for other in boxes if other is not box and box.waits_for & set(other.ranks)]
     return boxes
 
 
+def _targets(edges: list[Edge]) -> set[int]:
+    return {rank for edge in edges for rank in edge.waits_for}
+
+
+def _joined(boxes: list[_Box]) -> list[_Box]:
+    """Joins boxes that differ in their groups only: the same call, for ranks of the same boxes."""
+    home = {rank: i for i, box in enumerate(boxes) for rank in box.ranks}
+    out: dict[object, _Box] = {}
+    for i, box in enumerate(boxes):
+        calls = tuple((e.operation, e.seq_num, e.where) for e in box.edges)
+        key = (calls, frozenset(home[rank] for rank in box.waits_for)) if calls else i
+        if first := out.get(key):
+            first.ranks += box.ranks
+            first.edges = [*first.edges, *box.edges]
+            first.waits_for |= box.waits_for
+        else:
+            out[key] = box
+    return list(out.values())
+
+
 def _circle(boxes: list[_Box]) -> tuple[float, float]:
-    radius = max(95.0, len(boxes) * 48.0 / 2)
-    stretch = 1.35
+    radius = max(100.0, len(boxes) * 27.0)
     for i, box in enumerate(boxes):
         angle = 2 * math.pi * i / len(boxes) - math.pi / 2
-        if len(boxes) == 2:
-            angle = math.pi * (1 - i)
-        box.x = radius * stretch * math.cos(angle)
+        box.x = radius * 1.5 * math.cos(angle)
         box.y = radius * math.sin(angle)
     return _shift(boxes)
 
 
-def _layers(boxes: list[_Box]) -> tuple[float, float]:
+def _layers(boxes: list[_Box], below: bool = False) -> tuple[float, float]:
+    """Places those who wait before those for whom they wait: to their left, or above them (`below`)."""
+    for box in boxes:
+        box.layer = 0
     for _ in boxes:  # the longest path to an end; bounded, because it is infinite in a cycle
         for box in boxes:
-            box.column = min(max((other.column + 1 for other in box.to), default=0), len(boxes))
-    used = sorted({box.column for box in boxes}, reverse=True)
-    for at, column in enumerate(used):
-        inside = [box for box in boxes if box.column == column]
+            box.layer = min(max((other.layer + 1 for other in box.to), default=0), len(boxes))
+    used = sorted({box.layer for box in boxes}, reverse=True)
+    if len(used) < 2 and len(boxes) > 1:  # a cycle has no layers
+        used = list(range(len(boxes)))
+        for at, box in enumerate(boxes):
+            box.layer = at
+    for at, layer in enumerate(used):
+        inside = [box for box in boxes if box.layer == layer]
         for i, box in enumerate(inside):
-            box.x = at * (_WIDTH + 90.0)
-            box.y = (i - (len(inside) - 1) / 2) * (_HEIGHT + 22.0)
+            if (
+                below
+            ):  # boxes of a layer are below each other too, moved a little, so that the drawing is narrow
+                box.x = 0.0
+                before = sum(1 for other in boxes if used.index(other.layer) < at)
+                box.y = (before + i) * (_HEIGHT + _ALONG)
+            else:
+                box.x = at * (_WIDTH + _ACROSS)
+                box.y = (i - (len(inside) - 1) / 2) * (_HEIGHT + _BETWEEN)
     return _shift(boxes)
 
 
@@ -100,6 +143,15 @@ def _shift(boxes: list[_Box]) -> tuple[float, float]:
     return max(b.x for b in boxes) + _WIDTH / 2 + 4, max(b.y for b in boxes) + _HEIGHT / 2 + 4
 
 
+def _room(boxes: list[_Box]) -> tuple[float, float]:
+    """Returns the room for arrows that go around boxes: to the right, and below."""
+    near = (_ACROSS + _WIDTH, _ALONG + _HEIGHT)
+    far = [(b.x - a.x, b.y - a.y) for a in boxes for b in a.to]
+    right = any(dx == 0 and abs(dy) > near[1] for dx, dy in far)
+    below = any(dy == 0 and abs(dx) > near[0] for dx, dy in far)
+    return 52.0 * right, 46.0 * below
+
+
 def _border(box: _Box, dx: float, dy: float) -> tuple[float, float]:
     """Returns the point at which a line from the middle of a box leaves it in a direction."""
     scale = min(
@@ -108,36 +160,56 @@ def _border(box: _Box, dx: float, dy: float) -> tuple[float, float]:
     return box.x + dx * scale, box.y + dy * scale
 
 
-def _arrow(a: _Box, b: _Box) -> str:
+def _arrow(a: _Box, b: _Box, shape: str) -> Html:
     dx, dy = b.x - a.x, b.y - a.y
-    back = a in b.to
-    length = math.hypot(dx, dy) or 1.0
-    # Two boxes that wait for each other have two parallel arrows.
-    ox, oy = (-dy / length * 9, dx / length * 9) if back else (0.0, 0.0)
-    (x1, y1), (x2, y2) = _border(a, dx, dy), _border(b, -dx, -dy)
-    return (
-        f'<line x1="{x1 + ox:.1f}" y1="{y1 + oy:.1f}" x2="{x2 + ox:.1f}" y2="{y2 + oy:.1f}"'
-        ' marker-end="url(#head)"/>'
-    )
+    if dx == 0 and abs(dy) > _ALONG + _HEIGHT:  # around the boxes between them
+        side, out = a.x + _WIDTH / 2 + 5, 62.0
+        far = side + out
+        way = f"M{side:.1f} {a.y:.1f}C{far:.1f} {a.y:.1f} {far:.1f} {b.y:.1f} {side:.1f} {b.y:.1f}"
+    elif dy == 0 and abs(dx) > _ACROSS + _WIDTH:
+        side, out = a.y + _HEIGHT / 2 + 5, 54.0
+        far = side + out
+        way = f"M{a.x:.1f} {side:.1f}C{a.x:.1f} {far:.1f} {b.x:.1f} {far:.1f} {b.x:.1f} {side:.1f}"
+    else:
+        length = math.hypot(dx, dy) or 1.0
+        # Two boxes that wait for each other have two parallel arrows.
+        ox, oy = (-dy / length * 9, dx / length * 9) if a in b.to else (0.0, 0.0)
+        (x1, y1), (x2, y2) = _border(a, dx, dy), _border(b, -dx, -dy)
+        way = f"M{x1 + ox:.1f} {y1 + oy:.1f}L{x2 + ox:.1f} {y2 + oy:.1f}"
+    return element("path", class_="arrow", d=way, marker_end=f"url(#head-{shape})")
 
 
-def _draw_box(box: _Box, culprit: bool) -> str:
-    ranks = format_ranks(sorted(box.ranks))
-    name = (
-        f"{len(box.ranks)} ranks" if len(ranks) > 18 else f"rank{'s' if len(box.ranks) > 1 else ''} {ranks}"
-    )
-    lines = [(name, "name")]
-    lines += [
-        (text if len(text) <= 30 else text[:29] + "…", "what") for text in (box.operation, box.where) if text
+def _lines(edges: list[Edge]) -> list[str]:
+    """Returns in which operation the ranks of a box wait, and where it was called."""
+    if not edges:
+        return ["waits for no rank"]
+    first, groups = edges[0], list(dict.fromkeys(edge.group for edge in edges))
+    calls = {(edge.operation, edge.seq_num, edge.where) for edge in edges}
+    number = f" #{first.seq_num}" if first.seq_num >= 0 else ""
+    of = groups[0] if len(groups) == 1 or len(calls) > 1 else f"{len(groups)} communicators"
+    where = first.where.rsplit("/", 1)[-1]
+    more = f"and {len(calls) - 1} more operation{'s' * (len(calls) > 2)}"
+    return [f"{first.operation.split(' ')[0]}{number} of {of}", more if len(calls) > 1 else where]
+
+
+def _draw_box(box: _Box, culprit: bool) -> Html:
+    ranks = format_ranks(sorted(box.ranks)).replace(",", ", ")
+    several = "s" if len(box.ranks) > 1 else ""
+    name = f"{len(box.ranks)} ranks" if len(ranks) > 22 else f"rank{several} {ranks}"
+    if culprit:
+        name += ", culprit" + several
+    lines = [name, *filter(None, _lines(box.edges))]
+    y = box.y - (len(lines) - 1) * 8 + 4
+    texts = [
+        element(
+            "text",
+            line if len(line) <= _MOST_TEXT else line[: _MOST_TEXT - 1] + "…",
+            class_="what" if i else "name",
+            x=f"{box.x:.1f}",
+            y=f"{y + i * 16:.1f}",
+        )
+        for i, line in enumerate(lines)
     ]
-    if not box.operation:
-        lines.append(("waits for no rank" if not box.to else "", "what"))
-    y = box.y - (len(lines) - 1) * 7.5 + 4
-    texts = "".join(
-        f'<text x="{box.x:.1f}" y="{y + i * 15:.1f}" class="{kind}">{escape(text)}</text>'
-        for i, (text, kind) in enumerate(lines)
-    )
-    return (
-        f'<g class="{"bad" if culprit else ""}"><rect x="{box.x - _WIDTH / 2:.1f}"'
-        f' y="{box.y - _HEIGHT / 2:.1f}" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>{texts}</g>'
-    )
+    corner = {"x": f"{box.x - _WIDTH / 2:.1f}", "y": f"{box.y - _HEIGHT / 2:.1f}"}
+    frame = element("rect", width=_WIDTH, height=_HEIGHT, rx=8, **corner)
+    return element("g", frame, *texts, class_="bad" if culprit else None)
