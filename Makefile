@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults healthy compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -61,6 +61,10 @@ chaos: $(VENV)/installed
 # The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.
 faults: $(VENV)/installed
 	$(BIN)/python -m tests.faults.conductor --write
+
+# Random legal programs as real processes, analyzed while they run and afterwards: no finding is allowed.
+healthy: $(VENV)/installed
+	$(BIN)/python -m tests.healthy.conductor
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
 # Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.

@@ -64,8 +64,7 @@ class SizeMismatches:
     def _odd_one(self, rows: Column) -> tuple[list[int], str, float]:
         """Returns (culprits, reason, confidence), by the shapes of the parts if known, else by history."""
         table = self.table
-        ins = [_counts(table.shapes[int(s)]) for s in table.calls.in_shape[table.call[rows]]]
-        outs = [_counts(table.shapes[int(s)]) for s in table.calls.out_shape[table.call[rows]]]
+        ins, outs = self._parts(rows, "in"), self._parts(rows, "out")
         n = len(rows)
         # Sort all lists by rank of the group.
         order = np.argsort(_position(table, rows))
@@ -97,6 +96,19 @@ class SizeMismatches:
             odd = [int(table.rank[row]) for row, pair in zip(rows, pairs, strict=True) if pair != usual]
             return odd, "its sizes differ from those of the majority", 0.8
         return [], "the sent and the expected elements differ", 0.5
+
+    def _parts(self, rows: Column, side: str) -> list[list[int]]:
+        """Returns the elements of each tensor of the rows' calls; [] where only their sum is known.
+
+        A record of ours has the shape of the first of several tensors, and so has a dump made from it.
+        """
+        table = self.table
+        out = []
+        for row in rows.tolist():
+            shapes = table.shapes[int(getattr(table.calls, f"{side}_shape")[table.call[row]])]
+            ours = table.source_of[int(table.rank[row])].exact_p2p
+            out.append([] if ours and len(shapes) > 1 else _counts(shapes))
+        return out
 
     def _span(self, row: int) -> slice:
         source = self.table.source_of[int(self.table.rank[row])]

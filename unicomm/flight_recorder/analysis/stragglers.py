@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ _ENOUGH = 8  # the least number of collectives for calling a rank slow
 # that is late by less is nobody's fault, however regular the job is otherwise.
 LEAST_LATE_NS = 200_000.0
 _OF_SPREAD, _OF_STEP = 6.0, 0.1  # the least lateness beside it, relative to the job's own figures
+_CHANCE = 1e-6  # the greatest probability that ranks of equal speed, by chance, look as late as a slow rank
 _SURELY = 4.0  # times the least lateness: more makes the finding no surer
 
 
@@ -31,6 +33,7 @@ class Lateness:
         lost_ns: the time that others lost by waiting for the rank, summed over the collectives in which it
             came last.
         last: the share of its collectives in which it came last.
+        often: the number of its collectives in which it was late by more than `least_ns`.
         waiting_ns, transfer_ns, gap_ns: means, as in `Straggler`.
         spread_ns: the median deviation of arrivals, over all ranks.
         step_ns: the median time from one collective of a rank to its next.
@@ -41,6 +44,7 @@ class Lateness:
     late_ns: Column
     lost_ns: Column
     last: Column
+    often: Column
     waiting_ns: Column
     transfer_ns: Column
     gap_ns: Column
@@ -50,13 +54,29 @@ class Lateness:
 
     @property
     def least_ns(self) -> float:
-        """The lateness from which a rank counts as slow: an absolute least, and two relative ones."""
-        return max(_OF_SPREAD * self.spread_ns, _OF_STEP * self.step_ns, LEAST_LATE_NS)
+        """The lateness from which a rank counts as slow."""
+        return _least(self.spread_ns, self.step_ns)
 
     def slow(self) -> list[int]:
         """Returns the ranks that are repeatedly late, by much more than the spread of arrivals."""
         found = (self.count >= _ENOUGH) & (self.late_ns > self.least_ns)
-        return [int(r) for r in np.flatnonzero(found)]
+        return [int(r) for r in np.flatnonzero(found) if self._chance(int(r)) < _CHANCE]
+
+    def _chance(self, rank: int) -> float:
+        """Returns a bound of the probability that a rank is late so often if all are late equally often.
+
+        Ranks that each work longer at times, in random order, are no fault, although one of them leads in a
+        short sample. The bound is Chernoff's for the rank, times the number of ranks.
+        """
+        count, often = int(self.count[rank]), int(self.often[rank])
+        others = (int(self.often.sum()) - often + 1) / (int(self.count.sum()) - count + 2)
+        share = often / count
+        if share <= others:
+            return 1.0
+        exponent = share * math.log(share / others)
+        if share < 1:
+            exponent += (1 - share) * math.log((1 - share) / (1 - others))
+        return min(1.0, math.exp(-count * exponent) * np.count_nonzero(self.count))
 
     def confidence(self, ranks: Column) -> float:
         """Returns how sure it is that the ranks are late, 0.5 ... 0.95.
@@ -68,6 +88,11 @@ class Lateness:
         clear = np.clip((typical / self.least_ns - 1) / (_SURELY - 1), 0, 1)
         often = min(1.0, float(count) / max(len(ranks), 1) / (4 * _ENOUGH))
         return 0.5 + 0.45 * float(np.sqrt(clear * often))
+
+
+def _least(spread_ns: float, step_ns: float) -> float:
+    """Returns the lateness from which a rank counts as slow: an absolute least, and two relative ones."""
+    return max(_OF_SPREAD * spread_ns, _OF_STEP * step_ns, LEAST_LATE_NS)
 
 
 def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Lateness | None:
@@ -104,11 +129,13 @@ def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Laten
     late = np.nan_to_num(grouped_median(after[several], rank[several], ranks))
     # Deviations of early ranks count, too; only late ranks can be slow.
     spread = float(np.median(np.abs(after[several] - late[rank[several]]))) if several.any() else 0.0
+    late_rows = several & (after > _least(spread, step))
     return Lateness(
         count=count,
         late_ns=late,
         lost_ns=np.bincount(rank[is_last], weights=after[is_last], minlength=ranks),
         last=np.bincount(rank[is_last], minlength=ranks) / safe,
+        often=np.bincount(rank[late_rows], minlength=ranks),
         waiting_ns=mean(last[cell] - arrived),
         transfer_ns=mean(np.maximum(ended - last[cell], 0)),
         gap_ns=mean(gap),

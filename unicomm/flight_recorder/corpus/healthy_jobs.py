@@ -37,6 +37,16 @@ def healthy_but_wrapped(size: int, rng: np.random.Generator) -> Case:
     return Case(job, [])
 
 
+@fault((2, 3, 8, 64))
+def healthy_with_uneven_work(size: int, rng: np.random.Generator) -> Case:
+    """Each rank works longer at times. In a short sample one of them leads by chance."""
+    programs = []
+    for _ in range(size):
+        work = np.where(rng.random(STEPS) < 0.5, 0, rng.uniform(0, 5000, STEPS)) + 200
+        programs.append([Action("all_reduce", red="SUM", line=20, work_us=float(w)) for w in work])
+    return Case(SimulatedJob(size, list(programs)), [])
+
+
 @fault(SOME)
 def healthy_uneven_exchanges(size: int, rng: np.random.Generator) -> Case:
     """all_to_all_v and all_gather_v with sizes that legally differ by rank."""

@@ -144,7 +144,7 @@ def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
 def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
     """One shape per tensor.
 
-    A record has the first tensor's shape; the other tensors share the remaining elements.
+    A record has the first tensor's shape and the elements of all; the other tensors share the remaining ones.
     """
     n, numel = int(record[f"n_{side}"]), int(record[f"{side}_numel"])
     if not n:
@@ -152,8 +152,8 @@ def _sizes(ring: Ring, record: Any, side: str) -> list[list[int]]:
     first = ring.shape(record, side)
     if n == 1:
         return [first]
-    rest = max(0, numel - math.prod(first))
-    return [first, *([rest // (n - 1)] for _ in range(n - 1))]
+    each, more = divmod(max(0, numel - math.prod(first)), n - 1)
+    return [first, *([each] for _ in range(n - 2)), [each + more]]
 
 
 def _dtypes(ring: Ring, record: Any, side: str) -> list[str]:
