@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ _OF_THE_END = (
 )
 
 Rows = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 def merge_coalesced(columns: DumpColumns, own: Sequence[tuple[int, int]]) -> DumpColumns:
@@ -45,8 +47,23 @@ def merge_coalesced(columns: DumpColumns, own: Sequence[tuple[int, int]]) -> Dum
     return _Merger(columns, own, ends[columns.profiling_name], parts[columns.profiling_name]).merged()
 
 
+class _Values(Generic[T]):
+    """A list of values to which columns refer, with new values at its end."""
+
+    def __init__(self, values: Sequence[T]) -> None:
+        self.all = list(values)
+        self._index = {value: i for i, value in reversed(list(enumerate(values)))}
+
+    def __call__(self, value: T) -> int:
+        """Returns the index of a value, which is added if it is new."""
+        if value not in self._index:
+            self._index[value] = len(self.all)
+            self.all.append(value)
+        return self._index[value]
+
+
 class _Merger:
-    """Merges the rows of one dump; new values are appended to copies of the lists that columns refer to."""
+    """Merges the rows of one dump; new values are appended to the lists that columns refer to."""
 
     def __init__(
         self,
@@ -56,17 +73,15 @@ class _Merger:
         is_part: npt.NDArray[np.bool_],
     ) -> None:
         self.own, self.is_end, self.is_part = own, is_end, is_part
-        self.columns = replace(
-            columns,
-            **{
-                f.name: value.copy()
-                for f in fields(columns)
-                if isinstance(value := getattr(columns, f.name), np.ndarray)
-            },
-            profiling_names=list(columns.profiling_names),
-            sizes=list(columns.sizes),
-            dtypes=list(columns.dtypes),
-        )
+        copies: dict[str, Any] = {
+            f.name: value.copy()
+            for f in fields(columns)
+            if isinstance(value := getattr(columns, f.name), np.ndarray)
+        }
+        self.columns = replace(columns, **copies)
+        self.names = _Values(columns.profiling_names)
+        self.sizes = _Values(columns.sizes)
+        self.dtypes = _Values(columns.dtypes)
         self.keep = np.ones(len(columns), np.bool_)
 
     def merged(self) -> DumpColumns:
@@ -79,9 +94,10 @@ class _Merger:
         bounds = np.searchsorted(of[order], np.arange(int(of.max()) + 2))
         for number in np.unique(of[self.is_end | self.is_part]).tolist():
             self._one(order[bounds[number] : bounds[number + 1]])
-        kept = {
+        kept: dict[str, Any] = {
             f.name: value[self.keep] for f in fields(c) if isinstance(value := getattr(c, f.name), np.ndarray)
         }
+        kept |= {"profiling_names": self.names.all, "sizes": self.sizes.all, "dtypes": self.dtypes.all}
         extra = {name: value[self.keep] for name, value in c.extra.items()}
         return replace(c, **kept, extra=extra)
 
@@ -98,7 +114,9 @@ class _Merger:
             self.keep[calls[self.is_part[calls]]] = False
             return
         end = int(ends[-1])
-        if c.is_p2p[end]:
+        texts = [c.profiling_names[int(i)] for i in c.profiling_name[calls]]
+        ops = list(dict.fromkeys(profiling_name(text)[1] for text in texts))
+        if c.is_p2p[end] or "send" in ops or "recv" in ops:
             for name in _OF_THE_END:
                 column = getattr(c, name)
                 column[calls] = column[end]
@@ -121,23 +139,14 @@ class _Merger:
             mine = ins[position : position + 1]
             ins, outs = (mine, outs) if op == "all_gather_v" else (ins, mine)
         else:
-            texts = [c.profiling_names[int(i)] for i in c.profiling_name[calls]]
-            op = "+".join(dict.fromkeys(profiling_name(text)[1] for text in texts))
-        c.profiling_name[end] = self._add(c.profiling_names, f"{backend}:{op}")
-        c.input_sizes[end], c.output_sizes[end] = self._add(c.sizes, ins), self._add(c.sizes, outs)
-        c.input_dtypes[end] = self._add(c.dtypes, in_types)
-        c.output_dtypes[end] = self._add(c.dtypes, out_types)
+            op = "+".join(ops)
+        c.profiling_name[end] = self.names(f"{backend}:{op}")
+        c.input_sizes[end], c.output_sizes[end] = self.sizes(ins), self.sizes(outs)
+        c.input_dtypes[end] = self.dtypes(in_types)
+        c.output_dtypes[end] = self.dtypes(out_types)
 
     def _sizes(self, indices: npt.NDArray[np.int32]) -> Shapes:
         return tuple(shape for i in indices.tolist() for shape in self.columns.sizes[i])
 
     def _types(self, indices: npt.NDArray[np.int32]) -> tuple[str, ...]:
         return tuple(dtype for i in indices.tolist() for dtype in self.columns.dtypes[i])
-
-    @staticmethod
-    def _add(values: list[object], value: object) -> int:
-        try:
-            return values.index(value)
-        except ValueError:
-            values.append(value)
-            return len(values) - 1
