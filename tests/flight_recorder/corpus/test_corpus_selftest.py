@@ -71,6 +71,6 @@ def test_the_command():
     assert done.returncode == 0, done.stdout
     assert "never-joined" in done.stdout
     data = json.loads(run([*command, "--json"]).stdout)
-    assert data["precision"] >= 0.95
-    assert data["recall"] >= 0.95
+    assert data["precision"] >= 0.99
+    assert data["recall"] >= 0.99
     assert data["kinds"] >= 30

@@ -11,7 +11,7 @@ from unicomm.flight_recorder.analysis.verdict import Report, Verdict
 
 from . import Case, cases
 
-TARGET = 0.95
+TARGET = 0.99
 
 
 @dataclass

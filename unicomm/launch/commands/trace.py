@@ -121,7 +121,7 @@ def selftest(
 
         unicomm trace selftest --largest 256
 
-    Exit code 0: both are at least 0.95 over the whole corpus; else 1.
+    Exit code 0: both are at least 0.99 over the whole corpus; else 1.
     """
     from .trace_actions import selftest as run
 
