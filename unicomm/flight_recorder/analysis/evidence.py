@@ -120,6 +120,15 @@ class Evidence:
                 return Edge(rank, [peer], group, what, int(table.seq[row]), place(table, row), True)
         return None
 
+    def has_both_sides(self, edge: Edge) -> bool:
+        """Returns whether the message of an edge was issued by both ranks."""
+        rows = self.waits.paired.get(edge.rank, ())
+        return any(self._is_message(row, edge) for row in rows)
+
+    def _is_message(self, row: int, edge: Edge) -> bool:
+        table = self.table
+        return int(table.peer[row]) == edge.waits_for[0] and int(table.seq[row]) == edge.seq_num
+
     def follows_as_before(self, row: int) -> bool:
         """Returns whether the rank has made this call after the same call earlier."""
         begin = self.table.source_of[int(self.table.rank[row])].begin
@@ -132,7 +141,7 @@ class Evidence:
         """Returns whether a message like this one was exchanged before."""
         table = self.table
         for row in self.waits.lonely.get(edge.rank, ()):
-            if int(table.peer[row]) == edge.waits_for[0] and int(table.seq[row]) == edge.seq_num:
+            if self._is_message(row, edge):
                 before = slice(table.source_of[edge.rank].begin, row)
                 alike = (table.peer[before] == table.peer[row]) & (table.call[before] == table.call[row])
                 return bool((alike & (table.state[before] == State.COMPLETED)).any())

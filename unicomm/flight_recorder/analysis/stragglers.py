@@ -14,7 +14,8 @@ from .verdict import Straggler
 
 _SHOWN = 5
 _MEANS = ("late_ns", "last", "waiting_ns", "transfer_ns", "gap_ns")  # fields of Lateness and of Straggler
-_ENOUGH = 8  # the least number of collectives for calling a rank slow
+_ENOUGH = 20  # the least number of collectives for calling a rank slow
+_PARTS, _SLOW_PARTS = 4, 3  # a slow rank is late in that many parts of the time, not only for a while
 # Arrivals of ranks of equal speed differ by up to this much: scheduling, interrupts, other processes. A rank
 # that is late by less is nobody's fault, however regular the job is otherwise.
 LEAST_LATE_NS = 200_000.0
@@ -33,6 +34,8 @@ class Lateness:
         lost_ns: the time that others lost by waiting for the rank, summed over the collectives in which it
             came last.
         last: the share of its collectives in which it came last.
+        lasting: in how many of the `_PARTS` parts of its collectives, in order, it was typically late by more
+            than `least_ns`.
         often: the number of its collectives in which it was late by more than `least_ns`.
         waiting_ns, transfer_ns, gap_ns: means, as in `Straggler`.
         spread_ns: the median deviation of arrivals, over all ranks.
@@ -45,6 +48,7 @@ class Lateness:
     lost_ns: Column
     last: Column
     often: Column
+    lasting: Column
     waiting_ns: Column
     transfer_ns: Column
     gap_ns: Column
@@ -58,8 +62,8 @@ class Lateness:
         return _least(self.spread_ns, self.step_ns)
 
     def slow(self) -> list[int]:
-        """Returns the ranks that are repeatedly late, by much more than the spread of arrivals."""
-        found = (self.count >= _ENOUGH) & (self.late_ns > self.least_ns)
+        """Returns the ranks that are late all the time, by much more than the spread of arrivals."""
+        found = (self.count >= _ENOUGH) & (self.late_ns > self.least_ns) & (self.lasting >= _SLOW_PARTS)
         return [int(r) for r in np.flatnonzero(found) if self._chance(int(r)) < _CHANCE]
 
     def _chance(self, rank: int) -> float:
@@ -86,13 +90,23 @@ class Lateness:
         count = self.count[ranks].sum()
         typical = float((self.late_ns[ranks] * self.count[ranks]).sum() / max(count, 1))
         clear = np.clip((typical / self.least_ns - 1) / (_SURELY - 1), 0, 1)
-        often = min(1.0, float(count) / max(len(ranks), 1) / (4 * _ENOUGH))
+        often = min(1.0, float(count) / max(len(ranks), 1) / (2 * _ENOUGH))
         return 0.5 + 0.45 * float(np.sqrt(clear * often))
 
 
 def _least(spread_ns: float, step_ns: float) -> float:
     """Returns the lateness from which a rank counts as slow: an absolute least, and two relative ones."""
     return max(_OF_SPREAD * spread_ns, _OF_STEP * step_ns, LEAST_LATE_NS)
+
+
+def _lasting(rank: Column, arrived: Column, after: Column, late: Column, least_ns: float) -> Column:
+    """Returns `Lateness.lasting` of the ranks whose typical lateness exceeds the least; 0 for the others."""
+    out = np.zeros(len(late), np.int64)
+    for one in np.flatnonzero(late > least_ns).tolist():
+        rows = np.flatnonzero(rank == one)
+        parts = np.array_split(after[rows[np.argsort(arrived[rows], kind="stable")]], _PARTS)
+        out[one] = sum(float(np.median(part)) > least_ns for part in parts if len(part))
+    return out
 
 
 def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Lateness | None:
@@ -136,6 +150,7 @@ def lateness(table: Table, rows: Column, cell: Column, offsets: Column) -> Laten
         lost_ns=np.bincount(rank[is_last], weights=after[is_last], minlength=ranks),
         last=np.bincount(rank[is_last], minlength=ranks) / safe,
         often=np.bincount(rank[late_rows], minlength=ranks),
+        lasting=_lasting(rank[several], arrived[several], after[several], late, _least(spread, step)),
         waiting_ns=mean(last[cell] - arrived),
         transfer_ns=mean(np.maximum(ended - last[cell], 0)),
         gap_ns=mean(gap),

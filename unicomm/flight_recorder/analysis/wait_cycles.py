@@ -52,7 +52,7 @@ def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: se
             edges.append(message)
     ranks = sorted({n[0] for n in path if len(n) == 1})
     groups = {s.group for s in stucks}
-    lone = [e.rank for e in edges if e.p2p]
+    lone = [e.rank for e in edges if e.p2p and not evidence.has_both_sides(e)]
     same_group = len({e.group for e in edges}) == 1
     since = [int(table.created_ns[s.waiting[r]]) for s in stucks for r in s.waiting if r in ranks]
     strange = [e for e in edges if e.p2p and not evidence.has_come_before(e)]

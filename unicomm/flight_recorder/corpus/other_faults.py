@@ -50,7 +50,7 @@ def message_never_finishes_and_holds_up_a_queue(size: int, rng: np.random.Genera
 
 @fault((4, 8, 64, 1024))
 def always_late(size: int, rng: np.random.Generator) -> Case:
-    job = job_of(size, training(4 if size > 1000 else LONG_RUN))
+    job = job_of(size, training(7 if size > 1000 else LONG_RUN))
     bad = pick(rng, size)
     job.late_us = {bad: 800.0}
     return Case(job, [(Verdict.SLOW, [bad])])

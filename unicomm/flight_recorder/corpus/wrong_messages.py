@@ -63,6 +63,23 @@ def cycle_of_a_queued_operation_and_a_message(size: int, rng: np.random.Generato
     return Case(job, [(Verdict.WAIT_CYCLE, [a, b])])
 
 
+@fault(SMALL)
+def cycle_of_a_queued_message_of_the_same_group(size: int, rng: np.random.Generator) -> Case:
+    """Both ranks issue the message, but one of them behind the collective, which waits for the other one."""
+    a, b = (int(r) for r in rng.choice(size, 2, replace=False))
+    job = job_of(size, [Action("all_reduce", red="SUM", line=20)] * 4)
+    job.one_at_a_time = True
+    meet = Action("all_reduce", red="SUM", line=48, waits=False)
+    for rank in range(size):
+        own = [meet, Action("sync")]
+        if rank == a:
+            own.insert(0, Action("recv", peer=b, line=49, waits=False))
+        if rank == b:
+            own.insert(1, Action("send", peer=a, line=49, waits=False))
+        job.programs[rank] = [*job.programs[rank], *own]
+    return Case(job, [(Verdict.WAIT_CYCLE, sorted([a, b]))])
+
+
 @fault(SOME)
 def queued_behind_an_operation_that_a_rank_never_joins(size: int, rng: np.random.Generator) -> Case:
     """The queued operations make their ranks victims, not culprits."""
