@@ -34,6 +34,7 @@ FAULTS = [
     ("reduction", "reduction-mismatch", [2]),
     ("cycle", "wait-cycle-across-groups", [0, 1]),
     ("crossed", "wait-cycle-across-groups", [0, 1]),
+    ("queued", "wait-cycle-across-groups", [0, 1]),
     ("lone", "unmatched-send-or-recv", [2]),
 ]
 

@@ -72,6 +72,18 @@ def crossed() -> None:
     comm.all_reduce(torch.ones(8), SUM, False)
 
 
+def queued() -> None:
+    """All ranks issue all operations, but ranks 0 and 1 a message and a collective in opposite order."""
+    works = []
+    if rank == 0:
+        works.append(comm.recv(torch.ones(8), 1, async_op=True))
+    works.append(comm.all_reduce(torch.ones(8), SUM, async_op=True))
+    if rank == 1:
+        works.append(comm.send(torch.ones(8), 0, async_op=True))
+    for work in works:
+        work.wait()
+
+
 def nothing() -> None:
     comm.all_reduce(torch.ones(8), SUM, False)
 

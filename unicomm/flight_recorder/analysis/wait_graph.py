@@ -147,16 +147,27 @@ def build_wait_graph(
 def _queued(table: Table, rows: Column) -> dict[int, int]:
     """Returns the rows that have not started, behind an earlier row of their rank that has.
 
-    The keys are the rows, the values the first such earlier row.
-
-    Streams, devices and progress threads run the operations of several groups one after another. Where no
-    operation counts as started, as in the dumps of torch's gloo, nothing is known about that.
+    The keys are the rows, the values the first such earlier row. Streams, devices and progress threads run
+    operations one after another, also those of several groups. Where no operation counts as started, as in
+    the dumps of torch's gloo, nothing is known about that. A row that started when the earlier one had failed
+    was queued, too: it has failed at once.
     """
     first: dict[int, int] = {}
-    for row in rows[table.state[rows] == State.STARTED].tolist():  # in the order of issue
-        first.setdefault(int(table.rank[row]), row)
-    created = rows[table.state[rows] == State.CREATED].tolist()
-    return {row: at for row in created if (at := first.get(int(table.rank[row]), row)) < row}
+    out = {}
+    facts = (table.rank, table.state, table.created_ns, table.started_ns)
+    columns = (column[rows].tolist() for column in facts)
+    for row, rank, state, created, started in zip(rows.tolist(), *columns, strict=True):
+        at = first.get(rank)
+        if state == State.STARTED or (state == State.FAILED and started > 0):
+            if at is None:
+                first[rank] = row
+                continue
+            ended = int(table.completed_ns[at]) if table.state[at] == State.FAILED else 0
+            if state == State.FAILED and created < ended <= started:
+                out[row] = at
+        elif at is not None:
+            out[row] = at
+    return out
 
 
 def _connect_collectives(table: Table, waits: WaitGraph, gone: set[int]) -> None:

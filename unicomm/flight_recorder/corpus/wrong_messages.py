@@ -80,6 +80,14 @@ def cycle_of_a_queued_message_of_the_same_group(size: int, rng: np.random.Genera
     return Case(job, [(Verdict.WAIT_CYCLE, sorted([a, b]))])
 
 
+@fault(SMALL, dumps=False)
+def cycle_that_the_communicator_has_ended(size: int, rng: np.random.Generator) -> Case:
+    """The ranks' own search for deadlocks found it, so their operations have failed, also the queued ones."""
+    case = cycle_of_a_queued_message_of_the_same_group(size, rng)
+    case.job.errors = "deadlock"
+    return case
+
+
 @fault(SOME)
 def queued_behind_an_operation_that_a_rank_never_joins(size: int, rng: np.random.Generator) -> Case:
     """The queued operations make their ranks victims, not culprits."""
