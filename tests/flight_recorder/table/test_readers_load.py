@@ -17,9 +17,9 @@ from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.call_path import frame_in, user_frame
 from unicomm.flight_recorder.ring.reader import Ring, State
 from unicomm.flight_recorder.table.load import load
-from unicomm.flight_recorder.table.table import user_frame
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +195,7 @@ def test_names(text, parsed):
 
 
 def test_the_users_frame():
-    from unicomm.flight_recorder.ring.reader import Frame
-
-    inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
+    inner, own = frame_in("/site-packages/torch/distributed/x.py", "f", 1), frame_in("/data/job/t.py", "g", 2)
     assert user_frame((inner, own)) is own
     assert user_frame((inner,)) is inner
     assert user_frame(()) is None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
 
 from .operation_names import SCALAR_TYPES
@@ -85,7 +86,7 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
     if p2p:
         peer = int(record["peer"])
         name += f" {comm.rank}<-{peer}" if flags & RECEIVE else f" {comm.rank}->{peer}"
-    frames = [frame] if (frame := ring.frame(record)) else []
+    path = ring.call_path(record)
     began, ended = int(record["started_ns"]), int(record["completed_ns"])
     entry: dict[str, Any] = {
         "record_id": int(record["id"]) - 1,
@@ -106,12 +107,14 @@ def _entry(ring: Ring, record: Any) -> dict[str, Any]:
         "retired": int(record["state"]) == State.COMPLETED,
         "timeout_ms": int(record["timeout_ms"]),
         "is_p2p": p2p,
-        "frames": [{"name": f.function, "filename": f.file, "line": f.line} for f in frames],
+        "frames": [{"name": f.function, "filename": f.file, "line": f.line} for f in path],
         "thread_id": str(int(record["tid"])),
         "thread_name": "",
         "unicomm_backend": comm.backend,
         "unicomm_async": bool(flags & ASYNC),
     }
+    if path:
+        entry["unicomm_user_frame"] = path.index(user_frame(path))
     if graph := flags & GRAPH:
         entry["unicomm_graph"] = graph
     if began and ended:

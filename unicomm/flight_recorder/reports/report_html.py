@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Report, Side, Straggler, Verdict
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import Table, user_frame
+from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import capital, ranks_text, span
 
 from . import timeline

@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 
-from .table import Calls, Column, Group, Shapes, Source, Stack, Table
+from .table import Calls, Column, Group, Shapes, Source, Table
 
 T = TypeVar("T")
 
@@ -109,7 +110,7 @@ class TableStore:
         self.reductions = Interner("")
         self.dtypes = Interner("")
         self.shapes: Interner[Shapes] = Interner(())
-        self.stacks: Interner[Stack] = Interner(())
+        self.stacks: Interner[CallPath] = Interner(())
         self.threads = Interner("")
         self.calls: Interner[tuple[int, ...]] = Interner()
         self.groups: dict[tuple[str, str], int] = {}
