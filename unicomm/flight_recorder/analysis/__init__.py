@@ -9,6 +9,7 @@ wait_graph.py        the wait-for graph of unfinished operations, its components
 evidence.py          evidence and edges for findings about waiting ranks
 wait_cycles.py       findings about cycles in the wait-for graph
 blocking_ranks.py    findings about ranks that block others: dead, stopped, absent, busy
+call_paths.py        the call paths behind a finding
 stragglers.py        ranks, hosts and groups that are late
 diff.py              compare: two runs, their first differing operations and changed times
 """

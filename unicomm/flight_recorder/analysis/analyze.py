@@ -14,6 +14,7 @@ from unicomm.flight_recorder.texts import capital, ranks_text, span
 from . import stragglers
 from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
+from .call_paths import call_paths
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
 from .size_mismatches import SizeMismatches
 from .verdict import Finding, Report, Verdict
@@ -38,6 +39,7 @@ _WEIGHT = {
 }
 _OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
 _STUCK_MISMATCH, _SILENT_MISMATCH = 95, 60
+_MOST_WITH_PATHS = 16  # findings
 
 
 def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
@@ -78,6 +80,8 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         findings.append(_slow(slow, late, bool(findings)))
     weight = {id(j.finding): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in mismatches}
     findings.sort(key=lambda f: (-weight.get(id(f), _WEIGHT.get(f.verdict, 0)), -len(f.victims), f.since_ns))
+    for finding in findings[:_MOST_WITH_PATHS]:
+        finding.call_paths = call_paths(table, finding)
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],

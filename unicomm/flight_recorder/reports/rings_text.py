@@ -14,7 +14,7 @@ from rich.text import Text
 
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import ERRORS, P2P, RECEIVE, STATES, Comm, InputRemark, Ring
-from unicomm.flight_recorder.ring.record_text import arguments, short_place
+from unicomm.flight_recorder.ring.record_text import arguments, short_path, short_place
 from unicomm.flight_recorder.texts import format_ranks, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
@@ -116,11 +116,12 @@ def _processes(rings: Sequence[Ring]) -> Table:
     return table
 
 
-def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) -> Table:
+def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int, paths: bool) -> Table:
     comm = whole.comm
     title = f"communicator '{comm.name}' ({comm.backend}, {comm.size} ranks), last {last} operations"
     table = Table(title=title, title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
+    place = short_path if paths else short_place
     table.add_column("#", justify="right")
     shown = [f"rank {rank}" for rank in ranks] if columns else ["ranks"]
     for heading in ("operation", "arguments", *shown, "called from"):
@@ -146,7 +147,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
             row += [Text(cells[r][1], _STYLE.get(cells[r][0], "dim")) if r in cells else "" for r in ranks]
         else:
             row.append(_grouped(cells))
-        row.append(_joined({r: short_place(*records[r]) for r in sorted(records)}))
+        row.append(_joined({r: place(*records[r]) for r in sorted(records)}))
         table.add_row(*row)
     return table
 
@@ -177,6 +178,7 @@ def render(
     last: int = 20,
     comm: str | None = None,
     ranks: Sequence[int] | None = None,
+    paths: bool = False,
 ) -> RenderableType:
     """Returns what `unicomm trace show` prints: the processes, then the last operations of each communicator.
 
@@ -185,6 +187,7 @@ def render(
         last: the number of operations of each communicator; 0 for all.
         comm: show only the communicator of this name.
         ranks: show only these ranks; None for all.
+        paths: show the call path of each operation, not only the user's own line.
     """
     parts: list[RenderableType] = [_processes(rings)]
     for whole in gather(rings):
@@ -193,12 +196,12 @@ def render(
         shown = sorted(whole.rings) if ranks is None else [r for r in ranks if r in whole.rings]
         present = range(whole.comm.size) if ranks is None and whole.comm.size <= _MAX_COLUMNS else shown
         if whole.operations:
-            parts += ["", _operations(whole, list(present), last)]
+            parts += ["", _operations(whole, list(present), last, paths)]
     parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in remarks]
     return Group(*parts)
 
 
-def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) -> Table:
+def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None, paths: bool = False) -> Table:
     """Returns a table with one row per record: the `last` ones of each ring, or all if 0."""
     headings = ("rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from")
     table = Table(*headings, show_edge=False)
@@ -212,7 +215,7 @@ def render_raw(rings: Sequence[Ring], last: int = 0, comm: str | None = None) ->
                 ring.op(record),
                 arguments(ring, record),
                 _cell(ring, record),
-                short_place(ring, record),
+                short_path(ring, record) if paths else short_place(ring, record),
             )
     return table
 

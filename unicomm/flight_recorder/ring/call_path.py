@@ -33,7 +33,9 @@ WRAPPERS = {
     "transformers/trainer": "transformers",
 }
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/(?!.*/(?:site|dist)-packages/)")
-_HIDDEN = re.compile(r"/unicomm/|/torchcomms/|^<frozen |/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_HIDDEN = re.compile(
+    r"/(?:site|dist)-packages/(?:unicomm|torchcomms)/|^<frozen |/lib/python3\.\d+/(?!(?:site|dist)-packages/)"
+)
 _WRITTEN_BY_TORCH = re.compile(r"^<eval_with_key>|/torchinductor_")
 _TORCH = "/torch/"
 

@@ -296,7 +296,8 @@ class Ring:
     def call_path_from(self, number: int) -> CallPath:
         """Returns the call path that begins at a frame; `number` is 1 + its index, as records hold it."""
         if number not in self._paths:
-            found, at = [], number
+            found: list[Frame] = []
+            at = number
             while 0 < at <= len(self.frames) and len(found) < MOST_PATH_FRAMES:
                 found.append(self.frames[at - 1])
                 at = self._callers[at - 1]
