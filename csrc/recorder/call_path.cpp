@@ -85,6 +85,7 @@ class Chosen {
     // Of a wrapper's calls in a row, the innermost and the outermost are kept: what it does, and what the
     // user called.
     void add_wrapper(const Activation& call, std::string_view wrapper) {
+        if (text_of(call.code->co_name) == "wrapper") return;  // a decorator, which tells nothing
         run_ = wrapper == wrapper_ ? run_ + 1 : 1;
         wrapper_ = wrapper;
         if (run_ > 2) frames_.pop_back();

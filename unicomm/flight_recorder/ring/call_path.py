@@ -107,11 +107,3 @@ def user_frame(path: Sequence[Frame]) -> Frame | None:
         if frame.whose is Whose.USER:
             return frame
     return path[0] if path else None
-
-
-def path_lines(path: Sequence[Frame]) -> list[str]:
-    """Returns a call path as text, a line for each frame, the innermost first: `train.py:41 step`.
-
-    Frames of wrappers have the wrapper's name behind them.
-    """
-    return [f"{frame} {frame.function}" + (f"  [{frame.library}]" if frame.library else "") for frame in path]

@@ -45,7 +45,7 @@ def short_path(ring: Ring, record: Any) -> str:
 
 def _short(frame: Frame) -> str:
     text = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}"
-    return f"{text} [{frame.library}]" if frame.library else text
+    return f"{text} ({frame.library})" if frame.library else text
 
 
 def short_place(ring: Ring, record: Any) -> str:
