@@ -13,12 +13,11 @@ from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
-from unicomm.flight_recorder.texts import parse_ranks
+from unicomm.flight_recorder.texts import MOST_RANKS, parse_ranks
 
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
 
-_MOST_RANKS = 1 << 22
 _STATES = {
     "scheduled": State.CREATED,
     "created": State.CREATED,
@@ -214,8 +213,8 @@ def _rank_list(text: str) -> list[int]:
     try:
         if text.lstrip().startswith("["):
             value = json.loads(text)
-            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < _MOST_RANKS for r in value)
+            good = isinstance(value, list) and all(isinstance(r, int) and 0 <= r < MOST_RANKS for r in value)
             return value if good else []
-        return parse_ranks(text, _MOST_RANKS)
+        return parse_ranks(text, MOST_RANKS)
     except (ValueError, RecursionError):
         return []

@@ -12,6 +12,7 @@ import numpy as np
 
 from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.reader import InputRemark, State
+from unicomm.flight_recorder.texts import MOST_RANKS
 
 from .table import Calls, Column, Group, Shapes, Source, Table
 
@@ -143,7 +144,7 @@ class TableStore:
 
         Returns False, and adds a remark instead, if its rank is unknown or already taken.
         """
-        if source.rank < 0:
+        if not 0 <= source.rank < MOST_RANKS:
             message = "neither its content nor its name tells its rank, so its operations were left out"
         elif source.rank in self.taken:
             message = f"rank {source.rank} has another file, {self.taken[source.rank]}: this one was left out"
