@@ -69,7 +69,17 @@ class Recorder:
     @property
     def path(self) -> str: ...
 
-def set_folders(own: str, library: str) -> None: ...
+def set_libraries(
+    own: str,
+    torch: str = "",
+    stdlib: str = "",
+    torch_wrappers: Sequence[str] = (),
+    wrappers: Sequence[str] = (),
+) -> None:
+    """
+    Folders whose files are not the user's, which end with a slash; folders in torch's, and installed packages, that wrap the user's code. Call paths that are known already keep their frames.
+    """
+
 def next_op_id() -> int: ...
 
 RECORD_CREATED: int = 1

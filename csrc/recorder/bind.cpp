@@ -2,6 +2,7 @@
 #include "base/bind.hpp"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 #include <pthread.h>
 
 #include <cstring>
@@ -44,7 +45,7 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     n.timeout_ms = ring::timeout_ms(timeout);
     n.batch = batch;
     n.start_now = start_now;
-    n.frame = r.caller_frame();
+    n.frame = r.paths.current();
     add_side(inputs, n.in_numel, n.n_in, n.in_dtype, n.in_ndim, n.in_dims);
     add_side(outputs, n.out_numel, n.n_out, n.out_dtype, n.out_ndim, n.out_dims);
     return r.writer.begin(n);
@@ -96,6 +97,8 @@ void export_constants(nb::module_& m) {
             d["header.comm_off"] = offsetof(ring::Header, comm_off);
             d["header.rec_next"] = offsetof(ring::Header, rec_next);
             d["comm.coll_created"] = offsetof(ring::Comm, coll_created);
+            d["frame.caller"] = offsetof(ring::Frame, caller);
+            d["frame.whose"] = offsetof(ring::Frame, whose);
             d["record.comm"] = offsetof(ring::Record, comm);
             d["record.in_numel"] = offsetof(ring::Record, in_numel);
             d["record.in_dims"] = offsetof(ring::Record, in_dims);
@@ -171,7 +174,20 @@ void bind_recorder(nb::module_& m) {
             "The number of records ever begun.")
         .def_prop_ro("path", [](Recorder& r) { return r.writer.path(); });
 
-    m.def("set_folders", &Recorder::set_folders, nb::arg("own"), nb::arg("library"));
+    m.def(
+        "set_libraries",
+        [](std::string own, std::string torch, std::string stdlib, std::vector<std::string> torch_wrappers,
+           std::vector<std::string> wrappers) {
+            CallPaths::set_libraries({std::move(own), std::move(torch), std::move(stdlib),
+                                      std::move(torch_wrappers), std::move(wrappers)});
+        },
+        nb::arg("own"), nb::arg("torch") = "", nb::arg("stdlib") = "",
+        nb::arg("torch_wrappers") = std::vector<std::string>(),
+        nb::arg("wrappers") = std::vector<std::string>(),
+        nb::sig("def set_libraries(own: str, torch: str = '', stdlib: str = '', "
+                "torch_wrappers: Sequence[str] = (), wrappers: Sequence[str] = ()) -> None"),
+        "Folders whose files are not the user's, which end with a slash; folders in torch's, and installed "
+        "packages, that wrap the user's code. Call paths that are known already keep their frames.");
     m.def("next_op_id", &next_op_id);
     export_constants(m);
 }

@@ -20,7 +20,8 @@ namespace unicomm::ring {
 namespace {
 
 constexpr uint32_t kComms = 256;
-constexpr uint32_t kFrames = 2048;
+constexpr uint32_t kFrames = 4096;
+constexpr uint32_t kLoneFrames = 512;  // the last ones, for frames without their callers
 constexpr uint64_t kHeap = 192 * 1024;
 
 std::mutex table_mutex;  // guards communicators, frames and strings; records take no lock
@@ -178,20 +179,47 @@ void Writer::set_comm_state(uint16_t comm, CommState state) {
     if (writable_ && comm < kComms) comms_[comm].state.store(state);
 }
 
-uint32_t Writer::add_frame(std::string_view file, std::string_view function, uint32_t line) {
-    if (!writable_) return 0;
+uint32_t Writer::add_path(const std::vector<PathFrame>& path) {
+    if (!writable_ || path.empty()) return 0;
     std::lock_guard lock(table_mutex);
-    uint32_t index = head_->frame_count.load();
-    if (index >= kFrames) {
+    uint32_t id = 0;
+    for (auto frame = path.rbegin(); frame != path.rend(); ++frame) {
+        id = add_frame(*frame, id, kFrames - kLoneFrames);
+        if (id) continue;
         head_->frames_dropped.fetch_add(1);
-        return 0;
+        auto user = std::find_if(path.begin(), path.end(), [](auto& f) { return f.whose == Whose::kUser; });
+        return add_frame(user == path.end() ? path.front() : *user, 0, kFrames);
     }
+    return id;
+}
+
+uint32_t Writer::add_frame(const PathFrame& frame, uint32_t caller, uint32_t capacity) {
+    Text file = intern(frame.file), function = intern(frame.function);
+    FrameKey key{file.off, function.off, frame.line, caller, static_cast<uint32_t>(frame.whose)};
+    if (auto known = known_frames_.find(key); known != known_frames_.end()) return known->second;
+    uint32_t index = head_->frame_count.load();
+    if (index >= capacity) return 0;
     Frame& f = frames_[index];
-    f.file = intern(file);
-    f.function = intern(function);
-    f.line = line;
+    f.file = file;
+    f.function = function;
+    f.line = frame.line;
+    f.caller = caller;
+    f.whose = frame.whose;
     head_->frame_count.store(index + 1, std::memory_order_release);
+    known_frames_.emplace(key, index + 1);
     return index + 1;
+}
+
+const Frame* Writer::user_frame(uint32_t innermost) const {
+    uint32_t count = std::min(head_->frame_count.load(std::memory_order_acquire), kFrames);
+    if (innermost == 0 || innermost > count) return nullptr;
+    uint32_t id = innermost;
+    for (size_t i = 0; i < kMostPathFrames && id > 0 && id <= count; ++i) {
+        const Frame& f = frames_[id - 1];
+        if (f.whose == Whose::kUser) return &f;
+        id = f.caller;
+    }
+    return &frames_[innermost - 1];
 }
 
 uint64_t Writer::begin(const NewRecord& n) {
@@ -306,12 +334,11 @@ bool Writer::pending(uint16_t comm, Pending& found) const {
         if (r.id.load(std::memory_order_acquire) != id || r.comm != comm) continue;
         if (r.state.load(std::memory_order_acquire) != static_cast<uint8_t>(State::kStarted)) continue;
         found = {r.seq, "", 0};
-        if (r.frame > 0 && r.frame <= head_->frame_count.load(std::memory_order_acquire)) {
-            const Frame& f = frames_[r.frame - 1];
-            Text file = f.file;  // one read: other processes can write to the file
+        if (const Frame* f = user_frame(r.frame)) {
+            Text file = f->file;  // one read: other processes can write to the file
             if (file.off <= kHeap && file.len <= kHeap - file.off)
                 found.file.assign(heap_ + file.off, file.len);
-            found.line = f.line;
+            found.line = f->line;
         }
         return true;
     }

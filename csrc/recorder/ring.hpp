@@ -7,20 +7,23 @@
 // All integers are little endian. Times are CLOCK_MONOTONIC nanoseconds; the header pairs that clock with
 // CLOCK_REALTIME.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace unicomm {
 
 namespace ring {
 
 constexpr char kMagic[8] = {'U', 'C', 'R', 'I', 'N', 'G', '0', '1'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int kMaxDims = 4;  // dimensions of the first input and output that a record keeps
 
 constexpr uint32_t kOtherError = 100;  // `Record::error` of an error that is no FaultCode
@@ -76,11 +79,17 @@ struct alignas(64) Comm {
     std::atomic<uint64_t> p2p_created, p2p_completed;
 };
 
+enum class Whose : uint32_t { kUser = 0, kWrapper = 1, kTorch = 2 };
+
+// A line of a call path. Paths form a tree: those that begin alike share the frames of their beginning.
 struct Frame {
     Text file, function;
     uint32_t line;
-    uint32_t reserved[3];
+    uint32_t caller;  // 1 + index of the frame that called this one, 0: none, or none that is kept
+    Whose whose;
+    uint32_t reserved;
 };
+constexpr size_t kMostPathFrames = 16;
 
 enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
 // kCaptured: captured by a graph. Each replay of the graph records its operations again (kReplayed), in a
@@ -105,7 +114,7 @@ struct alignas(64) Record {
     std::atomic<uint8_t> state;
     uint8_t red, in_dtype, out_dtype;
     int32_t peer;    // root of a collective, or peer of a message (ranks of the group); else -1
-    uint32_t frame;  // 1 + index of the frame, 0: unknown
+    uint32_t frame;  // 1 + index of the innermost frame of the call path, 0: unknown
     uint32_t tid;
     uint32_t timeout_ms;
     uint64_t in_numel, out_numel;  // all tensors together
@@ -133,6 +142,13 @@ struct NewRecord {
     bool start_now = false;
 };
 
+// A frame to be written, and its texts.
+struct PathFrame {
+    std::string_view file, function;
+    uint32_t line = 0;
+    Whose whose = Whose::kUser;
+};
+
 // An operation that has not completed, and its call site.
 struct Pending {
     uint64_t seq = 0;
@@ -154,7 +170,10 @@ class Writer {
     uint16_t add_comm(std::string_view name, std::string_view backend, std::string_view uid,
                       std::string_view ranks, int rank, int size);
     void set_comm_state(uint16_t comm, CommState state);
-    uint32_t add_frame(std::string_view file, std::string_view function, uint32_t line);
+    // Writes a call path, the innermost frame first; frames that are there already are not written again.
+    // Returns what `Record::frame` holds for it. If the table of frames is full, only the user's frame is
+    // kept, and if there is no room for that either, the path is unknown (0).
+    uint32_t add_path(const std::vector<PathFrame>& path);
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
     void add_flags(uint64_t id, uint16_t flags);
@@ -179,6 +198,8 @@ class Writer {
 
   private:
     Text intern(std::string_view text);
+    uint32_t add_frame(const PathFrame& frame, uint32_t caller, uint32_t capacity);
+    const Frame* user_frame(uint32_t innermost) const;
     Record* find(uint64_t id);
     void renew_clock();
 
@@ -186,6 +207,8 @@ class Writer {
     uint64_t bytes_ = 0;
     uint64_t mask_ = 0;  // the capacity is a power of two
     std::unordered_map<std::string, Text> interned_;
+    using FrameKey = std::array<uint32_t, 5>;  // file, function, line, caller, whose
+    std::map<FrameKey, uint32_t> known_frames_;
     char* base_ = nullptr;
     Header* head_ = nullptr;
     Comm* comms_ = nullptr;

@@ -71,7 +71,7 @@ class FastCalls {
         n.op = static_cast<uint16_t>(op);
         n.peer = peer;
         n.timeout_ms = ring::timeout_ms(timeout);
-        n.frame = r_.caller_frame();
+        n.frame = r_.paths.current();
         n.start_now = true;
         return n;
     }

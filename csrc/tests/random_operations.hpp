@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "operations/opcode.hpp"
 #include "recorder/ring.hpp"
 #include "shm/group.hpp"

@@ -139,12 +139,29 @@ int main(int argc, char** argv) {
                 record.comm = comm;
                 record.seq = i;
                 record.start_now = true;
+                // 4000 paths that share their callers: more frames than the table holds.
+                std::string file = "/job/" + std::to_string(t) + ".py", outer = std::to_string(i % 7);
+                auto line = static_cast<uint32_t>(i);
+                record.frame = writer.add_path({{"w.py", "wrapper", line, ring::Whose::kWrapper},
+                                                {file, "step", line, ring::Whose::kUser},
+                                                {"/job/main.py", outer, 1, ring::Whose::kUser}});
                 writer.finish(writer.begin(record), ring::State::kCompleted, 0);
             }
         });
     }
     for (auto& t : threads) t.join();
     expect(writer.header().rec_next.load() == 4000, "records");
+    expect(writer.header().frame_count.load() == writer.header().frame_cap, "frames of call paths");
+    ring::Pending pending;
+    expect(!writer.pending(0, pending), "no operation is pending");
+    // A call path that is known already; the user's line is not the innermost one.
+    ring::NewRecord record;
+    record.start_now = true;
+    record.frame = writer.add_path({{"w.py", "wrapper", 1, ring::Whose::kWrapper},
+                                    {"/job/0.py", "step", 1, ring::Whose::kUser},
+                                    {"/job/main.py", "1", 1, ring::Whose::kUser}});
+    writer.begin(record);
+    expect(writer.pending(0, pending) && pending.file == "/job/0.py" && pending.line == 1, "the user's line");
     std::puts("native core: all operations right");
     return 0;
 }

@@ -6,7 +6,7 @@ from tests.faults.faulty_runs import FAULTS, culprit, expected, run_fault, why_n
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-# Every fault on shared memory. The others add what differs: another transport, and rings that come by the hub.
+# Every fault on shared memory. The others add another transport, and rings that come by the hub.
 RUNS = [(fault, "shm") for fault in FAULTS] + [("raise", "gloo"), ("raise", "hosts"), ("hang", "hosts")]
 
 

@@ -27,17 +27,27 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+#: Ranks of a job are less. A greater number in a file is damage, and arrays by rank would fill the memory.
+MOST_RANKS = 1 << 22
+
+
 def parse_ranks(text: str, limit: int = 1 << 24) -> list[int]:
     """Returns the ranks in a text of `format_ranks`.
 
-    Raises `ValueError` for any other text, and for more than `limit` ranks.
+    Raises `ValueError` for any other text, for more than `limit` ranks, and for ranks that no job has.
     """
     out: list[int] = []
     for part in text.split(",") if text else []:
         span, _, step = part.partition(":")
         first, dash, last = span.partition("-")
         begin, end, by = int(first), int(last) if dash else int(first), int(step) if step else 1
-        if begin < 0 or end < begin or by < 1 or (end - begin) // by + 1 + len(out) > limit:
+        if (
+            begin < 0
+            or end < begin
+            or by < 1
+            or (end - begin) // by + 1 + len(out) > limit
+            or end >= MOST_RANKS
+        ):
             raise ValueError(f"'{part}' is not a range of ranks")
         out.extend(range(begin, end + 1, by))
     return out

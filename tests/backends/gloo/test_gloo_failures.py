@@ -129,6 +129,18 @@ def test_where_a_thread_is():
     thread.join()
 
 
+def test_the_users_line_is_not_that_of_a_wrapper():
+    names = {"where_is": where_is}
+    text = "def call(*inner):\n return inner[0](*inner[1:]) if inner else where_is(0)"
+    for file in ("/lib/site-packages/accelerate/accelerator.py", "/job/train.py"):
+        code = {**names}
+        exec(compile(text, file, "exec"), code)
+        names[file] = code["call"]
+    wrapper, own = (names[f] for f in names if f.startswith("/"))
+    assert own(wrapper) == "/job/train.py:2 in call"
+    assert own() == "/job/train.py:2 in call"
+
+
 def test_strangers_do_not_come_in():
     """Who does not know the secret, says too much, or nothing at all, neither joins nor holds others up."""
     store, ports, made = HashStore(), {}, {}

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.table.load import load
-from unicomm.flight_recorder.table.table import user_frame
 
 
 def entry(number, op, size=4, state="completed", p2p=False, seq=None, dtype="Float"):

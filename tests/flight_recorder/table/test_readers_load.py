@@ -17,9 +17,10 @@ from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
 from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats import torch_dump as formats
 from unicomm.flight_recorder.formats.operation_names import OpKind
-from unicomm.flight_recorder.ring.reader import Ring, State
+from unicomm.flight_recorder.ring.call_path import frame_in, user_frame
+from unicomm.flight_recorder.ring.reader import HEADER, Ring, State
 from unicomm.flight_recorder.table.load import load
-from unicomm.flight_recorder.table.table import user_frame
+from unicomm.flight_recorder.texts import parse_ranks
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +196,7 @@ def test_names(text, parsed):
 
 
 def test_the_users_frame():
-    from unicomm.flight_recorder.ring.reader import Frame
-
-    inner, own = Frame("f", "/site-packages/torch/distributed/x.py", 1), Frame("g", "/data/job/t.py", 2)
+    inner, own = frame_in("/site-packages/torch/distributed/x.py", "f", 1), frame_in("/data/job/t.py", "g", 2)
     assert user_frame((inner, own)) is own
     assert user_frame((inner,)) is inner
     assert user_frame(()) is None
@@ -239,6 +238,20 @@ def test_any_damage_of_a_ring(tmp_path_factory, job, data):
     table = load([folder])
     assert table.sources
     analyze(table)
+
+
+def test_ranks_that_no_job_has_are_damage(tmp_path, job):
+    data = bytearray(job.ring(1))
+    at = HEADER.fields["rank"][1]
+    data[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "b").write_bytes(job.ring(2))
+    table = load([tmp_path])
+    assert [source.rank for source in table.sources] == [2]
+    assert "nor its name tells its rank" in table.remarks[0].message
+    analyze(table)
+    with pytest.raises(ValueError, match="range of ranks"):
+        parse_ranks("0-2,1073741824")
 
 
 def test_stdin_like_bytes_are_no_archive(tmp_path):

@@ -10,6 +10,7 @@ import threading
 import torch
 
 import unicomm
+from unicomm.flight_recorder.ring.call_path import Whose, whose_of
 
 _OURS = os.path.join(os.path.dirname(os.path.abspath(unicomm.__file__)), "")
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -32,4 +33,6 @@ def where_is(thread: int) -> str:
 def _is_machinery(file: str) -> bool:
     if file.startswith((_OURS, _TORCH, "<frozen")):
         return True
-    return file.startswith(_LIBRARY) and not file.startswith(_OTHERS)
+    if file.startswith(_LIBRARY) and not file.startswith(_OTHERS):
+        return True
+    return whose_of(file) is Whose.WRAPPER

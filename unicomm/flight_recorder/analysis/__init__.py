@@ -10,6 +10,7 @@ evidence.py          evidence and edges for findings about waiting ranks
 wait_cycles.py       findings about cycles in the wait-for graph
 blocking_ranks.py    findings about ranks that block others: dead, stopped, absent, busy
 own_faults.py       ranks that raise, exit, crash or are killed; where ranks are that hang
+call_paths.py        the call paths behind a finding
 stragglers.py        ranks, hosts and groups that are late
 diff.py              compare: two runs, their first differing operations and changed times
 """

@@ -16,6 +16,7 @@ from unicomm.flight_recorder.texts import capital, ranks_text, span
 from . import stragglers
 from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
+from .call_paths import call_paths
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
 from .own_faults import add_places, own_faults, without_absences
 from .size_mismatches import SizeMismatches
@@ -42,6 +43,7 @@ _WEIGHT = {
 }
 _OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
 _OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 97, 95, 60
+_MOST_WITH_PATHS = 16  # findings
 
 
 def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
@@ -95,6 +97,8 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
             f.since_ns,
         )
     )
+    for finding in findings[:_MOST_WITH_PATHS]:
+        finding.call_paths = call_paths(table, finding)
     missing = [r for r in table.ranks.tolist() if r not in table.source_of]
     report = Report(
         findings=findings or [_good(table)],

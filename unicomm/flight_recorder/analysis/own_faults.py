@@ -68,10 +68,10 @@ def own_faults(table: Table) -> list[Finding]:
     Ranks that raised because of others are victims of the first one.
     """
     faults: dict[tuple[object, ...], _Fault] = {}
-    first = _first_terminated(table)
+    terminated = _first_terminated(table)
     for ending in table.endings:
         one = _fault(table, ending)
-        if one is None and ending.rank in first:
+        if one is None and ending.rank in terminated:
             one = _killed(table, ending, "SIGTERM")
         if one is None:
             continue

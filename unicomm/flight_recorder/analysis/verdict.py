@@ -84,6 +84,30 @@ class Cause:
 
 
 @dataclass
+class PathLine:
+    """A frame of a call path. `library` is the wrapper that it belongs to, "torch", or "" for the user."""
+
+    file: str
+    line: int
+    function: str
+    library: str = ""
+
+
+@dataclass
+class CalledFrom:
+    """How ranks came to an operation: their common call path, the innermost call first."""
+
+    ranks: list[int]
+    operation: str  # "all_reduce #5 of 'tp'"
+    path: list[PathLine]
+
+    @property
+    def user(self) -> int:
+        """The index of the user's own line: the innermost one of the user, else 0."""
+        return next((i for i, line in enumerate(self.path) if not line.library), 0)
+
+
+@dataclass
 class Finding:
     """One fault.
 
@@ -99,6 +123,7 @@ class Finding:
         evidence: the facts behind the verdict, one per line.
         sides: the differing calls of one operation, the majority first.
         edges: the wait-for graph next to the culprits; for a cycle, its edges in order.
+        call_paths: how the culprits, then other ranks, came to their operations.
         next_steps: what to look at or to do now.
         since_ns: the wall-clock time at which it began, 0 if unknown.
         cause: how the first culprit's process ended, or where it is; None if unknown.
@@ -115,6 +140,7 @@ class Finding:
     evidence: list[str] = field(default_factory=list)
     sides: list[Side] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    call_paths: list[CalledFrom] = field(default_factory=list)
     next_steps: list[str] = field(default_factory=list)
     since_ns: int = 0
     cause: Cause | None = None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
 from unicomm.flight_recorder.texts import tell_apart
 
@@ -107,7 +108,7 @@ def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
     if p2p:
         peer = int(record["peer"])
         name += f" {comm.rank}<-{peer}" if flags & RECEIVE else f" {comm.rank}->{peer}"
-    frames = [frame] if (frame := ring.frame(record)) else []
+    path = ring.call_path(record)
     began, ended = int(record["started_ns"]), int(record["completed_ns"])
     entry: dict[str, Any] = {
         "record_id": int(record["id"]) - 1,
@@ -128,12 +129,14 @@ def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
         "retired": int(record["state"]) == State.COMPLETED,
         "timeout_ms": int(record["timeout_ms"]),
         "is_p2p": p2p,
-        "frames": [{"name": f.function, "filename": f.file, "line": f.line} for f in frames],
+        "frames": [{"name": f.function, "filename": f.file, "line": f.line} for f in path],
         "thread_id": str(int(record["tid"])),
         "thread_name": "",
         "unicomm_backend": comm.backend,
         "unicomm_async": bool(flags & ASYNC),
     }
+    if path:
+        entry["unicomm_user_frame"] = path.index(user_frame(path))
     if graph := flags & GRAPH:
         entry["unicomm_graph"] = graph
     if began and ended:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 import unicomm
 from unicomm import _core
+from unicomm.flight_recorder.ring.call_path import TORCH_WRAPPERS, WRAPPERS
 from unicomm.flight_recorder.ring.folder import (
     FolderError,
     boot_id,
@@ -35,10 +37,15 @@ def _folder(file: str) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(file)), "")
 
 
-# A record names the user's frame: frames in this package's folder and in torch's are passed over. Processes
-# with a communicator have imported torch already; this module does not import it.
+# Processes with a communicator have imported torch already; this module does not import it.
 _torch = getattr(sys.modules.get("torch"), "__file__", None)
-_core.set_folders(own=_folder(unicomm.__file__), library=_folder(_torch) if _torch else "")
+_core.set_libraries(
+    own=_folder(unicomm.__file__),
+    torch=_folder(_torch) if _torch else "",
+    stdlib=os.path.join(sysconfig.get_path("stdlib"), ""),
+    torch_wrappers=list(TORCH_WRAPPERS),
+    wrappers=list(WRAPPERS),
+)
 
 _lock = threading.Lock()
 _recorder: _core.Recorder | None = None

@@ -22,8 +22,9 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
     flow,
     timestamps,
 )
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.ring.reader import ERRORS, STATES
-from unicomm.flight_recorder.table.table import Column, Table, user_frame
+from unicomm.flight_recorder.table.table import Column, Table
 from unicomm.flight_recorder.table.tracks import side_by_side
 from unicomm.flight_recorder.texts import ranks_text
 

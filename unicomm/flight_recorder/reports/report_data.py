@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.analysis.verdict import Finding, PathLine, Report
 from unicomm.flight_recorder.table.table import Table
 from unicomm.flight_recorder.texts import ranks_text, span
 
@@ -57,8 +57,8 @@ def schema() -> dict[str, Any]:
     return data
 
 
-def to_markdown(report: Report) -> str:
-    """Returns the report as Markdown, for an issue tracker."""
+def to_markdown(report: Report, verbose: bool = False) -> str:
+    """Returns the report as Markdown, for an issue tracker; `verbose`: with call paths."""
     lines = []
     for i, found in enumerate(report.findings):
         lines += [f"{'##' if i == 0 else '###'} {found.verdict.value}", "", found.sentence, ""]
@@ -88,6 +88,10 @@ def to_markdown(report: Report) -> str:
                     f" '{e.group}'{at}"
                 )
             lines.append("")
+        for called in found.call_paths if verbose else ():
+            lines += [f"Call path of {ranks_text(called.ranks)} to {called.operation}:", ""]
+            lines += [f"{n}. {_path_line(line)}" for n, line in enumerate(called.path, 1)]
+            lines.append("")
         if found.next_steps:
             lines += ["Next:", "", *(f"{n}. {s}" for n, s in enumerate(found.next_steps, 1)), ""]
     if report.stragglers:
@@ -110,6 +114,11 @@ def to_markdown(report: Report) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _path_line(line: PathLine) -> str:
+    library = f" ({line.library})" if line.library else ""
+    return f"`{line.file}:{line.line}` {line.function}{library}"
 
 
 def _code(text: str) -> str:
@@ -140,6 +149,9 @@ def shared(report: Report, table: Table) -> Report:
             found.cause.file = clean(found.cause.file)
             found.cause.message = clean(found.cause.message)
             found.cause.call_path = [clean(f) for f in found.cause.call_path]
+        for called in found.call_paths:
+            for line in called.path:
+                line.file = clean(line.file)
     for straggler in out.stragglers:
         straggler.who = clean(straggler.who)
     out.remarks = [type(f)(clean(f.path.rsplit("/", 1)[-1]), clean(f.message)) for f in out.remarks]

@@ -147,7 +147,7 @@ def _place_of(found: Finding) -> list[tuple[str, str]]:
 def _call_paths(found: Finding) -> list[Html]:
     """Returns the user's line of each call path to an operation, under which the path is folded."""
     out = []
-    for called in getattr(found, "call_paths", ()):
+    for called in found.call_paths:
         lines = [
             f"{line.file}:{line.line} {line.function}" + (f" ({line.library})" if line.library else "")
             for line in called.path

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from rich.text import Text
 
-from unicomm.flight_recorder.analysis.verdict import Edge, Finding, Report, Verdict
+from unicomm.flight_recorder.analysis.verdict import CalledFrom, Edge, Finding, Report, Verdict
 from unicomm.flight_recorder.texts import ranks_text, span
 
 _MOST_SIDES = 5
@@ -22,9 +22,12 @@ _COLOUR = {
 }
 
 
-def render(report: Report) -> RenderableType:
-    """Returns what `unicomm trace analyze` prints."""
+def render(report: Report, verbose: bool = False) -> RenderableType:
+    """Returns what `unicomm trace analyze` prints; `verbose`: with the call paths of the main finding."""
     parts: list[RenderableType] = [_verdict(report.main), *_details(report.main)]
+    if verbose:
+        for called in report.main.call_paths:
+            parts += _call_path(called)
     if len(report.findings) > 1:
         parts += _others(report.findings[1:])
     worst = report.stragglers[0].score if report.stragglers else 0.0
@@ -93,6 +96,18 @@ def _edge(edge: Edge) -> RenderableType:
     if edge.where:
         text.append(f"  {edge.where}", "cyan")
     return Padding(text, (0, 0, 0, 2))
+
+
+def _call_path(called: CalledFrom) -> list[RenderableType]:
+    grid = Grid.grid(padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(overflow="fold")
+    for i, line in enumerate(called.path):
+        style = "bold cyan" if i == called.user else "dim" if line.library else ""
+        cells = (f"{line.file}:{line.line}", line.function, line.library)
+        grid.add_row(*(Text(cell, style) for cell in cells))
+    heading = f"call path of {ranks_text(called.ranks)} to {called.operation}, the innermost call first"
+    return [Text(heading, "bold"), Padding(grid, (0, 0, 0, 2))]
 
 
 def _others(found: list[Finding]) -> list[RenderableType]:

@@ -25,7 +25,7 @@ from unicomm.flight_recorder.ring.reader import (
     Ring,
     comm_names,
 )
-from unicomm.flight_recorder.ring.record_text import arguments, short_place
+from unicomm.flight_recorder.ring.record_text import arguments, short_path, short_place
 from unicomm.flight_recorder.texts import format_ranks, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
@@ -166,13 +166,14 @@ def _processes(rings: Sequence[Ring], names: dict[str, str]) -> Table:
     return table
 
 
-def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) -> Table:
+def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int, paths: bool) -> Table:
     comm = whole.comm
     who = "" if "ranks " in whole.name else f"{ranks_text(comm.ranks, 30)}, "
     title = f"communicator '{whole.name}' ({who}{comm.backend})"
     title += f", last {last} operations" if last else ""
     table = Table(title=title, title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
+    place = short_path if paths else short_place
     table.add_column("#", justify="right")
     shown = [f"rank {comm.in_job(rank)}" for rank in ranks] if columns else ["ranks"]
     for heading in ("operation", "arguments", *shown, "called from"):
@@ -198,7 +199,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int) ->
             row += [Text(cells[r][1], _STYLE.get(cells[r][0], "dim")) if r in cells else "" for r in ranks]
         else:
             row.append(_grouped(comm, cells))
-        row.append(_joined(comm, {r: short_place(*records[r]) for r in sorted(records)}))
+        row.append(_joined(comm, {r: place(*records[r]) for r in sorted(records)}))
         table.add_row(*row)
     return table
 
@@ -224,11 +225,16 @@ def _grouped(comm: Comm, cells: dict[int, tuple[str, str]]) -> Text:
 
 
 def render(
-    rings: Sequence[Ring], remarks: Sequence[InputRemark] = (), what: Selection = Selection(last=20)
+    rings: Sequence[Ring],
+    remarks: Sequence[InputRemark] = (),
+    what: Selection = Selection(last=20),
+    paths: bool = False,
 ) -> RenderableType:
     """Returns what `unicomm trace show` prints: the processes, then the last operations of each communicator.
 
-    `remarks`: files that could not be read.
+    Args:
+        remarks: files that could not be read.
+        paths: show the call path of each operation, not only the user's own line.
     """
     names = comm_names(rings)
     parts: list[RenderableType] = [_processes([r for r in rings if _is_chosen(r, what, names)], names)]
@@ -241,7 +247,7 @@ def render(
             whole.operations = [o for o in whole.operations if _involved(o, shown)]
         present = range(whole.comm.size) if what.ranks is None and whole.comm.size <= _MAX_COLUMNS else shown
         if whole.operations:
-            parts += ["", _operations(whole, list(present), what.last)]
+            parts += ["", _operations(whole, list(present), what.last, paths)]
     parts += [Text(f"cannot read {f.path}: {f.message}", "red") for f in remarks]
     return Group(*parts)
 
@@ -258,8 +264,8 @@ def _involved(operation: RecordedOperation, ranks: Sequence[int]) -> bool:
     return bool({*operation.key[1:3], *operation.records} & {*ranks})
 
 
-def render_raw(rings: Sequence[Ring], what: Selection = Selection()) -> Table:
-    """Returns a table with one row per chosen record."""
+def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool = False) -> Table:
+    """Returns a table with one row per chosen record; `paths`: with its call path."""
     headings = ("rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from")
     table = Table(*headings, show_edge=False)
     names = comm_names(rings)
@@ -272,7 +278,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection()) -> Table:
                 ring.op(record),
                 arguments(ring, record),
                 _cell(ring, record),
-                short_place(ring, record),
+                short_path(ring, record) if paths else short_place(ring, record),
             )
     return table
 

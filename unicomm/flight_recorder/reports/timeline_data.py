@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.ring.call_path import user_frame
 from unicomm.flight_recorder.ring.reader import State
-from unicomm.flight_recorder.table.table import KILLED, STOPPED, Table, user_frame
+from unicomm.flight_recorder.table.table import KILLED, STOPPED, Table
 
 from . import timeline
 

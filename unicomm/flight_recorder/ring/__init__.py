@@ -2,6 +2,7 @@
 
 folder.py       the folder for rings: chosen, private, bounded; processes by their number
 reader.py       reads ring files into numpy arrays, without help from the process that wrote them
+call_path.py    whose code the frames of a call path are, and which is the user's own line
 record_text.py  the arguments and the call site of a ring's record as text
 copies.py       copies of rings that keep the state of their process
 endings.py      ending files: how the process of each rank ended

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
+from .call_path import Whose, whose_of
+
 _MOST_FRAMES = 40
-_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|^<frozen |[\\/]lib[\\/]python3(?:\.\d+)?[\\/]")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ def library_folders() -> list[str]:
 
 
 def is_library(file: str, folders: Sequence[str]) -> bool:
-    """Whether a file belongs to the interpreter, to unicomm or to an installed package."""
-    return bool(_INSTALLED.search(file)) or any(file.startswith(folder) for folder in folders if folder)
+    """Whether a file belongs to the interpreter, to unicomm or to an installed package.
+
+    Unlike the user's line of an operation (call_path.py), an exception may come from any package.
+    """
+    installed = _INSTALLED.search(file) is not None or whose_of(file) is not Whose.USER
+    return installed or any(file.startswith(folder) for folder in folders if folder)
 
 
 def user_place(frames: Sequence[Place], folders: Sequence[str]) -> Place | None:

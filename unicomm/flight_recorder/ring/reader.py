@@ -21,10 +21,12 @@ import numpy.typing as npt
 
 from unicomm.flight_recorder.texts import parse_ranks, tell_apart
 
+from .call_path import CallPath, Frame, Whose, user_frame
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)  # in version 1, frames had no callers
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
 ERRORS |= {6: "deadlock", 7: "unsupported", 100: "error"}
 UNKNOWN_ERROR = 100
@@ -62,7 +64,7 @@ COMM = _layout(
     ("<u8", "created_ns coll_created coll_started coll_completed p2p_created p2p_completed"),
     ("V32", "pad"),
 )
-FRAME = _layout((_TEXT, "file function"), ("<u4", "line"), ("V12", "reserved"))
+FRAME = _layout((_TEXT, "file function"), ("<u4", "line caller whose"), ("V4", "reserved"))
 RECORD = _layout(
     ("<u8", "id seq op_id signature created_ns started_ns completed_ns"),
     ("<u2", "comm op"),
@@ -84,6 +86,7 @@ _CLEAN_CLOSE = 1
 # on.
 COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
 COPY_SHIFT, COPY_MASK = 8, 0x700
+MOST_PATH_FRAMES = 16
 _MAX_META = 1 << 20
 _MOST_RECORDS = 1 << 24
 
@@ -136,18 +139,6 @@ class Comm:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A line of a program."""
-
-    function: str
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-@dataclass(frozen=True)
 class InputRemark:
     """A problem with the input, such as an unreadable file. `path` is "" if it concerns no single file."""
 
@@ -162,7 +153,8 @@ class Ring:
         header: the fields of `HEADER`.
         meta: what the process wrote about itself: host, argv, names of operations and types, ...
         comms: the communicators, by the number in a record's field `comm`.
-        frames: the call sites. A record's field `frame` is 1 + the index, 0 if the call site is unknown.
+        frames: the frames of all call paths. A record's field `frame` is 1 + the index of the innermost
+            frame of its path (`call_path`), 0 if the path is unknown.
         records: array of `RECORD`, sorted by id. Records that were being overwritten are left out.
         path: the file, "" if the ring was given as bytes.
         data: the bytes of the ring.
@@ -175,10 +167,10 @@ class Ring:
         self.header = head = np.frombuffer(data, HEADER, 1)[0]
         if bytes(head["magic"]) != MAGIC:
             raise RingError("not a ring: the first bytes are not UCRING01")
-        if int(head["version"]) != VERSION:
+        if int(head["version"]) not in READABLE:
             raise RingError(
                 f"version {head['version']} of the ring format is unknown;"
-                f" this reader knows version {VERSION}"
+                f" this reader knows versions up to {VERSION}"
             )
         self.data = data
         self.meta = self._read_meta()
@@ -226,7 +218,13 @@ class Ring:
 
     def _read_frames(self) -> list[Frame]:
         table = self._table("frame", FRAME, int(self.header["frame_count"]))
-        return [Frame(self._text(f["function"]), self._text(f["file"]), int(f["line"])) for f in table]
+        self._callers: list[int] = table["caller"].tolist()
+        self._paths: dict[int, CallPath] = {}
+        whose = [Whose(w) if w < Whose.HIDDEN else Whose.USER for w in table["whose"].tolist()]
+        return [
+            Frame(self._text(f["function"]), self._text(f["file"]), int(f["line"]), w)
+            for f, w in zip(table, whose, strict=True)
+        ]
 
     def _read_records(self) -> npt.NDArray[Any]:
         cap = int(self.header["rec_cap"])
@@ -292,8 +290,23 @@ class Ring:
         return self._name("reductions", int(record["red"])) if record["red"] else ""
 
     def frame(self, record: Any) -> Frame | None:
-        index = int(record["frame"]) - 1
-        return self.frames[index] if 0 <= index < len(self.frames) else None
+        """Returns the user's own line that a record was called from; None if it is unknown."""
+        return user_frame(self.call_path(record))
+
+    def call_path(self, record: Any) -> CallPath:
+        """Returns the call path of a record, the innermost frame first; empty if it is unknown."""
+        return self.call_path_from(int(record["frame"]))
+
+    def call_path_from(self, number: int) -> CallPath:
+        """Returns the call path that begins at a frame; `number` is 1 + its index, as records hold it."""
+        if number not in self._paths:
+            found: list[Frame] = []
+            at = number
+            while 0 < at <= len(self.frames) and len(found) < MOST_PATH_FRAMES:
+                found.append(self.frames[at - 1])
+                at = self._callers[at - 1]
+            self._paths[number] = tuple(found)
+        return self._paths[number]
 
     def shape(self, record: Any, side: str) -> list[int]:
         """The dimensions of the first input ("in") or output ("out") tensor; a record keeps at most four."""

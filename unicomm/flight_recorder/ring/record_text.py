@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .call_path import Frame, user_frame
 from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
 
 
@@ -32,6 +33,21 @@ def arguments(ring: Ring, record: Any) -> str:
     if flags & CAPTURED:
         parts.append("captured by a graph")
     return " ".join(parts)
+
+
+def short_path(ring: Ring, record: Any) -> str:
+    """Returns the call path, a line for each frame: the user's own, then what it called, then its callers."""
+    path = ring.call_path(record)
+    if not path:
+        return "?"
+    own = path.index(user_frame(path) or path[0])
+    called = [f"> {_short(frame)}" for frame in reversed(path[:own])]
+    return "\n".join([_short(path[own]), *called, *(f"< {_short(frame)}" for frame in path[own + 1 :])])
+
+
+def _short(frame: Frame) -> str:
+    text = f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}"
+    return f"{text} ({frame.library})" if frame.library else text
 
 
 def short_place(ring: Ring, record: Any) -> str:

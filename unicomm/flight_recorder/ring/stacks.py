@@ -97,9 +97,9 @@ def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
             in_frames = True
         else:
             in_frames = False
-    found = tuple(Thread(tuple(frames), current) for current, frames in threads)
+    last = tuple(Thread(tuple(frames), current) for current, frames in threads)
     terminated = not crash and dumps > (state is not None)
-    return Stacks(found, crash, state[1] if state else "", terminated, at_ns)
+    return Stacks(last, crash, state[1] if state else "", terminated, at_ns)
 
 
 # --- asking ----------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import numpy as np
 from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
-from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, Frame, State
-from unicomm.flight_recorder.texts import format_ranks, parse_ranks
+from unicomm.flight_recorder.ring.call_path import frame_in
+from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
+from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks
 
 from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
-from .table_store import MOST_RANKS
 
 _STATES = {
     "scheduled": State.CREATED,
@@ -83,7 +83,10 @@ class TableBuilder(RingTableBuilder):
         source.exact_p2p = "unicomm_async" in columns.extra
         seq = np.where(p2p & (seq > P2P_SEQ_BASE), seq - P2P_SEQ_BASE, seq)
         source.wrapped = bool(n) and int(columns.record_id.min()) > 0
-        stacks = [self.stacks(tuple(Frame(*f) for f in stack)) for stack in columns.stacks]
+        stacks = [
+            self.stacks(tuple(frame_in(file, name, line) for name, file, line in stack))
+            for stack in columns.stacks
+        ]
         threads = [self.threads(t) for t in columns.threads]
         flags = np.zeros(n, np.uint8)
         if (asynchronous := columns.extra.get("unicomm_async")) is not None:

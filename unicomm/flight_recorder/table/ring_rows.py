@@ -203,9 +203,9 @@ class RingTableBuilder(TableStore):
         return self.dtypes(ring.dtype(code)) if code else 0
 
     def _ring_frames(self, ring: Ring, frames: Column) -> Column:
-        mapped = [0, *(self.stacks((f,)) for f in ring.frames)]
-        table = np.asarray(mapped, np.int32)
-        out: Column = table[np.where(frames < len(table), frames, 0)]
+        numbers, inverse = np.unique(frames, return_inverse=True)
+        mapped = [self.stacks(ring.call_path_from(int(number))) for number in numbers]
+        out: Column = np.asarray(mapped, np.int32)[inverse.reshape(-1)]
         return out
 
     def _ring_threads(self, tids: Column) -> Column:

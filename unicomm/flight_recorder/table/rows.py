@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.call_path import user_frame
 
-from .table import Table, user_frame
+from .table import Table
 
 
 def find_row(table: Table, rank: int, group: int, seq: int) -> int | None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.endings import Ending
-from unicomm.flight_recorder.ring.reader import ASYNC, Frame, InputRemark
+from unicomm.flight_recorder.ring.reader import ASYNC, InputRemark
 
 Column = npt.NDArray[Any]
 
@@ -24,7 +25,6 @@ Column = npt.NDArray[Any]
 RUNNING, STOPPED, KILLED, ENDED, UNKNOWN = "running", "stopped", "killed", "ended", "unknown"
 
 
-Stack = tuple[Frame, ...]  # the innermost call first
 Shapes = tuple[tuple[int, ...], ...]  # one shape per tensor
 
 
@@ -156,7 +156,7 @@ class Table:
     reductions: list[str]
     dtypes: list[str]
     shapes: list[Shapes]
-    stacks: list[Stack]
+    stacks: list[CallPath]
     threads: list[str]
     groups: list[Group]
     sources: list[Source]
@@ -209,7 +209,7 @@ class Table:
     def op_name(self, row: int) -> str:
         return self.ops[int(self.calls.op[self.call[row]])]
 
-    def stack(self, row: int) -> Stack:
+    def stack(self, row: int) -> CallPath:
         return self.stacks[int(self.frame[row])]
 
     def describe(self, row: int) -> str:
@@ -231,15 +231,3 @@ class Table:
         if int(calls.root[call]) >= 0:
             parts.append(f"root {int(calls.root[call])}")
         return " ".join(parts)
-
-
-# Folders of the code between the user's call and the recorder.
-_LIBRARY = ("/torch/", "/unicomm/", "/torchcomms/", "<frozen")
-
-
-def user_frame(stack: Stack) -> Frame | None:
-    """Returns the innermost frame outside the communication libraries, else the innermost frame."""
-    for frame in stack:
-        if not any(part in frame.file for part in _LIBRARY):
-            return frame
-    return stack[0] if stack else None

@@ -11,11 +11,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
-from unicomm.flight_recorder.texts import tell_apart
+from unicomm.flight_recorder.texts import MOST_RANKS, tell_apart
 
-from .table import KILLED, RUNNING, Calls, Column, Group, Shapes, Source, Stack, Table
+from .table import KILLED, RUNNING, Calls, Column, Group, Shapes, Source, Table
 
 T = TypeVar("T")
 
@@ -37,7 +38,6 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 _COPIES_AHEAD = 8
-MOST_RANKS = 1 << 22  # a greater rank comes from a damaged file; arrays by rank would fill the memory
 
 
 class Interner(Generic[T]):
@@ -113,7 +113,7 @@ class TableStore:
         self.reductions = Interner("")
         self.dtypes = Interner("")
         self.shapes: Interner[Shapes] = Interner(())
-        self.stacks: Interner[Stack] = Interner(())
+        self.stacks: Interner[CallPath] = Interner(())
         self.threads = Interner("")
         self.calls: Interner[tuple[int, ...]] = Interner()
         self.groups: dict[tuple[str, str], int] = {}

@@ -32,6 +32,7 @@ def show(
     comm: Annotated[str | None, typer.Option(help="only communicators of this name or description")] = None,
     rank: Annotated[list[int] | None, typer.Option(help="only this rank; may be repeated")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="one row for each record")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="the call path of each operation")] = False,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
 ) -> None:
     """Shows the last operations of all ranks, whether they run, hang, are stopped or were killed.
@@ -68,7 +69,10 @@ def show(
         print(json_module.dumps(tables.as_data(rings, remarks, what)))
         return
     what = tables.Selection(20 if last is None else last, comm, ranks)
-    console.print(tables.render_raw(rings, what) if raw else tables.render(rings, remarks, what))
+    if raw:
+        console.print(tables.render_raw(rings, what, paths))
+    else:
+        console.print(tables.render(rings, remarks, what, paths))
 
 
 @app.command()
@@ -88,6 +92,7 @@ def analyze(
     share: Annotated[
         bool, typer.Option("--share", help="leave out folders, host names and process numbers")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="also print call paths")] = False,
     stuck_after: Annotated[
         float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
     ] = 2.0,
@@ -106,7 +111,7 @@ def analyze(
     from .trace_actions import Outputs
     from .trace_actions import analyze as run
 
-    outputs = Outputs(json, markdown, html, perfetto, share)
+    outputs = Outputs(json, markdown, html, perfetto, share, verbose)
     raise typer.Exit(run(paths or [], stuck_after, outputs))
 
 

@@ -31,6 +31,7 @@ class Outputs:
     html: Path | None = None
     perfetto: Path | None = None
     share: bool = False
+    verbose: bool = False
 
 
 def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
@@ -79,9 +80,9 @@ def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
     if outputs.json:
         sys.stdout.write(to_json(report) + "\n")
     elif outputs.markdown:
-        sys.stdout.write(to_markdown(report))
+        sys.stdout.write(to_markdown(report, outputs.verbose))
     else:
-        console.print(render(report))
+        console.print(render(report, outputs.verbose))
     return GOOD if report.good else FOUND
 
 
