@@ -202,7 +202,8 @@ class _Ending:
         number = self._job.attempt.number
         if number not in self._shown:
             evidence = self._job.evidence()
-            with time_limit(_ANALYZING):
+            self._shown[number] = evidence, None
+            with contextlib.suppress(TimeoutError), time_limit(_ANALYZING):
                 self._shown[number] = evidence, summary.show(evidence, root_cause)
 
     def before_ranks(self, number: signal.Signals) -> None:
