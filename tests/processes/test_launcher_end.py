@@ -170,7 +170,7 @@ def test_a_second_signal_loses_no_verdict(launch, pause):
     told = verdict(launcher)
     assert told["report"]["verdict"] == "blocked-outside-the-communicator"
     assert told["report"]["culprits"] == [1]
-    assert len(told["signals"]) == 2
+    assert 1 <= len(told["signals"]) <= 2  # the kernel delivers two that are pending as one
     assert launcher.left() == []
 
 
