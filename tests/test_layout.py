@@ -23,6 +23,7 @@ WRITERS = {
     "recording.writer",
     "recording.hook",
     "recording.dumps",
+    "recording.ending",
     "formats.pickles",
     "formats.perfetto_packets",
     "reports.perfetto",

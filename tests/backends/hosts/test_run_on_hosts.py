@@ -117,7 +117,7 @@ def test_a_killed_rank_is_named_on_all_hosts(job, tmp_path, eventually):
         follower.join(WITHIN)
     codes = {host: code for host, (code, _) in said.items()}
     assert codes == {int(host): 128 + signal.SIGKILL, 1 - int(host): 1}, str(two)
-    verdict = "Rank 2 was killed before all_reduce #4"
+    verdict = "Rank 2 was killed by SIGKILL after all_reduce #3"
     for each in (0, 1):
         tail = " ".join(
             log(two, each).partition("what the flight recorder tells")[2].replace("│", " ").split()

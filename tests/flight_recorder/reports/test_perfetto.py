@@ -151,7 +151,7 @@ def test_without_the_package(monkeypatch):
 
     def refuse(name, *more, **options):
         if name.startswith("perfetto."):
-            raise ImportError("no perfetto")
+            raise ModuleNotFoundError("No module named 'perfetto'", name="perfetto")
         return real(name, *more, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)

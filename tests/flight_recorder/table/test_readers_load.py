@@ -248,7 +248,7 @@ def test_ranks_that_no_job_has_are_damage(tmp_path, job):
     (tmp_path / "b").write_bytes(job.ring(2))
     table = load([tmp_path])
     assert [source.rank for source in table.sources] == [2]
-    assert "nor its name tells its rank" in table.remarks[0].message
+    assert "is no rank of a job" in table.remarks[0].message
     analyze(table)
     with pytest.raises(ValueError, match="range of ranks"):
         parse_ranks("0-2,1073741824")

@@ -204,7 +204,10 @@ class _Ending:
             evidence = self._job.evidence()
             self._shown[number] = evidence, None
             with contextlib.suppress(TimeoutError), time_limit(_ANALYZING):
-                self._shown[number] = evidence, summary.show(evidence, root_cause)
+                self._shown[number] = (
+                    evidence,
+                    summary.show(evidence, not self._job.attempt.ended, root_cause),
+                )
 
     def before_ranks(self, number: signal.Signals) -> None:
         """Says that a signal has ended the job before there were ranks."""

@@ -19,23 +19,25 @@ from .job import Evidence
 _NARROW = 100  # columns when stderr is not a terminal
 
 
-def show(evidence: Evidence, root_cause: int | None = None) -> Report | None:
+def show(evidence: Evidence, stopped: bool = False, root_cause: int | None = None) -> Report | None:
     """Prints the verdict, the folder of the rings, and commands that show more. Never raises.
 
-    `root_cause` is the rank that torchrun calls so: the first one that it saw fail, which is often a victim.
+    Args:
+        stopped: whether the job was told to stop, so that there is no error that could be the cause.
+        root_cause: the rank that torchrun calls so: the first one that it saw fail, which is often a victim.
 
     Returns the report; None if there is none, or if another host has it.
     """
     console = Console(stderr=True, width=None if sys.stderr.isatty() else _NARROW)
     try:
-        return _show(evidence, root_cause, console)
+        return _show(evidence, stopped, root_cause, console)
     except Exception as error:  # must not hide the job's own error
         print_line(console, f"unicomm could not analyze {evidence.folder}: {error}")
     return None
 
 
-def _show(evidence: Evidence, root_cause: int | None, console: Console) -> Report | None:
-    report = None
+def _show(evidence: Evidence, stopped: bool, root_cause: int | None, console: Console) -> Report | None:
+    report, cause = None, "" if stopped else " The error above is the cause."
     console.print(Rule("unicomm: what the flight recorder tells", align="left", style="bold"))
     if evidence.elsewhere:
         print_line(console, evidence.sentence or "No rank had created a communicator.")
@@ -43,10 +45,7 @@ def _show(evidence: Evidence, root_cause: int | None, console: Console) -> Repor
     else:
         table = load([evidence.folder])
         if table.empty:
-            print_line(
-                console,
-                "Nothing was recorded: no rank had created a communicator. The error above is the cause.",
-            )
+            print_line(console, f"Nothing was recorded: no rank had created a communicator.{cause}")
             return None
         report = analyze(table)
         console.print(render(report))
@@ -59,7 +58,7 @@ def _show(evidence: Evidence, root_cause: int | None, console: Console) -> Repor
                 "yellow",
             )
         if main.verdict is Verdict.GOOD:
-            print_line(console, "Communication was correct; the error above is the cause.")
+            print_line(console, f"Communication was correct.{cause}")
         print_line(console, f"rings of {_hosts(evidence)}: {evidence.folder}")
         print_line(console, f"look further: unicomm trace analyze {evidence.folder} --html report.html")
         print_line(console, f"              unicomm trace show {evidence.folder}")
