@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def program(tmp_path):
-    """`program(fault)` runs a program that makes a communicator, then gets a fault. Its rings are in tmp_path."""
+    """`program(fault)` runs a program that makes a communicator, then gets a fault."""
 
     def start(fault, before="pass", **more):
         file = tmp_path / "program.py"
