@@ -215,7 +215,7 @@ def test_a_running_process_says_where_it_is(sleeper, tmp_path):
     assert ask_for_stacks(tmp_path, seconds=30) == 1
     (found,) = stacks_in(tmp_path)
     assert found.main[0].function == "wait_for_data"
-    assert found.activity == "sleeping"
+    assert found.activity in ("running", "sleeping")
     assert process.poll() is None
     assert ask_for_stacks(tmp_path) == 0, "it was asked a moment ago"
 

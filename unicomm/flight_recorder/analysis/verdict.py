@@ -209,6 +209,11 @@ class Report:
     formats: dict[str, int] = field(default_factory=dict)
 
     @property
+    def late(self) -> list[Straggler]:
+        """The stragglers that are late by chance in fewer than one of five such runs."""
+        return [s for s in self.stragglers if s.confidence >= 0.8]
+
+    @property
     def main(self) -> Finding:
         """The most important finding."""
         return self.findings[0]

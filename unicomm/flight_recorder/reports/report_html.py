@@ -66,7 +66,7 @@ def page(report: Report, table: Table) -> str:
         card("Call paths", *paths) if (paths := _call_paths(main)) else "",
         _timeline_section(report, table),
         _waits(main, table),
-        _stragglers(report.stragglers),
+        _stragglers(report.stragglers if report.late else []),
         _input(report),
     ]
     script = Path(__file__).with_name("timeline.js")

@@ -30,8 +30,7 @@ def render(report: Report, verbose: bool = False) -> RenderableType:
             parts += _call_path(called)
     if len(report.findings) > 1:
         parts += _others(report.findings[1:])
-    worst = report.stragglers[0].score if report.stragglers else 0.0
-    if report.main.verdict is Verdict.SLOW or worst > 0.05:
+    if report.main.verdict is Verdict.SLOW or any(s.score > 0.05 for s in report.late):
         parts += _stragglers(report)
     parts += _input(report)
     return Group(*parts)

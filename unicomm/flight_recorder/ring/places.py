@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Place:
 def library_folders() -> list[str]:
     """The folders of the standard library and of unicomm; installed packages are known by their folder."""
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [os.path.join(path, "") for path in (sysconfig.get_paths()["stdlib"], own)]
+    return [os.path.join(path, "") for path in (os.path.dirname(os.__file__), own)]
 
 
 def is_library(file: str, folders: Sequence[str]) -> bool:
