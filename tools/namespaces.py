@@ -92,8 +92,12 @@ def _keeper(name: str) -> subprocess.Popen[str]:
     """A process that holds a host's process numbers: the first one in there sleeps."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
     # The namespaces have no name service. Without a server in the file, no lookup waits for an answer.
+    # Control groups for memory (version 1), which hosts have: `ip netns exec` mounts another /sys.
     first = (
-        "[ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf; echo here; exec sleep infinity"
+        "[ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf;"
+        "(mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory &&"
+        " mount -t cgroup -o memory none /sys/fs/cgroup/memory) 2>/dev/null;"
+        "echo here; exec sleep infinity"
     )
     command = ["ip", "netns", "exec", name, *inside, "sh", "-c", first]
     keeper = subprocess.Popen(

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from unicomm.flight_recorder.ring.folder import process_code
+
 _GROUPS = Path("/sys/fs/cgroup")
 _LOG = "/dev/kmsg"
 _KILLED = re.compile(r"Killed process (\d+) ")
@@ -35,7 +37,8 @@ class MemoryKills:
         """Notes the control groups of processes; to be called while they run, since they may change."""
         for pid in pids:
             counter = _counter(pid)
-            if counter is not None:
+            # A process that has ended belongs to the outermost group.
+            if counter is not None and process_code(pid) not in ("Z", "X", ""):
                 self._counter_of[pid] = counter
                 self._before.setdefault(counter, _kills(counter))
 
