@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,17 @@ def run_fault(fault: str, place: str, folder: Path) -> Verdict:
         env = clean_environment() | {"UNICOMM_TRACE_DIR": str(folder), "PYTHONPATH": str(ROOT)}
         done = run(command, within=WITHIN, env=env)
         return _verdict(file, done.stderr)
+
+
+def run_and_analyze(
+    command: list[Any], fault: str, folder: Path, more: Mapping[str, str] | None = None
+) -> str:
+    """Runs the program by a launcher other than ours, and returns the sentence of `trace analyze`."""
+    env = clean_environment() | {"UNICOMM_TRACE_DIR": str(folder), "PYTHONPATH": str(ROOT)} | (more or {})
+    env["TORCH_DISTRIBUTED_USE_TORCHCOMMS"] = "1"
+    run([*command, PROGRAM, fault, 1], within=WITHIN, env=env)
+    done = run([sys.executable, "-m", "unicomm", "trace", "analyze", folder, "--json"], env=env)
+    return str(json.loads(done.stdout)["sentence"])
 
 
 def _on_two_hosts(fault: str, folder: Path) -> Verdict:

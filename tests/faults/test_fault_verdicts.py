@@ -1,8 +1,13 @@
 """Each of the commonest faults in a real job: the verdict names rank, cause and line."""
 
+import re
+import sys
+
 import pytest
 
-from tests.faults.faulty_runs import FAULTS, culprit, expected, run_fault, why_not
+from tests.commands import torchrun
+from tests.faults.faulty_runs import FAULTS, culprit, expected, run_and_analyze, run_fault, why_not
+from tools import mpi_libraries
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -18,3 +23,27 @@ def test_the_verdict_names_rank_cause_and_line(fault, place, tmp_path):
     assert expected(fault, place).match(verdict.sentence), f"{verdict.sentence}\n{verdict.output}"
     if verdict.culprits and fault != "raise-everywhere":
         assert verdict.culprits == [culprit(place)]
+
+
+# What needs no launcher of ours: the processes themselves, or Python's own handlers, have written it.
+WITHOUT_US = ("raise", "raise-everywhere", "exit", "crash", "terminate", "hang")
+
+
+@pytest.mark.parametrize("fault", WITHOUT_US)
+def test_under_torchrun_the_analyzer_finds_it_in_what_is_left(fault, tmp_path):
+    said = run_and_analyze(torchrun(2), fault, tmp_path)
+    # Its activity is known only if it was asked.
+    pattern = expected(fault, "shm").pattern.removesuffix(r", sleeping\.")
+    assert re.match(pattern, said), said
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit"])
+@pytest.mark.parametrize("library", ["MPICH", "Open MPI"])
+def test_under_mpiexec(library, fault, tmp_path):
+    found, missing = mpi_libraries.find()
+    chosen = [one for one in found if one.name == library]
+    if not chosen:
+        pytest.skip(f"{library} is not there: {missing}")
+    command = [*chosen[0].command, "-n", "2", sys.executable]
+    said = run_and_analyze(command, fault, tmp_path, chosen[0].environment)
+    assert expected(fault, "shm").match(said), said
