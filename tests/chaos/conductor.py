@@ -40,6 +40,7 @@ from tests.chaos.program import RINGS
 from tests.chaos.rounds import BACKENDS, FAULTS, Round
 from tests.commands import run
 from tools import namespaces
+from unicomm.flight_recorder.ring.endings import side_files
 
 
 def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play, list[str]]:
@@ -51,8 +52,8 @@ def play_round(plan: Round, stage: Stage, kept: Path, serial: int) -> tuple[Play
         play.run()
         wrong = judge(play, folder)
         if wrong:
-            for ring in folder.glob("*.ucring"):  # of those that were killed
-                ring.rename(folder / RINGS / ring.name)
+            for left in (*folder.glob("*.ucring"), *side_files(folder)):  # of those that were killed
+                left.rename(folder / RINGS / left.name)
             wrong += [verdict(folder / RINGS), f"again: python tests/chaos/conductor.py {plan.again}"]
             kept.mkdir(parents=True, exist_ok=True, mode=0o700)
             where = Path(tempfile.mkdtemp(prefix=f"seed{plan.seed}-", dir=kept))

@@ -310,7 +310,7 @@ def held() -> Iterator[str]:
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{fd}")
-            if "unicomm-tensors" not in target and not target.endswith((".ucring", "/fd")):
+            if "unicomm-tensors" not in target and not target.endswith((".ucring", ".stacks", "/fd")):
                 yield target.split(":")[0] if target.startswith(("socket", "pipe")) else target
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "memfd:unicomm " in line:

@@ -24,6 +24,7 @@ from unicomm.flight_recorder.ring.folder import (
     boot_id,
     clean,
     pid_namespace,
+    ring_name,
     rings_folder,
 )
 
@@ -102,6 +103,8 @@ def get_recorder(names: Mapping[str, Any], rank: int, world: int) -> _core.Recor
             folder = rings_folder()
             clean(folder)
             path = folder / ending.begin(folder, rank)
+            if path.exists():  # of an earlier recorder of this process
+                path = folder / ring_name(rank, os.getpid())
             _recorder = _core.Recorder(str(path), meta, rank, world, records)
         except (FolderError, OSError) as error:
             warnings.warn(
