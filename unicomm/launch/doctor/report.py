@@ -219,6 +219,7 @@ _EXTRAS = {
     "hub": "run on several hosts, trace top --connect",
     "profile": "profile merge, report and annotate",
     "trace": "trace analyze --perfetto",
+    "metrics": "trace export, run --metrics-port",
     "notebook": "ranks in notebooks",
 }
 
