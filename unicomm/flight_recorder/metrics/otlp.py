@@ -64,7 +64,8 @@ def request(taken: Samples) -> ExportMetricsServiceRequest:
 def to_json(message: ExportMetricsServiceRequest) -> str:
     """Returns OTLP/JSON, on one line as the file exporter of the collector writes it."""
     # The mapping of OTLP has enumerations as integers.
-    return MessageToJson(message, use_integers_for_enums=True, indent=None) + "\n"
+    text: str = MessageToJson(message, use_integers_for_enums=True, indent=None)
+    return text + "\n"
 
 
 def send(message: ExportMetricsServiceRequest, url: str, timeout: float = TIMEOUT) -> str:

@@ -66,7 +66,7 @@ def offsets_of(table: Table) -> Column:
 
 
 def samples(table: Table, report: Report | None, totals: Totals) -> Samples:
-    """Returns the counters of `totals`, and the state of the ranks of a table, and its report's main finding."""
+    """Returns the counters of `totals`, the state of a table's ranks, and the report's main finding."""
     found = list(totals.samples())
     for source in table.sources:
         found += _rank(table, source, totals)

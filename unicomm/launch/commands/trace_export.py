@@ -47,7 +47,7 @@ def export(
         float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
     ] = 2.0,
 ) -> None:
-    """Exports metrics for Prometheus and OpenTelemetry: counters, the state of ranks, who is late, the verdict.
+    """Exports metrics for Prometheus and OpenTelemetry: counters, states of ranks, lateness, the verdict.
 
     Reads what `unicomm trace analyze` reads. docs/trace/metrics.md lists the metrics.
 
