@@ -267,8 +267,8 @@ def _metrics(options: argparse.Namespace) -> socket.socket | None:
         if options.metrics_host is not None:
             raise UsageError("--metrics-host needs --metrics-port")
         return None
-    if missing := extras.missing("metrics"):
-        raise UsageError(extras.sentence("--metrics-port", missing, "metrics"))
+    if find_spec("prometheus_client") is None:
+        raise UsageError(extras.sentence("--metrics-port", ["prometheus-client"], "metrics"))
     if not 0 <= options.metrics_port < 1 << 16:
         raise UsageError(f"--metrics-port {options.metrics_port} is not a port; use 0 ... 65535")
     host = LOOPBACK if options.metrics_host is None else options.metrics_host
