@@ -62,6 +62,7 @@ class FollowedRings:
         self._lock = threading.Lock()
         self._folder: Path | None = None
         self._places: dict[str, _Place] = {}
+        self._unreadable: set[str] = set()
         self._totals = Totals()
         self._taken: list[Sample] = []
         self._taken_at = -_FRESH
@@ -104,6 +105,8 @@ class FollowedRings:
         """Returns whether half of a ring was written since it was read."""
         folder = self._folder
         for path in folder.glob(f"*{SUFFIX}") if folder is not None else ():
+            if str(path) in self._unreadable:  # its header may say anything
+                continue
             with contextlib.suppress(OSError):
                 with path.open("rb") as file:
                     data = file.read(HEADER.itemsize)
@@ -120,7 +123,8 @@ class FollowedRings:
         builder = TableBuilder()
         by_path: dict[str, tuple[Ring, Column]] = {}
         if self._folder is not None:
-            rings, _ = read_folder(self._folder)
+            rings, remarks = read_folder(self._folder)
+            self._unreadable = {remark.path for remark in remarks}
             for ring in sorted(rings, key=lambda r: (r.rank, -int(r.header["start_real_ns"]))):
                 builder.add_ring(ring)
                 count, lost = self._places.setdefault(ring.path, _Place()).advance(ring)
