@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -80,9 +81,15 @@ def samples(table: Table, report: Report | None, totals: Totals) -> Samples:
     return Samples(
         found,
         began_ns=int(created.min()) if len(created) else 0,
-        taken_ns=max([s.as_of_ns for s in table.sources] + [int(table.completed_ns.max(initial=0))]),
+        taken_ns=_newest_ns(table) or time.time_ns(),
         hosts=sorted({s.host for s in table.sources if s.host}),
     )
+
+
+def _newest_ns(table: Table) -> int:
+    """Returns the wall-clock time of what is known: dumps may be old; 0 if it is unknown."""
+    times = (int(column.max(initial=0)) for column in (table.created_ns, table.completed_ns))
+    return max([*times, *(source.as_of_ns for source in table.sources)])
 
 
 def _states(rank: int, state: str) -> Iterator[Sample]:
