@@ -72,6 +72,7 @@ class FollowedRings:
         with self._lock:
             self._count()  # what the former ranks did last
             self._folder, self._places = folder, {}
+            self._taken_at = -_FRESH
 
     def samples(self) -> list[Sample]:
         """Returns the samples of now."""
