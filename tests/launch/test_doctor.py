@@ -114,7 +114,7 @@ def test_one_screen_names_the_cure(capsys, monkeypatch):
     """What is broken, a missing extra and a launcher's missing store have one cure each."""
     monkeypatch.setattr(os, "memfd_create", fail)
     monkeypatch.setattr(backend_checks, "version_of", {}.get)
-    for name in ("zmq", "msgspec", "perfetto", "cloudpickle"):
+    for name in ("zmq", "msgspec", "perfetto", "cloudpickle", "prometheus_client", "opentelemetry"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -123,7 +123,7 @@ def test_one_screen_names_the_cure(capsys, monkeypatch):
     assert "Operation not permitted -> " in line_with(lines, "shm")
     assert "-> set MASTER_ADDR" in line_with(lines, "store")
     assert line_with(lines, "mpi").endswith("not installed -> pip install 'unicomm[mpi-mpich]'")
-    for extra in ("hub", "profile", "trace", "notebook"):
+    for extra in ("hub", "profile", "trace", "metrics", "notebook"):
         assert line_with(lines, f"unicomm[{extra}]").endswith(f"-> pip install 'unicomm[{extra}]'")
     assert all(line.count("->") <= 1 for line in lines)
 

@@ -14,6 +14,7 @@ table/      the operations of all ranks in one table of columns, loaded from rin
 analysis/   what went wrong: matching, wait-for graph, findings with culprits, stragglers, two runs compared
 reports/    rings, reports and differences as text, JSON, Markdown, an HTML page and a Perfetto trace
 live/       what the ranks of running jobs do now
+metrics/    counters, states, lateness and the verdict for Prometheus and OpenTelemetry
 corpus/     simulated jobs with known faults, which measure the analyzer
 """
 

@@ -10,7 +10,8 @@ from importlib import metadata
 from importlib.util import find_spec
 
 _REQUIREMENT = re.compile(r"""([A-Za-z0-9._-]+)[^;]*; *extra *== *["']([\w-]+)["']""")
-_MODULES = {"pyzmq": "zmq"}  # packages whose modules have another name
+# packages whose modules have another name
+_MODULES = {"pyzmq": "zmq", "prometheus-client": "prometheus_client", "opentelemetry-proto": "opentelemetry"}
 _WITH = {"google": "perfetto"}  # modules that come with another package
 
 

@@ -4,6 +4,9 @@ cli.py     the command: puts its subcommands together
 commands/  the options of each subcommand, and what they print
 run/       `unicomm run`: torchrun with a folder for rings, a hub, and a verdict when ranks fail
 hub/       a process beside the launcher of each host: the live view, and the rings of all hosts in one folder
+exporter/  a process beside the launcher that serves metrics of the ranks of its host (Prometheus)
 doctor/    `unicomm doctor`: checks of this machine and installation
 notebook/  processes that run functions of a notebook as ranks, call after call
+
+side_process.py  a process of ours beside the launcher, as the launcher sees it: the hub, the exporter
 """

@@ -130,3 +130,36 @@ def test_a_killed_rank_is_named_on_all_hosts(job, tmp_path, eventually):
     # Ten seconds, or on a machine that is too busy less than it took the job to start: one takes a second or
     # two, the other imports torch six times.
     assert max(seconds for _, seconds in said.values()) < max(10.0, starting), said
+
+
+def test_each_host_serves_the_metrics_of_its_own_ranks(job, tmp_path, eventually):
+    """From the host itself and from the other one, as far as its launcher was asked to listen."""
+    two, port = job(2), 9400
+    program = ("--nproc-per-node=2", "--no-hub", FAULTS, "waits", 2, tmp_path / "pid")
+    start(two, 0, f"--metrics-port={port}", "--metrics-host=0.0.0.0", *program)
+    start(two, 1, f"--metrics-port={port}", *program)
+    eventually((tmp_path / "pid").exists, WITHIN)
+    code = (
+        "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+    )
+
+    def scrape(viewer, address):
+        url = f"http://{address}:{port}/metrics"
+        return run([*two.hosts.enter(viewer), sys.executable, "-c", code, url], within=WITHIN)
+
+    def states(done):
+        assert done.returncode == 0, done.stderr
+        rows = re.findall(r'unicomm_rank_state\{rank="(\d+)",state="(\w+)"\} 1\.0', done.stdout)
+        return {int(rank): state for rank, state in rows}
+
+    def seen():
+        mine, other = (states(scrape(host, "127.0.0.1")) for host in (0, 1))
+        assert not set(mine) & set(other)
+        return mine | other
+
+    waiting = {0: "waiting", 1: "waiting", 2: "running", 3: "waiting"}
+    eventually(lambda: seen() == waiting, WITHIN)
+    assert len(states(scrape(0, "127.0.0.1"))) == 2
+    assert states(scrape(1, two.hosts.address(0))) == states(scrape(0, "127.0.0.1"))
+    refused = scrape(0, two.hosts.address(1))
+    assert "Connection refused" in refused.stderr

@@ -82,7 +82,8 @@ class TableBuilder(RingTableBuilder):
         seq = np.where(p2p, columns.p2p_seq_id, columns.collective_seq_id)
         source.exact_p2p = "unicomm_async" in columns.extra
         seq = np.where(p2p & (seq > P2P_SEQ_BASE), seq - P2P_SEQ_BASE, seq)
-        source.wrapped = bool(n) and int(columns.record_id.min()) > 0
+        source.overwritten = max(0, int(columns.record_id.min())) if n else 0
+        source.wrapped = source.overwritten > 0
         stacks = [
             self.stacks(tuple(frame_in(file, name, line) for name, file, line in stack))
             for stack in columns.stacks

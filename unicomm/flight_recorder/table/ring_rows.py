@@ -105,6 +105,7 @@ class RingTableBuilder(TableStore):
     ) -> None:
         source.pid, source.host, source.wrapped, source.exact_p2p = ring.pid, ring.host, ring.wrapped, True
         source.runs_here = ring.runs_here
+        source.overwritten = max(0, ring.total - len(ring.records))  # of all ranks that share the ring
         for comm in comms:
             index = int(groups[comm.index])
             source.created[index] = comm.coll_created

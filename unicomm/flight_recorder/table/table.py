@@ -61,6 +61,7 @@ class Source:
         rank: the rank in the job; -1 if it is unknown (the source then has no rows).
         process: RUNNING, STOPPED, KILLED (ended without closing its ring), ENDED or UNKNOWN.
         wrapped: whether records were overwritten.
+        overwritten: how many.
         begin, end: the range of the rows.
         first_seq: the number of the first recorded collective, by group.
         created, started, completed: the number of the newest collective in that state, by group. The file
@@ -82,6 +83,7 @@ class Source:
     host: str = ""
     process: str = UNKNOWN
     wrapped: bool = False
+    overwritten: int = 0
     begin: int = 0
     end: int = 0
     first_seq: dict[int, int] = field(default_factory=dict)

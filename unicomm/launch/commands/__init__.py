@@ -5,6 +5,7 @@ doctor.py           unicomm doctor
 trace.py            unicomm trace: show, analyze, selftest
 trace_top.py        unicomm trace top
 trace_diff.py       unicomm trace diff
+trace_export.py     unicomm trace export
 trace_actions.py    what analyze and selftest do
 profile.py          unicomm profile: merge, report, annotate
 build.py            unicomm build: optional parts that need a compiler

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from . import trace_diff, trace_top
+from . import trace_diff, trace_export, trace_top
 from .terminal import UNUSABLE, PlainGroup, folder_with_rings, print_unreadable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 app.command()(trace_top.top)
 app.command()(trace_diff.diff)
+app.command()(trace_export.export)
 
 
 @app.callback()

@@ -215,10 +215,11 @@ def _variables() -> dict[str, str]:
 # --- extras -------------------------------------------------------------------------------------------
 
 
-_EXTRAS = {
-    "hub": "run on several hosts, trace top --connect",
-    "profile": "profile merge, report and annotate",
+_EXTRAS = {  # short, so that each has one line with its cure
+    "hub": "several hosts, trace top",
+    "profile": "the profile commands",
     "trace": "trace analyze --perfetto",
+    "metrics": "Prometheus, OTLP",
     "notebook": "ranks in notebooks",
 }
 

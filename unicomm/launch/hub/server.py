@@ -10,11 +10,9 @@ know the hubs of all others; when a rank fails, the first directory that answers
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +26,8 @@ from typing import Any
 import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+
+from unicomm.launch.side_process import live_with_the_launcher
 
 from . import gather, protocol
 from .protocol import AnyAnswer, AnyRequest, HubConnection, HubError
@@ -279,22 +279,14 @@ class Hub:
                     self._received(frames)
 
 
-def _die_with_the_launcher() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        # PR_SET_PDEATHSIG: the hub ends with the launcher, even when the hub is stopped.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def main() -> None:
-    _die_with_the_launcher()
+    live_with_the_launcher()
     lock = threading.Lock()
 
     def tell(message: dict[str, Any]) -> None:
         with lock, contextlib.suppress(OSError):
             os.write(1, json.dumps(message).encode() + b"\n")
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the launcher handles them, and ends the hub
     code = 0
     try:
         Hub(tell).run(0)

@@ -18,6 +18,7 @@ from typing import Any
 from unicomm.flight_recorder.ring.copies import copy_side_files, freeze
 from unicomm.flight_recorder.ring.endings import EXITS, LAUNCHER, describe_exits
 from unicomm.flight_recorder.ring.folder import SUFFIX, ring_name
+from unicomm.launch.exporter.exporter_process import ExporterProcess
 from unicomm.launch.hub.hub_process import HubProcess
 
 from .introduction import HubSettings, Introduction, Listening
@@ -71,9 +72,15 @@ class Evidence:
 class Job:
     """This host's part of a job."""
 
-    def __init__(self, folder: JobFolder, hub: HubProcess | None, settings: HubSettings | None) -> None:
+    def __init__(
+        self,
+        folder: JobFolder,
+        hub: HubProcess | None,
+        settings: HubSettings | None,
+        exporter: ExporterProcess | None = None,
+    ) -> None:
         self.folder = folder
-        self._hub = hub
+        self._hub, self._exporter = hub, exporter
         self._several = settings is not None and settings.several
         self._listening = Listening(hub, settings, folder.path) if hub and settings else None
         self._introduction: Introduction | None = None
@@ -90,6 +97,8 @@ class Job:
         rings = self.folder.rings(self.attempt.number)
         rings.mkdir(mode=0o700)
         os.environ["UNICOMM_TRACE_DIR"] = str(rings)
+        if self._exporter is not None:
+            self._exporter.follow(rings)
 
     def started(self, store: Any, host: int, hosts: int) -> None:
         """Notes that the ranks run, and begins to introduce the hub to those of other hosts."""
@@ -182,8 +191,9 @@ class Job:
         if self._listening is not None and self._listening.note is not None:
             with contextlib.suppress(OSError):
                 self._listening.note.unlink()
-        if self._hub is not None:
-            self._hub.close()
+        for beside in (self._hub, self._exporter):
+            if beside is not None:
+                beside.close()
         self._kills.close()
         self.folder.close(keep)
 

@@ -24,7 +24,7 @@ from unicomm.flight_recorder.ring.folder import pid_namespace, private_folder, p
 DEFAULT_PORT = 29401  # of hubs: the port after that of torch's rendezvous
 _OLDEST = 3 * 86400.0  # seconds that a job's rings are kept
 _MOST = 8  # the number of ended jobs whose rings are kept
-_LOCK, _LOG = "lock", "hub.log"
+_LOCK, _LOG, _EXPORTER_LOG = "lock", "hub.log", "exporter.log"
 
 
 class JobFolder:
@@ -42,6 +42,10 @@ class JobFolder:
     def hub_log(self) -> Path:
         return self.path / _LOG
 
+    @property
+    def exporter_log(self) -> Path:
+        return self.path / _EXPORTER_LOG
+
     def rings(self, attempt: int) -> Path:
         return self.path / str(attempt)
 
@@ -56,9 +60,10 @@ class JobFolder:
         if not keep:
             shutil.rmtree(self.path, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):
-                if not self.hub_log.stat().st_size:
-                    self.hub_log.unlink()
+            for log in (self.hub_log, self.exporter_log):
+                with contextlib.suppress(OSError):
+                    if not log.stat().st_size:
+                        log.unlink()
         os.close(self._lock)
 
 

@@ -29,8 +29,10 @@ from unicomm.backends.registry import find_backend
 from unicomm.c10d import switch
 from unicomm.c10d.choice import CHOICE
 from unicomm.comms.errors import CommError
+from unicomm.flight_recorder import extras
 from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
+from unicomm.launch.exporter.exporter_process import LOOPBACK, ExporterProcess, listen
 from unicomm.launch.hub.hub_process import HubProcess
 
 from . import job_folder, summary, verdict_file
@@ -42,7 +44,6 @@ from .stop_signals import Reacting, StopSignals
 from .time_limit import time_limit
 
 _ANALYZING = 60.0  # seconds that the verdict may take once its rings are there
-_LOOPBACK = "127.0.0.1"
 _DEFAULT_RENDEZVOUS = 29400  # torch's, for c10d
 
 _ABOUT = """\
@@ -106,6 +107,19 @@ def parser() -> argparse.ArgumentParser:
         help=f"the hub's port; default: {job_folder.DEFAULT_PORT}, or any port if it is taken; 0: any port",
     )
     ours.add_argument(
+        "--metrics-port",
+        "--metrics_port",
+        type=int,
+        metavar="PORT",
+        help="serve metrics of this host's ranks to Prometheus at this port while the job runs; 0: any port",
+    )
+    ours.add_argument(
+        "--metrics-host",
+        "--metrics_host",
+        metavar="ADDRESS",
+        help=f"address at which they are served; default: {LOOPBACK}; 0.0.0.0: all addresses of this host",
+    )
+    ours.add_argument(
         "--verdict-file",
         "--verdict_file",
         metavar="FILE",
@@ -142,6 +156,7 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
         settings = _hub_settings(options, several)
         if options.verdict_file is not None:
             verdict_file.prepare(options.verdict_file)
+        metrics = _metrics(options)
         folder = _folder(options)
     except (UsageError, CommError, FolderError, OSError) as error:
         print(f"unicomm run: {error}", file=sys.stderr)
@@ -149,7 +164,8 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
     kept = options.trace_dir is not None or os.environ.get("UNICOMM_TRACE_KEEP") == "always"
     _set_environment(options)
     hub = HubProcess(folder.hub_log) if settings is not None else None
-    job = Job(folder, hub, settings)
+    exporter = ExporterProcess(folder.exporter_log, metrics) if metrics is not None else None
+    job = Job(folder, hub, settings, exporter)
     stop.give_up = job.abandon
     ending = _Ending(options.verdict_file, job, stop, started)
     end = Outcome(Ended.LAUNCHER_FAILED, 1)
@@ -247,6 +263,25 @@ def _check(options: argparse.Namespace) -> None:
     if options.interface:
         addresses.of_interface(options.interface)
         os.environ[addresses.INTERFACE] = options.interface
+
+
+def _metrics(options: argparse.Namespace) -> socket.socket | None:
+    """Returns the socket at which metrics are served; None if nobody asked for them."""
+    if options.metrics_port is None:
+        if options.metrics_host is not None:
+            raise UsageError("--metrics-host needs --metrics-port")
+        return None
+    if find_spec("prometheus_client") is None:
+        raise UsageError(extras.sentence("--metrics-port", ["prometheus-client"], "metrics"))
+    if not 0 <= options.metrics_port < 1 << 16:
+        raise UsageError(f"--metrics-port {options.metrics_port} is not a port; use 0 ... 65535")
+    host = LOOPBACK if options.metrics_host is None else options.metrics_host
+    try:
+        return listen(host, options.metrics_port)
+    except OSError as error:
+        where = f"{host}, port {options.metrics_port}"
+        why = error.strerror or error
+        raise UsageError(f"--metrics-port: cannot listen at {where}: {why}; 0 takes any free port") from None
 
 
 def _missing() -> str:
@@ -360,4 +395,4 @@ def _hub_settings(options: argparse.Namespace, several: bool) -> HubSettings | N
         raise UsageError(str(error)) from None
     address = options.local_addr if several else None
     port = job_folder.DEFAULT_PORT if options.hub_port is None else options.hub_port
-    return HubSettings(token, address or _LOOPBACK, port, options.hub_port is None, several)
+    return HubSettings(token, address or LOOPBACK, port, options.hub_port is None, several)
