@@ -26,6 +26,23 @@ def test_operation(backend, world, operation):
     assert counts[0] > 20
 
 
+#: As (backend, hosts of the ranks): those of several hosts fold in each host, then between them.
+PLACES = [
+    *(("shm", "aa"), ("shm", "aaa"), ("shm", "aaaaaaaa"), ("gloo", "aa"), ("gloo", "aaaa")),
+    *(("auto", "abcd"), ("auto", "aab"), ("auto", "aabb"), ("auto", "abab"), ("auto", "aaabbbcc")),
+]
+
+
+@pytest.mark.parametrize("operation", conformance.REDUCTIONS)
+@pytest.mark.parametrize(("backend", "hosts"), PLACES)
+def test_narrow_floats_are_rounded_once(backend, hosts, operation):
+    hints = {"hosts": ",".join(hosts)} if backend == "auto" else None
+    counts = run_ranks(
+        lambda comm: conformance.check_rounding(comm, operation), len(hosts), backend=backend, hints=hints
+    )
+    assert set(counts) == {32}
+
+
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)
 def test_fake_takes_every_call(operation):
     counts = run_ranks(lambda comm: conformance.check(comm, operation), 3, backend="fake")

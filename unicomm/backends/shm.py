@@ -178,11 +178,14 @@ class ShmBackend(
     def open_exchange(self) -> Exchange:
         return _ShmExchange(self._group)
 
+    # These two may be called from any thread, also when `close` has been called.
     def abort(self) -> None:
-        self._group.abort()
+        if (group := self._group) is not None:
+            group.abort()
 
     def expect_slow(self, name: str, seconds: float) -> None:
-        self._group.expect_slow(seconds)
+        if (group := self._group) is not None:
+            group.expect_slow(seconds)
 
     def close(self) -> None:
         _open.discard(self)

@@ -430,6 +430,10 @@ class Communicator(CommunicatorProperties):
         Waits for this rank's pending operations for at most `timeout` (the communicator's by default), then
         aborts them and raises `CommTimeoutError` with their names. Does not wait for other ranks. Later
         operations raise `NotReadyError`; another `finalize` does nothing.
+
+        May be called from any thread, and from hooks: an operation that another thread runs meanwhile
+        completes, or ends with a `CommError`. Raises `NotReadyError` in a signal handler that interrupts an
+        operation of this communicator in its own thread; such a handler calls `abort`.
         """
         finalize.finalize(self, self._engine.read_timeout("finalize", timeout))
 

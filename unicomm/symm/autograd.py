@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import torch
 
 from unicomm.comms.communicator import Communicator
-from unicomm.comms.errors import InvalidArgumentError, NotReadyError
+from unicomm.comms.errors import CommError, InvalidArgumentError, NotReadyError
+from unicomm.comms.operations.numbers import tensor_shape
 
 from .experts import all_to_all_vdev_2d, all_to_all_vdev_2d_offset
 from .memory import empty, free, synchronize
@@ -72,21 +73,36 @@ class ExpertExchange:
         if capacity is not None:
             given["capacity"] = capacity
         for name, number in given.items():
-            if not isinstance(number, int) or number < 1:
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 self._fail("symm_allocate", f"{name}={number!r}", "a whole number, 1 or more")
         most = self._size * rows + experts * major_align if capacity is None else capacity
         self.experts, self.rows, self.width, self.capacity = experts, rows, width, most
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
         self.major_align = major_align
-        self._own, self._sorted, self._arrived = (
-            empty(n, width, dtype=self.dtype, comm=comm, timeout=timeout) for n in (rows, most, most)
+        count, whole = experts * self._size, torch.int64
+        tensors = self._allocate(
+            *(((n, width), self.dtype) for n in (rows, most, most)),
+            *(((count,), whole), ((2, count), whole), ((2, count), whole)),
         )
-        count = experts * self._size
-        self._splits = empty(count, dtype=torch.int64, comm=comm, timeout=timeout)
-        self._there, self._back = (
-            empty(2, count, dtype=torch.int64, comm=comm, timeout=timeout) for _ in range(2)
-        )
+        self._own, self._sorted, self._arrived, self._splits, self._there, self._back = tensors
         self._open = True
+
+    def _allocate(self, *kinds: tuple[tuple[int, ...], torch.dtype]) -> list[torch.Tensor]:
+        """Makes tensors of these shapes and dtypes, all or none. Collective."""
+        with self._comm._engine.located("symm_allocate"):
+            for shape, dtype in kinds:  # before any is allocated, since this rank alone may refuse one
+                tensor_shape(shape, dtype)
+        made: list[torch.Tensor] = []
+        try:
+            for shape, dtype in kinds:
+                made.append(empty(shape, dtype=dtype, comm=self._comm, timeout=self._timeout))
+        except CommError:
+            # What leaves the communicator usable is raised on all ranks; they have made the same tensors.
+            if not self._comm.is_aborted():
+                for tensor in reversed(made):
+                    free(tensor, self._comm, self._timeout)
+            raise
+        return made
 
     def dispatch(
         self, rows: torch.Tensor, splits: torch.Tensor | Sequence[int]

@@ -3,7 +3,6 @@ communicator's collectives."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from unicomm.comms.communicator import Communicator
+from unicomm.comms.operations.numbers import as_index
 from unicomm.comms.operations.table import OPERATIONS
 
 from .exchange import Exchange, Refusal, done_fast, fast_of
@@ -86,7 +86,7 @@ def all_to_all_v(
     call.same_dtype(input, out)
     call.same_rows(input, out)
     try:
-        splits = [operator.index(n) for n in in_splits]
+        splits = [as_index(n) for n in in_splits]
     except TypeError:
         call.fail(f"in_splits={in_splits!r}", "pass whole numbers, one for each rank")
     if len(splits) != call.size or min(splits) < 0 or sum(splits) > input.shape[0]:

@@ -123,7 +123,8 @@ def _dispatch(
     )
     if align is None and in_splits.numel() != call.size:
         call.fail(f"in_splits has {in_splits.numel()} numbers", f"one for each of the {call.size} ranks")
-    if align is not None and (not isinstance(align, int) or not 1 <= align <= _MOST_ALIGN):
+    whole = isinstance(align, int) and not isinstance(align, bool)
+    if align is not None and not (whole and 1 <= align <= _MOST_ALIGN):
         call.fail(f"major_align={align!r}", f"a whole number of rows, from 1 to {_MOST_ALIGN}")
     _check_counts(call, "in_splits", in_splits.numel(), out_splits_offsets)
     call.run_rows(

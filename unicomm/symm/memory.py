@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -14,6 +13,7 @@ from unicomm.comms.memory.initialize import initialize, initialize_team
 from unicomm.comms.memory.symmetric import memory_of
 from unicomm.comms.memory.window import Window
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.numbers import ADDRESSABLE, tensor_shape, whole_number
 from unicomm.comms.operations.symmetric_table import Capability
 
 Timeout = timedelta | float | None
@@ -80,18 +80,16 @@ def empty(
     where the heap has no room.
     """
     memory = memory_of(comm._engine, "symm_allocate")
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
-    if not shape.numel() or any(n < 0 for n in shape):
-        text = f"a symmetric tensor of size {tuple(shape)}"
-        comm._engine.invalid("symm_allocate", text, "it needs at least one element")
-    return memory.allocate(math.prod(shape) * dtype.itemsize, timeout).view(dtype).view(shape)
+    with comm._engine.located("symm_allocate"):
+        shape, dtype, nbytes = tensor_shape(size, dtype, least=1)
+    return memory.allocate(nbytes, timeout).view(dtype).view(shape)
 
 
 def free(tensor: Array, comm: Communicator, timeout: Timeout = None) -> None:
     """Gives back what `empty` returned. Collective, and never done by a destructor.
 
-    Neither the tensor nor a view of it may be used afterwards.
+    Neither the tensor nor a view of it may be used afterwards. Windows and handles on it lose it: what they
+    would do to the tensor raises `NotReadyError`, until `tensor_register` gives the window another one.
     """
     memory_of(comm._engine, "symm_free").free(tensor, timeout)
 
@@ -115,15 +113,16 @@ class Handle:
 
         Raises `InvalidArgumentError` where it does not fit in the tensor.
         """
-        count, first = math.prod(sizes), storage_offset * dtype.itemsize
-        last = first + count * dtype.itemsize
-        if first < 0 or count < 0 or last > self.buffer_size:
+        shape, dtype, nbytes = tensor_shape(tuple(sizes), dtype)
+        first = whole_number("storage_offset", storage_offset, 0, ADDRESSABLE) * dtype.itemsize
+        last = first + nbytes
+        if last > self.buffer_size:
             raise InvalidArgumentError(
                 f"bytes {first} to {last} of a buffer of {self.buffer_size}",
                 hint="ask for fewer elements, or make a larger tensor",
             )
         whole = self.window.map_remote_tensor(rank).view(-1).view(torch.uint8)
-        return whole[first:last].view(dtype).view(tuple(sizes))
+        return whole[first:last].view(dtype).view(shape)
 
     def barrier(self, timeout: Timeout = None) -> None:
         """Returns when all ranks have called it."""

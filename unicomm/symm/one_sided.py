@@ -11,6 +11,7 @@ from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.memory.heap_window import wait_for
 from unicomm.comms.memory.symmetric import SymmetricMemory, memory_of
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.numbers import WORD, whole_number
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.comms.operations.table import OPERATIONS
 
@@ -59,6 +60,12 @@ def _word(memory: SymmetricMemory, op: str, array: Array) -> int:
     return int(sigpad.data_ptr())
 
 
+def _signal(memory: SymmetricMemory, op: str, signal: int) -> int:
+    """The number as an unsigned word."""
+    with memory.engine.located(op):
+        return whole_number("signal", signal, *WORD) % (1 << 64)
+
+
 def put_signal(
     tensor: Array,
     sigpad: Array,
@@ -70,11 +77,10 @@ def put_signal(
     """`put`, and then sets rank `peer`'s `sigpad`, a symmetric int64, to `signal`."""
     memory, source = _checked("put_signal", tensor, peer, comm)
     word, at = _word(memory, "put_signal", sigpad), source.data_ptr()
+    signal = _signal(memory, "put_signal", signal)
 
     def job(limit: float) -> None:
-        fault = memory.domain.put_signal(
-            at, at, source.nbytes, word, signal % (1 << 64), SignalOp.SET, peer, 0
-        )
+        fault = memory.domain.put_signal(at, at, source.nbytes, word, signal, SignalOp.SET, peer, 0)
         memory.check(fault, limit)
 
     issue(memory.engine, "put_signal", job, inputs=[source], peer=peer, timeout=timeout)
@@ -84,9 +90,9 @@ def wait_signal(sigpad: Array, signal: int, peer: int, comm: Communicator, timeo
     """Waits until this rank's `sigpad` is `signal`. `peer` is who sends it, whom a timeout names."""
     memory = memory_of(comm._engine, "wait_signal")
     memory.engine.check.check_rank(OPERATIONS["wait_signal"], "peer", peer)
-    word = _word(memory, "wait_signal", sigpad)
+    word, signal = _word(memory, "wait_signal", sigpad), _signal(memory, "wait_signal", signal)
 
     def job(limit: float) -> None:
-        wait_for(memory, word, Compare.EQ, signal % (1 << 64), peer, limit, False)
+        wait_for(memory, word, Compare.EQ, signal, peer, limit, False)
 
     issue(memory.engine, "wait_signal", job, peer=peer, timeout=timeout)

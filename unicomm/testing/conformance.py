@@ -10,6 +10,9 @@
 `check` runs an operation for all element types, reductions, sizes and layouts, synchronous and asynchronous,
 and compares each result bit by bit with one computed locally: every rank knows what every other rank sends.
 A failure raises `ConformanceError`, which names the case.
+
+`check_rounding` does the same with narrow floats that show whether they are accumulated in float32 and
+rounded once, as `ReduceOp` promises for the CPU.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
 from unicomm.comms.operations.table import OPERATIONS as TABLE
 from unicomm.comms.operations.table import Kind
 
+from .narrow_values import NARROW, ROUNDED, narrow_values
 from .ranks import drain
 
 Tensor = torch.Tensor
@@ -34,6 +38,9 @@ Tensor = torch.Tensor
 OPERATIONS = tuple(name for name, row in TABLE.items() if row.kind in (Kind.COLLECTIVE, Kind.P2P)) + (
     "batch",
 )
+
+#: The operations that `check_rounding` knows.
+REDUCTIONS = tuple(name for name in OPERATIONS if name in TABLE and TABLE[name].reduces)
 
 #: Elements. The largest goes through several rounds of every transport.
 SIZES = (0, 1, 3, 17, 1000, 70001)
@@ -57,12 +64,15 @@ class Case:
     op: ReduceOp | None = None
     async_op: bool = False
     root: int = 0
+    rounds: bool = False  # the values are those of narrow_values.py
 
     def __str__(self) -> str:
         parts = [self.operation, str(self.dtype).removeprefix("torch."), f"count={self.count}", self.layout]
         if self.op is not None:
             parts.append(repr(self.op))
         parts.append(f"root={self.root}")
+        if self.rounds:
+            parts.append("narrow values")
         if self.async_op:
             parts.append("async")
         return " ".join(parts)
@@ -111,6 +121,19 @@ def check(comm: Communicator, operation: str, only: Callable[[Case], bool] | Non
         if (only is None or only(case)) and (allocates or case.layout not in ALLOCATED):
             check_case(comm, case)
             done += 1
+    return done
+
+
+def check_rounding(comm: Communicator, operation: str) -> int:
+    """Runs a reduction of narrow floats whose results show any second rounding; called by all ranks."""
+    done = 0
+    for dtype in NARROW:
+        for op in ROUNDED:
+            for count in (67, 4099):
+                check_case(
+                    comm, Case(operation, dtype, count, op=op, root=count % comm.get_size(), rounds=True)
+                )
+                done += 1
     return done
 
 
@@ -237,7 +260,10 @@ class _Run:
 
     def values(self, rank: int, salt: int = 0, count: int | None = None) -> Tensor:
         """What `rank` sends; as many elements as the case says, or `count`."""
-        return values(rank, self.case.count if count is None else count, self.case.dtype, salt)
+        count = self.case.count if count is None else count
+        if self.case.rounds:
+            return narrow_values(rank, self.n, count, self.case.dtype, self.op, salt)
+        return values(rank, count, self.case.dtype, salt)
 
     def placed(self, tensor: Tensor) -> Tensor:
         return _place(self.comm, tensor, self.case.layout)

@@ -14,8 +14,8 @@ Large data cross between hosts once. All ranks of a host take part in that, each
     all_gather ...      each rank's data to one rank of every other host, all-gather in the host
     gather, scatter, all_to_all ...     straight to the receiving rank
 
-Sums, averages and products of 8-bit floats are carried in float32 until all ranks' values are reduced. Other
-types are rounded in each host and once more between hosts.
+Sums, averages and products of floats of 8 and 16 bits are carried in float32 until all ranks' values are
+reduced, and rounded once. Each host is folded in the order of its ranks, then the hosts in their order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tensor = torch.Tensor
 #: Elements of a large reduction that are reduced at a time, which bounds the memory that it needs.
 _PIECE = 8 << 20
 _BYTE = torch.uint8
-_NARROW = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 _ROUNDS = frozenset({RedOpType.SUM, RedOpType.PRODUCT, RedOpType.AVG, RedOpType.PREMUL_SUM})
 _SUMS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 

@@ -95,6 +95,7 @@ class Engine:
         self.broken: CommError | None = None
         self.vacant = vacant
         self.order = threading.RLock()
+        self.issuer = 0  # the thread that issues an operation, as `threading.get_ident` returns it
         self._break_lock = threading.Lock()
         self.ended = threading.Event()  # clear while another thread breaks it
         self.ended.set()
@@ -122,6 +123,7 @@ class Engine:
             if hooks.active:
                 op.args = op.arguments(self.fast)
                 hooks.before(op.args)
+                self.check_open(op.name)  # a hook may finalize
             op.take_numbers(self.fast)
             if op.args is not None and op.args.seq not in (0, op.calls[0].seq):  # a hook issued others
                 op.args = op.arguments(self.fast)
@@ -366,7 +368,7 @@ class _InOrder:
     each operation a microsecond.
     """
 
-    __slots__ = ("_engine", "_queued")
+    __slots__ = ("_engine", "_outer", "_queued")
 
     def __init__(self, engine: Engine, queued: bool) -> None:
         self._engine = engine
@@ -375,6 +377,8 @@ class _InOrder:
     def __enter__(self) -> None:
         engine = self._engine
         engine.order.acquire()
+        self._outer = engine.issuer  # this thread too, if a hook issues an operation
+        engine.issuer = threading.get_ident()
         if self._queued:
             return
         engine.fast.block()
@@ -387,4 +391,5 @@ class _InOrder:
     def __exit__(self, *_: object) -> None:
         if not self._queued:
             self._engine.fast.unblock()
+        self._engine.issuer = self._outer
         self._engine.order.release()

@@ -68,6 +68,14 @@ class Executor(abc.ABC):
     def check_can_wait(self, op: str) -> None:  # noqa: B027
         """Raises `NotReadyError` in a callback whose thread would have to run what it waits for."""
 
+    def check_can_close(self) -> None:  # noqa: B027
+        """Raises `NotReadyError` in the midst of an operation that this very thread runs."""
+
+    @property
+    def running(self) -> IssuedOperation | None:
+        """The operation that a thread runs at this moment, if the executor knows it."""
+        return None
+
     def broke(self, error: CommError) -> None:  # noqa: B027
         """The communicator is broken by `error`."""
 

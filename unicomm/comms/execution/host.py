@@ -7,6 +7,7 @@ is pending, runs in the communicator's worker. Messages of a process group run s
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ class HostExecutor(Worker, Executor):
         self._engine = engine
         self._recorder = engine.member.recorder
         self.messages: MessageQueue | None = None  # the one that is open, or was last
+        self._running: tuple[int, IssuedOperation] | None = None  # with the thread that runs it
 
     def run(self, op: IssuedOperation) -> Work:
         if op.queued:
@@ -62,11 +64,15 @@ class HostExecutor(Worker, Executor):
         try:
             engine.check_broken()
             assert op.run is not None
-            if op.spans:
-                with no_events():  # of what the backend uses of torch
+            outer, self._running = self._running, (threading.get_ident(), op)
+            try:
+                if op.spans:
+                    with no_events():  # of what the backend uses of torch
+                        op.run()
+                else:
                     op.run()
-            else:
-                op.run()
+            finally:
+                self._running = outer
         except BaseException as caught:
             error = caught
             engine.failed(op, caught)
@@ -130,6 +136,20 @@ class HostExecutor(Worker, Executor):
                 "cannot wait here for operations that this very thread has to run first",
                 "a callback of a Work may issue operations with async_op=True only",
             )
+
+    def check_can_close(self) -> None:
+        if (running := self._running) is not None and running[0] == threading.get_ident():
+            op = running[1]
+            raise self._engine.error(
+                NotReadyError,
+                "finalize",
+                f"called in the midst of {op.name} #{op.seq}, which this very thread runs",
+                "a signal handler calls abort() instead, which ends the operation, and finalize follows it",
+            )
+
+    @property
+    def running(self) -> IssuedOperation | None:
+        return None if (running := self._running) is None else running[1]
 
     @property
     def unattended(self) -> bool:

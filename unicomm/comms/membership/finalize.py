@@ -14,6 +14,7 @@ from typing import cast
 from unicomm.comms.backend import SurvivesFork
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, NotReadyError
 from unicomm.comms.execution.device import watchdog
+from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.failures import daemon_pool, open_communicators
 
@@ -55,11 +56,14 @@ def close(comm: EpochHolder, timeout: float) -> None:
 
 def _finalize_once(comm: EpochHolder, timeout: float) -> None:
     engine = comm._engine
+    engine.executor.check_can_close()
     in_worker = engine.executor.is_current()  # in a callback or hook, which cannot wait for later operations
     if in_worker and engine.broken is None:
         engine.executor.check_can_wait("finalize")
-    # Once, in one thread at a time, also a hook. The worker must not wait for a thread that joins it.
-    if engine.finalizing.acquire(blocking=not in_worker):
+    # Once, in one thread at a time, also a hook. The worker must not wait for a thread that joins it, nor a
+    # thread that issues an operation for one that waits for the end of that operation.
+    issues = engine.issuer == threading.get_ident()
+    if engine.finalizing.acquire(blocking=not (in_worker or issues)):
         try:
             if not engine.closing:
                 engine.closing = True
@@ -72,18 +76,24 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
     engine, executor = comm._engine, comm._engine.executor
     # Another thread may be in abort: the other ranks shall hear of that, and not that this rank has left.
     engine.ended.wait(timeout)
+    deadline = time.monotonic() + timeout
     late: list[str] = []
     executor.seal()
     drained = executor.is_current() or executor.drain(timeout)
-    if not drained:
+    ended = drained and _stop_issuing(engine, max(0.0, deadline - time.monotonic()))
+    if not ended:
         late = [f"{work.name} #{work.seq}" for work in executor.pending()]
+        if (op := executor.running) is not None and (text := f"{op.name} #{op.seq}") not in late:
+            late.append(text)
+        late = late or ["an operation whose hook has not returned"]
         hint = "wait for all works before finalize"
         engine.break_(engine.error(AbortedError, None, "finalized with pending operations", hint))
         comm._member.backend.abort()
+        ended = _stop_issuing(engine, _THREAD_ENDS)
     engine.finalized = True
     engine.vacant = None
     engine.fast.block()
-    ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS))
+    ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS)) and ended
     if ended:
         engine.fast = NoFastPath()  # the real one holds the backend's memory
         if (symmetric := engine.symmetric) is not None:
@@ -108,6 +118,17 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
             f"still pending after {timeout:g} s, and aborted: {', '.join(late)}",
             "wait for all works before finalize, or find who is missing with `unicomm trace show`",
         )
+
+
+def _stop_issuing(engine: Engine, seconds: float) -> bool:
+    """Refuses operations from now on, behind the one that another thread issues or runs itself.
+
+    Returns False, and refuses none, when that one is not over within `seconds`.
+    """
+    with engine.quiet(seconds) as free:
+        if free:
+            engine.finalized = True
+    return free
 
 
 def _forget(comm: EpochHolder) -> None:

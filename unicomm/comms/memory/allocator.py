@@ -10,16 +10,15 @@ how it uses a tensor, and gains most from memory that was registered before: `te
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unicomm.comms.backend import AllocatesMemory, Backend, RegistersMemory
-from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.execution.one_sided import agree, issue
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.numbers import tensor_shape
 from unicomm.comms.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
@@ -51,16 +50,11 @@ class MemAllocator:
         Raises `InvalidArgumentError` for an impossible size or dtype, and `BackendError` if memory is
         short.
         """
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
-        if any(n < 0 for n in shape):
-            raise InvalidArgumentError(
-                f"a tensor of size {tuple(shape)}", comm=self._engine.name, hint="sizes are 0 or more"
-            )
-        count = math.prod(shape)
-        if count == 0:
+        with self._engine.located("mem_allocator"):
+            shape, dtype, nbytes = tensor_shape(size, dtype, most=1 << 63)
+        if nbytes == 0:
             return torch.empty(shape, dtype=dtype, device=self._engine.member.device)
-        return self._memory.allocate(count * dtype.itemsize).view(dtype).view(shape)
+        return self._memory.allocate(nbytes).view(dtype).view(shape)
 
     @property
     def pool(self) -> Any:

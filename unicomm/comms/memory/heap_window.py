@@ -11,6 +11,7 @@ from unicomm.comms.errors import CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import fail, issue
 from unicomm.comms.operations.dtypes import code_of
+from unicomm.comms.operations.numbers import WORD, whole_number
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.work import Work
@@ -37,6 +38,7 @@ class HeapWindow(Window):
         self._pad = memory.allocate(memory.size * _LINE * 8, timeout)
         self._pad.zero_()
         self.barrier(False, timeout=timeout)  # before any rank signals
+        memory.windows.add(self)
 
     @classmethod
     def of(cls, engine: Engine, tensor: Any, timeout: Timeout) -> HeapWindow:
@@ -63,6 +65,10 @@ class HeapWindow(Window):
 
     def _detach(self) -> None:
         self._place_at = None
+
+    def lose_tensor(self) -> None:
+        """Forgets the tensor, which was freed: its memory may belong to another one soon."""
+        self._place_at, self._tensor, self._lost = None, None, True
 
     def free(self, timeout: Timeout = None) -> None:
         self._open("symm_free")
@@ -127,6 +133,8 @@ class HeapWindow(Window):
         address = own.data_ptr() + start * own.element_size()
 
         def job(limit: float) -> None:
+            if self._tensor is not own:  # another thread has freed it since the call
+                self._registered(op)
             if tensor.numel():
                 memory.transfer(op == "put", [(tensor.data_ptr(), address, tensor.nbytes, peer)], limit)
 
@@ -168,14 +176,20 @@ class HeapWindow(Window):
 
     def fetch_add(self, rank: int, offset_nelems: int, value: int, timeout: Timeout = None) -> int:
         address, signed = self._word("fetch_add", offset_nelems)
-        return self._atomic("fetch_add", rank, (address, value % _BIAS), signed, timeout)
+        words = (address, self._value("fetch_add", "value", value))
+        return self._atomic("fetch_add", rank, words, signed, timeout)
 
     def compare_swap(
         self, rank: int, offset_nelems: int, expected: int, value: int, timeout: Timeout = None
     ) -> int:
         address, signed = self._word("compare_swap", offset_nelems)
-        words = (address, expected % _BIAS, value % _BIAS)
-        return self._atomic("compare_swap", rank, words, signed, timeout)
+        old, new = (self._value("compare_swap", *of) for of in (("expected", expected), ("value", value)))
+        return self._atomic("compare_swap", rank, (address, old, new), signed, timeout)
+
+    def _value(self, op: str, name: str, value: int) -> int:
+        """The number as an unsigned word."""
+        with self._engine.located(op):
+            return whole_number(name, value, *WORD) % _BIAS
 
     def _word(self, op: str, offset: Any) -> tuple[int, bool]:
         tensor = self._registered(op)

@@ -16,6 +16,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.one_sided import agree, issue
+from unicomm.comms.operations.numbers import ADDRESSABLE, whole_number
 from unicomm.comms.operations.symmetric_table import Capability
 from unicomm.comms.options import Timeout
 from unicomm.comms.streams import on_device
@@ -31,6 +32,8 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
     engine.check_open("symm_init")
     if (memory := attached(engine)) is not None:
         return memory
+    with engine.located("symm_init"):
+        heap_bytes = whole_number("heap_bytes", heap_bytes, 0, ADDRESSABLE // engine.group.size - 1)
     engine.refuse_capture("symm_init")
     backend = engine.backend
     if not isinstance(backend, HasSymmetricMemory):
@@ -43,8 +46,6 @@ def initialize(engine: Engine, heap_bytes: int = 0, timeout: Timeout = None) -> 
     if engine.executor.streams is not None:
         one_host, launcher = _look_around(engine, backend, timeout)
     table = backend.symmetric_table(one_host)
-    if heap_bytes < 0:
-        engine.invalid("symm_init", f"heap_bytes={heap_bytes}", "0 for as many as can be")
     note = torch.zeros(129, dtype=torch.uint8)  # whether rank 0 failed, then the unique id
     trouble = ""
     if engine.rank == 0:

@@ -7,9 +7,10 @@ the same sizes, and get an error otherwise.
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -34,10 +35,20 @@ if TYPE_CHECKING:
     from unicomm.comms.options import Timeout
 
 
+class OnTensor(Protocol):
+    """A window, as far as the memory below it has to know it."""
+
+    def get_tensor(self) -> torch.Tensor | None: ...
+
+    def lose_tensor(self) -> None:
+        """Forgets the tensor, which was freed: its memory may belong to another one soon."""
+
+
 class SymmetricMemory:
     """One rank's end of a communicator's symmetric heap.
 
     Attributes:
+        windows: those that were made here and still exist.
         counts_on_device: the number of signals waited for is counted on the device, where graphs are
         replayed.
     """
@@ -60,6 +71,7 @@ class SymmetricMemory:
         self.domain = domain
         self._whole = whole
         self.fast: Any = NoFastExchange()
+        self.windows: weakref.WeakSet[OnTensor] = weakref.WeakSet()
 
     def require(self, op: str, needed: Capability) -> None:
         """Raises `UnsupportedError` if the library lacks a capability."""
@@ -97,7 +109,10 @@ class SymmetricMemory:
         return self._bytes(addresses[0], nbytes)
 
     def free(self, tensor: Array, timeout: Timeout = None) -> None:
-        """Frees an allocation. Collective. The tensor and its views must not be used any more."""
+        """Frees an allocation. Collective. The tensor and its views must not be used any more.
+
+        Windows on it lose their tensor on all ranks before any rank can allocate its memory again.
+        """
         self.engine.refuse_capture("symm_free")
         self._refuse_team("symm_free")
         address = self.check_tensor("symm_free", "tensor", tensor).data_ptr()
@@ -111,6 +126,9 @@ class SymmetricMemory:
         def job(limit: float) -> None:
             self.settle(limit)
             self.check(self.domain.free(address, limit), limit)
+            for window in list(self.windows):
+                if (own := window.get_tensor()) is not None and not self.holds(own):
+                    window.lose_tensor()
 
         issue(self.engine, "symm_free", job, timeout=timeout)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import enum
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +19,7 @@ import torch
 from unicomm.comms.errors import NotReadyError
 from unicomm.comms.execution.one_sided import issue
 from unicomm.comms.operations.arrays import Array
+from unicomm.comms.operations.numbers import as_index
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.comms.work import Work
 
@@ -55,6 +55,7 @@ class Window(abc.ABC):
         self._engine = engine
         self._tensor: torch.Tensor | None = None
         self._freed = False
+        self._lost = False  # the tensor was freed while it was registered
 
     # --- the tensor ---------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ class Window(abc.ABC):
             self._engine.invalid("new_window", "a tensor is registered already", "deregister it first")
         own = self._check_window(tensor)
         self._attach(own, timeout)
-        self._tensor = own
+        self._tensor, self._lost = own, False
 
     def tensor_deregister(self, timeout: Timeout = None) -> None:
         """Ends the other ranks' access. Collective: when it returns, no rank accesses the tensor any more."""
@@ -229,7 +230,7 @@ class Window(abc.ABC):
 
     def _offset(self, op: str, offset: Any) -> int:
         try:
-            start = operator.index(offset)
+            start = as_index(offset)
         except TypeError:
             self._engine.invalid(op, f"offset {offset!r} is no whole number", "count in elements, from 0")
         if start < 0:
@@ -250,8 +251,9 @@ class Window(abc.ABC):
     def _registered(self, op: str) -> torch.Tensor:
         self._open(op)
         if self._tensor is None:
+            what = "the window's tensor was freed" if self._lost else "the window has no tensor"
             hint = "call tensor_register on all ranks"
-            raise self._engine.error(NotReadyError, op, "the window has no tensor", hint)
+            raise self._engine.error(NotReadyError, op, what, hint)
         return self._tensor
 
     def _issue(

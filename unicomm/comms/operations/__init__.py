@@ -6,6 +6,7 @@ reduction.py        reduce operations
 arrays.py           arrays of numpy and with DLPack as tensors on the same memory
 call.py             Call, Message and OpArgs: what backends and hooks receive
 check.py            from a call's arguments to a validated Call
+numbers.py          checks of whole numbers, and of the sizes of a tensor
 parts.py            tensors as flat bytes, whole or cut into one part for each rank
 recording.py        states and flags of recorded operations
 symmetric_table.py  the table of symmetric memory: capabilities, signals

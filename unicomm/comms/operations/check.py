@@ -17,6 +17,7 @@ from unicomm.comms.errors import InvalidArgumentError
 
 from .arrays import NoTensorError, as_tensor, is_array
 from .call import Call, Message
+from .numbers import as_index
 from .reduction import ReduceOp, why_not
 from .table import OPERATIONS, Operation, Role, Size, TensorArg
 
@@ -82,7 +83,7 @@ class Checker:
 
     def check_rank(self, row: Operation, what: str, value: Any) -> int:
         try:
-            rank = operator.index(value)
+            rank = as_index(value)
         except TypeError:
             self.fail(row, f"{what}={value!r} is no rank", f"pass a whole number from 0 to {self.size - 1}")
         if not 0 <= rank < self.size:

@@ -33,10 +33,16 @@ class ReduceOp:
     and `ReduceOp.PREMUL_SUM(factor)`, which multiplies each rank's elements by its own `factor` (a number
     or a tensor of one element) before summing.
 
-    Defined alike on all backends: ranks are folded in rank order; float16, bfloat16 and float8 are
-    accumulated in float32 and rounded once, as torch converts (float8_e4m3fn saturates); integers wrap
+    Defined alike on all backends of the CPU: float16, bfloat16 and float8 are accumulated in float32 and
+    rounded once, as torch converts (float8_e4m3fn saturates); integers wrap
     around; `AVG` of integers divides toward zero; `MIN` and `MAX` pass NaN on; for bool `SUM` and `MAX` are
     OR, `PRODUCT` and `MIN` are AND.
+
+    All ranks get the same bits. The order of summation, on which the last bits of inexact sums and products
+    depend, is that of the ranks, except: on several hosts each host's ranks in their order, then the hosts
+    in the order of their lowest ranks; Gloo and MPI choose it for the reductions that they run themselves,
+    of float32, float64 and complex numbers. NCCL and RCCL choose order and intermediate roundings for the
+    types and reductions that they have.
     """
 
     SUM: ClassVar[ReduceOp]

@@ -23,6 +23,7 @@ def conforms() -> None:
     every = [
         conformance.check(comm, name, lambda case: case.count != 4099) for name in conformance.OPERATIONS
     ]
+    every += [conformance.check_rounding(comm, name) for name in conformance.REDUCTIONS]
     say("conforms", me, size=size, cases=min(every))
 
 

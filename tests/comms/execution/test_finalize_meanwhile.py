@@ -1,0 +1,177 @@
+"""`finalize` while an operation runs: from another thread, from a hook, from a signal handler."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import unicomm
+from tests.comms import inside
+from tests.threads import outcomes
+from unicomm import CommError, Communicator, ReduceOp
+from unicomm.c10d.compat import HashStore
+
+SUM = ReduceOp.SUM
+BACKENDS = [("shm", 2, None), ("gloo", 2, None), ("auto", 3, {"hosts": "a,b,a"})]
+
+
+def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
+    store = HashStore()
+
+    def make(rank: int) -> Communicator:
+        return unicomm.new_comm(
+            backend, "cpu", name="f", store=store, rank=rank, size=n, timeout=20, hints=hints
+        )
+
+    return outcomes([lambda r=r: make(r) for r in range(n)])
+
+
+def until_running(comm: Communicator) -> None:
+    """Returns when the general path of another thread is within an operation."""
+    end = time.monotonic() + 20
+    while inside.executor(comm).running is None:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+def test_an_operation_of_another_thread_ends_first(backend, n, hints):
+    """The others come while finalize waits: all get the sum."""
+    comms = ranks(n, backend, hints)
+    tensors = [torch.ones(5) for _ in comms]
+    for comm in comms:
+        comm.register_pre_hook(lambda *_: None)  # off the native path
+
+    def first() -> None:
+        comms[0].all_reduce(tensors[0], SUM)
+
+    def ends() -> None:
+        until_running(comms[0])
+        comms[0].finalize(20)
+
+    def other(rank: int) -> None:
+        until_running(comms[0])
+        time.sleep(0.2)
+        comms[rank].all_reduce(tensors[rank], SUM)
+
+    got = outcomes([first, ends, *(lambda r=r: other(r) for r in range(1, n))])
+    assert got == [None] * len(got)
+    assert all(bool((t == n).all()) for t in tensors)
+    for comm in comms:
+        comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+@pytest.mark.parametrize("native", [True, False])
+def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
+    comms = ranks(n, backend, hints)
+    if not native:
+        comms[0].register_pre_hook(lambda *_: None)
+    waits_for_it = not native or backend != "shm"
+
+    def ends() -> None:
+        if waits_for_it:
+            until_running(comms[0])
+        else:
+            time.sleep(0.2)
+        comms[0].finalize(0.3)
+
+    def late() -> None:
+        time.sleep(2.0)
+        for comm in comms[1:]:
+            comm.finalize()
+
+    runs, ended, _ = outcomes([lambda: comms[0].all_reduce(torch.ones(5), SUM), ends, late])
+    assert isinstance(runs, CommError), repr(runs)
+    if waits_for_it:
+        assert isinstance(ended, unicomm.CommTimeoutError), repr(ended)
+        assert "all_reduce #1" in str(ended)
+    else:
+        assert ended is None, repr(ended)
+    with pytest.raises(CommError):
+        comms[0].barrier()
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+@pytest.mark.parametrize("kind", ["pre", "post", "abort"])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_from_a_hook(backend, n, hints, kind, async_op):
+    """A hook of rank 0 finalizes; every call returns or raises a CommError."""
+    comms = ranks(n, backend, hints)
+    getattr(comms[0], f"register_{kind}_hook")(lambda *_: comms[0].finalize(5))
+
+    def job(comm: Communicator) -> None:
+        work = comm.all_reduce(torch.ones(5), SUM, async_op=async_op, timeout=3)
+        if kind == "abort" and comm is comms[0]:
+            comm.abort()
+        work.wait()
+        comm.barrier(timeout=3)
+
+    got = outcomes([lambda c=c: job(c) for c in comms])
+    assert all(isinstance(error, CommError) for error in got), got
+    if kind == "pre":
+        assert isinstance(got[0], unicomm.NotReadyError)
+    for comm in comms:
+        comm.finalize()
+
+
+def test_a_hook_while_another_thread_finalizes():
+    """Neither waits for the other: the thread in the hook holds the order that finalize waits for."""
+    (comm,) = ranks(1, "shm", None)
+    waiting = threading.Event()
+
+    def hook(*_: object) -> None:
+        waiting.set()
+        time.sleep(0.5)  # the other thread is in finalize now
+        comm.finalize(5)
+
+    comm.register_pre_hook(hook)
+
+    def ends() -> None:
+        waiting.wait(10)
+        comm.finalize(10)
+
+    start = time.monotonic()
+    assert outcomes([lambda: comm.barrier() and None, ends]) == [None, None]
+    assert time.monotonic() - start < 4
+    with pytest.raises(unicomm.NotReadyError):
+        comm.barrier()
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+def test_from_a_signal_handler(backend, n, hints):
+    """In the midst of an operation of the main thread: refused at once, and abort is what helps."""
+    comms = ranks(n, backend, hints)
+    comms[0].register_pre_hook(lambda *_: None)
+    raised: list[BaseException] = []
+
+    def handler(*_: object) -> None:
+        try:
+            comms[0].finalize()
+        except BaseException as error:
+            raised.append(error)
+        comms[0].abort()
+
+    def interrupts() -> None:
+        until_running(comms[0])
+        time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=interrupts)
+    try:
+        thread.start()
+        with pytest.raises(CommError):
+            comms[0].all_reduce(torch.ones(5), SUM)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert [type(error) for error in raised] == [unicomm.NotReadyError]
+    assert "very thread" in str(raised[0])
+    for comm in comms:
+        comm.finalize()
