@@ -10,7 +10,7 @@ import enum
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from unicomm.flight_recorder.texts import parse_ranks, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
+from .files import read_file, trusted_owners
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
@@ -404,12 +405,16 @@ def ring_head(data: bytes) -> tuple[int, int] | None:
     return int(head["rank"]), min(int(head["rec_cap"]), int(head["rec_next"]), _MOST_RECORDS)
 
 
-def read_ring(source: Path | str | bytes) -> Ring:
-    """Reads a ring from a file or from bytes. Raises `RingError` when that fails."""
+def read_ring(source: Path | str | bytes, owners: Collection[int] | None = None) -> Ring:
+    """Reads a ring from a file or from bytes.
+
+    `owners`: the users to whom a file that was found may belong (`files.trusted_owners`); None for a file
+    that the user has named. Raises `RingError` when the reading fails.
+    """
     if isinstance(source, bytes):
         return Ring(source)
     try:
-        data = Path(source).read_bytes()
+        data = read_file(source, owners)
     except OSError as error:
         raise RingError(str(error)) from None
     return Ring(data, str(source))
@@ -417,10 +422,15 @@ def read_ring(source: Path | str | bytes) -> Ring:
 
 def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
     """Reads all rings in a folder. Returns them by rank and pid, and a remark for each unreadable one."""
-    rings, remarks = [], []
-    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+    rings: list[Ring] = []
+    remarks: list[InputRemark] = []
+    paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
+    if not paths:
+        return rings, remarks
+    owners = trusted_owners(Path(folder))
+    for path in paths:
         try:
-            rings.append(read_ring(path))
+            rings.append(read_ring(path, owners))
         except RingError as error:
             remarks.append(InputRemark(os.fspath(path), str(error)))
     rings.sort(key=lambda r: (r.rank, r.pid))

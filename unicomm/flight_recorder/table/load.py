@@ -11,12 +11,12 @@ import tarfile
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -24,6 +24,15 @@ from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import DumpColumns, DumpError, from_dump
 from unicomm.flight_recorder.ring.endings import SUFFIXES as SIDE_FILES
 from unicomm.flight_recorder.ring.endings import EndingError
+from unicomm.flight_recorder.ring.files import (
+    ANYONE,
+    MOST_BYTES,
+    MOST_SIDE_BYTES,
+    open_file,
+    read_file,
+    read_into,
+    trusted_owners,
+)
 from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
 
 from .builder import TableBuilder
@@ -75,6 +84,13 @@ class _Input:
     head: bytes
     newest: float = 0.0
     file: Path | None = None  # None for a member of an archive
+    owners: Collection[int] | None = None  # of the file; see `open_file`
+
+    def opened(self) -> BinaryIO:
+        """Opens the input as a file."""
+        if self.file is None:
+            return io.BytesIO(self.read())
+        return open(open_file(self.file, self.owners)[0], "rb")
 
 
 class _Buffers:
@@ -83,37 +99,42 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: SimpleQueue[bytearray] = SimpleQueue()
 
-    def read(self, path: Path) -> memoryview:
-        size = path.stat().st_size
+    def read(self, path: Path, owners: Collection[int] | None) -> memoryview:
+        descriptor, info = open_file(path, owners)
+        try:
+            return self._read(descriptor, info.st_size)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int, size: int) -> memoryview:
         try:
             buffer = self._free.get_nowait()
         except Empty:
             buffer = bytearray(size)
         if len(buffer) < size:
             buffer = bytearray(size)
-        with path.open("rb", buffering=0) as file:
-            got = 0
-            while got < size and (more := file.readinto(memoryview(buffer)[got:size])):
-                got += more
-        return memoryview(buffer)[:got]
+        return memoryview(buffer)[: read_into(descriptor, memoryview(buffer)[:size])]
 
     def give_back(self, data: object) -> None:
         if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
             self._free.put(data.obj)
 
 
-def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
+def load(paths: Iterable[Path | str], progress: Progress | None = None, named: bool = True) -> Table:
     """Reads all rings and dumps under `paths` into one table.
 
     Args:
-        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively.
+        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively. Links
+            in folders are not followed.
         progress: called with the number of files read and the number of all files.
+        named: whether the user has named the paths. Else files must be no links, and belong to this user or to
+            the owner of their folder.
 
     Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
     if nothing could be read.
     """
     builder = TableBuilder()
-    inputs = list(_inputs(paths, builder.remarks))
+    inputs = list(_inputs(paths, builder.remarks, named))
     dumps = [i.path for i in inputs if not i.head.startswith(MAGIC) and not i.path.endswith(SIDE_FILES)]
     ranks = _ranks_by_name(dumps)
     heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
@@ -184,7 +205,7 @@ def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | 
 # --- files and archives -------------------------------------------------------------------------------
 
 
-def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator[_Input]:
+def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark], named: bool) -> Iterator[_Input]:
     for given in paths:
         path = Path(given)
         if path.is_dir():
@@ -193,37 +214,39 @@ def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator
             if not files:
                 remarks.append(InputRemark(str(path), "the folder is empty"))
             for file in files:
-                yield from _file(file, remarks, chosen=False)
+                yield from _file(file, remarks, ANYONE if named else trusted_owners(file.parent))
         elif path.exists():
-            yield from _file(path, remarks, chosen=True)
+            yield from _file(path, remarks, None if named else trusted_owners(path.parent))
         else:
             remarks.append(InputRemark(str(path), "no such file or folder"))
 
 
-def _file(path: Path, remarks: list[InputRemark], chosen: bool) -> Iterator[_Input]:
+def _file(path: Path, remarks: list[InputRemark], owners: Collection[int] | None) -> Iterator[_Input]:
+    """Yields the inputs in a file; `owners`: see `open_file`."""
+    ignored = owners is not None and path.suffix.lower() in _IGNORED
     try:
-        info = path.stat()
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
+        most = MOST_SIDE_BYTES if path.suffix in SIDE_FILES else MOST_BYTES
+        descriptor, info = open_file(path, owners, most)
+        with open(descriptor, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
+        if not ignored:
+            remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
         return
-    if not chosen and path.suffix.lower() in _IGNORED and not _looks_like_a_dump(head):
+    if ignored and not _looks_like_a_dump(head):
         return
     try:
-        yield from _unpack(str(path), path.read_bytes, head, info.st_mtime, path)
+        one = _Input(str(path), lambda: read_file(path, owners, most), head, info.st_mtime, path, owners)
+        yield from _unpack(one)
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
         remarks.append(InputRemark(str(path), f"the archive is damaged: {error or type(error).__name__}"))
 
 
-def _unpack(
-    path: str, read: Callable[[], bytes], head: bytes, newest: float, file: Path | None
-) -> Iterator[_Input]:
+def _unpack(one: _Input) -> Iterator[_Input]:
     """Yields the input itself, or its members if it is an archive."""
+    path, head, newest = one.path, one.head, one.newest
     if head.startswith(b"PK\x03\x04"):
-        with zipfile.ZipFile(file if file is not None else io.BytesIO(read())) as archive:
+        with one.opened() as file, zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 if not member.is_dir():
                     with archive.open(member) as opened:
@@ -233,9 +256,7 @@ def _unpack(
     packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
     if packed or head[257:262] == b"ustar":
         try:
-            with tarfile.open(
-                fileobj=None if file else io.BytesIO(read()), name=file, mode="r:*"
-            ) as archive_:
+            with one.opened() as file, tarfile.open(fileobj=file, mode="r:*") as archive_:
                 for entry in archive_:
                     if entry.isfile() and (opened_ := archive_.extractfile(entry)) is not None:
                         data = opened_.read(_MOST_BYTES)
@@ -244,17 +265,18 @@ def _unpack(
         except tarfile.ReadError:
             if not head.startswith(b"\x1f\x8b"):
                 raise
-        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # a single compressed file
+        with one.opened() as file:
+            data = gzip.GzipFile(fileobj=file).read(_MOST_BYTES)  # a single compressed file
         yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
         return
-    yield _Input(path, read, head, newest, file)
+    yield one
 
 
 def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
     name = path.rsplit("/", 1)[-1]
     if name.startswith(".") or (Path(name).suffix.lower() in _IGNORED and not _looks_like_a_dump(data[:512])):
         return
-    yield from _unpack(path, lambda: data, data[:512], newest, None)
+    yield from _unpack(_Input(path, lambda: data, data[:512], newest))
 
 
 def _looks_like_a_dump(head: bytes) -> bool:
@@ -271,7 +293,7 @@ def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):
-            return one.read() if one.file is None else buffers.read(one.file)
+            return one.read() if one.file is None else buffers.read(one.file, one.owners)
         if one.head[:1] == b"\x80":
             from unicomm.flight_recorder.formats import pickles  # loads the native core
 

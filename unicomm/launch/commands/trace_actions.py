@@ -37,7 +37,11 @@ class Outputs:
 def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
     with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
-        table = load(paths, lambda done, total: bar.update(task, completed=done, total=total))
+        table = load(
+            paths or [rings_folder()],
+            lambda done, total: bar.update(task, completed=done, total=total),
+            named=bool(paths),
+        )
         if table.empty:
             return table, None
         step = bar.add_task("analyzing", total=None)
@@ -62,7 +66,7 @@ def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
     console, errors = Console(), Console(stderr=True)
     try:
         writers = _writers(outputs)
-        table, report = _load(paths or [rings_folder()], stuck_after, errors)
+        table, report = _load(paths, stuck_after, errors)
     except (FolderError, OSError, ImportError) as error:
         print_error(errors, error)
         return UNUSABLE

@@ -243,17 +243,20 @@ def _recorder() -> Finding:
     """Checks the folder of the rings: the number and size of rings in it, and the free space."""
     what = "recorder's rings"
     try:
+        from unicomm.flight_recorder.ring.files import others_may_write
         from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive, rings_folder
 
         folder = rings_folder()
         rings = list(folder.glob(f"*{SUFFIX}"))
-        total = sum(ring.stat().st_size for ring in rings)
+        total = sum(ring.lstat().st_size for ring in rings)
         running = sum(is_alive(ring) is True for ring in rings)
         free = shutil.disk_usage(folder).free
+        shared = others_may_write(folder)
     except Exception as error:
         return Finding(what, False, line_of(error), "set UNICOMM_TRACE_DIR to a private folder with room")
     detail = (
-        f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}; {_size(free)} free"
+        f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}"
+        f"{', others may write here' if shared else ''}; {_size(free)} free"
     )
     if free < _RING_ROOM:
         return Finding(what, False, detail, "free some space, or set UNICOMM_TRACE_DIR to a folder with more")
