@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unicomm.flight_recorder.texts import printable
+
 from .places import Place, library_folders, user_place
 from .stacks import Stacks, parse_stacks
 
@@ -253,12 +255,12 @@ class EndingFiles:
 def _own(name: str, facts: dict[str, Any]) -> Ending:
     raised = facts.get("raised")
     if raised is not None:
-        texts = str(raised["type"]), str(raised["message"])
+        texts = printable(str(raised["type"])), printable(str(raised["message"]))
         raised = Raised(*texts, _places(raised["frames"]), bool(raised["consequence"]))
     return Ending(
         rank=int(facts["rank"]),
         pid=int(facts["pid"]),
-        host=str(facts["host"]),
+        host=printable(str(facts["host"])),
         name=name,
         ended_ns=int(facts.get("ended_ns", 0)),
         raised=raised,
@@ -272,15 +274,17 @@ def _exit(rank: int, host: Any, facts: dict[str, Any]) -> Ending:
     return Ending(
         rank=rank,
         pid=int(facts["pid"]),
-        host=str(host),
+        host=printable(str(host)),
         ended_ns=int(facts["ended_ns"]),
         exit_code=int(facts["exit_code"]),
-        out_of_memory=str(facts["out_of_memory"]),
+        out_of_memory=printable(str(facts["out_of_memory"])),
     )
 
 
 def _places(data: Any) -> tuple[Place, ...]:
-    return tuple(Place(str(p["file"]), int(p["line"]), str(p["function"])) for p in data)
+    return tuple(
+        Place(printable(str(p["file"])), int(p["line"]), printable(str(p["function"]))) for p in data
+    )
 
 
 def signal_name(code: int) -> str:

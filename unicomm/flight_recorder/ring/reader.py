@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.texts import parse_ranks, tell_apart
+from unicomm.flight_recorder.texts import parse_ranks, printable, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
 from .files import read_file, trusted_owners
@@ -89,6 +89,7 @@ COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
 COPY_SHIFT, COPY_MASK = 8, 0x700
 MOST_PATH_FRAMES = 16
 _MAX_META = 1 << 20
+_MOST_HOST = 255
 _MOST_RECORDS = 1 << 24
 
 
@@ -145,6 +146,10 @@ class InputRemark:
 
     path: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", printable(self.path))
+        object.__setattr__(self, "message", printable(self.message))
 
 
 class Ring:
@@ -206,7 +211,7 @@ class Ring:
 
     def _text(self, text: Any) -> str:
         begin, length = int(text["off"]), int(text["len"])
-        return bytes(self._heap[begin : begin + length]).decode("utf-8", "replace")
+        return printable(bytes(self._heap[begin : begin + length]).decode("utf-8", "replace"))
 
     def _read_comms(self) -> list[Comm]:
         out = []
@@ -259,7 +264,7 @@ class Ring:
 
     @property
     def host(self) -> str:
-        return str(self.meta.get("host", "?"))
+        return printable(str(self.meta.get("host", "?"))[:_MOST_HOST])
 
     @property
     def total(self) -> int:
@@ -279,7 +284,7 @@ class Ring:
     def _name(self, table: str, code: int) -> str:
         names = self.meta.get(table)
         name = names.get(str(code)) if isinstance(names, dict) else None
-        return name if isinstance(name, str) else f"{table}#{code}"
+        return printable(name) if isinstance(name, str) else f"{table}#{code}"
 
     def op(self, record: Any) -> str:
         return self._name("ops", int(record["op"]))

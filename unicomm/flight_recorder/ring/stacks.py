@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicomm.flight_recorder.texts import printable
+
 from .files import MOST_SIDE_BYTES, read_file, rewrite_own
 from .folder import pid_namespace, process_code, process_start_ticks
 from .places import Place
@@ -82,7 +84,7 @@ def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
     """Reads the text of a stacks file, which was last written at `at_ns`. Other lines are passed over."""
     crash = ""
     if fatal := list(_FATAL.finditer(text)):
-        said = fatal[-1][1].strip()
+        said = printable(fatal[-1][1].strip())
         crash, text = _CRASHES.get(said, said), text[fatal[-1].start() :]
     state = _STATE.search(text)
     threads: list[tuple[bool, list[Place]]] = []
@@ -94,13 +96,18 @@ def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
             threads.append((head[1] == "Current thread", []))
             in_frames = False
         elif (found := _LINE.match(line)) and threads:
-            threads[-1][1].append(Place(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
+            threads[-1][1].append(_place(*found.groups()))
             in_frames = True
         else:
             in_frames = False
     last = tuple(Thread(tuple(frames), current) for current, frames in threads)
     terminated = not crash and dumps > (state is not None)
-    return Stacks(last, crash, state[1] if state else "", terminated, at_ns)
+    return Stacks(last, crash, printable(state[1]) if state else "", terminated, at_ns)
+
+
+def _place(file: str, line: str, function: str) -> Place:
+    number = int(line) if len(line) < 10 and line.isdecimal() else 0
+    return Place(printable(file), number, printable(function))
 
 
 # --- asking ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
-from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks
+from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks, printable
 
 from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
@@ -46,7 +47,7 @@ class TableBuilder(RingTableBuilder):
 
         `form` is `Source.format`; `process` is the state of the process, "" if unknown.
         """
-        source = Source(path, form, rank, pid, host, process or UNKNOWN)
+        source = Source(printable(path), form, rank, pid, printable(host), process or UNKNOWN)
         config = columns.meta.get("pg_config")
         config = config if isinstance(config, dict) else {}
         ours = "unicomm_async" in columns.extra or any(
@@ -63,8 +64,9 @@ class TableBuilder(RingTableBuilder):
                 listed[name] = index = self._dump_group(name, {"desc": desc}, ours, "?")
             mapped.append(index)
             group = self.group_list[index]
-            group.name = group.name or name
-            group.desc = group.desc or ("" if ours else desc)
+            group.name = group.name or printable(name)
+            group.desc = group.desc or ("" if ours else printable(desc))
+        columns = _printable(columns)
         columns = merge_coalesced(columns, [self._own_rank(index, rank) for index in mapped])
         for index in listed.values():
             source.members[index] = None
@@ -129,7 +131,9 @@ class TableBuilder(RingTableBuilder):
             name, text = str(entry.get("name") or name), _as_in_rings(text)
 
         def make() -> Group:
-            return Group(name, desc, uid, np.asarray(_rank_list(text), np.int32), "")
+            return Group(
+                printable(name), printable(desc), printable(uid), np.asarray(_rank_list(text), np.int32), ""
+            )
 
         return self.group_index((uid or name, text), make)
 
@@ -219,6 +223,21 @@ class TableBuilder(RingTableBuilder):
                     kept[owned] = value
         state[over | retired] = State.COMPLETED
         return state, completed
+
+
+def _printable(columns: DumpColumns) -> DumpColumns:
+    """Returns columns whose texts can be shown. Names of groups stay, because `meta` has them, too."""
+    return replace(
+        columns,
+        profiling_names=[printable(name) for name in columns.profiling_names],
+        dtypes=[tuple(map(printable, names_)) for names_ in columns.dtypes],
+        states=[printable(state) for state in columns.states],
+        stacks=[
+            tuple((printable(name), printable(file), line) for name, file, line in stack)
+            for stack in columns.stacks
+        ],
+        threads=[printable(thread) for thread in columns.threads],
+    )
 
 
 def _elements(shapes: Shapes) -> int:

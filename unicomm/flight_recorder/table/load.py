@@ -127,8 +127,8 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None, named: b
         paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively. Links
             in folders are not followed.
         progress: called with the number of files read and the number of all files.
-        named: whether the user has named the paths. Else files must be no links, and belong to this user or to
-            the owner of their folder.
+        named: whether the user has named the paths. Else files must be no links, and must belong to this user
+            or to the owner of their folder.
 
     Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
     if nothing could be read.

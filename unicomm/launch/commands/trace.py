@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import trace_diff, trace_top
-from .terminal import UNUSABLE, PlainGroup, folder_with_rings, print_unreadable
+from .terminal import UNUSABLE, PlainGroup, folder_with_rings, print_line, print_unreadable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 app.command()(trace_top.top)
@@ -57,10 +57,10 @@ def show(
     rings, remarks = read_folder(where)
     if not rings:
         print_unreadable(errors, remarks)
-        errors.print(
+        print_line(
+            errors,
             f"no rings in {where}. Rings exist while a program with a communicator runs, and after it was"
             " killed or failed; UNICOMM_TRACE_KEEP=always keeps all, UNICOMM_TRACE_DIR sets the folder.",
-            soft_wrap=True,
         )
         raise typer.Exit(UNUSABLE)
     ranks = tuple(rank) if rank else None

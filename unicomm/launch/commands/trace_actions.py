@@ -13,7 +13,8 @@ from rich.progress import MofNCompleteColumn
 
 from unicomm.flight_recorder.analysis.analyze import analyze as analyze_table
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
+from unicomm.flight_recorder.reports.report_data import shared, to_json
+from unicomm.flight_recorder.reports.report_markdown import to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 from unicomm.flight_recorder.table.load import load

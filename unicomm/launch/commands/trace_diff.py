@@ -24,15 +24,17 @@ def diff(
     import json as json_module
 
     from rich.console import Console
+    from rich.text import Text
 
     from unicomm.flight_recorder.analysis.diff import compare
     from unicomm.flight_recorder.reports.diff_text import render
     from unicomm.flight_recorder.table.load import load
+    from unicomm.flight_recorder.texts import printable
 
     errors = Console(stderr=True)
     tables = []
     for path in (a, b):
-        with errors.status(f"reading {path}"):
+        with errors.status(Text(printable(f"reading {path}"))):
             table = load([path])
         if not table.sources:
             print_unreadable(errors, table.remarks)

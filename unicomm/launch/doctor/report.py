@@ -21,6 +21,7 @@ from rich.table import Table
 
 import unicomm
 from unicomm.flight_recorder import extras
+from unicomm.flight_recorder.texts import printable
 
 from . import verified
 from .backends import backend_reports
@@ -277,22 +278,22 @@ _COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim"}
 def _show(report: dict[str, Any], console: Console) -> None:
     general = _table("check", "", "result")
     for name, version in report["versions"].items():
-        general.add_row(name, "", escape(version or "not installed"))
+        general.add_row(name, "", _shown(version or "not installed"))
     for finding in [*report["core"], *report["environment"], report["recorder"]]:
         _add(general, finding)
     for name, value in report["variables"].items():
-        general.add_row(f"[dim]{name}[/]", "", escape(value))
+        general.add_row(f"[dim]{_shown(name)}[/]", "", _shown(value))
     console.print(general)
 
     backends = _table("backend", "", "check", "result")
     for backend in report["backends"]:
         backends.add_section()
-        label = f"{backend['name']}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
+        label = f"{_shown(backend['name'])}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
         for finding in backend["findings"]:
             _add(backends, finding, label)
             label = ""
         for place in backend["verified"]:
-            backends.add_row("", "", "[dim]verified on[/]", f"[dim]{escape(place)}[/]")
+            backends.add_row("", "", "[dim]verified on[/]", f"[dim]{_shown(place)}[/]")
     console.print(backends)
     optional = _table("extra", "", "result")
     for finding in report["extras"]:
@@ -305,6 +306,11 @@ def _show(report: dict[str, Any], console: Console) -> None:
     console.print(verdict)
 
 
+def _shown(text: str) -> str:
+    """Returns a text as markup that shows it, control characters included."""
+    return escape("\n".join(map(printable, text.split("\n"))))
+
+
 def _table(*headings: str) -> Table:
     table = Table(box=SIMPLE, show_edge=False, padding=(0, 1))
     for heading in headings:
@@ -313,9 +319,9 @@ def _table(*headings: str) -> Table:
 
 
 def _add(table: Table, finding: dict[str, Any], *before: str) -> None:
-    found = escape(finding["detail"])
+    found = _shown(finding["detail"])
     if finding["cure"] and finding["ok"] is not True and finding["cure"] not in finding["detail"]:
-        found += f"\n[yellow]-> {escape(finding['cure'])}[/]"
-    cells = [escape(finding["what"]), found]
+        found += f"\n[yellow]-> {_shown(finding['cure'])}[/]"
+    cells = [_shown(finding["what"]), found]
     mark = _MARKS[finding["ok"]]
     table.add_row(*([before[0], mark, *cells] if before else [cells[0], mark, cells[1]]))
