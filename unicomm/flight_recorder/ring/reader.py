@@ -90,6 +90,7 @@ COPY_SHIFT, COPY_MASK = 8, 0x700
 MOST_PATH_FRAMES = 16
 _MAX_META = 1 << 20
 _MOST_HOST = 255
+_MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
 
 
@@ -181,6 +182,8 @@ class Ring:
         self.data = data
         self.meta = self._read_meta()
         self._heap = self._span("heap_off", "heap_cap", 1)
+        self._texts: dict[tuple[int, int], str] = {}
+        self._room = 2 * len(self._heap) + 1  # for all texts: those of a good ring do not overlap
         self.comms = self._read_comms()
         self.frames = self._read_frames()
         self.records = self._read_records()
@@ -210,8 +213,15 @@ class Ring:
         return meta if isinstance(meta, dict) else {}
 
     def _text(self, text: Any) -> str:
-        begin, length = int(text["off"]), int(text["len"])
-        return printable(bytes(self._heap[begin : begin + length]).decode("utf-8", "replace"))
+        span = begin, length = int(text["off"]), int(text["len"])
+        if (known := self._texts.get(span)) is not None:
+            return known
+        self._room -= max(0, min(length, len(self._heap) - begin))
+        if self._room < 0:
+            raise RingError("texts overlap, so the ring is damaged")
+        made = printable(bytes(self._heap[begin : begin + length]).decode("utf-8", "replace"))
+        self._texts[span] = made
+        return made
 
     def _read_comms(self) -> list[Comm]:
         out = []
@@ -220,6 +230,8 @@ class Ring:
             fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
             state = COMM_STATES.get(int(c["state"]), "unknown")
             out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
+        if sum(max(comm.size, 0) for comm in out) > _MOST_MEMBERS:
+            raise RingError("its communicators have more members than a job can have")
         return out
 
     def _read_frames(self) -> list[Frame]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unicomm.flight_recorder.formats import operation_names as names
-from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
+from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns, integer
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
@@ -21,6 +21,7 @@ from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
 
+_MOST_DIMENSIONS = 64  # of a tensor, as in torch
 _STATES = {
     "scheduled": State.CREATED,
     "created": State.CREATED,
@@ -214,10 +215,7 @@ class TableBuilder(RingTableBuilder):
             if owned is None or not isinstance(entry, dict):
                 continue
             for name in ("enqueued", "started", "completed"):
-                try:
-                    value = int(entry.get(f"last_{name}_collective", -1))
-                except (TypeError, ValueError):
-                    continue
+                value = integer(entry.get(f"last_{name}_collective", -1))
                 if value >= 0:
                     kept = {"enqueued": source.created, "started": source.started}.get(name, source.completed)
                     kept[owned] = value
@@ -241,6 +239,8 @@ def _printable(columns: DumpColumns) -> DumpColumns:
 
 
 def _elements(shapes: Shapes) -> int:
+    if max(map(len, shapes), default=0) > _MOST_DIMENSIONS:  # a product of a million numbers takes minutes
+        return -1
     return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
-import tarfile
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +29,9 @@ from unicomm.flight_recorder.ring.files import (
     trusted_owners,
 )
 from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
+from unicomm.flight_recorder.texts import MOST_RANKS
 
+from .archives import Input, Unpacker, allowed_memory, kind_of_archive
 from .builder import TableBuilder
 from .table import Table
 
@@ -75,24 +72,6 @@ class _Dump:
 _Parsed = bytes | memoryview | list[_Dump] | InputRemark
 
 
-@dataclass
-class _Input:
-    """One file, or one member of an archive."""
-
-    path: str
-    read: Callable[[], bytes]
-    head: bytes
-    newest: float = 0.0
-    file: Path | None = None  # None for a member of an archive
-    owners: Collection[int] | None = None  # of the file; see `open_file`
-
-    def opened(self) -> BinaryIO:
-        """Opens the input as a file."""
-        if self.file is None:
-            return io.BytesIO(self.read())
-        return open(open_file(self.file, self.owners)[0], "rb")
-
-
 class _Buffers:
     """Buffers for rings, used again: new pages cost more than the reading itself."""
 
@@ -120,7 +99,12 @@ class _Buffers:
             self._free.put(data.obj)
 
 
-def load(paths: Iterable[Path | str], progress: Progress | None = None, named: bool = True) -> Table:
+def load(
+    paths: Iterable[Path | str],
+    progress: Progress | None = None,
+    named: bool = True,
+    memory: int | None = None,
+) -> Table:
     """Reads all rings and dumps under `paths` into one table.
 
     Args:
@@ -129,12 +113,14 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None, named: b
         progress: called with the number of files read and the number of all files.
         named: whether the user has named the paths. Else files must be no links, and must belong to this user
             or to the owner of their folder.
+        memory: the bytes that unpacked archives may need together; half of the free memory if None.
 
     Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
     if nothing could be read.
     """
     builder = TableBuilder()
-    inputs = list(_inputs(paths, builder.remarks, named))
+    unpacker = Unpacker(allowed_memory() if memory is None else memory, builder.remarks)
+    inputs = list(_inputs(paths, unpacker, named))
     dumps = [i.path for i in inputs if not i.head.startswith(MAGIC) and not i.path.endswith(SIDE_FILES)]
     ranks = _ranks_by_name(dumps)
     heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
@@ -152,12 +138,9 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None, named: b
                 builder.remarks.append(parsed)
             elif isinstance(parsed, bytes):
                 _add_ending(builder, one, parsed)
-            elif isinstance(parsed, Ring):
-                builder.add_ring(parsed)
-                del parsed
             else:
-                for dump in parsed:
-                    _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
+                _add(builder, one.path, parsed, ranks.get(one.path, -1))
+                del parsed
             buffers.give_back(data)
     if progress is not None:
         progress(len(inputs), len(inputs))
@@ -165,13 +148,13 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None, named: b
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, inputs: list[_Input], buffers: _Buffers
-) -> Iterator[tuple[_Input, _Parsed]]:
+    pool: ThreadPoolExecutor, inputs: list[Input], buffers: _Buffers
+) -> Iterator[tuple[Input, _Parsed]]:
     """Yields each input with its content, in order.
 
     Reads a few inputs ahead, so that few are in memory at once.
     """
-    running: deque[tuple[_Input, Future[_Parsed]]] = deque()
+    running: deque[tuple[Input, Future[_Parsed]]] = deque()
     for one in inputs:
         running.append((one, pool.submit(_parse, one, buffers)))
         if len(running) > 4 * _THREADS:
@@ -182,14 +165,29 @@ def _ahead(
         yield first, future.result()
 
 
-def _add_ending(builder: TableBuilder, one: _Input, data: bytes) -> None:
+def _add(builder: TableBuilder, path: str, parsed: Ring | list[_Dump], named: int) -> None:
+    """Adds a ring or dumps. What cannot be added, because its numbers contradict each other, is a remark."""
+    before = len(builder.sources)
+    try:
+        if isinstance(parsed, Ring):
+            builder.add_ring(parsed)
+        else:
+            for dump in parsed:
+                _add_dump(builder, dump, named if len(parsed) == 1 else -1)
+    except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError) as error:
+        builder.drop_sources(before)
+        message = f"the file is damaged: {str(error)[:200] or type(error).__name__}"
+        builder.remarks.append(InputRemark(path, message))
+
+
+def _add_ending(builder: TableBuilder, one: Input, data: bytes) -> None:
     try:
         builder.endings.add(one.path, data, int(one.newest * 1e9))
     except EndingError as error:
         builder.remarks.append(InputRemark(one.path, str(error)))
 
 
-def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
+def _opened(one: Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
     """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter.
 
     The bytes of an ending file are returned as they are.
@@ -205,7 +203,8 @@ def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | 
 # --- files and archives -------------------------------------------------------------------------------
 
 
-def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark], named: bool) -> Iterator[_Input]:
+def _inputs(paths: Iterable[Path | str], unpacker: Unpacker, named: bool) -> Iterator[Input]:
+    remarks = unpacker.remarks
     for given in paths:
         path = Path(given)
         if path.is_dir():
@@ -214,14 +213,14 @@ def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark], named: bool
             if not files:
                 remarks.append(InputRemark(str(path), "the folder is empty"))
             for file in files:
-                yield from _file(file, remarks, ANYONE if named else trusted_owners(file.parent))
+                yield from _file(file, unpacker, ANYONE if named else trusted_owners(file.parent))
         elif path.exists():
-            yield from _file(path, remarks, None if named else trusted_owners(path.parent))
+            yield from _file(path, unpacker, None if named else trusted_owners(path.parent))
         else:
             remarks.append(InputRemark(str(path), "no such file or folder"))
 
 
-def _file(path: Path, remarks: list[InputRemark], owners: Collection[int] | None) -> Iterator[_Input]:
+def _file(path: Path, unpacker: Unpacker, owners: Collection[int] | None) -> Iterator[Input]:
     """Yields the inputs in a file; `owners`: see `open_file`."""
     ignored = owners is not None and path.suffix.lower() in _IGNORED
     try:
@@ -231,52 +230,22 @@ def _file(path: Path, remarks: list[InputRemark], owners: Collection[int] | None
             head = file.read(512)
     except OSError as error:
         if not ignored:
-            remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
+            unpacker.remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
         return
     if ignored and not _looks_like_a_dump(head):
         return
-    try:
-        one = _Input(str(path), lambda: read_file(path, owners, most), head, info.st_mtime, path, owners)
-        yield from _unpack(one)
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        remarks.append(InputRemark(str(path), f"the archive is damaged: {error or type(error).__name__}"))
-
-
-def _unpack(one: _Input) -> Iterator[_Input]:
-    """Yields the input itself, or its members if it is an archive."""
-    path, head, newest = one.path, one.head, one.newest
-    if head.startswith(b"PK\x03\x04"):
-        with one.opened() as file, zipfile.ZipFile(file) as archive:
-            for member in archive.infolist():
-                if not member.is_dir():
-                    with archive.open(member) as opened:
-                        data = opened.read(_MOST_BYTES)
-                    yield from _member(f"{path}!{member.filename}", data, newest)
+    one = Input(str(path), lambda: read_file(path, owners, most), head, info.st_mtime, path, owners)
+    if kind_of_archive(one) is None:
+        yield one
         return
-    packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
-    if packed or head[257:262] == b"ustar":
-        try:
-            with one.opened() as file, tarfile.open(fileobj=file, mode="r:*") as archive_:
-                for entry in archive_:
-                    if entry.isfile() and (opened_ := archive_.extractfile(entry)) is not None:
-                        data = opened_.read(_MOST_BYTES)
-                        yield from _member(f"{path}!{entry.name}", data, newest)
-                return
-        except tarfile.ReadError:
-            if not head.startswith(b"\x1f\x8b"):
-                raise
-        with one.opened() as file:
-            data = gzip.GzipFile(fileobj=file).read(_MOST_BYTES)  # a single compressed file
-        yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
-        return
-    yield one
+    for member in unpacker.members(one):
+        if not (_is_ignored(member.path) and not _looks_like_a_dump(member.head)):
+            yield member
 
 
-def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
-    name = path.rsplit("/", 1)[-1]
-    if name.startswith(".") or (Path(name).suffix.lower() in _IGNORED and not _looks_like_a_dump(data[:512])):
-        return
-    yield from _unpack(_Input(path, lambda: data, data[:512], newest))
+def _is_ignored(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1].rsplit("!", 1)[-1]
+    return name.startswith(".") or Path(name).suffix.lower() in _IGNORED
 
 
 def _looks_like_a_dump(head: bytes) -> bool:
@@ -286,7 +255,7 @@ def _looks_like_a_dump(head: bytes) -> bool:
 # --- parsing ------------------------------------------------------------------------------------------
 
 
-def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
+def _parse(one: Input, buffers: _Buffers) -> _Parsed:
     try:
         if one.path.endswith(SIDE_FILES):
             return one.read()
@@ -303,11 +272,13 @@ def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
         raise DumpError("neither a ring nor a pickle nor JSON, so not a dump")
     except DumpError as error:
         return InputRemark(one.path, str(error))
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except MemoryError:
+        return InputRemark(one.path, "there is not enough memory to read it")
+    except OSError as error:
         return InputRemark(one.path, f"cannot be read: {error or type(error).__name__}")
 
 
-def _json(one: _Input) -> list[_Dump]:
+def _json(one: Input) -> list[_Dump]:
     try:
         data = json.loads(one.read())
     except ValueError as error:
@@ -337,7 +308,7 @@ def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
         rank,
         dump.form,
         host if isinstance(host, str) else "",
-        pid if isinstance(pid, int) else 0,
+        pid if isinstance(pid, int) and 0 < pid < 1 << 32 else 0,
         state if state in ("running", "stopped", "killed", "ended") else "",
     )
 
@@ -355,7 +326,7 @@ def _stated_rank(facts: dict[str, Any], columns: DumpColumns) -> int:
     for place in (facts, columns.meta):
         for key in ("rank", "global_rank"):
             value = place.get(key)
-            if isinstance(value, int) and 0 <= value < 1 << 24:
+            if type(value) is int and 0 <= value < MOST_RANKS:  # not a bool
                 return value
     return -1
 
@@ -385,6 +356,6 @@ def _from_messages(columns: DumpColumns) -> int:
         try:
             members = json.loads(entry["ranks"]) if isinstance(entry, dict) else []
             return int(members[own])
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
             continue
     return -1

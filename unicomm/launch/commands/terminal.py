@@ -56,6 +56,11 @@ def end_without_package(error: ImportError, what: str, extra: str) -> None:
         raise typer.Exit(UNUSABLE) from None
 
 
+def in_bytes(gigabytes: float | None) -> int | None:
+    """Returns the bytes of the option --memory."""
+    return None if gigabytes is None else int(gigabytes * (1 << 30))
+
+
 def print_line(console: Console, text: object, style: str = "") -> None:
     """Prints a text: brackets are no markup, control characters are shown, the terminal wraps long lines."""
     from unicomm.flight_recorder.texts import printable

@@ -35,13 +35,16 @@ class Outputs:
     verbose: bool = False
 
 
-def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
+def _load(
+    paths: list[Path], stuck_after: float, memory: int | None, errors: Console
+) -> tuple[Table, Report | None]:
     with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
         table = load(
             paths or [rings_folder()],
             lambda done, total: bar.update(task, completed=done, total=total),
             named=bool(paths),
+            memory=memory,
         )
         if table.empty:
             return table, None
@@ -62,12 +65,12 @@ def _writers(outputs: Outputs) -> list[tuple[Callable[[Report, Table, Path], Non
     return out
 
 
-def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
+def analyze(paths: list[Path], stuck_after: float, outputs: Outputs, memory: int | None = None) -> int:
     """Reads, analyzes and prints. Returns the exit code."""
     console, errors = Console(), Console(stderr=True)
     try:
         writers = _writers(outputs)
-        table, report = _load(paths, stuck_after, errors)
+        table, report = _load(paths, stuck_after, memory, errors)
     except (FolderError, OSError, ImportError) as error:
         print_error(errors, error)
         return UNUSABLE
