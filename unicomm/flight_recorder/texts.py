@@ -1,9 +1,31 @@
-"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations, names of groups."""
+"""Short texts: lists of ranks ("0-3,8,10-14:2" stands for 0 1 2 3 8 10 12 14), durations, names of groups.
+
+`printable` makes texts of files safe to show.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+
+# Control characters of terminals, characters that reverse or end lines, and halves of characters, which no
+# encoding can print.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """Returns a text of a file, such as a name, as one line that a terminal only shows.
+
+    Control characters are written as Python writes them: "\\x1b[2J". Readers do this to all texts that
+    reports show, so that no report can be forged, and no terminal controlled, by names in a dump.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -208,7 +208,7 @@ def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations,
     from unicomm.flight_recorder.table.load import load
 
     try:
-        table = load(paths or [rings_folder()], progress)
+        table = load(paths or [rings_folder()], progress, named=bool(paths))
     except FolderError as error:
         raise TraceError(str(error)) from None
     if not len(table):

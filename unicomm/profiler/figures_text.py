@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from unicomm.flight_recorder.texts import span
+from unicomm.flight_recorder.texts import printable, span
 
 from .figures import OperationFigures, Report
 
@@ -20,6 +20,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def _name(text: str) -> Text:
+    """A text that may hold names of a trace."""
+    return Text(printable(text))
 
 
 def late_rank(one: OperationFigures) -> str:
@@ -67,8 +72,8 @@ def render(found: Report) -> RenderableType:
     for one in found.operations:
         late = late_rank(one)
         operations.add_row(
-            Text(one.group),
-            one.op,
+            _name(one.group),
+            _name(one.op),
             str(one.count) + (f" ({one.unfinished} open)" if one.unfinished else ""),
             size(one.bytes),
             span(one.time_ns) if one.timed else "",
@@ -76,8 +81,8 @@ def render(found: Report) -> RenderableType:
             size(one.bus_bandwidth) if one.bus_bandwidth else "",
         )
         singly.add_row(
-            Text(one.group),
-            one.op,
+            _name(one.group),
+            _name(one.op),
             span(one.median_ns) if one.timed else "",
             "" if one.overlap is None or not one.timed else f"{one.overlap:.0%}",
             *((span(one.skew_ns), span(one.most_skew_ns), late) if late else ("", "", "")),
@@ -86,7 +91,7 @@ def render(found: Report) -> RenderableType:
     for delay in found.delays:
         delays.add_row(
             str(delay.rank),
-            Text(f"{delay.op} #{delay.seq} of '{delay.group}'"),
+            _name(f"{delay.op} #{delay.seq} of '{delay.group}'"),
             span(delay.late_ns),
             span(delay.cost_ns),
         )
@@ -104,7 +109,7 @@ def render(found: Report) -> RenderableType:
         )
     more = len(found.ranks) - len(shown)
     tail = [Text(f"and {more} more ranks, which cost the others less time")] if more else []
-    title = Text(f"{found.source}, {span(found.span_ns)} from the first to the last operation.")
+    title = _name(f"{found.source}, {span(found.span_ns)} from the first to the last operation.")
     return Group(
-        title, Text(summary(found)), Text(), operations, Text(), singly, Text(), delays, Text(), ranks, *tail
+        title, _name(summary(found)), Text(), operations, Text(), singly, Text(), delays, Text(), ranks, *tail
     )

@@ -12,7 +12,7 @@ from unicomm.flight_recorder import corpus
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.corpus.simulated_job import Action, SimulatedJob
-from unicomm.flight_recorder.reports import report_data
+from unicomm.flight_recorder.reports import report_data, report_markdown
 from unicomm.flight_recorder.reports.report_text import render
 
 CASES = {case.name: case for case in corpus.cases(8)}
@@ -70,7 +70,7 @@ def test_json_fits_its_schema_and_the_text_its_screen(name):
     assert report.main.verdict.value in text
     assert len(text.splitlines()) <= 48, text
     assert max(len(line) for line in text.splitlines()) <= 100
-    markdown = report_data.to_markdown(report)
+    markdown = report_markdown.to_markdown(report)
     assert markdown.startswith(f"## {report.main.verdict.value}\n")
 
 

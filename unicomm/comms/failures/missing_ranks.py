@@ -13,6 +13,7 @@ from typing import Any
 
 from unicomm.comms.errors import CommTimeoutError
 from unicomm.flight_recorder.recording import writer
+from unicomm.flight_recorder.ring.files import trusted_owners
 from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive
 from unicomm.flight_recorder.ring.reader import P2P, RECEIVE, Comm, Ring, RingError, read_ring
 
@@ -64,15 +65,18 @@ def _look_for(ranks: set[int], uid: str, found: dict[int, tuple[str, str]]) -> l
 def _rings(uid: str) -> Iterator[tuple[Path, Ring, list[Comm]]]:
     """The rings on this host that have the communicator, and its entries there."""
     own = writer.recorder_path()
-    rings: list[Path] = [] if own is None else sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
+    if own is None:
+        return
+    rings = sorted(own.parent.glob(f"*{SUFFIX}"), key=lambda p: p != own)
+    owners = trusted_owners(own.parent)
     end = time.monotonic() + _PATIENCE
     for path in rings:
         if time.monotonic() > end:
             break
         try:
-            if path.stat().st_size > _MOST_BYTES:
+            if path.lstat().st_size > _MOST_BYTES:
                 continue
-            ring = read_ring(path)
+            ring = read_ring(path, owners)
         except (OSError, RingError):
             continue
         of_comm = [comm for comm in ring.comms if comm.uid == uid]
@@ -127,7 +131,7 @@ def _verdict(rings: list[Path]) -> str:
     from unicomm.flight_recorder.table.load import load
 
     # An operation that has just timed out is stuck, however short its timeout was.
-    report = analyze(load(rings), stuck_after=0.0)
+    report = analyze(load(rings, named=False), stuck_after=0.0)
     return report.main.sentence if report.main.culprits and report.main.confidence >= _SURE else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ Frames = tuple[tuple[str, str, int], ...]  # (function, file, line), the innermo
 
 NS_PER_MS = 1_000_000
 _I64 = np.iinfo(np.int64)
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 class DumpError(ValueError):
@@ -74,10 +76,11 @@ class DumpColumns:
         return len(self.record_id)
 
 
-def _integer(value: Any) -> int:
+def integer(value: Any) -> int:
+    """Returns a number of a dump within 64 bits, 0 for anything else."""
     if isinstance(value, str):
-        value = int(value) if value.lstrip("-").isdigit() and len(value) < 20 else 0
-    if not isinstance(value, int | float) or math.isnan(value):
+        value = int(value) if _NUMBER.fullmatch(value) else 0
+    if not isinstance(value, int | float) or (isinstance(value, float) and math.isnan(value)):
         return 0
     return int(min(max(value, _I64.min), _I64.max))
 
@@ -108,14 +111,14 @@ def _sizes(value: Any) -> Shapes:
         return ()
     if value and all(isinstance(v, int) for v in value):
         value = [value]
-    return tuple(tuple(_integer(d) for d in shape) for shape in value if isinstance(shape, list | tuple))
+    return tuple(tuple(integer(d) for d in shape) for shape in value if isinstance(shape, list | tuple))
 
 
 def _stack(value: Any) -> Frames:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(
-        (_text(f.get("name")), _text(f.get("filename")), _integer(f.get("line")))
+        (_text(f.get("name")), _text(f.get("filename")), integer(f.get("line")))
         for f in value
         if isinstance(f, dict)
     )
@@ -161,7 +164,7 @@ def from_dump(dump: Any) -> DumpColumns:
         return column(key, bool, np.bool_)
 
     def integers(key: str) -> npt.NDArray[np.int64]:
-        return column(key, _integer, np.int64)
+        return column(key, integer, np.int64)
 
     known: dict[str, dict[Hashable, int]] = {refers_to: {} for _, refers_to, _ in _INDICES.values()}
 

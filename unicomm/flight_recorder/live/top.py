@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from unicomm.flight_recorder.texts import format_ranks, span
+from unicomm.flight_recorder.texts import format_ranks, printable, span
 
 from .snapshot import ABSENT, CurrentOperation, LiveJob, Rank, Snapshot
 
@@ -158,7 +158,9 @@ def draw(snapshot: Snapshot, folder: Path | str, width: int, most: int | None = 
     ranks = [rank for job in snapshot.jobs for rank in job.ranks]
     states = Counter(rank.process for rank in ranks)
     counts = ", ".join(f"{n} {state}" for state, n in states.most_common())
-    head = Text(f"{time.strftime('%H:%M:%S')}  {folder}  {len(ranks)} ranks: {counts}", "bold")
+    head = Text(
+        f"{time.strftime('%H:%M:%S')}  {printable(str(folder))}  {len(ranks)} ranks: {counts}", "bold"
+    )
     parts: list[RenderableType] = [head]
     for job in snapshot.jobs:
         lines, hosts = _lines(job.ranks), len({rank.host for rank in job.ranks if rank.host}) > 1

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from unicomm.flight_recorder.ring import endings
+from unicomm.flight_recorder.ring.files import create_own
 from unicomm.flight_recorder.ring.folder import (
     SUFFIX,
     pid_namespace,
@@ -68,7 +69,7 @@ def begin(folder: Path, rank: int) -> str:
         return _path.stem + SUFFIX
     name = ring_name(rank, os.getpid())
     path = folder / (name.removesuffix(SUFFIX) + endings.ENDING)
-    stacks = path.with_suffix(endings.STACKS).open("a")
+    stacks = open(path.with_suffix(endings.STACKS), "a", opener=create_own)  # noqa: SIM115
     number = _listen(stacks)
     _path, _pid, _stacks = path, os.getpid(), stacks
     ticks = process_start_ticks(_pid) or 0
@@ -102,7 +103,9 @@ def _write(more: dict[str, Any]) -> None:
         return
     part = _path.with_name(f".{_path.name}.part")
     with contextlib.suppress(OSError, ValueError):
-        part.write_text(json.dumps(_facts | more))
+        part.unlink(missing_ok=True)  # where others may write, it may be a link
+        with open(part, "w", opener=create_own) as file:
+            file.write(json.dumps(_facts | more))
         os.replace(part, _path)
 
 

@@ -1,4 +1,4 @@
-"""A report as JSON (described by report.schema.json), as Markdown, and without names of hosts and folders."""
+"""A report as JSON (described by report.schema.json), and without names of hosts and folders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from unicomm.flight_recorder.analysis.verdict import Finding, PathLine, Report
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
 from unicomm.flight_recorder.table.table import Table
-from unicomm.flight_recorder.texts import ranks_text, span
 
 SCHEMA_VERSION = 1
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\w.@+~-]*[\\/])+([^\s\\/:,;'\")]+)")
-_MOST_SHOWN = 8
 
 
 def as_data(report: Report) -> dict[str, Any]:
@@ -55,74 +53,6 @@ def schema() -> dict[str, Any]:
     """Returns the JSON schema of `to_json`."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("report.schema.json").read_text())
     return data
-
-
-def to_markdown(report: Report, verbose: bool = False) -> str:
-    """Returns the report as Markdown, for an issue tracker; `verbose`: with call paths."""
-    lines = []
-    for i, found in enumerate(report.findings):
-        lines += [f"{'##' if i == 0 else '###'} {found.verdict.value}", "", found.sentence, ""]
-        rows = [
-            ("culprits", ranks_text(found.culprits) if found.culprits else ""),
-            ("victims", ranks_text(found.victims) if found.victims else ""),
-            ("group", found.group),
-            ("operation", f"{found.operation} #{found.seq_num}" if found.operation else ""),
-            ("confidence", f"{found.confidence:.0%}"),
-        ]
-        lines += ["| | |", "|---|---|", *(f"| {k} | {_cell(v)} |" for k, v in rows if v), ""]
-        if found.sides:
-            lines += ["| ranks | called | at |", "|---|---|---|"]
-            lines += [
-                f"| {ranks_text(s.ranks)} | `{_cell(s.what)}` | {_code(s.where)} |"
-                for s in found.sides[:_MOST_SHOWN]
-            ]
-            lines.append("")
-        if found.evidence:
-            lines += ["Evidence:", "", *(f"- {e}" for e in found.evidence), ""]
-        if found.edges:
-            lines += ["Who waits for whom:", ""]
-            for e in found.edges:
-                at = f" at {_code(e.where)}" if e.where else ""
-                lines.append(
-                    f"- rank {e.rank} -> {ranks_text(e.waits_for)}: {e.operation} #{e.seq_num} of"
-                    f" '{e.group}'{at}"
-                )
-            lines.append("")
-        for called in found.call_paths if verbose else ():
-            lines += [f"Call path of {ranks_text(called.ranks)} to {called.operation}:", ""]
-            lines += [f"{n}. {_path_line(line)}" for n, line in enumerate(called.path, 1)]
-            lines.append("")
-        if found.next_steps:
-            lines += ["Next:", "", *(f"{n}. {s}" for n, s in enumerate(found.next_steps, 1)), ""]
-    if report.stragglers:
-        lines += ["### Who is late", ""]
-        lines += ["| who | lost by others | late by | came last | waiting | transfer | gap before | sure |"]
-        lines += ["|---|---|---|---|---|---|---|---|"]
-        for s in report.stragglers[:_MOST_SHOWN]:
-            lines.append(
-                f"| {s.who} | {s.score:.1%} | {span(s.late_ns)} | {s.last:.0%} | {span(s.waiting_ns)}"
-                f" | {span(s.transfer_ns)} | {span(s.gap_ns)} | {s.confidence:.0%} |"
-            )
-        lines.append("")
-    lines.append(
-        f"{report.entries} operations of {report.present} of {report.ranks} ranks,"
-        f" {report.groups} communicators."
-    )
-    lines += [f"- {f.path + ': ' if f.path else ''}{f.message}" for f in report.remarks[:20]]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _path_line(line: PathLine) -> str:
-    library = f" ({line.library})" if line.library else ""
-    return f"`{line.file}:{line.line}` {line.function}{library}"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
 
 
 def shared(report: Report, table: Table) -> Report:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table as Grid
@@ -58,7 +57,7 @@ def _details(found: Finding) -> list[RenderableType]:
     if found.victims:
         facts.add_row("victims", ranks_text(found.victims))
     if found.operation:
-        facts.add_row("operation", f"{found.operation} #{found.seq_num} of '{escape(found.group)}'")
+        facts.add_row("operation", Text(f"{found.operation} #{found.seq_num} of '{found.group}'"))
     if facts.row_count:
         out.append(Padding(facts, (0, 0, 0, 2)))
     if found.sides:

@@ -26,7 +26,7 @@ from unicomm.flight_recorder.ring.reader import (
     comm_names,
 )
 from unicomm.flight_recorder.ring.record_text import arguments, short_path, short_place
-from unicomm.flight_recorder.texts import format_ranks, ranks_text, span
+from unicomm.flight_recorder.texts import format_ranks, printable, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
 _MAX_COLUMNS = 8  # more ranks share one column, grouped by state
@@ -162,7 +162,8 @@ def _processes(rings: Sequence[Ring], names: dict[str, str]) -> Table:
         comms = ", ".join(f"{names[c.uid]} ({c.backend}, {c.state})" for c in ring.comms)
         argv = ring.meta.get("argv", [])
         program = " ".join(str(a).rsplit("/", 1)[-1] for a in argv[:2]) if isinstance(argv, list) else ""
-        table.add_row(rank, ring.host, str(ring.pid), Text(state, style), total, comms, program)
+        who, what = (rank, ring.host, str(ring.pid)), (total, comms, printable(program))
+        table.add_row(*map(Text, who), Text(state, style), *map(Text, what))
     return table
 
 
@@ -171,7 +172,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int, pa
     who = "" if "ranks " in whole.name else f"{ranks_text(comm.ranks, 30)}, "
     title = f"communicator '{whole.name}' ({who}{comm.backend})"
     title += f", last {last} operations" if last else ""
-    table = Table(title=title, title_justify="left", show_edge=False)
+    table = Table(title=Text(title, "table.title"), title_justify="left", show_edge=False)
     columns = len(ranks) <= _MAX_COLUMNS
     place = short_path if paths else short_place
     table.add_column("#", justify="right")
@@ -185,8 +186,8 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int, pa
             number = f"{comm.in_job(operation.key[1])}→{comm.in_job(operation.key[2])} {number}"
         row: list[RenderableType] = [
             number,
-            _joined(comm, {r: records[r][0].op(records[r][1]) for r in sorted(records)}),
-            _joined(comm, {r: arguments(*records[r]) for r in sorted(records)}),
+            Text(_joined(comm, {r: records[r][0].op(records[r][1]) for r in sorted(records)})),
+            Text(_joined(comm, {r: arguments(*records[r]) for r in sorted(records)})),
         ]
         involved = set(operation.key[1:3]) if operation.key[0] == "p2p" else set(ranks)
         cells = {}
@@ -199,7 +200,7 @@ def _operations(whole: RecordedCommunicator, ranks: Sequence[int], last: int, pa
             row += [Text(cells[r][1], _STYLE.get(cells[r][0], "dim")) if r in cells else "" for r in ranks]
         else:
             row.append(_grouped(comm, cells))
-        row.append(_joined(comm, {r: place(*records[r]) for r in sorted(records)}))
+        row.append(Text(_joined(comm, {r: place(*records[r]) for r in sorted(records)})))
         table.add_row(*row)
     return table
 
@@ -272,7 +273,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool
     for ring in rings:
         for record in what.records(ring, what.comms(ring, names)):
             owner = ring.comms[int(record["comm"])]
-            table.add_row(
+            cells = (
                 *(str(owner.in_job(owner.rank)), str(record["id"]), names[owner.uid]),
                 *(str(record["seq"]), str(record["op_id"])),
                 ring.op(record),
@@ -280,6 +281,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool
                 _cell(ring, record),
                 short_path(ring, record) if paths else short_place(ring, record),
             )
+            table.add_row(*map(Text, cells))
     return table
 
 

@@ -1,5 +1,6 @@
 """The ring file, into which a process writes its records: where rings are stored, how one is read and copied.
 
+files.py        opening files that others may have put there: regular, of bounded size, no links
 folder.py       the folder for rings: chosen, private, bounded; processes by their number
 reader.py       reads ring files into numpy arrays, without help from the process that wrote them
 call_path.py    whose code the frames of a call path are, and which is the user's own line

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .endings import side_files
+from .files import MOST_SIDE_BYTES, UnsafeFileError, read_file, trusted_owners
 from .folder import SUFFIX
 from .reader import COPY_MASK, COPY_SHIFT, COPY_STATES, HEADER, RECORD, Ring, RingError, State, read_ring
 from .stacks import ask_for_stacks
@@ -72,9 +73,11 @@ def folder_copies(
 
     Processes whose pid is in `running` count as running, whatever their state is.
     """
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    owners = trusted_owners(folder) if paths else ()
+    for path in paths:
         try:
-            ring = read_ring(path)
+            ring = read_ring(path, owners)
             state = "running" if ring.pid in running else ring.process_activity
             yield path.name, copied(bytes(ring.data), _STATE_OF.get(state, state), records)
         except RingError:
@@ -83,9 +86,13 @@ def folder_copies(
 
 def copy_side_files(folder: Path, target: Path) -> None:
     """Copies the ending files of `folder` into the folder `target`. Raises `OSError`."""
+    owners = trusted_owners(folder)
     for path in side_files(folder):
-        with contextlib.suppress(FileNotFoundError):  # a process that ends well removes its files
-            shutil.copy2(path, target / path.name)
+        # A process that ends well removes its files.
+        with contextlib.suppress(FileNotFoundError, UnsafeFileError):
+            data, info = read_file(path, owners, MOST_SIDE_BYTES), path.lstat()
+            (target / path.name).write_bytes(data)
+            os.utime(target / path.name, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def freeze(folder: Path, target: Path, running: Collection[int] = ()) -> bool:

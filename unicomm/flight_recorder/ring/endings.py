@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unicomm.flight_recorder.texts import MOST_RANKS, printable
+
 from .places import Place, library_folders, user_place
 from .stacks import Stacks, parse_stacks
 
@@ -219,10 +221,10 @@ class EndingFiles:
             if facts["format"] != FORMAT:
                 raise EndingError(f"format {facts['format']} is unknown; this reader knows {FORMAT}")
             if f".{suffix}" == EXITS:
-                self._exits += [_exit(int(rank), facts["host"], of) for rank, of in facts["ranks"].items()]
+                self._exits += [_exit(_rank(rank), facts["host"], of) for rank, of in facts["ranks"].items()]
             else:
                 self._own[name] = _own(name, facts)
-        except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, ValueError, OverflowError) as error:
             if isinstance(error, EndingError):
                 raise
             raise EndingError(f"not an ending file: {error}") from None
@@ -250,20 +252,35 @@ class EndingFiles:
         return sorted((e for e in out if e.rank >= 0), key=lambda e: (e.rank, e.ended_ns))
 
 
+def _number(value: Any) -> int:
+    """Returns a number of at most 64 bits. Raises `ValueError` for any other."""
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError("a number has more than 64 bits")
+    return number
+
+
+def _rank(value: Any) -> int:
+    rank = _number(value)
+    if rank >= MOST_RANKS:
+        raise ValueError(f"rank {rank} is no rank of a job")
+    return rank
+
+
 def _own(name: str, facts: dict[str, Any]) -> Ending:
     raised = facts.get("raised")
     if raised is not None:
-        texts = str(raised["type"]), str(raised["message"])
+        texts = printable(str(raised["type"])), printable(str(raised["message"]))
         raised = Raised(*texts, _places(raised["frames"]), bool(raised["consequence"]))
     return Ending(
-        rank=int(facts["rank"]),
-        pid=int(facts["pid"]),
-        host=str(facts["host"]),
+        rank=_rank(facts["rank"]),
+        pid=_number(facts["pid"]),
+        host=printable(str(facts["host"])),
         name=name,
-        ended_ns=int(facts.get("ended_ns", 0)),
+        ended_ns=_number(facts.get("ended_ns", 0)),
         raised=raised,
         exit_call=_places(facts.get("exit_call", ())),
-        exit_argument=int(facts.get("exit_argument", 0)),
+        exit_argument=_number(facts.get("exit_argument", 0)),
         library=tuple(str(f) for f in facts.get("library", ())),
     )
 
@@ -271,16 +288,18 @@ def _own(name: str, facts: dict[str, Any]) -> Ending:
 def _exit(rank: int, host: Any, facts: dict[str, Any]) -> Ending:
     return Ending(
         rank=rank,
-        pid=int(facts["pid"]),
-        host=str(host),
-        ended_ns=int(facts["ended_ns"]),
-        exit_code=int(facts["exit_code"]),
-        out_of_memory=str(facts["out_of_memory"]),
+        pid=_number(facts["pid"]),
+        host=printable(str(host)),
+        ended_ns=_number(facts["ended_ns"]),
+        exit_code=_number(facts["exit_code"]),
+        out_of_memory=printable(str(facts["out_of_memory"])),
     )
 
 
 def _places(data: Any) -> tuple[Place, ...]:
-    return tuple(Place(str(p["file"]), int(p["line"]), str(p["function"])) for p in data)
+    return tuple(
+        Place(printable(str(p["file"])), _number(p["line"]), printable(str(p["function"]))) for p in data
+    )
 
 
 def signal_name(code: int) -> str:

@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from .files import ANYONE, read_file, trusted_owners
+
 SUFFIX = ".ucring"
 _MAGIC = b"UCRING01"
 _DAY = 86400.0
@@ -135,8 +137,7 @@ def boot_id() -> str:
 def is_alive(path: Path) -> bool | None:
     """Returns whether the process of a ring runs on this host, or None if the file is not a ring."""
     try:
-        with path.open("rb") as file:
-            head = file.read(48)
+        head = read_file(path, ANYONE, size=48)
     except OSError:
         return None
     if len(head) < 48 or head[:8] != _MAGIC:
@@ -150,15 +151,17 @@ def clean(
 ) -> list[Path]:
     """Removes rings of ended processes: those older than `max_age_days`, then the oldest beyond the bounds.
 
-    Rings of running processes, and files that are not rings, stay. Returns the removed paths.
+    Rings of running processes, files that are not rings, and those of other users stay. Returns the removed
+    paths.
     """
     found = []
+    owners = trusted_owners(folder)
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             info = path.lstat()
         except OSError:
             continue
-        if stat.S_ISREG(info.st_mode) and (alive := is_alive(path)) is not None:
+        if info.st_uid in owners and (alive := is_alive(path)) is not None:
             found.append((info.st_mtime, info.st_size, path, alive))
     total, count = sum(size for _, size, _, _ in found), len(found)
     oldest_allowed = time.time() - max_age_days * _DAY
@@ -176,6 +179,8 @@ def clean(
     for side in folder.glob("*"):  # ending files, which have the name of their ring
         if side.suffix in (".ending", ".stacks") and not side.with_suffix(SUFFIX).exists():
             with contextlib.suppress(OSError):
-                if side.lstat().st_mtime < oldest_allowed or side.with_suffix(SUFFIX) in removed:
+                if (info := side.lstat()).st_uid not in owners:
+                    continue
+                if info.st_mtime < oldest_allowed or side.with_suffix(SUFFIX) in removed:
                     side.unlink()
     return removed

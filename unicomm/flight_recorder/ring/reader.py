@@ -10,7 +10,7 @@ import enum
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicomm.flight_recorder.texts import parse_ranks, tell_apart
+from unicomm.flight_recorder.texts import parse_ranks, printable, tell_apart
 
 from .call_path import CallPath, Frame, Whose, user_frame
+from .files import read_file, trusted_owners
 from .folder import SUFFIX, boot_id, pid_namespace, process_code, process_start_ticks
 
 MAGIC = b"UCRING01"
@@ -88,6 +89,8 @@ COPY_STATES = ("", "running", "sleeping", "stopped", "killed", "ended")
 COPY_SHIFT, COPY_MASK = 8, 0x700
 MOST_PATH_FRAMES = 16
 _MAX_META = 1 << 20
+_MOST_HOST = 255
+_MOST_MEMBERS = 1 << 24  # of all communicators together: 1000 of 16 384 ranks
 _MOST_RECORDS = 1 << 24
 
 
@@ -145,6 +148,10 @@ class InputRemark:
     path: str
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", printable(self.path))
+        object.__setattr__(self, "message", printable(self.message))
+
 
 class Ring:
     """The records of one process at the time of reading.
@@ -175,6 +182,8 @@ class Ring:
         self.data = data
         self.meta = self._read_meta()
         self._heap = self._span("heap_off", "heap_cap", 1)
+        self._texts: dict[tuple[int, int], str] = {}
+        self._room = 2 * len(self._heap) + 1  # for all texts: those of a good ring do not overlap
         self.comms = self._read_comms()
         self.frames = self._read_frames()
         self.records = self._read_records()
@@ -204,8 +213,15 @@ class Ring:
         return meta if isinstance(meta, dict) else {}
 
     def _text(self, text: Any) -> str:
-        begin, length = int(text["off"]), int(text["len"])
-        return bytes(self._heap[begin : begin + length]).decode("utf-8", "replace")
+        span = begin, length = int(text["off"]), int(text["len"])
+        if (known := self._texts.get(span)) is not None:
+            return known
+        self._room -= max(0, min(length, len(self._heap) - begin))
+        if self._room < 0:
+            raise RingError("texts overlap, so the ring is damaged")
+        made = printable(bytes(self._heap[begin : begin + length]).decode("utf-8", "replace"))
+        self._texts[span] = made
+        return made
 
     def _read_comms(self) -> list[Comm]:
         out = []
@@ -214,6 +230,8 @@ class Ring:
             fields |= {name: int(c[name]) for name in _COMM_NUMBERS}
             state = COMM_STATES.get(int(c["state"]), "unknown")
             out.append(Comm(index=i, ranks_text=self._text(c["ranks"]), state=state, **fields))
+        if sum(max(comm.size, 0) for comm in out) > _MOST_MEMBERS:
+            raise RingError("its communicators have more members than a job can have")
         return out
 
     def _read_frames(self) -> list[Frame]:
@@ -258,7 +276,7 @@ class Ring:
 
     @property
     def host(self) -> str:
-        return str(self.meta.get("host", "?"))
+        return printable(str(self.meta.get("host", "?"))[:_MOST_HOST])
 
     @property
     def total(self) -> int:
@@ -278,7 +296,7 @@ class Ring:
     def _name(self, table: str, code: int) -> str:
         names = self.meta.get(table)
         name = names.get(str(code)) if isinstance(names, dict) else None
-        return name if isinstance(name, str) else f"{table}#{code}"
+        return printable(name) if isinstance(name, str) else f"{table}#{code}"
 
     def op(self, record: Any) -> str:
         return self._name("ops", int(record["op"]))
@@ -404,12 +422,16 @@ def ring_head(data: bytes) -> tuple[int, int] | None:
     return int(head["rank"]), min(int(head["rec_cap"]), int(head["rec_next"]), _MOST_RECORDS)
 
 
-def read_ring(source: Path | str | bytes) -> Ring:
-    """Reads a ring from a file or from bytes. Raises `RingError` when that fails."""
+def read_ring(source: Path | str | bytes, owners: Collection[int] | None = None) -> Ring:
+    """Reads a ring from a file or from bytes.
+
+    `owners`: the users to whom a file that was found may belong (`files.trusted_owners`); None for a file
+    that the user has named. Raises `RingError` when the reading fails.
+    """
     if isinstance(source, bytes):
         return Ring(source)
     try:
-        data = Path(source).read_bytes()
+        data = read_file(source, owners)
     except OSError as error:
         raise RingError(str(error)) from None
     return Ring(data, str(source))
@@ -417,10 +439,15 @@ def read_ring(source: Path | str | bytes) -> Ring:
 
 def read_folder(folder: Path | str) -> tuple[list[Ring], list[InputRemark]]:
     """Reads all rings in a folder. Returns them by rank and pid, and a remark for each unreadable one."""
-    rings, remarks = [], []
-    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+    rings: list[Ring] = []
+    remarks: list[InputRemark] = []
+    paths = sorted(Path(folder).glob(f"*{SUFFIX}"))
+    if not paths:
+        return rings, remarks
+    owners = trusted_owners(Path(folder))
+    for path in paths:
         try:
-            rings.append(read_ring(path))
+            rings.append(read_ring(path, owners))
         except RingError as error:
             remarks.append(InputRemark(os.fspath(path), str(error)))
     rings.sort(key=lambda r: (r.rank, r.pid))

@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicomm.flight_recorder.texts import printable
+
+from .files import MOST_SIDE_BYTES, read_file, rewrite_own
 from .folder import pid_namespace, process_code, process_start_ticks
 from .places import Place
 
@@ -81,7 +84,7 @@ def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
     """Reads the text of a stacks file, which was last written at `at_ns`. Other lines are passed over."""
     crash = ""
     if fatal := list(_FATAL.finditer(text)):
-        said = fatal[-1][1].strip()
+        said = printable(fatal[-1][1].strip())
         crash, text = _CRASHES.get(said, said), text[fatal[-1].start() :]
     state = _STATE.search(text)
     threads: list[tuple[bool, list[Place]]] = []
@@ -93,13 +96,18 @@ def parse_stacks(text: str, at_ns: int = 0) -> Stacks:
             threads.append((head[1] == "Current thread", []))
             in_frames = False
         elif (found := _LINE.match(line)) and threads:
-            threads[-1][1].append(Place(found[1], int(found[2]) if found[2].isdigit() else 0, found[3]))
+            threads[-1][1].append(_place(*found.groups()))
             in_frames = True
         else:
             in_frames = False
     last = tuple(Thread(tuple(frames), current) for current, frames in threads)
     terminated = not crash and dumps > (state is not None)
-    return Stacks(last, crash, state[1] if state else "", terminated, at_ns)
+    return Stacks(last, crash, printable(state[1]) if state else "", terminated, at_ns)
+
+
+def _place(file: str, line: str, function: str) -> Place:
+    number = int(line) if len(line) < 10 and line.isdecimal() else 0
+    return Place(printable(file), number, printable(function))
 
 
 # --- asking ----------------------------------------------------------------------------------------------
@@ -129,9 +137,10 @@ def _ask(path: Path) -> Path | None:
     Returns the file that it writes them to; None if it does not write them.
     """
     stacks = path.with_suffix(".stacks")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        facts = json.loads(path.read_text())
-        pid, info = int(facts["pid"]), stacks.stat()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        # Only files of this user: what others write must not say whom a superuser's process signals.
+        facts = json.loads(read_file(path, (os.geteuid(),), MOST_SIDE_BYTES))
+        pid, info = int(facts["pid"]), stacks.lstat()
         if pid == os.getpid() or facts["pid_namespace"] != pid_namespace():
             return None
         fresh = info.st_size and time.time() - info.st_mtime < _AGAIN
@@ -142,7 +151,7 @@ def _ask(path: Path) -> Path | None:
             if process_start_ticks(pid) != facts["ticks"]:
                 return None
             activity = _ACTIVITY.get(process_code(pid), "")
-            stacks.write_text(f"Process state: {activity}\n")  # its writer appends
+            rewrite_own(stacks, f"Process state: {activity}\n")  # its writer appends
             if activity == "stopped":
                 _look_from_outside(pid, stacks)
             elif _is_caught(pid, int(facts["stack_signal"])):
@@ -163,14 +172,14 @@ def _is_caught(pid: int, number: int) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return read_file(path, (os.geteuid(),), MOST_SIDE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 
@@ -188,5 +197,4 @@ def _look_from_outside(pid: int, stacks: Path) -> None:
         for thread in sorted(found, key=lambda t: bool(t.get("os_thread_id") == pid)):
             lines.append(f"Thread {hex(int(thread['thread_id']))} (most recent call first):")
             lines += [f'  File "{f["filename"]}", line {f["line"]} in {f["name"]}' for f in thread["frames"]]
-        with stacks.open("a") as file:
-            file.write("\n".join([*lines, ""]))
+        rewrite_own(stacks, "\n".join([*lines, ""]), append=True)

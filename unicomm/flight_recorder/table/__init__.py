@@ -8,6 +8,7 @@ table_store.py  TableStore: columns that grow, and numbers for values that repea
 ring_rows.py    RingTableBuilder: adds rings to a table
 coalesced.py    merge_coalesced: the several entries of a coalesced collective of NCCL as one row
 builder.py      TableBuilder: adds rings and dumps to a table
+archives.py     members of archives, in bounded memory
 load.py         load: folders, files and archives into one table
 tracks.py        slices that overlap in time, put onto tracks beside each other
 """

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from unicomm.flight_recorder.formats import operation_names as names
-from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns
+from unicomm.flight_recorder.formats.dump_columns import NS_PER_MS, DumpColumns, integer
 from unicomm.flight_recorder.formats.torch_dump import P2P_SEQ_BASE
 from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
-from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks
+from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks, printable
 
 from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
 
+_MOST_DIMENSIONS = 64  # of a tensor, as in torch
 _STATES = {
     "scheduled": State.CREATED,
     "created": State.CREATED,
@@ -46,7 +48,7 @@ class TableBuilder(RingTableBuilder):
 
         `form` is `Source.format`; `process` is the state of the process, "" if unknown.
         """
-        source = Source(path, form, rank, pid, host, process or UNKNOWN)
+        source = Source(printable(path), form, rank, pid, printable(host), process or UNKNOWN)
         config = columns.meta.get("pg_config")
         config = config if isinstance(config, dict) else {}
         ours = "unicomm_async" in columns.extra or any(
@@ -63,8 +65,9 @@ class TableBuilder(RingTableBuilder):
                 listed[name] = index = self._dump_group(name, {"desc": desc}, ours, "?")
             mapped.append(index)
             group = self.group_list[index]
-            group.name = group.name or name
-            group.desc = group.desc or ("" if ours else desc)
+            group.name = group.name or printable(name)
+            group.desc = group.desc or ("" if ours else printable(desc))
+        columns = _printable(columns)
         columns = merge_coalesced(columns, [self._own_rank(index, rank) for index in mapped])
         for index in listed.values():
             source.members[index] = None
@@ -130,7 +133,9 @@ class TableBuilder(RingTableBuilder):
             name, text = str(entry.get("name") or name), _as_in_rings(text)
 
         def make() -> Group:
-            return Group(name, desc, uid, np.asarray(_rank_list(text), np.int32), "")
+            return Group(
+                printable(name), printable(desc), printable(uid), np.asarray(_rank_list(text), np.int32), ""
+            )
 
         return self.group_index((uid or name, text), make)
 
@@ -211,10 +216,7 @@ class TableBuilder(RingTableBuilder):
             if owned is None or not isinstance(entry, dict):
                 continue
             for name in ("enqueued", "started", "completed"):
-                try:
-                    value = int(entry.get(f"last_{name}_collective", -1))
-                except (TypeError, ValueError):
-                    continue
+                value = integer(entry.get(f"last_{name}_collective", -1))
                 if value >= 0:
                     kept = {"enqueued": source.created, "started": source.started}.get(name, source.completed)
                     kept[owned] = value
@@ -222,7 +224,24 @@ class TableBuilder(RingTableBuilder):
         return state, completed
 
 
+def _printable(columns: DumpColumns) -> DumpColumns:
+    """Returns columns whose texts can be shown. Names of groups stay, because `meta` has them, too."""
+    return replace(
+        columns,
+        profiling_names=[printable(name) for name in columns.profiling_names],
+        dtypes=[tuple(map(printable, names_)) for names_ in columns.dtypes],
+        states=[printable(state) for state in columns.states],
+        stacks=[
+            tuple((printable(name), printable(file), line) for name, file, line in stack)
+            for stack in columns.stacks
+        ],
+        threads=[printable(thread) for thread in columns.threads],
+    )
+
+
 def _elements(shapes: Shapes) -> int:
+    if max(map(len, shapes), default=0) > _MOST_DIMENSIONS:  # a product of a million numbers takes minutes
+        return -1
     return max(-1, min(sum(map(math.prod, shapes)), 1 << 62))
 
 

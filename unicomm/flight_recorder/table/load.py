@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
-import tarfile
-import zipfile
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +19,19 @@ from unicomm.flight_recorder.formats import operation_names as names
 from unicomm.flight_recorder.formats.dump_columns import DumpColumns, DumpError, from_dump
 from unicomm.flight_recorder.ring.endings import SUFFIXES as SIDE_FILES
 from unicomm.flight_recorder.ring.endings import EndingError
+from unicomm.flight_recorder.ring.files import (
+    ANYONE,
+    MOST_BYTES,
+    MOST_SIDE_BYTES,
+    open_file,
+    read_file,
+    read_into,
+    trusted_owners,
+)
 from unicomm.flight_recorder.ring.reader import MAGIC, InputRemark, Ring, RingError, ring_head
+from unicomm.flight_recorder.texts import MOST_RANKS
 
+from .archives import Input, Unpacker, allowed_memory, kind_of_archive
 from .builder import TableBuilder
 from .table import Table
 
@@ -66,54 +72,55 @@ class _Dump:
 _Parsed = bytes | memoryview | list[_Dump] | InputRemark
 
 
-@dataclass
-class _Input:
-    """One file, or one member of an archive."""
-
-    path: str
-    read: Callable[[], bytes]
-    head: bytes
-    newest: float = 0.0
-    file: Path | None = None  # None for a member of an archive
-
-
 class _Buffers:
     """Buffers for rings, used again: new pages cost more than the reading itself."""
 
     def __init__(self) -> None:
         self._free: SimpleQueue[bytearray] = SimpleQueue()
 
-    def read(self, path: Path) -> memoryview:
-        size = path.stat().st_size
+    def read(self, path: Path, owners: Collection[int] | None) -> memoryview:
+        descriptor, info = open_file(path, owners)
+        try:
+            return self._read(descriptor, info.st_size)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int, size: int) -> memoryview:
         try:
             buffer = self._free.get_nowait()
         except Empty:
             buffer = bytearray(size)
         if len(buffer) < size:
             buffer = bytearray(size)
-        with path.open("rb", buffering=0) as file:
-            got = 0
-            while got < size and (more := file.readinto(memoryview(buffer)[got:size])):
-                got += more
-        return memoryview(buffer)[:got]
+        return memoryview(buffer)[: read_into(descriptor, memoryview(buffer)[:size])]
 
     def give_back(self, data: object) -> None:
         if isinstance(data, memoryview) and isinstance(data.obj, bytearray):
             self._free.put(data.obj)
 
 
-def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table:
+def load(
+    paths: Iterable[Path | str],
+    progress: Progress | None = None,
+    named: bool = True,
+    memory: int | None = None,
+) -> Table:
     """Reads all rings and dumps under `paths` into one table.
 
     Args:
-        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively.
+        paths: files, archives (tar, tar.gz, zip, gz), and folders, which are searched recursively. Links
+            in folders are not followed.
         progress: called with the number of files read and the number of all files.
+        named: whether the user has named the paths. Else files must be no links, and must belong to this user
+            or to the owner of their folder.
+        memory: the bytes that unpacked archives may need together; half of the free memory if None.
 
     Raises nothing for damaged input: `Table.remarks` lists what could not be read. The table has no sources
     if nothing could be read.
     """
     builder = TableBuilder()
-    inputs = list(_inputs(paths, builder.remarks))
+    unpacker = Unpacker(allowed_memory() if memory is None else memory, builder.remarks)
+    inputs = list(_inputs(paths, unpacker, named))
     dumps = [i.path for i in inputs if not i.head.startswith(MAGIC) and not i.path.endswith(SIDE_FILES)]
     ranks = _ranks_by_name(dumps)
     heads = {i.path: head for i in inputs if (head := ring_head(i.head)) is not None}
@@ -131,12 +138,9 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
                 builder.remarks.append(parsed)
             elif isinstance(parsed, bytes):
                 _add_ending(builder, one, parsed)
-            elif isinstance(parsed, Ring):
-                builder.add_ring(parsed)
-                del parsed
             else:
-                for dump in parsed:
-                    _add_dump(builder, dump, ranks.get(one.path, -1) if len(parsed) == 1 else -1)
+                _add(builder, one.path, parsed, ranks.get(one.path, -1))
+                del parsed
             buffers.give_back(data)
     if progress is not None:
         progress(len(inputs), len(inputs))
@@ -144,13 +148,13 @@ def load(paths: Iterable[Path | str], progress: Progress | None = None) -> Table
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, inputs: list[_Input], buffers: _Buffers
-) -> Iterator[tuple[_Input, _Parsed]]:
+    pool: ThreadPoolExecutor, inputs: list[Input], buffers: _Buffers
+) -> Iterator[tuple[Input, _Parsed]]:
     """Yields each input with its content, in order.
 
     Reads a few inputs ahead, so that few are in memory at once.
     """
-    running: deque[tuple[_Input, Future[_Parsed]]] = deque()
+    running: deque[tuple[Input, Future[_Parsed]]] = deque()
     for one in inputs:
         running.append((one, pool.submit(_parse, one, buffers)))
         if len(running) > 4 * _THREADS:
@@ -161,14 +165,29 @@ def _ahead(
         yield first, future.result()
 
 
-def _add_ending(builder: TableBuilder, one: _Input, data: bytes) -> None:
+def _add(builder: TableBuilder, path: str, parsed: Ring | list[_Dump], named: int) -> None:
+    """Adds a ring or dumps. What cannot be added, because its numbers contradict each other, is a remark."""
+    before = len(builder.sources)
+    try:
+        if isinstance(parsed, Ring):
+            builder.add_ring(parsed)
+        else:
+            for dump in parsed:
+                _add_dump(builder, dump, named if len(parsed) == 1 else -1)
+    except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError) as error:
+        builder.drop_sources(before)
+        message = f"the file is damaged: {str(error)[:200] or type(error).__name__}"
+        builder.remarks.append(InputRemark(path, message))
+
+
+def _add_ending(builder: TableBuilder, one: Input, data: bytes) -> None:
     try:
         builder.endings.add(one.path, data, int(one.newest * 1e9))
     except EndingError as error:
         builder.remarks.append(InputRemark(one.path, str(error)))
 
 
-def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
+def _opened(one: Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | bytes:
     """Parses a ring. The pool only reads the bytes of rings, because their parsing needs the interpreter.
 
     The bytes of an ending file are returned as they are.
@@ -184,7 +203,8 @@ def _opened(one: _Input, parsed: _Parsed) -> Ring | list[_Dump] | InputRemark | 
 # --- files and archives -------------------------------------------------------------------------------
 
 
-def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator[_Input]:
+def _inputs(paths: Iterable[Path | str], unpacker: Unpacker, named: bool) -> Iterator[Input]:
+    remarks = unpacker.remarks
     for given in paths:
         path = Path(given)
         if path.is_dir():
@@ -193,68 +213,39 @@ def _inputs(paths: Iterable[Path | str], remarks: list[InputRemark]) -> Iterator
             if not files:
                 remarks.append(InputRemark(str(path), "the folder is empty"))
             for file in files:
-                yield from _file(file, remarks, chosen=False)
+                yield from _file(file, unpacker, ANYONE if named else trusted_owners(file.parent))
         elif path.exists():
-            yield from _file(path, remarks, chosen=True)
+            yield from _file(path, unpacker, None if named else trusted_owners(path.parent))
         else:
             remarks.append(InputRemark(str(path), "no such file or folder"))
 
 
-def _file(path: Path, remarks: list[InputRemark], chosen: bool) -> Iterator[_Input]:
+def _file(path: Path, unpacker: Unpacker, owners: Collection[int] | None) -> Iterator[Input]:
+    """Yields the inputs in a file; `owners`: see `open_file`."""
+    ignored = owners is not None and path.suffix.lower() in _IGNORED
     try:
-        info = path.stat()
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
+        most = MOST_SIDE_BYTES if path.suffix in SIDE_FILES else MOST_BYTES
+        descriptor, info = open_file(path, owners, most)
+        with open(descriptor, "rb") as file:
             head = file.read(512)
     except OSError as error:
-        remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
+        if not ignored:
+            unpacker.remarks.append(InputRemark(str(path), f"cannot be read: {error.strerror or error}"))
         return
-    if not chosen and path.suffix.lower() in _IGNORED and not _looks_like_a_dump(head):
+    if ignored and not _looks_like_a_dump(head):
         return
-    try:
-        yield from _unpack(str(path), path.read_bytes, head, info.st_mtime, path)
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
-        remarks.append(InputRemark(str(path), f"the archive is damaged: {error or type(error).__name__}"))
+    one = Input(str(path), lambda: read_file(path, owners, most), head, info.st_mtime, path, owners)
+    if kind_of_archive(one) is None:
+        yield one
+        return
+    for member in unpacker.members(one):
+        if not (_is_ignored(member.path) and not _looks_like_a_dump(member.head)):
+            yield member
 
 
-def _unpack(
-    path: str, read: Callable[[], bytes], head: bytes, newest: float, file: Path | None
-) -> Iterator[_Input]:
-    """Yields the input itself, or its members if it is an archive."""
-    if head.startswith(b"PK\x03\x04"):
-        with zipfile.ZipFile(file if file is not None else io.BytesIO(read())) as archive:
-            for member in archive.infolist():
-                if not member.is_dir():
-                    with archive.open(member) as opened:
-                        data = opened.read(_MOST_BYTES)
-                    yield from _member(f"{path}!{member.filename}", data, newest)
-        return
-    packed = head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ"))
-    if packed or head[257:262] == b"ustar":
-        try:
-            with tarfile.open(
-                fileobj=None if file else io.BytesIO(read()), name=file, mode="r:*"
-            ) as archive_:
-                for entry in archive_:
-                    if entry.isfile() and (opened_ := archive_.extractfile(entry)) is not None:
-                        data = opened_.read(_MOST_BYTES)
-                        yield from _member(f"{path}!{entry.name}", data, newest)
-                return
-        except tarfile.ReadError:
-            if not head.startswith(b"\x1f\x8b"):
-                raise
-        data = gzip.GzipFile(fileobj=io.BytesIO(read())).read(_MOST_BYTES)  # a single compressed file
-        yield _Input(path.removesuffix(".gz"), lambda: data, data[:512], newest)
-        return
-    yield _Input(path, read, head, newest, file)
-
-
-def _member(path: str, data: bytes, newest: float) -> Iterator[_Input]:
-    name = path.rsplit("/", 1)[-1]
-    if name.startswith(".") or (Path(name).suffix.lower() in _IGNORED and not _looks_like_a_dump(data[:512])):
-        return
-    yield from _unpack(path, lambda: data, data[:512], newest, None)
+def _is_ignored(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1].rsplit("!", 1)[-1]
+    return name.startswith(".") or Path(name).suffix.lower() in _IGNORED
 
 
 def _looks_like_a_dump(head: bytes) -> bool:
@@ -264,14 +255,14 @@ def _looks_like_a_dump(head: bytes) -> bool:
 # --- parsing ------------------------------------------------------------------------------------------
 
 
-def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
+def _parse(one: Input, buffers: _Buffers) -> _Parsed:
     try:
         if one.path.endswith(SIDE_FILES):
             return one.read()
         if not one.head:
             raise DumpError("the file is empty")
         if one.head.startswith(MAGIC):
-            return one.read() if one.file is None else buffers.read(one.file)
+            return one.read() if one.file is None else buffers.read(one.file, one.owners)
         if one.head[:1] == b"\x80":
             from unicomm.flight_recorder.formats import pickles  # loads the native core
 
@@ -281,11 +272,13 @@ def _parse(one: _Input, buffers: _Buffers) -> _Parsed:
         raise DumpError("neither a ring nor a pickle nor JSON, so not a dump")
     except DumpError as error:
         return InputRemark(one.path, str(error))
-    except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except MemoryError:
+        return InputRemark(one.path, "there is not enough memory to read it")
+    except OSError as error:
         return InputRemark(one.path, f"cannot be read: {error or type(error).__name__}")
 
 
-def _json(one: _Input) -> list[_Dump]:
+def _json(one: Input) -> list[_Dump]:
     try:
         data = json.loads(one.read())
     except ValueError as error:
@@ -315,7 +308,7 @@ def _add_dump(builder: TableBuilder, dump: _Dump, named: int) -> None:
         rank,
         dump.form,
         host if isinstance(host, str) else "",
-        pid if isinstance(pid, int) else 0,
+        pid if isinstance(pid, int) and 0 < pid < 1 << 32 else 0,
         state if state in ("running", "stopped", "killed", "ended") else "",
     )
 
@@ -333,7 +326,7 @@ def _stated_rank(facts: dict[str, Any], columns: DumpColumns) -> int:
     for place in (facts, columns.meta):
         for key in ("rank", "global_rank"):
             value = place.get(key)
-            if isinstance(value, int) and 0 <= value < 1 << 24:
+            if type(value) is int and 0 <= value < MOST_RANKS:  # not a bool
                 return value
     return -1
 
@@ -363,6 +356,6 @@ def _from_messages(columns: DumpColumns) -> int:
         try:
             members = json.loads(entry["ranks"]) if isinstance(entry, dict) else []
             return int(members[own])
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
             continue
     return -1

@@ -20,6 +20,7 @@ from unicomm.flight_recorder.ring.reader import (
     Comm,
     Ring,
 )
+from unicomm.flight_recorder.texts import printable
 
 from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
@@ -76,7 +77,11 @@ class RingTableBuilder(TableStore):
         ranks = sorted(set(own))
         if len(ranks) == 1 or not own:
             source = Source(
-                ring.path, "ring", ranks[0] if ranks else ring.rank, process=process, as_of_ns=as_of_ns
+                printable(ring.path),
+                "ring",
+                ranks[0] if ranks else ring.rank,
+                process=process,
+                as_of_ns=as_of_ns,
             )
             source.host_ranks = _host_ranks(ring)
             self._add_ring_rank(ring, source, records, groups, ring.comms)
@@ -84,7 +89,7 @@ class RingTableBuilder(TableStore):
         owners = np.asarray(own, np.int64)[records["comm"]]
         for rank in ranks:
             comms = [c for c, r in zip(ring.comms, own, strict=True) if r == rank]
-            source = Source(ring.path, "ring", rank, process=process, as_of_ns=as_of_ns)
+            source = Source(printable(ring.path), "ring", rank, process=process, as_of_ns=as_of_ns)
             self._add_ring_rank(ring, source, records[owners == rank], groups, comms)
 
     def _ring_rank(self, ring: Ring, comm: Comm, group: int) -> int:

@@ -38,6 +38,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 _COPIES_AHEAD = 8
+_MOST_MEMBERS = 1 << 26  # of all groups: 4096 of 16 384 ranks, which take 256 MiB
 
 
 class Interner(Generic[T]):
@@ -118,6 +119,7 @@ class TableStore:
         self.calls: Interner[tuple[int, ...]] = Interner()
         self.groups: dict[tuple[str, str], int] = {}
         self.group_list: list[Group] = []
+        self._members = 0  # of all groups
         self.sources: list[Source] = []
         self._rows = _Rows()
         self.taken: dict[int, str] = {}
@@ -125,10 +127,17 @@ class TableStore:
         self.endings = EndingFiles()
 
     def group_index(self, key: tuple[str, str], make: Callable[[], Group]) -> int:
-        """Returns the index of the group under (identity, text of its ranks); `make` makes a new one."""
+        """Returns the index of the group under (identity, text of its ranks); `make` makes a new one.
+
+        Raises `ValueError` when the groups have more members than any job's.
+        """
         if key not in self.groups:
+            if self._members > _MOST_MEMBERS:
+                raise ValueError(f"the groups of all files together have more than {_MOST_MEMBERS} members")
+            group = make()
+            self._members += len(group.ranks)
             self.groups[key] = len(self.group_list)
-            self.group_list.append(make())
+            self.group_list.append(group)
         return self.groups[key]
 
     def in_job(self, group: Column, inside: Column) -> Column:
@@ -159,6 +168,12 @@ class TableStore:
             return True
         self.remarks.append(InputRemark(source.path, message))
         return False
+
+    def drop_sources(self, keep: int) -> None:
+        """Forgets the sources after the first `keep`; their rows, if there are any, belong to none."""
+        for source in self.sources[keep:]:
+            del self.taken[source.rank]
+        del self.sources[keep:]
 
     def reserve(self, rows: int) -> None:
         """Makes room for `rows` rows in total."""

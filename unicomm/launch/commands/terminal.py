@@ -56,9 +56,17 @@ def end_without_package(error: ImportError, what: str, extra: str) -> None:
         raise typer.Exit(UNUSABLE) from None
 
 
+def in_bytes(gigabytes: float | None) -> int | None:
+    """Returns the bytes of the option --memory."""
+    return None if gigabytes is None else int(gigabytes * (1 << 30))
+
+
 def print_line(console: Console, text: object, style: str = "") -> None:
-    """Prints a text as it is: brackets are no markup, and the terminal wraps long lines."""
-    console.print(str(text), style=style, markup=False, soft_wrap=True)
+    """Prints a text: brackets are no markup, control characters are shown, the terminal wraps long lines."""
+    from unicomm.flight_recorder.texts import printable
+
+    lines = map(printable, str(text).split("\n"))
+    console.print("\n".join(lines), style=style, markup=False, soft_wrap=True)
 
 
 def print_error(errors: Console, text: object) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from . import trace_diff, trace_export, trace_top
-from .terminal import UNUSABLE, PlainGroup, folder_with_rings, print_unreadable
+from .terminal import UNUSABLE, PlainGroup, folder_with_rings, in_bytes, print_line, print_unreadable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 app.command()(trace_top.top)
@@ -58,10 +58,10 @@ def show(
     rings, remarks = read_folder(where)
     if not rings:
         print_unreadable(errors, remarks)
-        errors.print(
+        print_line(
+            errors,
             f"no rings in {where}. Rings exist while a program with a communicator runs, and after it was"
             " killed or failed; UNICOMM_TRACE_KEEP=always keeps all, UNICOMM_TRACE_DIR sets the folder.",
-            soft_wrap=True,
         )
         raise typer.Exit(UNUSABLE)
     ranks = tuple(rank) if rank else None
@@ -97,6 +97,10 @@ def analyze(
     stuck_after: Annotated[
         float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
     ] = 2.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0, help="GiB that unpacked archives may need; default: half of the free memory"),
+    ] = None,
 ) -> None:
     """Finds what went wrong: the culprit ranks, the operation, the line of code, and what to do.
 
@@ -113,7 +117,7 @@ def analyze(
     from .trace_actions import analyze as run
 
     outputs = Outputs(json, markdown, html, perfetto, share, verbose)
-    raise typer.Exit(run(paths or [], stuck_after, outputs))
+    raise typer.Exit(run(paths or [], stuck_after, outputs, in_bytes(memory)))
 
 
 @app.command()

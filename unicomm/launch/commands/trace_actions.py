@@ -13,7 +13,8 @@ from rich.progress import MofNCompleteColumn
 
 from unicomm.flight_recorder.analysis.analyze import analyze as analyze_table
 from unicomm.flight_recorder.analysis.verdict import Report
-from unicomm.flight_recorder.reports.report_data import shared, to_json, to_markdown
+from unicomm.flight_recorder.reports.report_data import shared, to_json
+from unicomm.flight_recorder.reports.report_markdown import to_markdown
 from unicomm.flight_recorder.reports.report_text import render
 from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
 from unicomm.flight_recorder.table.load import load
@@ -34,10 +35,17 @@ class Outputs:
     verbose: bool = False
 
 
-def _load(paths: list[Path], stuck_after: float, errors: Console) -> tuple[Table, Report | None]:
+def _load(
+    paths: list[Path], stuck_after: float, memory: int | None, errors: Console
+) -> tuple[Table, Report | None]:
     with progress(errors, MofNCompleteColumn()) as bar:
         task = bar.add_task("reading", total=None)
-        table = load(paths, lambda done, total: bar.update(task, completed=done, total=total))
+        table = load(
+            paths or [rings_folder()],
+            lambda done, total: bar.update(task, completed=done, total=total),
+            named=bool(paths),
+            memory=memory,
+        )
         if table.empty:
             return table, None
         step = bar.add_task("analyzing", total=None)
@@ -57,12 +65,12 @@ def _writers(outputs: Outputs) -> list[tuple[Callable[[Report, Table, Path], Non
     return out
 
 
-def analyze(paths: list[Path], stuck_after: float, outputs: Outputs) -> int:
+def analyze(paths: list[Path], stuck_after: float, outputs: Outputs, memory: int | None = None) -> int:
     """Reads, analyzes and prints. Returns the exit code."""
     console, errors = Console(), Console(stderr=True)
     try:
         writers = _writers(outputs)
-        table, report = _load(paths or [rings_folder()], stuck_after, errors)
+        table, report = _load(paths, stuck_after, memory, errors)
     except (FolderError, OSError, ImportError) as error:
         print_error(errors, error)
         return UNUSABLE

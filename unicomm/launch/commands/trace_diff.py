@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
-from .terminal import FOUND, GOOD, UNUSABLE, print_line, print_unreadable
+from .terminal import FOUND, GOOD, UNUSABLE, in_bytes, print_line, print_unreadable
 
 
 def diff(
     a: Annotated[Path, typer.Argument(help="one run: a folder, file or archive with rings or dumps")],
     b: Annotated[Path, typer.Argument(help="the other run")],
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0, help="GiB that unpacked archives may need; default: half of the free memory"),
+    ] = None,
 ) -> None:
     """Compares two runs: finds the first operation that differs, and how the operations' times changed.
 
@@ -24,16 +28,18 @@ def diff(
     import json as json_module
 
     from rich.console import Console
+    from rich.text import Text
 
     from unicomm.flight_recorder.analysis.diff import compare
     from unicomm.flight_recorder.reports.diff_text import render
     from unicomm.flight_recorder.table.load import load
+    from unicomm.flight_recorder.texts import printable
 
     errors = Console(stderr=True)
     tables = []
     for path in (a, b):
-        with errors.status(f"reading {path}"):
-            table = load([path])
+        with errors.status(Text(printable(f"reading {path}"))):
+            table = load([path], memory=in_bytes(memory))
         if not table.sources:
             print_unreadable(errors, table.remarks)
             print_line(errors, f"no dump or ring in {path}")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import UNUSABLE, end_without_package, folder_with_rings, print_error, print_unreadable
+from .terminal import (
+    UNUSABLE,
+    end_without_package,
+    folder_with_rings,
+    print_error,
+    print_line,
+    print_unreadable,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,10 +68,10 @@ def top(
     snapshot = take()
     if not snapshot.jobs and (once or json or not where.is_dir()):
         print_unreadable(errors, snapshot.findings)
-        errors.print(
+        print_line(
+            errors,
             f"no rings in {where}: no program with a communicator runs on this host as this user, or its"
             " rings are elsewhere (UNICOMM_TRACE_DIR)",
-            soft_wrap=True,
         )
         raise typer.Exit(UNUSABLE)
     if json:

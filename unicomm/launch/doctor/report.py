@@ -21,6 +21,7 @@ from rich.table import Table
 
 import unicomm
 from unicomm.flight_recorder import extras
+from unicomm.flight_recorder.texts import printable
 
 from . import verified
 from .backends import backend_reports
@@ -244,17 +245,20 @@ def _recorder() -> Finding:
     """Checks the folder of the rings: the number and size of rings in it, and the free space."""
     what = "recorder's rings"
     try:
+        from unicomm.flight_recorder.ring.files import others_may_write
         from unicomm.flight_recorder.ring.folder import SUFFIX, is_alive, rings_folder
 
         folder = rings_folder()
         rings = list(folder.glob(f"*{SUFFIX}"))
-        total = sum(ring.stat().st_size for ring in rings)
+        total = sum(ring.lstat().st_size for ring in rings)
         running = sum(is_alive(ring) is True for ring in rings)
         free = shutil.disk_usage(folder).free
+        shared = others_may_write(folder)
     except Exception as error:
         return Finding(what, False, line_of(error), "set UNICOMM_TRACE_DIR to a private folder with room")
     detail = (
-        f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}; {_size(free)} free"
+        f"{folder}: {len(rings)} rings ({running} of running processes), {_size(total)}"
+        f"{', others may write here' if shared else ''}; {_size(free)} free"
     )
     if free < _RING_ROOM:
         return Finding(what, False, detail, "free some space, or set UNICOMM_TRACE_DIR to a folder with more")
@@ -275,22 +279,22 @@ _COLOURS = {WORKS: "green", BROKEN: "red", MISSING: "dim", NOT_HERE: "dim"}
 def _show(report: dict[str, Any], console: Console) -> None:
     general = _table("check", "", "result")
     for name, version in report["versions"].items():
-        general.add_row(name, "", escape(version or "not installed"))
+        general.add_row(name, "", _shown(version or "not installed"))
     for finding in [*report["core"], *report["environment"], report["recorder"]]:
         _add(general, finding)
     for name, value in report["variables"].items():
-        general.add_row(f"[dim]{name}[/]", "", escape(value))
+        general.add_row(f"[dim]{_shown(name)}[/]", "", _shown(value))
     console.print(general)
 
     backends = _table("backend", "", "check", "result")
     for backend in report["backends"]:
         backends.add_section()
-        label = f"{backend['name']}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
+        label = f"{_shown(backend['name'])}\n[{_COLOURS[backend['status']]}]{backend['status']}[/]"
         for finding in backend["findings"]:
             _add(backends, finding, label)
             label = ""
         for place in backend["verified"]:
-            backends.add_row("", "", "[dim]verified on[/]", f"[dim]{escape(place)}[/]")
+            backends.add_row("", "", "[dim]verified on[/]", f"[dim]{_shown(place)}[/]")
     console.print(backends)
     optional = _table("extra", "", "result")
     for finding in report["extras"]:
@@ -303,6 +307,11 @@ def _show(report: dict[str, Any], console: Console) -> None:
     console.print(verdict)
 
 
+def _shown(text: str) -> str:
+    """Returns a text as markup that shows it, control characters included."""
+    return escape("\n".join(map(printable, text.split("\n"))))
+
+
 def _table(*headings: str) -> Table:
     table = Table(box=SIMPLE, show_edge=False, padding=(0, 1))
     for heading in headings:
@@ -311,9 +320,9 @@ def _table(*headings: str) -> Table:
 
 
 def _add(table: Table, finding: dict[str, Any], *before: str) -> None:
-    found = escape(finding["detail"])
+    found = _shown(finding["detail"])
     if finding["cure"] and finding["ok"] is not True and finding["cure"] not in finding["detail"]:
-        found += f"\n[yellow]-> {escape(finding['cure'])}[/]"
-    cells = [escape(finding["what"]), found]
+        found += f"\n[yellow]-> {_shown(finding['cure'])}[/]"
+    cells = [_shown(finding["what"]), found]
     mark = _MARKS[finding["ok"]]
     table.add_row(*([before[0], mark, *cells] if before else [cells[0], mark, cells[1]]))

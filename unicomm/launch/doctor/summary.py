@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from unicomm.flight_recorder.texts import printable
+
 from .findings import BROKEN, NOT_HERE, WORKS
 
 _SERVES = {
@@ -40,10 +42,10 @@ def summary(report: Mapping[str, Any]) -> RenderableType:
         grid.add_column(no_wrap=not fold, overflow="fold")
     for what, ok, text, cure in _lines(report):
         mark, style = _MARKS[ok]
-        said = Text(text, "dim" if ok is None else "")
+        said = Text(printable(text), "dim" if ok is None else "")
         if cure:
-            said.append(f"{' ' if text else ''}-> {cure}", "yellow" if ok is False else "")
-        grid.add_row(Text(mark, style), Text(what, "bold"), said)
+            said.append(f"{' ' if text else ''}-> {printable(cure)}", "yellow" if ok is False else "")
+        grid.add_row(Text(mark, style), Text(printable(what), "bold"), said)
     verdict = (
         Text("unicomm works here.", "green")
         if report["ok"]

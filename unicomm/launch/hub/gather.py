@@ -19,6 +19,7 @@ import zmq
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.ring.copies import folder_copies, freeze
 from unicomm.flight_recorder.ring.endings import side_files
+from unicomm.flight_recorder.ring.files import read_file, trusted_owners
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.table.load import load
 
@@ -51,12 +52,11 @@ class RingFolders:
         """Returns names and sizes of the copies from the failure; makes copies now if no rank has failed."""
         freeze(self.rings, self.frozen)
         rings = sorted(self.frozen.glob(f"*{SUFFIX}"))
-        return [(path.name, path.stat().st_size) for path in (*rings, *side_files(self.frozen))]
+        return [(path.name, path.lstat().st_size) for path in (*rings, *side_files(self.frozen))]
 
     def read(self, name: str, offset: int) -> protocol.Part:
-        with (self.frozen / protocol.file_name(name)).open("rb") as file:
-            file.seek(max(0, offset))
-            data = file.read(protocol.PART)
+        path = self.frozen / protocol.file_name(name)
+        data = read_file(path, trusted_owners(self.frozen), at=max(0, offset), size=protocol.PART)
         return protocol.Part(len(data), protocol.pack(data))
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from unicomm.flight_recorder.ring.files import MOST_SIDE_BYTES, open_file, read_file, trusted_owners
 from unicomm.flight_recorder.ring.folder import pid_namespace, private_folder, process_start_ticks
 
 DEFAULT_PORT = 29401  # of hubs: the port after that of torch's rendezvous
@@ -70,7 +71,7 @@ class JobFolder:
 def _ended(folder: Path) -> bool:
     """Whether the job of a folder has ended."""
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = open_file(folder / _LOCK, trusted_owners(folder), flags=os.O_RDWR)[0]
     except OSError:
         return False
     try:
@@ -123,7 +124,7 @@ def running_hubs() -> Iterator[HubNote]:
     """Yields the notes of this user's running hubs on this host, and removes those of ended hubs."""
     for file in sorted(private_folder().glob("hub-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            note = HubNote(**json.loads(file.read_text()))
+            note = HubNote(**json.loads(read_file(file, (os.geteuid(),), MOST_SIDE_BYTES)))
             if note.numbers != pid_namespace():
                 continue
             if process_start_ticks(note.pid) == note.ticks:
