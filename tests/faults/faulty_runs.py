@@ -138,7 +138,8 @@ def _root_cause(output: str) -> str:
     rank = said.get("rank", "?").split()[0]
     code = re.sub(r" \(pid: \d+\)", "", said.get("exitcode", "?"))
     why = re.sub(r" by PID \d+", "", said.get("traceback", ""))
-    return f"rank {rank}, exitcode {code}" + ("" if why.startswith("To enable") else f", {why}")
+    said_so = f"rank {rank}, exitcode {code}" + ("" if why.startswith("To enable") else f", {why}")
+    return " ".join(said_so.replace(" ,", ",").split())
 
 
 @contextlib.contextmanager
