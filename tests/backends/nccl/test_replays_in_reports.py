@@ -63,17 +63,18 @@ def test_a_replays_time_is_given_once(mock_nccl):
     path = recorded.path()
     found = report([path])
     by_op = {o.op: o for o in found.operations}
+    # Of messages: all that were sent, and their bytes.
     assert {op: (o.count, o.bytes, o.timed) for op, o in by_op.items()} == {
         "replay": (4, 2 * (16 + 32 + 16) + 24, True),  # two of collectives; that of messages on each rank
         "all_reduce": (2, 32, True),
         "all_reduce (in replays)": (4, 64, False),
         "all_gather_single (in replays)": (2, 64, False),
-        "send (in replays)": (2, 12, False),
-        "recv (in replays)": (2, 12, False),
+        "send (in replays)": (2, 24, False),
+        "recv (in replays)": (2, 24, False),
         "all_reduce (captured)": (2, 32, False),
         "all_gather_single (captured)": (1, 32, False),
-        "send (captured)": (2, 12, False),
-        "recv (captured)": (2, 12, False),
+        "send (captured)": (2, 24, False),
+        "recv (captured)": (2, 24, False),
     }
     ring = read_ring(path)
     taken = {}
