@@ -193,7 +193,7 @@ def test_perfetto_without_the_package(job, tmp_path, monkeypatch):
 
     def without(name, *args, **kwargs):
         if name.startswith("perfetto"):
-            raise ImportError("No module named 'perfetto'")
+            raise ModuleNotFoundError("No module named 'perfetto'", name="perfetto")
         return real(name, *args, **kwargs)
 
     for package, name in ((unicomm.profiler, "merged_perfetto"), (formats, "perfetto_packets")):

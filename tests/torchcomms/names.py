@@ -377,7 +377,7 @@ VARIABLES = {
     "TORCHCOMM_FR_BUFFER_SIZE": "the most operations in a dump; the ring has a size of its own",
     "TORCHCOMM_FR_DUMP_TEMP_FILE": SAME,
     "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME": "not read: the file name is always made anew",
-    "TORCHCOMM_FR_CPP_STACK": "not read: records have the user's Python frame",
+    "TORCHCOMM_FR_CPP_STACK": "not read: records have the Python call path",
     "TORCHCOMM_HEALTH_CHECK_WAIT_MS": "not read: the handlers of torch's debug server are not here",
     "TORCHCOMMS_SERIALIZATION": "same: `pickle` for object collectives, read at each call",
     "TORCHCOMMS_PATCH_FOR_COMPILE": "not read: see `functional`",
