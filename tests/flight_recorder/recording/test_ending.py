@@ -124,6 +124,16 @@ def test_a_fork_leaves_the_files_of_its_parent_alone(program, tmp_path):
     assert text == ""
 
 
+def test_a_fork_keeps_the_handler_that_the_program_has_set_since(program):
+    done = program("""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    if (child := os.fork()) == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_process_of_multiprocessing(program, tmp_path):
     program(
         "pass",

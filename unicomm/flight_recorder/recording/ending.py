@@ -199,7 +199,8 @@ def _after_fork() -> None:
         if _crashes_are_ours:
             faulthandler.disable()
         for number in (signal.SIGTERM, _facts.get("stack_signal")):
-            if number:
+            # `unregister` would also remove a handler that the program has set since.
+            if number and signal.getsignal(number) is signal.SIG_DFL:
                 faulthandler.unregister(number)
     _path = _stacks = on_failure = None
     failed = _crashes_are_ours = False

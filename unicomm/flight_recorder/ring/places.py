@@ -50,7 +50,7 @@ class Place:
 
 
 def library_folders() -> list[str]:
-    """The folders of the standard library and of unicomm; installed packages are known by their folder."""
+    """The folders of the standard library and of unicomm; `is_library` knows packages by "site-packages"."""
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(path, "") for path in (os.path.dirname(os.__file__), own)]
 
