@@ -166,7 +166,9 @@ from torch._C._distributed_c10d import _dump_fr_trace
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "/store", rank=0, world_size=1)
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
-open(sys.argv[1] + "/dump_rank_0", "wb").write(_dump_fr_trace(True, False, False))
+with open(sys.argv[1] + "/dump_rank_0", "wb") as file:
+    file.write(_dump_fr_trace(True, False, False))
+os._exit(0)  # torch's own Gloo may abort at the end of Python (pytorch/pytorch#179291)
 """
     environment = clean_environment() | {
         "TORCH_FR_BUFFER_SIZE": "100",

@@ -90,7 +90,7 @@ def cycle_that_the_communicator_has_ended(size: int, rng: np.random.Generator) -
 
 @fault(SOME)
 def queued_behind_an_operation_that_a_rank_never_joins(size: int, rng: np.random.Generator) -> Case:
-    """The queued operations make their ranks victims, not culprits."""
+    """One rank never joins. The ranks whose operations are queued behind that collective are its victims."""
     job = job_of(size, [Action("all_reduce", red="SUM", line=20, waits=False)] * 4)
     job.one_at_a_time = True
     bad = pick(rng, size)

@@ -131,7 +131,7 @@ class Totals:
 
 
 def _sizes(table: Table) -> Column:
-    """Returns the bytes of each call."""
+    """Returns the bytes of each call's inputs, or of its outputs if it has no inputs."""
     calls = table.calls
     width = np.asarray([item_size(name) for name in table.dtypes], np.float64)
     inputs, outputs = np.maximum(calls.in_numel, 0), np.maximum(calls.out_numel, 0)

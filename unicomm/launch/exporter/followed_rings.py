@@ -56,7 +56,7 @@ class _Place:
 
 
 class FollowedRings:
-    """The rings of this host's ranks. Threads may share it."""
+    """Metrics of this host's ranks, counted from their rings. Several threads may use one object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
