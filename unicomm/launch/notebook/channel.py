@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import linecache
 import os
 import pickle
@@ -10,6 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 from unicomm.comms.errors import InvalidArgumentError
@@ -68,12 +71,41 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return mine, theirs
 
 
-def _cloudpickle() -> Any:
+def _cloudpickler() -> Any:
+    """Returns the class of pickler that takes functions of notebooks; None without cloudpickle."""
     try:
         import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         return None
-    return cloudpickle
+    return _pickler_of(cloudpickle)
+
+
+@functools.cache
+def _pickler_of(cloudpickle: Any) -> Any:
+    reducers = cloudpickle.CloudPickler.dispatch_table
+
+    def reduce(code: CodeType) -> tuple[Any, ...]:
+        return _code_in_file, (code.co_filename, *reducers[CodeType](code))
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc,name-defined,unused-ignore]
+        dispatch_table = reducers.new_child({CodeType: reduce})
+
+    return Pickler
+
+
+def _code_in_file(file: str, make: Callable[..., CodeType], args: Sequence[Any]) -> CodeType:
+    """Makes a code object that has its file's name: from 3.1.3 on, cloudpickle leaves it out.
+
+    Tracebacks and the flight recorder show the user's line by this name.
+    """
+    return make(*args).replace(co_filename=file)
+
+
+def _dumps(value: Any) -> bytes:
+    pickler = _cloudpickler() or pickle.Pickler
+    with io.BytesIO() as buffer:
+        pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        return buffer.getvalue()
 
 
 def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
@@ -84,26 +116,25 @@ def dump_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     if not callable(fn):
         raise InvalidArgumentError(f"{fn!r} cannot be called", hint="pass a function, and its arguments")
     name = getattr(fn, "__qualname__", repr(fn))
-    cloudpickle = _cloudpickle()
-    if cloudpickle is None and getattr(fn, "__module__", None) == "__main__":
+    cloudpickle = _cloudpickler() is not None
+    if not cloudpickle and getattr(fn, "__module__", None) == "__main__":
         raise InvalidArgumentError(
             f"{name} is defined in a notebook or a script, where other processes cannot import it",
             hint=f"install cloudpickle ({EXTRA}), or move the function to a module",
         )
     try:
-        data = (cloudpickle or pickle).dumps((fn, tuple(args), dict(kwargs)))
+        return _dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
         hint = "open files, locks and connections cannot be sent; create them inside the function"
         raise InvalidArgumentError(
             f"{name} and its arguments cannot be sent to other processes: {error}",
             hint=hint if cloudpickle else f"install cloudpickle ({EXTRA}); or: {hint}",
         ) from error
-    return bytes(data)
 
 
 def dump(value: Any) -> bytes:
     """Pickles a result or an exception for `load`."""
-    return bytes((_cloudpickle() or pickle).dumps(value))
+    return _dumps(value)
 
 
 load = pickle.loads  # cloudpickle's output is a pickle, too
