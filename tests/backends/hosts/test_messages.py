@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import unicomm
+from unicomm.backends.hosts.messages import BothExchange
 from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.comms.backend import Completed, Exchange
+from unicomm.comms.operations.call import Message
 from unicomm.testing import run_ranks
 
 LAYOUT = {"hosts": "a,b,a,b"}
@@ -54,6 +57,37 @@ def test_lane_runs_near_and_far_messages_side_by_side():
         comm.barrier(False)
 
     ranks(program)
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_an_interrupt_while_a_part_opens_is_kept(is_far):
+    """Else a message that is posted just then waits until an earlier one is over, which may wait for it."""
+
+    class Part(Exchange):
+        def __init__(self):
+            both.interrupt()  # as by another thread that posts a message now
+            self.runs = 0
+
+        def add(self, messages):
+            pass
+
+        def run(self, timeout, limit) -> list[Completed]:
+            self.runs += 1
+            return []
+
+    opened = []
+
+    def part():
+        opened.append(Part())
+        return opened[0]
+
+    message = Message(False, 1, torch.zeros(1), 0)
+    both = BothExchange((part, None), (part, None), lambda message: (is_far, message))
+    both.add([message])
+    assert both.run(60, 60) == []
+    assert [p.runs for p in opened] == [0], "the interrupt was lost"
+    both.run(60, 60)
+    assert [p.runs for p in opened] == [1]
 
 
 def test_lane_of_many():

@@ -65,6 +65,8 @@ class BothExchange(Exchange):
         self._counts = [0, 0]
         self._added = 0
         self._driver: _Driver | None = None
+        # An interrupt while `add` opens a part reaches no part, so the next `run` has to find it here.
+        self._interrupted = False
 
     def add(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -81,6 +83,9 @@ class BothExchange(Exchange):
             part.add([placed])
 
     def run(self, timeout: float, limit: float) -> list[Completed]:
+        if self._interrupted:
+            self._interrupted = False
+            return []
         near, far = self._waiting
         if self._driver is None and not (near and far):
             return self._run_part(bool(far), timeout, limit)
@@ -133,6 +138,7 @@ class BothExchange(Exchange):
             near.interrupt()
 
     def interrupt(self) -> None:
+        self._interrupted = True  # first: whichever part opens after this line is run after the next check
         self._near_interrupt()
         if (driver := self._driver) is not None:
             driver.results.put([])
