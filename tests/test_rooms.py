@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "comms.objects": _MEMORY | _FACES,
     "backends.vendor": _VALUES | {"extensions", "c10d.compat"},
     # Rank, size and rendezvous are membership's; the store of a job is opened with them.
-    "backends.bootstrap": _PROTOCOLS | {"comms.execution", "comms.membership"},
+    "backends.bootstrap": _BACKEND | {"comms.execution", "comms.membership"},
     # The recorder knows which lines are the user's.
     "backends.out_of_band": _BACKEND | {"backends.bootstrap", "comms.membership", "flight_recorder"},
     "backends.shm": _BACKEND | {"backends.bootstrap"},

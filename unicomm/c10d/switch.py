@@ -108,10 +108,11 @@ def install() -> str:
             "_torchcomms_is_backend_registered": known_backend,
         }
     )
-    from . import env_rendezvous, subgroups, torchcomms_import
+    from . import env_rendezvous, store_deadline, subgroups, torchcomms_import
 
     subgroups.install()
     torchcomms_import.install()
+    store_deadline.install()
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""

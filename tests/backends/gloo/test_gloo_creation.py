@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from unicomm import BackendError, Communicator, PeerLostError
-from unicomm.backends.bootstrap import internet_sockets
+from unicomm.comms.failures.process_sockets import internet_sockets
 from unicomm.backends.bootstrap.addresses import guard_store
 from unicomm.backends.gloo import connect as gloo_connect
 from unicomm.backends.out_of_band import sockets as mesh

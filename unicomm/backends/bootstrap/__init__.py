@@ -4,7 +4,6 @@ Backends and `new_comm` import the names of this face only.
 
 addresses.py         the address of this host that the other ranks reach
 same_host.py         what ranks of one host have in common
-process_sockets.py   the sockets that this process has open
 store.py             the store of ranks on several hosts without MASTER_ADDR
 pmi.py               a text from rank 0 to all ranks by PMI-1 and PMI-2
 pmix.py              the same by PMIx
@@ -13,8 +12,7 @@ mpi_library.py       the process's MPI: loading, initialising and finalizing it,
 """
 
 from . import addresses, mpi_library
-from .process_sockets import internet_sockets
 from .same_host import host_identity
 from .store import store_of_job
 
-__all__ = ["addresses", "host_identity", "internet_sockets", "mpi_library", "store_of_job"]
+__all__ = ["addresses", "host_identity", "mpi_library", "store_of_job"]

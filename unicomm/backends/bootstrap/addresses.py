@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import json
 import os
 import socket
@@ -20,9 +19,9 @@ from typing import NamedTuple
 from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError, InvalidArgumentError
+from unicomm.comms.failures.process_sockets import plain_address
+from unicomm.comms.failures.store_requests import connections
 from unicomm.comms.membership.handles import network, notice_silence
-
-from .process_sockets import internet_sockets
 
 INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, instead of routing
 _SIOCGIFADDR = 0x8915
@@ -156,28 +155,11 @@ def guard_store(store: Store | None) -> None:
 
     A call that waits for the store then ends with an error; without this it would take many minutes.
     """
-    host, port = _host_of(store), _port_of(store)
-    if not host:
-        return
-    try:
-        known = {_plain(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError:
-        return
-    for s in internet_sockets():
-        with contextlib.suppress(OSError):  # it is not connected, or not any more
-            there = s.getpeername()
-            if there[1] == port and _plain(there[0]) in known:
-                notice_silence(s, _STORE_SILENT)
-
-
-def _plain(address: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Returns the one form of an address that may be written in several ways."""
-    ip = ipaddress.ip_address(str(address).partition("%")[0])
-    return getattr(ip, "ipv4_mapped", None) or ip
+    connections(_host_of(store), _port_of(store), lambda s: notice_silence(s, _STORE_SILENT))
 
 
 def _is_loopback(address: str) -> bool:
-    ip = _plain(address)
+    ip = plain_address(address)
     return ip.is_loopback or ip.is_unspecified
 
 

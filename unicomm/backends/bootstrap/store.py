@@ -16,17 +16,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping
-from datetime import timedelta
 
-from unicomm.c10d.compat import PrefixStore, Store, TCPStore
+from unicomm.c10d.compat import PrefixStore, Store
 from unicomm.comms.errors import BackendError, CommTimeoutError, first_line
+from unicomm.comms.failures.store_requests import StoreHost
 from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.job_store import cached, open_store
+from unicomm.comms.membership.tcp_store import SilentError, open_tcp_store
 
 from . import addresses, mpi_library, pmi, pmix
 
 _KEY = "unicomm-store"
+_RANK_0 = StoreHost("rank 0, which holds the store", 0)
 _CURE = "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
 
 
@@ -45,7 +48,7 @@ def store_of_job(
     way = _way(world, environ, uses_mpi or mpi_library.running() is not None)
     if not way:
         return open_store(world, timeout, environ)  # whose error says what is missing
-    return PrefixStore("unicomm", cached(("launcher",), lambda: _open(world, timeout, environ, way)))
+    return PrefixStore("unicomm", cached(("launcher",), timeout, lambda: _open(world, timeout, environ, way)))
 
 
 def _way(world: Environment, environ: Mapping[str, str], uses_mpi: bool) -> str:
@@ -64,8 +67,8 @@ def _way(world: Environment, environ: Mapping[str, str], uses_mpi: bool) -> str:
 
 
 def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: str) -> Store:
-    limit = timedelta(seconds=timeout)
-    hosted, where = _host(limit) if world.rank == 0 else (None, None)
+    began = time.monotonic()
+    hosted, where = _host(timeout) if world.rank == 0 else (None, None)
     try:
         address = _address_of_rank_0(world, timeout, environ, way, where)
         host, _, port = address.rpartition(":")
@@ -73,7 +76,16 @@ def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: s
             raise ValueError(f"{address[:80]!r} is no address")
         if hosted is not None:
             return hosted
-        return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+        left = max(0.001, timeout - (time.monotonic() - began))
+        try:
+            return open_tcp_store(host, int(port), left, _RANK_0, is_master=False)
+        except SilentError as error:
+            raise CommTimeoutError(
+                f"rank 0, which hosts the store, did not answer at {address} within {timeout:g} s",
+                rank=world.rank,
+                culprits=[0],
+                hint="see whether rank 0 is stopped, and whether this host reaches that address",
+            ) from error
     except TimeoutError as error:
         raise CommTimeoutError(
             f"not all {world.size} ranks came to the process manager ({way}) within {timeout:g} s",
@@ -85,20 +97,15 @@ def _open(world: Environment, timeout: float, environ: Mapping[str, str], way: s
         raise BackendError(text, rank=world.rank, hint=_CURE) from error
 
 
-def _host(limit: timedelta) -> tuple[Store, str]:
+def _host(timeout: float) -> tuple[Store, str]:
     """Returns a store at a free port, and its address for the others."""
     host = addresses.of_interface(addresses.chosen_interface()) or addresses.route_anywhere() or "127.0.0.1"
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=2048)
         port = listener.getsockname()[1]
-        store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            timeout=limit,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+        store = open_tcp_store(
+            host, port, timeout, _RANK_0, is_master=True, master_listen_fd=listener.detach()
         )
     except (OSError, RuntimeError) as error:
         raise BackendError(

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import struct
 
-from unicomm.backends.bootstrap import internet_sockets
+from unicomm.comms.failures.process_sockets import internet_sockets
 
 Address = tuple[str, int]
 

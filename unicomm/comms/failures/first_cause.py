@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from unicomm.c10d.compat import PrefixStore, Store
-from unicomm.comms.errors import AbortedError, BackendError, CommError
+from unicomm.comms.errors import AbortedError, CommError
 
 from .daemon_pool import DaemonPool
 from .faults import error_from_dict, error_to_dict
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 GRACE = 1.0  # seconds that the other ranks have to publish a cause, or to report
 _PATIENCE = 2.0  # seconds for an answer of the store, whose process may be the one that is gone
+_LONGEST = 30.0  # seconds in which a cause is published after all, when nobody waits for the answer any more
 _LOOK = 0.01  # seconds between two looks
 _pool = DaemonPool("unicomm-first-cause", awaited=True)
 
@@ -34,20 +35,20 @@ class FirstCause:
     """The first cause of one communicator's failure. No method raises when the store fails."""
 
     def __init__(self, store: Store, uid: str, name: str, rank: int, size: int) -> None:
-        self._client = StoreClient(PrefixStore(f"unicomm-verdict/{uid}", store), name, size)
+        self._store, self._name = PrefixStore(f"unicomm-verdict/{uid}", store), name
         self._rank, self._size = rank, size
 
     def publish(self, error: CommError) -> CommError:
         """Publishes the cause that this rank knows. Returns the first cause, which may be another rank's."""
         text = json.dumps(error_to_dict(error)).encode()
-        return self._read(self._ask(lambda: self._client.put_first("cause", text)), error)
+        return self._read(self._ask(lambda client: client.put_first("cause", text)), error)
 
     def published(self, error: CommError, seconds: float) -> CommError | None:
         """The first cause; waits for it at most `seconds`. None if no rank has published one."""
 
-        def look() -> bytes:
+        def look(client: StoreClient) -> bytes:
             until = time.monotonic() + seconds
-            while not (text := self._client.peek("cause")) and time.monotonic() < until:
+            while not (text := client.peek("cause")) and time.monotonic() < until:
                 time.sleep(_LOOK)
             return text
 
@@ -56,11 +57,11 @@ class FirstCause:
 
     def report(self, text: bytes = b"1") -> None:
         """Reports that this rank is alive and has failed, or waits as `text` says."""
-        self._ask(lambda: self._client.put(f"there/{self._rank}", text))
+        self._ask(lambda client: client.put(f"there/{self._rank}", text))
 
     def reports(self, ranks: Sequence[int]) -> dict[int, bytes] | None:
         """The reports of those of `ranks` that have reported; None if the store does not answer."""
-        found = self._ask(lambda: {r: self._client.peek(f"there/{r}") for r in ranks})
+        found = self._ask(lambda client: {r: client.peek(f"there/{r}") for r in ranks})
         return None if found is None else {rank: text for rank, text in found.items() if text}
 
     def unreported(self, ranks: Sequence[int]) -> list[int]:
@@ -68,13 +69,13 @@ class FirstCause:
         reported = self.reports(ranks) or {}
         return [r for r in ranks if r not in reported]
 
-    def _ask(self, job: Callable[[], T], more: float = 0.0) -> T | None:
+    def _ask(self, job: Callable[[StoreClient], T], more: float = 0.0) -> T | None:
         answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                answer.put(job())
-            except BackendError:
+                answer.put(job(StoreClient(self._store, self._name, self._size, _LONGEST)))
+            except CommError:
                 answer.put(None)
 
         _pool.run(run)

@@ -1,4 +1,4 @@
-"""StoreClient: requests to a `torch.distributed` store that return soon and fail with a `BackendError`."""
+"""StoreClient: requests of one communicator to a `torch.distributed` store, which end at its deadline."""
 
 from __future__ import annotations
 
@@ -8,40 +8,71 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from unicomm.c10d.compat import HashStore, Store, base_store
-from unicomm.comms.errors import BackendError, CommError, first_line
+from unicomm.c10d.compat import Store, base_store
+from unicomm.comms.errors import BackendError, CommError, CommTimeoutError, first_line
+
+from .store_requests import NoAnswerError, host_of, requests_of
 
 CHUNK = 1024  # keys in one request
 _ABSENT = b"?"  # no value that we write begins like that
 _STORE_FAILED = "the store failed"
+_STORE_SILENT = "the store did not answer"
 
 
 def is_store_failure(error: CommError) -> bool:
     """Whether the store has failed, rather than a member."""
-    return isinstance(error, BackendError) and error.message.startswith(_STORE_FAILED)
+    return error.message.startswith((_STORE_FAILED, _STORE_SILENT))
 
 
 class StoreClient:
-    """Requests to one store for one communicator. A failure of the store is a `BackendError`."""
+    """Requests to one store for one communicator, until a deadline.
 
-    def __init__(self, store: Store, comm: str, size: int) -> None:
+    A failure of the store is a `BackendError`, its silence until the deadline a `CommTimeoutError`.
+    Both name the rank that holds the store, if it is known. After the deadline a request gets a little time
+    as long as the store answers, for members that find out who is missing.
+    """
+
+    def __init__(self, store: Store, comm: str, size: int, limit: float) -> None:
+        """`limit`: seconds from now to the deadline."""
         self._store: Any = store  # the type stubs lack several methods, and have str where bytes are accepted
+        self._base = base_store(store)
         self._comm, self._size = comm, size
-        self._blocks_well = isinstance(base_store(store), HashStore)
+        self._requests = requests_of(self._base)
+        self._limit, self._deadline = limit, time.monotonic() + limit
+        self._grace = 2.0 + size / 2000
 
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._store, operation)(*arguments)
+            method = getattr(self._store, operation)
+            if self._requests is None:
+                return method(*arguments)
+            left = self._deadline - time.monotonic()
+            seconds = max(left, 0.0 if self._requests.silent else self._grace)
+            return self._requests.ask(self._base, seconds, lambda: method(*arguments))
+        except NoAnswerError:
+            raise self._silent() from None
         except Exception as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> BackendError:
+        host = host_of(self._store)
         return BackendError(
             f"{_STORE_FAILED}: {first_line(error)}",
             comm=self._comm,
-            hint="the process that hosts the store (rank 0 at MASTER_ADDR, or the launcher) may have ended:"
-            " look at its output; check that this host reaches it",
+            culprits=[] if host.rank is None else [host.rank],
+            hint=f"{host.words} may have ended: look at its output; check that this host reaches it",
         )
+
+    def _silent(self) -> CommTimeoutError:
+        host = host_of(self._store)
+        error = CommTimeoutError(
+            f"{_STORE_SILENT} within {self._limit:.3g} s: waited for {host.words}",
+            comm=self._comm,
+            absent=[] if host.rank is None else [host.rank],
+            hint="see whether that process is stopped, and whether its host is gone",
+        )
+        error.explained = True
+        return error
 
     def peek(self, key: str) -> bytes:
         """The value of `key`, or b"" if there is none; never waits, unlike the store's own get."""
@@ -77,7 +108,7 @@ class StoreClient:
 
     def wait(self, key: str, seconds: float) -> None:
         """Returns when `key` is present or `seconds` have passed, perhaps earlier. Ctrl-C interrupts it."""
-        if self._blocks_well:
+        if self._requests is None:
             # At least a millisecond: stores count in these, and 0 means forever.
             with contextlib.suppress(RuntimeError):
                 self._store.wait([key], timedelta(seconds=min(max(seconds, 0.001), 0.5)))

@@ -4,6 +4,7 @@ environment.py          this process's place in its job, by the launcher's varia
 rendezvous_parts.py     arguments, failures and encodings of the rendezvous
 remote_store.py         a store in the memory of one rank, for the others
 rendezvous.py           the members of a new communicator meet in a store and agree
+tcp_store.py            opening a TCPStore within a deadline
 job_store.py            the store in which the ranks of a launcher meet
 handles.py              init handles, and calling the rank that one belongs to
 endpoint.py             where other ranks reach a communicator that can be reconfigured

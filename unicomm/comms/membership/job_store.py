@@ -11,15 +11,17 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 
-from unicomm.c10d.compat import FileStore, PrefixStore, Store, TCPStore
+from unicomm.c10d.compat import FileStore, PrefixStore, Store
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError, first_line
+from unicomm.comms.failures.store_requests import host_at
 
 from . import handles
 from .environment import LAUNCHERS, TORCHRUN, Environment
+from .tcp_store import SilentError, UnresolvedError, open_tcp_store, resolve
 
 
 def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os.environ) -> Store | None:
@@ -50,14 +52,16 @@ def open_store(env: Environment, timeout: float, environ: Mapping[str, str] = os
         )
     if host:
         agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = cached(("tcp", host, port), lambda: _connect(env, host, int(port), agent, listen, timeout))
+        store = cached(
+            ("tcp", host, port), timeout, lambda: _connect(env, host, int(port), agent, listen, timeout)
+        )
         attempt = [environ[name] for name in TORCHRUN.jobs if environ.get(name)]
         return PrefixStore("/".join(["unicomm", *attempt]), store)
     row = next((row for row in LAUNCHERS if row.name == env.source), None)
     if row is not None and row.hosts and env.local_size == env.size:
         launcher = _launcher_process(row.rank)
         if launcher is not None or env.job:
-            return cached(("file", env.job, env.size), lambda: _open_file(env, launcher))
+            return cached(("file", env.job, env.size), timeout, lambda: _open_file(env, launcher))
     raise InvalidArgumentError(
         f"{env.size} ranks (by {env.source}) have no store to meet at",
         hint="set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, on all ranks"
@@ -81,45 +85,67 @@ _slots_lock = threading.Lock()
 atexit.register(_slots.clear)
 
 
-def cached(key: tuple[object, ...], make: Callable[[], Store]) -> Store:
-    """Returns this process's store of that key, which `make` opens at the first call."""
+def cached(key: tuple[object, ...], timeout: float, make: Callable[[], Store]) -> Store:
+    """Returns this process's store of that key, which `make` opens at the first call.
+
+    Raises `CommTimeoutError` if another thread opens it for longer than `timeout` seconds.
+    """
     # A forked child must not use its parent's connection.
     with _slots_lock:
         slot = _slots.setdefault((os.getpid(), *key), _Slot())
-    with slot.lock:
+    if not slot.lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+        raise CommTimeoutError(
+            f"another thread could not open the store of this job within {timeout:g} s",
+            hint="see the error of that thread",
+        )
+    try:
         if slot.store is None:
             slot.store = make()
         return slot.store
+    finally:
+        slot.lock.release()
 
 
 def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, timeout: float) -> Store:
-    master, limit = env.rank == 0 and not agent, timedelta(seconds=max(timeout, 0.001))
+    master, where = env.rank == 0 and not agent, f"{host}:{port}"
+    began = time.monotonic()
     try:
+        resolve(host, port, timeout)
         # multi_tenant: torch.distributed may host its store at the same address in this process.
-        return TCPStore(
+        return open_tcp_store(
             host,
             port,
+            max(0.001, timeout - (time.monotonic() - began)),
+            host_at(host, port),
             is_master=master,
-            timeout=limit,
-            wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=_listen(env, host, port, listen) if master else None,
         )
+    except UnresolvedError as error:
+        raise CommTimeoutError(
+            f"MASTER_ADDR is unknown: {error}, within {timeout:g} s",
+            rank=env.rank,
+            culprits=[] if agent else [0],
+            hint="set MASTER_ADDR to a name or address of rank 0's host that this host knows",
+        ) from error
     except Exception as error:
         text = first_line(error)
-        if master or agent:
+        silent = isinstance(error, SilentError)
+        if (master or agent) and not silent:
             raise BackendError(
-                f"the store at {host}:{port} could not be {'opened' if master else 'reached'}: {text}",
+                f"the store at {where} could not be {'opened' if master else 'reached'}: {text}",
                 rank=env.rank,
                 hint="MASTER_ADDR has to be rank 0's host, and MASTER_PORT a free port there: choose another"
                 if master
                 else "torchrun hosts it: see whether it still runs there, and whether this host reaches it",
             ) from error
+        who = "torchrun" if agent else "rank 0"
         raise CommTimeoutError(
-            f"rank 0, which hosts the store, did not come to {host}:{port} within {timeout:g} s: {text}",
+            f"{who}, which hosts the store, did not {'answer at' if silent else 'come to'} {where} within"
+            f" {timeout:g} s: {text}",
             rank=env.rank,
-            culprits=[0],
-            hint="see whether rank 0 came up, and whether this host reaches that address",
+            culprits=[] if agent else [0],
+            hint=f"see whether {who} came up and is not stopped, and whether this host reaches that address",
         ) from error
 
 

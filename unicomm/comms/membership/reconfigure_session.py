@@ -26,6 +26,7 @@ from unicomm.comms.errors import (
     PeerLostError,
 )
 from unicomm.comms.failures.faults import error_from_dict, error_to_dict, rank_list
+from unicomm.comms.failures.store_requests import StoreHost, set_host
 
 from .endpoint import Endpoint, Guest
 from .handles import Handle, Lines, call
@@ -130,6 +131,7 @@ class ReconfigureSession:
         except OSError as error:
             raise self.explained(BackendError(f"cannot reach rank 0: {error}", culprits=())) from None
         self._store = RemoteStore(lines.socket, self.remaining())
+        set_host(self._store, StoreHost("rank 0, which holds the store of the attempt", 0))
         return self._store
 
     def _late(self) -> CommError:

@@ -8,6 +8,7 @@ never wait: a rank that waits for a key looks for it again and again.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -87,6 +88,8 @@ class RemoteStore(Store):
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # a thread may wait for an answer
         self._socket.close()
 
     def _ask(self, name: str, *fields: bytes) -> list[bytes]:

@@ -45,6 +45,7 @@ from unicomm.comms.errors import (
     AbortedError,
     BackendError,
     CommError,
+    CommTimeoutError,
     InvalidArgumentError,
     NotReadyError,
 )
@@ -158,7 +159,7 @@ class Rendezvous:
         self._earlier: dict[str, Any] | None = None  # how the meeting before this one failed
         self._closed = False
         if store is not None and size > 1:
-            self._client = StoreClient(store, name, size)
+            self._client = StoreClient(store, name, size, limit)
 
     def remaining(self) -> float:
         """Seconds that are left of the timeout; 0 when it has passed."""
@@ -218,7 +219,7 @@ class Rendezvous:
         self._failure = AbortedError(f"this member left: {reason}", comm=self.name, rank=self.rank)
         if self.size == 1:
             return
-        with contextlib.suppress(BackendError):
+        with contextlib.suppress(BackendError, CommTimeoutError):
             failure = {"kind": "left", "culprits": [[self.rank, self.rank]], "reason": reason}
             # If this step has succeeded meanwhile, the others go on to the next step and must not wait there.
             for step in (self._step, self._step + 1):
@@ -233,7 +234,7 @@ class Rendezvous:
         done, self._closed = self._closed or self.size == 1, True
         if done:
             return
-        with contextlib.suppress(BackendError):
+        with contextlib.suppress(BackendError, CommTimeoutError):
             # A failed meeting may still have readers: only the next success removes its keys.
             here = f"{self._base}/{self._generation}"
             if self.uid and self._client.add(f"{here}/closed") == self.size:

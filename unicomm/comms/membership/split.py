@@ -65,7 +65,7 @@ class Split:
         with engine.located("split"):
             try:
                 return create(asked)
-            except BackendError as error:
+            except (BackendError, CommTimeoutError) as error:
                 if is_store_failure(error):
                     self._check_peers()  # a rank that is gone may be why, and then the error names it
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -19,3 +20,9 @@ def internet_sockets() -> Iterator[socket.socket]:
         with s:
             if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
                 yield s
+
+
+def plain_address(address: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Returns the one form of an address that may be written in several ways."""
+    ip = ipaddress.ip_address(str(address).partition("%")[0])
+    return getattr(ip, "ipv4_mapped", None) or ip
