@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 from tests.ports import free_port
 from tests.threads import results
 from unicomm.comms.errors import BackendError, CommTimeoutError, InvalidArgumentError
-from unicomm.comms.membership import job_store
+from unicomm.comms.membership import job_store, processes
 from unicomm.comms.membership.environment import Environment
 from unicomm.comms.membership.job_store import open_store
 
@@ -206,8 +206,8 @@ def test_file_store_on_one_host(tmp_path: Path) -> None:
 def test_files_of_dead_jobs_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / f"unicomm-stores-{os.getuid()}"
     folder.mkdir(mode=0o700)
-    here = job_store._identity()
-    ticks = int(job_store._status(os.getpid())[19])
+    here = processes.scope()
+    ticks = int(processes.status(os.getpid())[19])
     kept = [f"{here}-{os.getpid()}-{ticks}-job", f"{here}-0-0-job", f"{'0' * 16}-{os.getpid()}-1-job"]
     gone = [f"{here}-{os.getpid()}-{ticks + 1}-job"]  # another process had this id before
     with subprocess.Popen(["true"]) as dead:

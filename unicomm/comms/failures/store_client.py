@@ -11,7 +11,7 @@ from typing import Any
 from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.errors import BackendError, CommError, CommTimeoutError, first_line
 
-from .store_requests import NoAnswerError, host_of, requests_of
+from .store_requests import NoAnswerError, StoreHost, host_of, requests_of, set_host
 
 CHUNK = 1024  # keys in one request
 _ABSENT = b"?"  # no value that we write begins like that
@@ -60,7 +60,7 @@ class StoreClient:
             f"{_STORE_FAILED}: {first_line(error)}",
             comm=self._comm,
             culprits=[] if host.rank is None else [host.rank],
-            hint=f"{host.words} may have ended: look at its output; check that this host reaches it",
+            hint=f"see whether it has ended, and whether this host reaches it: {host.words}",
         )
 
     def _silent(self) -> CommTimeoutError:
@@ -73,6 +73,10 @@ class StoreClient:
         )
         error.explained = True
         return error
+
+    def set_host(self, rank: int) -> None:
+        """Says that the process of the rank holds the store."""
+        set_host(self._store, StoreHost(f"rank {rank}, which holds the store", rank))
 
     def peek(self, key: str) -> bytes:
         """The value of `key`, or b"" if there is none; never waits, unlike the store's own get."""

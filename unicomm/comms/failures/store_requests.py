@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from unicomm.c10d.compat import HashStore, Store, TCPStore, base_store
+from unicomm.c10d.compat import FileStore, HashStore, Store, TCPStore, base_store
 
 from .daemon_pool import DaemonPool, call_within
 from .process_sockets import internet_sockets, plain_address
@@ -181,9 +181,8 @@ def host_of(store: Any) -> StoreHost:
         return found
     if isinstance(base, TCPStore):
         return host_at(base.host, base.port)
-    path = getattr(base, "path", "")
-    if path:
-        return StoreHost(f"the processes that use the store's file {path}")
+    if isinstance(base, FileStore):
+        return StoreHost(f"the processes that use the store's file {base.path}")
     return StoreHost("the process that holds the store (rank 0 at MASTER_ADDR, or the launcher)")
 
 

@@ -1,8 +1,10 @@
 """Who takes part: how ranks find each other, become a communicator, and leave it. In the order of imports:
 
 environment.py          this process's place in its job, by the launcher's variables
+processes.py            whether a process that another rank has named still runs
 rendezvous_parts.py     arguments, failures and encodings of the rendezvous
 remote_store.py         a store in the memory of one rank, for the others
+meeting_faults.py       why a meeting cannot succeed, found before its deadline
 rendezvous.py           the members of a new communicator meet in a store and agree
 tcp_store.py            opening a TCPStore within a deadline
 job_store.py            the store in which the ranks of a launcher meet

@@ -21,6 +21,7 @@ from unicomm.comms.failures.store_requests import host_at
 
 from . import handles
 from .environment import LAUNCHERS, TORCHRUN, Environment
+from .processes import lives, scope, status
 from .tcp_store import SilentError, UnresolvedError, open_tcp_store, resolve
 
 
@@ -189,24 +190,15 @@ def _open_file(env: Environment, launcher: tuple[int, int] | None) -> Store:
         )
     # The name holds what makes the job unique, and what later shows that it is over: the launcher's process,
     # on this boot of this host, in this PID namespace.
-    here = _identity()
+    here = scope()
     for old in folder.glob(f"{here}-*"):
         pid, ticks, _ = old.name[len(here) + 1 :].split("-")
-        if int(pid) and not _lives(int(pid), int(ticks)):
+        if int(pid) and not lives(int(pid), int(ticks)):
             with contextlib.suppress(OSError):
                 old.unlink()
     pid, ticks = map(str, launcher or (0, 0))
     job = hashlib.sha256(f"{env.source}/{env.job}/{env.size}".encode()).hexdigest()[:16]
     return FileStore(str(folder / f"{here}-{pid}-{ticks}-{job}"), env.size)
-
-
-def _identity() -> str:
-    """This boot of this host, and this process's PID namespace: the scope of a process id."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    parts = [boot.read_text().strip() if boot.exists() else socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def _launcher_process(rank_variable: str) -> tuple[int, int] | None:
@@ -219,21 +211,9 @@ def _launcher_process(rank_variable: str) -> tuple[int, int] | None:
         while pid > 0:
             with contextlib.suppress(PermissionError):  # another user's process
                 if f"\0{rank_variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                    pid = int(_status(pid)[1])
+                    pid = int(status(pid)[1])
                     continue
-            return pid, int(_status(pid)[19])
+            return pid, int(status(pid)[19])
     except OSError:
         pass  # no /proc, or one that hides other users' processes
     return None
-
-
-def _status(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on; the command's name before it may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _lives(pid: int, ticks: int) -> bool:
-    try:
-        return int(_status(pid)[19]) == ticks
-    except OSError:
-        return False

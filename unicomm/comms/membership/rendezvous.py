@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unicomm.c10d.compat import Store
+from unicomm.c10d.compat import Store, base_store
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -50,7 +50,10 @@ from unicomm.comms.errors import (
     NotReadyError,
 )
 from unicomm.comms.failures.store_client import CHUNK, StoreClient
+from unicomm.comms.failures.store_requests import serves
 
+from .meeting_faults import MeetingFaults, Waiting
+from .processes import Process
 from .rendezvous_parts import (
     DIGEST,
     check_meeting,
@@ -71,8 +74,15 @@ from .rendezvous_parts import (
 MAX_VALUE = 1 << 20  # bytes that one member may contribute to a step: these are addresses, not tensors
 _LOOK = 0.2  # seconds between two looks at the peers
 _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in parts
+_UID = 16  # characters
 _NONCE = 16  # characters before a post's header, which make each post unique
 _SUCCESS, _IN_PARTS, _FAILURE = b"+", b"*", b"-"  # how outcomes begin
+
+
+def _first_outcome(processes: list[bytes]) -> bytes:
+    """The outcome of the meeting itself: its uid, and the members' processes."""
+    uid = secrets.token_hex(_UID // 2).encode()
+    return uid + shrink(pack(processes)) if len(processes) > 1 else uid
 
 
 class _Late(Exception):
@@ -136,6 +146,7 @@ class Rendezvous:
     """
 
     _client: StoreClient  # only when there are others
+    _faults: MeetingFaults
 
     def __init__(
         self,
@@ -158,6 +169,8 @@ class Rendezvous:
         self._failure: CommError | None = None
         self._earlier: dict[str, Any] | None = None  # how the meeting before this one failed
         self._closed = False
+        self._answers: list[str] = []  # keys by which this member has said in this step that it is here
+        self._process = Process.this(size > 1 and serves(base_store(store)))
         if store is not None and size > 1:
             self._client = StoreClient(store, name, size, limit)
 
@@ -203,6 +216,8 @@ class Rendezvous:
         if self._check_peers is not None:
             self._check_peers()
         outcome = self._client.peek(self._key("result"))
+        if not outcome and (dead := self._faults.dead()) is not None:
+            outcome = self._fail(self._step, dead)
         with self._reading():
             failure = self._failure_in(outcome)
         if failure is not None:
@@ -256,13 +271,30 @@ class Rendezvous:
         encode(header)  # raises before anything is sent
         while not self.uid:
             self._generation = 0 if self.size == 1 else self._open_generation()
+            if self.size > 1:
+                at = f"{self._base}/{self._generation}"
+                self._faults = MeetingFaults(
+                    *(self._client, self.name, at, self.rank, self.labels, self._process)
+                )
             try:
-                uid = self._run(header, b"", lambda _: secrets.token_hex(8).encode(), "arrive")
+                body = self._run(header, self._process.pack(), _first_outcome, "arrive")
             except _Late as late:
                 if self.remaining() <= 0:
                     raise late.error from None
             else:
-                self.uid = uid.decode()
+                self._have_met(body)
+
+    def _have_met(self, body: bytes) -> None:
+        if self.size > 1:
+            with self._reading():
+                sizes = self.size * (len(self._process.pack()) + 4)
+                told = unpack(grow(body[_UID:], sizes), self.size)
+                self._faults.known = dict(enumerate(map(Process.read, told)))
+            self._faults.close()
+            holder = [r for r, process in self._faults.known.items() if process.holds_store]
+            if len(holder) == 1:
+                self._client.set_host(self.labels[holder[0]])
+        self.uid = body[:_UID].decode()
 
     def _open_generation(self) -> int:
         """The first generation without an outcome. Raises the outcome of the generation before, if needed."""
@@ -324,7 +356,7 @@ class Rendezvous:
             self._fail(self._step, {"kind": "twice", "culprits": [[self.rank, self.rank]]})
         elif self._client.add(self._key("arrived")) >= self.size:
             self._complete(combine)
-        outcome = self._await(self._deadline) or self._give_up()
+        outcome = self._await(self._deadline, header) or self._give_up(header)
         with self._reading():
             if outcome.startswith(_IN_PARTS):
                 parts = range(self._parts(outcome))
@@ -335,7 +367,8 @@ class Rendezvous:
             failure = {"kind": "mismatch", "culprits": [[self.rank, self.rank]], "differences": {}}
         if failure is not None:
             raise self._explain(failure, what)
-        self._client.delete([mine])
+        self._client.delete([mine, *self._answers])
+        self._answers = []
         return outcome[len(_SUCCESS) + DIGEST :]
 
     @contextlib.contextmanager
@@ -356,20 +389,42 @@ class Rendezvous:
             raise ValueError(f"an outcome in {count} parts")
         return count
 
-    def _await(self, end: float) -> bytes:
+    def _await(self, end: float, header: bytes) -> bytes:
         """The outcome of this step, or b"" if there is none by `end`."""
         result = self._key("result")
-        while not (outcome := self._client.peek(result)) and (left := end - time.monotonic()) > 0:
-            if self._check_peers is not None:
-                try:
-                    self._check_peers()
-                except CommError:
-                    # A member that has the outcome already may have gone on, and left.
-                    if outcome := self._client.peek(result):
-                        break
-                    raise
-            self._client.wait(result, min(left, _LOOK) if self._check_peers else left)
+        look = time.monotonic() + self._faults.interval
+        with Waiting():
+            while not (outcome := self._client.peek(result)) and (left := end - time.monotonic()) > 0:
+                if self._check_peers is not None:
+                    try:
+                        self._check_peers()
+                    except CommError:
+                        # A member that has the outcome already may have gone on, and left.
+                        if outcome := self._client.peek(result):
+                            break
+                        raise
+                if time.monotonic() >= look:
+                    look = time.monotonic() + self._faults.interval
+                    if failure := self._look(header):
+                        return self._fail(self._step, failure)
+                pause = min(left, look - time.monotonic())
+                self._client.wait(result, min(pause, _LOOK) if self._check_peers else pause)
         return outcome
+
+    def _look(self, header: bytes) -> dict[str, Any] | None:
+        """Looks for a reason why this step cannot succeed, and answers the member that asks who is here."""
+        if self._client.peek(self._key("question")):
+            self._answers = [self._key(f"here{self.rank}")]
+            self._client.put(self._answers[0], b"1")
+        if self._step > 0:
+            return self._faults.dead()
+        with self._reading():
+            return self._faults.look(header, self._post_of, lambda: compare(self._roll_call()[1]))
+
+    def _post_of(self, rank: int) -> tuple[bytes, bytes] | None:
+        post = self._client.peek(self._key(str(rank)))
+        header, _, value = post[_NONCE:].partition(b"\n")
+        return (header, value) if post else None
 
     def _complete(self, combine: Callable[[list[bytes]], bytes]) -> None:
         self._client.put(self._key("last"), str(self.rank).encode())
@@ -412,19 +467,21 @@ class Rendezvous:
                 self._advance(self._generation)
         return outcome
 
-    def _give_up(self) -> bytes:
+    def _give_up(self, header: bytes) -> bytes:
         """At the deadline: the outcome, a failure unless another one came at the last moment."""
         # For the elected member to look, or the last member to finish.
-        grace = min(1.0 + self.size / 2000, 30.0)
-        if self._client.add(self._key("abandon")) > 1 and (outcome := self._await(time.monotonic() + grace)):
+        grace = min(1.0 + self.size / 2000, 30.0) + self._faults.interval
+        elected = self._client.add(self._key("abandon")) == 1
+        if not elected and (outcome := self._await(time.monotonic() + grace, header)):
             return outcome
         missing, headers = self._roll_call()
         stuck = not missing
         if stuck:
-            if outcome := self._await(time.monotonic() + grace):
+            self._client.put(self._key("question"), b"1")
+            if outcome := self._await(time.monotonic() + grace, header):
+                self._client.delete([self._key("question")])
                 return outcome
-            last = self._client.peek(self._key("last"))
-            missing = [int(last)] if last else []
+            missing = self._unanswered()
             # Or the last member expects more members, and waits for them.
             headers, _ = self._posts()
         failure = {
@@ -434,6 +491,15 @@ class Rendezvous:
             "stuck": stuck,
         }
         return self._fail(self._step, compare(headers) or failure)
+
+    def _unanswered(self) -> list[int]:
+        """Members that have come and have not answered the question who is here; else the last to come."""
+        others = [r for r in range(self.size) if r != self.rank]
+        silent = [r for r in others if not self._client.peek(self._key(f"here{r}"))]
+        if silent:
+            return silent
+        last = self._client.peek(self._key("last"))
+        return [int(last)] if last else []
 
     def _posts(self) -> tuple[dict[int, bytes], list[bytes]]:
         """The headers and the values of all members. Called when all of them have posted theirs."""
@@ -458,7 +524,8 @@ class Rendezvous:
             outcome = self._client.peek(f"{key}/result")
             parts = range(self._parts(outcome) if outcome.startswith(_IN_PARTS) else 0)
             names = ["result", "arrived", "abandon", "last", *(f"part{i}" for i in parts)]
-            names += [str(r) for r in range(self.size)] if posts else []
+            if posts:
+                names += ["question", *(f"{kind}{r}" for kind in ("", "here") for r in range(self.size))]
             self._client.delete([f"{key}/{name}" for name in names])
 
     def _explain(self, failure: dict[str, Any], what: str) -> CommError | _Late:

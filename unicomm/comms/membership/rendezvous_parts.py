@@ -70,6 +70,8 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
     members = range(len(labels))
 
     def global_ranks(ranges: Any) -> list[int]:
+        if "global" in failure:
+            return members_of(ranges)
         # A member that expects fewer ranks has no global ranks of the others.
         return [labels[r] if r < len(labels) else r for r in members_of(ranges)]
 
@@ -97,18 +99,31 @@ def error_of(failure: dict[str, Any], what: str, comm: str, rank: int, labels: S
         ]
         text = "the members do not agree: " + ("; ".join(lines) or f"size is {len(labels)} on {who} only")
         hint = "make the same call with the same arguments on all members"
+    elif kind == "dead":
+        error, text = (
+            PeerLostError,
+            f"{who} {'is' if len(culprits) == 1 else 'are'} gone: the process has ended",
+        )
+        hint = f"look at the output and the exit code of {who}"
     elif kind == "twice":
         text = f"two processes call themselves {who}"
         hint = "give each its own rank; if one was restarted alone, let all others try again as well"
     else:
         error, text = PeerLostError, f"{who} left: {failure['reason']}"
         hint = f"look at what {who} printed last"
-    return error(text, comm=comm, rank=rank, culprits=culprits, hint=hint)
+    dead = culprits if kind == "dead" else ()
+    return error(text, comm=comm, rank=rank, culprits=culprits, dead=dead, hint=hint)
 
 
 def read_failure(text: bytes, size: int) -> dict[str, Any]:
     """Reads a failure for `error_of`; raises `ValueError` for anything else."""
-    kinds = {"timeout": ("seconds", "stuck"), "mismatch": ("differences",), "twice": (), "left": ("reason",)}
+    kinds = {
+        "timeout": ("seconds", "stuck"),
+        "mismatch": ("differences",),
+        "twice": (),
+        "left": ("reason",),
+        "dead": (),
+    }
     try:
         failure = json.loads(text)
     except RecursionError:
@@ -127,7 +142,7 @@ def read_failure(text: bytes, size: int) -> dict[str, Any]:
         raise ValueError("a difference that names no ranks")
     # Members that disagree on their number may name ranks that this one does not expect.
     sizes = [int(v) for v, _ in differences.get("size", []) if isinstance(v, str) and v.isdecimal()]
-    most = min(max([size, *sizes]), max(size, _MOST_RANKS))
+    most = _MOST_RANKS if "global" in failure else min(max([size, *sizes]), max(size, _MOST_RANKS))
     for pairs in [failure.get("culprits"), *(ranks for _, ranks in groups)]:
         _check_ranges(pairs, most)
     return failure
