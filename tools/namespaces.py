@@ -37,7 +37,9 @@ def why_not() -> str:
 class Namespaces:
     """`n` hosts, from 0. Raises `subprocess.CalledProcessError` when one cannot be made."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, only_ipv6: bool = False) -> None:
+        """`only_ipv6`: the network between the hosts has no IPv4."""
+        self._only_ipv6 = only_ipv6
         key = secrets.token_hex(3)
         self.names = [f"uc{key}-{i}" for i in range(n)]
         self._middle = f"uc{key}-m"
@@ -45,7 +47,7 @@ class Namespaces:
 
     def address(self, host: int) -> str:
         """The address of a host on the network between them."""
-        return f"10.77.0.{host + 1}"
+        return f"fd00:77::{host + 1}" if self._only_ipv6 else f"10.77.0.{host + 1}"
 
     def enter(self, host: int) -> list[str]:
         """What to put before a command that is to run on a host."""
@@ -69,7 +71,9 @@ class Namespaces:
                 peer = ("peer", "name", port, "netns", self._middle)
                 _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
                 _run("ip", "-n", self._middle, "link", "set", port, "master", "bridge", "up")
-                _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+                # Without nodad an IPv6 address cannot be used for its first second.
+                address = [f"{self.address(i)}/64", "nodad"] if self._only_ipv6 else [f"{self.address(i)}/24"]
+                _run("ip", "-n", name, "addr", "add", *address, "dev", "eth0")
                 _run("ip", "-n", name, "link", "set", "eth0", "up")
                 self._keepers.append(_keeper(name))
         except BaseException:

@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from unicomm import BackendError, Communicator, PeerLostError
-from unicomm.comms.failures.process_sockets import internet_sockets
 from unicomm.backends.bootstrap.addresses import guard_store
 from unicomm.backends.gloo import connect as gloo_connect
 from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
+from unicomm.comms.failures.process_sockets import internet_sockets
 from unicomm.comms.membership import split
 from unicomm.testing import run_ranks
 

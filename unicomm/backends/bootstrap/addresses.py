@@ -25,8 +25,8 @@ from unicomm.comms.membership.handles import network, notice_silence
 
 INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, instead of routing
 _SIOCGIFADDR = 0x8915
-# An address of no network (RFC 5737): the way to it is the default route.
-_ANYWHERE = "192.0.2.1"
+# Addresses of no network (RFC 5737, RFC 3849): the way to them is the default route.
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")
 _STORE_SILENT = 3  # seconds between two probes of the store's host; it is gone after four of them
 _PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
 
@@ -69,12 +69,14 @@ def of_interface(name: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
+    """Returns an address that is valid beyond the link, if there is one."""
+    found = []
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
         for fields in map(str.split, file):
             if fields[5] == interface:
                 address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
-                return f"{address}%{interface}" if address.startswith("fe80") else address
-    return ""
+                found.append(f"{address}%{interface}" if address.startswith("fe80") else address)
+    return min(found, key=lambda address: "%" in address, default="")
 
 
 def chosen_interface() -> str:
@@ -128,8 +130,8 @@ def choose_for(setup: Setup, places: Sequence[Place], cure: str) -> str:
 
 
 def route_anywhere() -> str:
-    """Returns the address on the default route; "" if there is none."""
-    return route_to(_ANYWHERE)
+    """Returns the address on the default route, IPv4 before IPv6; "" if there is none."""
+    return next(filter(None, map(route_to, _ANYWHERE)), "")
 
 
 def route_to(host: str) -> str:

@@ -182,7 +182,7 @@ def host_of(store: Any) -> StoreHost:
     if isinstance(base, TCPStore):
         return host_at(base.host, base.port)
     if isinstance(base, FileStore):
-        return StoreHost(f"the processes that use the store's file {base.path}")
+        return StoreHost(f"the processes that use the store's file {getattr(base, 'path', '')}")
     return StoreHost("the process that holds the store (rank 0 at MASTER_ADDR, or the launcher)")
 
 
