@@ -21,8 +21,8 @@ def job(tmp_path):
     """`job(n)`: an empty job on n hosts."""
     open_jobs = []
 
-    def make(n):
-        hosts = namespaces.Namespaces(n)
+    def make(n, only_ipv6=False):
+        hosts = namespaces.Namespaces(n, only_ipv6)
         hosts.__enter__()
         open_jobs.append(hosts)
         made = Job(hosts, tmp_path)
@@ -55,6 +55,29 @@ def test_torchrun_with_the_switch_on_two_hosts(job, tmp_path):
         "hosts - shm gloo -",
         "hosts - shm - hosts",
     ]
+
+
+@pytest.mark.parametrize("way", ["gloo", "auto", "given", "init_process_group", "reconfigure"])
+def test_hosts_without_ipv4(job, way):
+    """The job's store, a store that the program opens, Gloo's connections and init handles."""
+    ranks = job(2, only_ipv6=True)
+    for rank in (0, 1):
+        ranks.start(
+            rank,
+            PROGRAMS / "ipv6.py",
+            way,
+            RANK=rank,
+            WORLD_SIZE=2,
+            LOCAL_RANK=0,
+            LOCAL_WORLD_SIZE=1,
+            MASTER_ADDR=ranks.hosts.address(0),
+            MASTER_PORT=PORT,
+            UNICOMM_INTERFACE="eth0" if way == "reconfigure" else "",
+            TORCH_DISTRIBUTED_USE_TORCHCOMMS=1,
+        )
+    for rank in (0, 1):
+        assert ranks.hear(rank) == [3.0, 3.0]
+    assert [process.wait() for process in ranks.processes] == [0, 0], str(ranks)
 
 
 def test_three_uneven_hosts(job):

@@ -66,7 +66,7 @@ class Split:
             try:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:
-                # A rank that has stopped is known to be the cause; the others may have given up because of it.
+                # If the cause is known, the parent tells only who has given up because of it.
                 if is_store_failure(error) and not error.absent:
                     self._check_peers()  # a rank that is gone may be why, and then the error names it
                 raise
