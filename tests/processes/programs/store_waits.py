@@ -21,6 +21,8 @@ import torch.distributed as dist
 import unicomm
 from tests.processes.programs.common import describe, hear, leave, say
 from unicomm.comms.failures.store_client import StoreClient
+from unicomm.comms.membership.environment import detect_environment
+from unicomm.comms.membership.job_store import open_store
 from unicomm.comms.membership.rendezvous import Rendezvous
 
 SCENARIO, *ARGUMENTS = sys.argv[1:]
@@ -150,7 +152,7 @@ def differing(what: str) -> None:
     everyone = list(range(SIZE))
 
     def create(name: str, size: int) -> Any:
-        store = comm._member.store
+        store = open_store(detect_environment(), LONG)
         return unicomm.new_comm("gloo", "cpu", name, timeout=LONG, store=store, rank=RANK, size=size)
 
     calls = {
