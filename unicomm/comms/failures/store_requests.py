@@ -197,8 +197,8 @@ def host_at(host: str, port: int) -> StoreHost:
 
 
 def serves(base: Any) -> bool:
-    """Whether this process holds the TCPStore itself: it listens at the port of the store."""
-    if not isinstance(base, TCPStore):
+    """Whether this process holds a TCPStore of which that is unknown: it listens at the store's port."""
+    if not isinstance(base, TCPStore) or host_of(base).rank is not None:
         return False
     port = base.port
     for s in internet_sockets():

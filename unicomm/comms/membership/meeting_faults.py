@@ -14,6 +14,7 @@ is thus looked at by several. docs/design/store-waits.md has the reasons.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 import time
@@ -35,6 +36,7 @@ _CALLS = "unicomm-waits-in"  # keys: the call in which a rank waits
 
 #: Threads that wait in a meeting.
 _waiting: set[int] = set()
+os.register_at_fork(after_in_child=_waiting.clear)
 
 
 @dataclass(frozen=True)

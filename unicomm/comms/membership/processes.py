@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FORM = struct.Struct("<8sIQ?")
+_MOST_PID = 1 << 22  # of Linux
 _ENDED = "ZX"  # states of a process that has ended and was not waited for
 
 
@@ -29,11 +30,17 @@ def status(pid: int) -> list[str]:
 
 
 def lives(pid: int, ticks: int) -> bool:
-    """Whether the process that was started at `ticks` runs."""
+    """Whether the process that was started at `ticks` runs. True if this process cannot tell."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
     try:
         state = status(pid)
-    except OSError:
-        return False
+    except OSError:  # no descriptor is left, or it ends just now
+        return True
     return int(state[19]) == ticks and state[0] not in _ENDED
 
 
@@ -64,9 +71,12 @@ class Process:
     def read(cls, data: bytes) -> Process:
         """Reverses `pack`; raises `ValueError` for anything else."""
         try:
-            return cls(*_FORM.unpack(data))
+            found = cls(*_FORM.unpack(data))
         except struct.error as error:
             raise ValueError(f"{data[:40]!r} is no process") from error
+        if found.pid > _MOST_PID:
+            raise ValueError(f"{found.pid} is no process id")
+        return found
 
     def pack(self) -> bytes:
         return _FORM.pack(self.scope, self.pid, self.ticks, self.holds_store)

@@ -129,7 +129,9 @@ class ReconfigureSession:
                 self._handles[0], self._endpoint.network, {"store": self._uuid}, min(self.remaining(), _CALL)
             )
         except OSError as error:
-            raise self.explained(BackendError(f"cannot reach rank 0: {error}", culprits=())) from None
+            cause = self.explained(BackendError(f"cannot reach rank 0: {error}"))
+            cause.culprits = cause.culprits or (0,)
+            raise cause from None
         self._store = RemoteStore(lines.socket, self.remaining())
         set_host(self._store, StoreHost("rank 0, which holds the store of the attempt", 0))
         return self._store
