@@ -117,7 +117,8 @@ def test_over_gloo(start, rings, moment):
 
 @pytest.mark.parametrize("moment", ["before", "inside"])
 def test_during_creation(start, rings, moment):
-    """Nobody can know the process of a rank that has not come yet: the others learn at the deadline."""
+    """Nobody can know the process of a rank that has not come yet: the others learn at the deadline. If it has
+    come, they look for it."""
     job = start("creation.py", 4, "killed", moment, VICTIM, TIMEOUT)
     job.next("here")
     if moment == "before":
@@ -129,10 +130,14 @@ def test_during_creation(start, rings, moment):
         survivor.tell()
     for survivor in job.but(VICTIM):
         error = survivor.next("error")
-        assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == [VICTIM]
-        assert f"rank {VICTIM} did not" in error["text"]
-        assert "ranks 0-1, 3 did" in error["text"]
+        if moment == "before":
+            assert error["type"] == "CommTimeoutError"
+            assert f"rank {VICTIM} did not" in error["text"]
+            assert "ranks 0-1, 3 did" in error["text"]
+        else:
+            assert error["type"] == "PeerLostError"
+            assert f"rank {VICTIM} is gone: the process has ended" in error["text"]
         assert error["at"] - error["began"] < TIMEOUT + SOON
         said = survivor.next("failed")
         assert said["after"] == said["before"]

@@ -9,12 +9,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar, cast
 
 import unicomm
+
+T = TypeVar("T")
 
 
 def say(event: str, **data: object) -> None:
@@ -55,13 +57,14 @@ def reporting() -> Iterator[None]:
         say("done")
 
 
-def settled(before: dict[str, list[str]]) -> dict[str, list[str]]:
-    """`holdings` once it is as `before`, or as it is after five seconds.
+def settled(before: T, look: Callable[[], T] | None = None) -> T:
+    """`look()`, by default `holdings()`, once it is as `before`, or as it is after five seconds.
 
-    A thread that was joined has returned, but the kernel may be about to end it.
+    A thread that was joined has returned, but the kernel may be about to end it. Idle threads end after a while.
     """
     deadline = time.monotonic() + 5
-    while (now := holdings()) != before and time.monotonic() < deadline:
+    look = look or cast("Callable[[], T]", holdings)
+    while (now := look()) != before and time.monotonic() < deadline:
         os.sched_yield()
     return now
 

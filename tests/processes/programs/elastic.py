@@ -11,7 +11,7 @@ import sys
 import torch
 
 import unicomm
-from tests.processes.programs.common import hear, holdings, reporting, say
+from tests.processes.programs.common import hear, holdings, reporting, say, settled
 from unicomm.testing import run_ranks
 
 
@@ -39,4 +39,4 @@ while (order := json.loads(hear()))["do"] != "finalize":
             comm.all_reduce(x, unicomm.ReduceOp.SUM, False)
             say("sum", value=x[-1].item(), same=bool((x == x[0]).all()))
 comm.finalize()
-say("finalized", before=before, after=held())
+say("finalized", before=before, after=settled(before, held))
