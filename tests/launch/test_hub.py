@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from unicomm import _core
 from unicomm.flight_recorder.ring.reader import read_folder
+from unicomm.launch import job_token
 from unicomm.launch.cli import app
 from unicomm.launch.hub import protocol
 from unicomm.launch.hub import view as hub_view
@@ -324,9 +325,9 @@ def test_tokens():
     assert protocol.keys(TOKEN, "hub") == protocol.keys(TOKEN, "hub")
     assert len({protocol.keys(t, side) for t in (TOKEN, TOKEN + "x") for side in ("hub", "guest")}) == 4
     for weak in ("", "short", "ü" * 20):
-        with pytest.raises(HubError, match="openssl"):
-            protocol.check_token(weak)
-    assert protocol.check_token(protocol.new_token())
+        with pytest.raises(job_token.TokenError, match="openssl"):
+            job_token.check_token(weak)
+    assert job_token.check_token(job_token.new_token())
 
 
 # --- unicomm trace top --connect ----------------------------------------------------------------------
@@ -358,7 +359,7 @@ def notes(tmp_path, monkeypatch):
     """The folder with the notes of this user's hubs, for this test only."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(run_folder, "private_folder", lambda: tmp_path)
-    monkeypatch.delenv(protocol.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(job_token.VARIABLE, raising=False)
     return tmp_path
 
 
@@ -389,7 +390,7 @@ def test_the_view_by_a_hub(hubs, notes, monkeypatch):
 def test_which_hub_is_meant(notes, monkeypatch):
     with pytest.raises(HubError, match="no job of"):
         hub_view.find("localhost", None)
-    with pytest.raises(HubError, match=f"set {protocol.TOKEN_VARIABLE}"):
+    with pytest.raises(HubError, match=f"set {job_token.VARIABLE}"):
         hub_view.find("node7", None)
     here = os.getpid()
     run_folder.note_hub("10.0.0.1", 5001, "first token of two", here, notes)
@@ -403,7 +404,7 @@ def test_which_hub_is_meant(notes, monkeypatch):
     assert hub_view.find("localhost", 5002)[1] == "second token of two"
     with pytest.raises(HubError, match="several jobs"):
         hub_view.find("node7", None)
-    monkeypatch.setenv(protocol.TOKEN_VARIABLE, "a token of the user")
+    monkeypatch.setenv(job_token.VARIABLE, "a token of the user")
     assert hub_view.find("::2", None) == (f"tcp://[::2]:{run_folder.DEFAULT_PORT}", "a token of the user")
 
 

@@ -8,5 +8,6 @@ exporter/  a process beside the launcher that serves metrics of the ranks of its
 doctor/    `unicomm doctor`: checks of this machine and installation
 notebook/  processes that run functions of a notebook as ranks, call after call
 
+job_token.py     the secret by which launchers, hubs and viewers of one job know each other
 side_process.py  a process of ours beside the launcher, as the launcher sees it: the hub, the exporter
 """

@@ -151,21 +151,33 @@ def _connect(env: Environment, host: str, port: int, agent: bool, listen: str, t
 
 
 def _listen(env: Environment, host: str, port: int, listen: str) -> int | None:
-    """A listening socket at the address of `host`; torch's own socket would listen on all interfaces.
+    listener = store_listener(host, port, one_host=env.local_size == env.size, listen=listen)
+    return None if listener is None else listener.detach()
+
+
+def store_listener(
+    host: str, port: int, *, one_host: bool, listen: str | None = None, backlog: int = _BACKLOG
+) -> socket.socket | None:
+    """A socket for a store that listens at the address of `host` only; torch's listens on all interfaces.
+
+    Args:
+        host: the name or address by which the ranks know the store's host.
+        one_host: whether all ranks are on this host.
+        listen: "all" or "address"; None for the value of UNICOMM_STORE_LISTEN.
 
     None, which lets torch open its own, in four cases: with UNICOMM_STORE_LISTEN=all; if the address is none
     of this machine's, as behind a NAT; if the name is loopback here (on Debian the host's own name is
     127.0.1.1) but the job has other hosts, which know it by another address; and if the port is taken, by
     another store of this process or by a stranger, which torch tells apart.
     """
-    if listen == "all":
+    if (os.environ.get(_LISTEN, "") if listen is None else listen) == "all":
         return None
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
         here = ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
-        if here and env.local_size != env.size and not _means_loopback(host):
+        if here and not one_host and not _means_loopback(host):
             return None
-        return handles.listen(host, port, _BACKLOG).detach()
+        return handles.listen(host, port, backlog)
     except (OSError, ValueError):
         return None
 

@@ -24,7 +24,7 @@ from .rendezvous_parts import pack, unpack
 _FRAME = struct.Struct("<IBH")  # bytes that follow, operation, fields in them
 _LONGEST = 64 << 20
 _SECONDS = 30.0  # for an answer
-_LEAST, _MOST = 0.0005, 0.02  # seconds between two looks at a key
+_LEAST = 0.0005  # seconds between the first two looks at a key
 _ABSENT = b"?"
 _OPERATIONS = ("set", "compare_set", "add", "check", "read", "delete_key", "append")
 
@@ -80,9 +80,12 @@ def answer(store: HashStore, operation: int, fields: list[bytes]) -> bytes:
 class RemoteStore(Store):
     """The store that another rank's endpoint serves. Methods raise `RuntimeError` when that rank is gone."""
 
+    longest_pause = 0.02  # seconds between two looks at a key that is not there
+
     def __init__(self, s: socket.socket, timeout: float) -> None:
         super().__init__()
-        self._socket, self._timeout = s, timedelta(seconds=timeout)
+        self.set_timeout(timedelta(seconds=timeout))  # torch's: it reaches this store through a PrefixStore, too
+        self._socket = s
         self._lock = threading.Lock()
         s.settimeout(_SECONDS)
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,14 +132,14 @@ class RemoteStore(Store):
         self._ask("append", key.encode(), _bytes(value))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit = timeout or self._timeout
+        limit = timeout or self.timeout
         began = now = time.monotonic()
         end = began + limit.total_seconds()
         while not self.check(keys):
             now = time.monotonic()
             if now > end:
                 raise RuntimeError(f"wait timeout after {limit.total_seconds():g} s for {keys}")
-            time.sleep(min(max((now - began) / 20, _LEAST), _MOST))
+            time.sleep(min(max((now - began) / 20, _LEAST), self.longest_pause))
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -151,13 +154,6 @@ class RemoteStore(Store):
 
     def has_extended_api(self) -> bool:
         return True
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
 
 
 def _bytes(value: Any) -> bytes:

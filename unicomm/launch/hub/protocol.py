@@ -9,9 +9,7 @@ for it, and every wait has a time limit.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import secrets
 import time
 import zlib
 from typing import Any
@@ -20,13 +18,11 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-TOKEN_VARIABLE = "UNICOMM_JOB_TOKEN"
 MOST_ASKED = 64 << 10  # bytes of a request
 MOST_ANSWERED = 16 << 20  # bytes of an answer
 MOST_RING = 4 << 30  # bytes of a ring
 PART = 4 << 20  # bytes of a ring in one answer, before it is packed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.(?:ucring|ending|stacks|exits)")
-_SHORTEST_TOKEN = 16
 
 
 class HubError(Exception):
@@ -176,16 +172,6 @@ def unpack(data: bytes, size: int, most: int) -> bytes:
 # --- keys ---------------------------------------------------------------------------------------------
 
 
-def check_token(token: str) -> str:
-    """Returns the token. Raises `HubError` when it is too short to be a secret."""
-    if len(token) < _SHORTEST_TOKEN or not token.isascii():
-        raise HubError(
-            f"{TOKEN_VARIABLE} is too short to be a secret; use {_SHORTEST_TOKEN} or more ASCII characters,"
-            " such as those of `openssl rand -hex 16`, the same on all hosts"
-        )
-    return token
-
-
 def keys(token: str, side: str) -> tuple[bytes, bytes]:
     """Returns the (public, secret) keys that all hubs ("hub") or all clients ("guest") of a job share."""
     secret = z85.encode(
@@ -254,13 +240,3 @@ class HubConnection:
         if isinstance(answer, Refused):
             raise HubError(f"the hub at {self._address} refused: {answer.why}")
         return answer
-
-
-def new_token() -> str:
-    return secrets.token_hex(16)
-
-
-def own_token() -> str:
-    """Returns the token in the environment, "" if there is none."""
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    return check_token(token) if token else ""

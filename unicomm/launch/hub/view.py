@@ -9,10 +9,11 @@ import zmq
 from unicomm.flight_recorder.live import snapshot as live
 from unicomm.flight_recorder.ring.folder import FolderError
 from unicomm.flight_recorder.ring.reader import InputRemark, Ring, RingError
+from unicomm.launch import job_token
 from unicomm.launch.run.job_folder import DEFAULT_PORT, HubNote, running_hubs
 
 from .gather import unpacked
-from .protocol import TOKEN_VARIABLE, HubConnection, HubError, Look, Rings, own_token, zmq_address
+from .protocol import HubConnection, HubError, Look, Rings, zmq_address
 
 _PATIENCE = 5.0  # seconds that a hub gets to ask the others, and to answer
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -37,7 +38,10 @@ def find(host: str, port: int | None) -> tuple[str, str]:
     notes: list[HubNote] = []
     with contextlib.suppress(FolderError):
         notes = list(running_hubs())
-    token = own_token()
+    try:
+        token = job_token.own_token()
+    except job_token.TokenError as error:
+        raise HubError(str(error)) from None
     if host in _HERE:
         meant = [note for note in notes if port in (None, note.port)]
         if len(meant) > 1:
@@ -53,7 +57,7 @@ def find(host: str, port: int | None) -> tuple[str, str]:
     if len(tokens) != 1:
         why = "several jobs run here" if tokens else "no job of it runs here"
         raise HubError(
-            f"the token of the hub of {host} is not known ({why}): set {TOKEN_VARIABLE} to the job's token"
+            f"the token of the hub of {host} is not known ({why}): set {job_token.VARIABLE} to the job's token"
         )
     return zmq_address(host, DEFAULT_PORT if port is None else port), tokens.pop()
 

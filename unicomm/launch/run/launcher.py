@@ -34,6 +34,8 @@ from unicomm.flight_recorder.analysis.verdict import Report
 from unicomm.flight_recorder.ring.folder import FolderError, private_folder
 from unicomm.launch.exporter.exporter_process import LOOPBACK, ExporterProcess, listen
 from unicomm.launch.hub.hub_process import HubProcess
+from unicomm.launch.job_token import VARIABLE, TokenError, new_token, own_token, token_of_file
+from unicomm.launch.rendezvous.handlers import our_rendezvous
 
 from . import job_folder, summary, verdict_file
 from .agent import our_agent, stopped
@@ -133,6 +135,15 @@ def parser() -> argparse.ArgumentParser:
         help="network interface between the hosts; default: the one that routes to the rendezvous endpoint "
         "(UNICOMM_INTERFACE)",
     )
+    ours.add_argument(
+        "--token-file",
+        "--token_file",
+        metavar="FILE",
+        type=Path,
+        default=None,
+        help="file with the job's token, which the launchers of several hosts prove to each other that they "
+        "know; only its owner may read it (UNICOMM_JOB_TOKEN)",
+    )
     return made
 
 
@@ -153,12 +164,13 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
         _check(options)
         several = torchrun.parse_min_max_nnodes(options.nnodes)[1] > 1
         _choose_addresses(options, several)
-        settings = _hub_settings(options, several)
+        token = _token(options)
+        settings = _hub_settings(options, several, token)
         if options.verdict_file is not None:
             verdict_file.prepare(options.verdict_file)
         metrics = _metrics(options)
         folder = _folder(options)
-    except (UsageError, CommError, FolderError, OSError) as error:
+    except (UsageError, CommError, FolderError, TokenError, OSError) as error:
         print(f"unicomm run: {error}", file=sys.stderr)
         return UNUSABLE
     kept = options.trace_dir is not None or os.environ.get("UNICOMM_TRACE_KEEP") == "always"
@@ -172,17 +184,23 @@ def main(arguments: Sequence[str], stop: StopSignals | None = None) -> int:
     try:
         # Once the ranks have ended signals are only noted, and nothing waits without a limit: the verdict is
         # made once.
-        end = ending.conclude(_run(options, job, stop, ending))
+        end = ending.conclude(_run(options, job, stop, ending, token))
     finally:
         job.close(keep=kept or (end.exit_code != 0 and bool(job.attempt.failure)))
     return end.exit_code
 
 
-def _run(options: argparse.Namespace, job: Job, stop: StopSignals, ending: _Ending) -> BaseException | None:
+def _run(
+    options: argparse.Namespace, job: Job, stop: StopSignals, ending: _Ending, token: str
+) -> BaseException | None:
     """Runs the ranks to their end, and returns torchrun's error."""
     reacting = Reacting(stop, ending.before_ranks)
     try:
-        with our_agent(job, stop, reacting.close, ending.show), stop.interrupting(stopped):
+        with (
+            our_rendezvous(token),
+            our_agent(job, stop, reacting.close, ending.show),
+            stop.interrupting(stopped),
+        ):
             record(torchrun.run)(options)
     except SystemExit as error:
         return error if error.code else None
@@ -284,6 +302,20 @@ def _metrics(options: argparse.Namespace) -> socket.socket | None:
         raise UsageError(f"--metrics-port: cannot listen at {where}: {why}; 0 takes any free port") from None
 
 
+def _token(options: argparse.Namespace) -> str:
+    """Returns the job's token, "" if it has none. Raises `UsageError` if it has two, and `TokenError`."""
+    told = own_token()
+    if options.token_file is None:
+        return told
+    token = token_of_file(options.token_file)
+    if told not in ("", token):
+        raise UsageError(
+            f"{VARIABLE} is another token than that in {options.token_file}; unset the variable, or leave"
+            " --token-file out"
+        )
+    return token
+
+
 def _missing() -> str:
     return " and ".join(name for name in ("zmq", "msgspec") if find_spec(name) is None)
 
@@ -319,9 +351,11 @@ def _choose_addresses(options: argparse.Namespace, several: bool) -> None:
     """Sets this host's address, and whether it hosts the store, from the route to the rendezvous endpoint.
 
     torchrun uses the host's own name instead, which often resolves to loopback or not at all; then the hosts
-    do not find each other. Options of the user are kept.
+    do not find each other. Options of the user are kept; but a job on one host needs no address that other
+    hosts reach.
     """
     if not several:
+        _stay_on_loopback(options)
         return
     host, port = _endpoint(options)
     if options.local_addr is None and (address := _address(host)):
@@ -333,6 +367,18 @@ def _choose_addresses(options: argparse.Namespace, several: bool) -> None:
         and _can_listen(host, port)
     ):
         options.rdzv_conf = ",".join(filter(None, (options.rdzv_conf, "is_host=true")))
+
+
+def _stay_on_loopback(options: argparse.Namespace) -> None:
+    """Makes the ranks of a job on one host meet at loopback, unless the user names an address."""
+    if options.local_addr is None:
+        options.local_addr = LOOPBACK
+    if options.rdzv_backend == "static" and (options.rdzv_endpoint or options.master_port is not None):
+        if os.environ.get("UNICOMM_STORE_LISTEN") == "all":
+            return
+        host, port = _endpoint(options)
+        if host and not _is_loopback(host):
+            options.rdzv_endpoint = f"{LOOPBACK}:{port}"
 
 
 def _endpoint(options: argparse.Namespace) -> tuple[str, int]:
@@ -375,7 +421,7 @@ def _can_listen(host: str, port: int) -> bool:
     return False
 
 
-def _hub_settings(options: argparse.Namespace, several: bool) -> HubSettings | None:
+def _hub_settings(options: argparse.Namespace, several: bool, token: str) -> HubSettings | None:
     """Returns how the hub listens (at loopback, unless there are other hosts); None for no hub."""
     if options.hub is False:
         return None
@@ -387,12 +433,8 @@ def _hub_settings(options: argparse.Namespace, several: bool) -> HubSettings | N
                 file=sys.stderr,
             )
         return None
-    from unicomm.launch.hub.protocol import HubError, new_token, own_token
-
-    try:
-        token = own_token() or ("" if several else new_token())
-    except HubError as error:
-        raise UsageError(str(error)) from None
+    if not token and not several:
+        token = new_token()
     address = options.local_addr if several else None
     port = job_folder.DEFAULT_PORT if options.hub_port is None else options.hub_port
     return HubSettings(token, address or LOOPBACK, port, options.hub_port is None, several)
