@@ -1,8 +1,6 @@
 """Which sockets a job's processes listen at, and who answers there: what a stranger on the network sees.
 
-    python -m tests.security.listeners PID        # JSON: the sockets of this process and of those below it
-
-A host that is a network namespace is looked at by this command, run inside of it.
+python -m tests.security.listeners        # JSON: the sockets of all processes, within a network namespace
 """
 
 from __future__ import annotations
@@ -14,12 +12,11 @@ import json
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import psutil
-from torch.distributed import TCPStore
 
 _SECONDS = 10.0  # that a listener may take to greet; those that say nothing wait for the caller
 _SILENT = 2.0  # after which it counts as one that says nothing
@@ -94,10 +91,12 @@ def is_store(address: str, port: int) -> bool:
     return False
 
 
-def store_at(address: str, port: int) -> TCPStore | None:
+def store_at(address: str, port: int) -> Any:
     """torch's store at this address, as anybody may use it; None if none answers there."""
     if not is_store(address, port):
         return None
+    from torch.distributed import TCPStore  # here, as most who look at sockets need not import torch
+
     limit = timedelta(seconds=_SECONDS)
     return TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
 
@@ -111,7 +110,7 @@ def greeting(address: str, port: int) -> bytes:
 
 
 def main() -> None:
-    print(json.dumps([dataclasses.astuple(one) for one in listeners(family(int(sys.argv[1])))]))
+    print(json.dumps([dataclasses.astuple(one) for one in listeners(psutil.process_iter())]))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def token_of_file(path: Path) -> str:
                 raise TokenError(f"{path} is not a regular file, so not a file with a token")
             if info.st_uid not in (os.getuid(), 0) or info.st_mode & 0o077:
                 raise TokenError(
-                    f"{path} is not private: others may read or change it, so it cannot hold a secret; make it"
+                    f"{path} is not private: others may read or change it, so it holds no secret; make it"
                     f" this user's, with `chmod 600 {path}`, and write a new token into it"
                 )
             data = file.read(_LONGEST_FILE)

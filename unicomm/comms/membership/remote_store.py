@@ -84,7 +84,9 @@ class RemoteStore(Store):
 
     def __init__(self, s: socket.socket, timeout: float) -> None:
         super().__init__()
-        self.set_timeout(timedelta(seconds=timeout))  # torch's: it reaches this store through a PrefixStore, too
+        self.set_timeout(
+            timedelta(seconds=timeout)
+        )  # torch's: it reaches this store through a PrefixStore, too
         self._socket = s
         self._lock = threading.Lock()
         s.settimeout(_SECONDS)
@@ -132,7 +134,7 @@ class RemoteStore(Store):
         self._ask("append", key.encode(), _bytes(value))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        limit = timeout or self.timeout
+        limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]  # missing in torch's stub
         began = now = time.monotonic()
         end = began + limit.total_seconds()
         while not self.check(keys):

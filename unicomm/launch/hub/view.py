@@ -57,7 +57,8 @@ def find(host: str, port: int | None) -> tuple[str, str]:
     if len(tokens) != 1:
         why = "several jobs run here" if tokens else "no job of it runs here"
         raise HubError(
-            f"the token of the hub of {host} is not known ({why}): set {job_token.VARIABLE} to the job's token"
+            f"the token of the hub of {host} is not known ({why}):"
+            f" set {job_token.VARIABLE} to the job's token"
         )
     return zmq_address(host, DEFAULT_PORT if port is None else port), tokens.pop()
 

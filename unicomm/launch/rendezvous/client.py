@@ -15,7 +15,7 @@ from .connections import EndedError, NoLauncherError, SignedSocket, TokensDiffer
 _GREETING = 10.0  # seconds that the host may take to greet
 _PAUSES = (0.05, 1.0)  # seconds between two calls of a host that is not there: the first pause, the longest
 _SILENT = 10  # seconds between two probes of a silent host; its connection ends after four of them
-CURE = "set UNICOMM_JOB_TOKEN to the same value for the launchers of all hosts, or --token-file to the same token"
+_CURE = "set UNICOMM_JOB_TOKEN to one value for the launchers of all hosts, or use --token-file on all"
 
 
 class LaunchersStore(RemoteStore):
@@ -61,7 +61,7 @@ def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:
         except TokensDifferError as error:
             mine = "this one has one, too" if token else "this one has none"
             raise RendezvousConnectionError(
-                f"the tokens of the job's hosts differ: {error} at {where}, and {mine}. {CURE}"
+                f"the tokens of the job's hosts differ: {error} at {where}, and {mine}. {_CURE}"
             ) from None
         except NoLauncherError:
             raise RendezvousConnectionError(_no_launcher(where)) from None
@@ -71,8 +71,8 @@ def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:
                     raise RendezvousConnectionError(_no_launcher(where)) from error
                 raise RendezvousConnectionError(
                     f"the host of the rendezvous was not reached at {where} within {timeout:g} s"
-                    f" ({error.strerror or error}): see whether its launcher runs, whether --rdzv-endpoint names"
-                    " it on all hosts, and whether a firewall is between"
+                    f" ({error.strerror or error}): see whether its launcher runs, whether --rdzv-endpoint"
+                    " names it on all hosts, and whether a firewall is between"
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, longest)
@@ -80,8 +80,8 @@ def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:
 
 def _no_launcher(where: str) -> str:
     return (
-        f"what answers at {where} is no launcher of `unicomm run`: start all hosts with `unicomm run`, none with"
-        " torchrun, and check --rdzv-endpoint"
+        f"what answers at {where} is no launcher of `unicomm run`: start all hosts with `unicomm run`, none"
+        " with torchrun, and check --rdzv-endpoint"
     )
 
 
@@ -90,7 +90,9 @@ def _call(host: str, port: int, token: str, seconds: float) -> SignedSocket:
     try:
         notice_silence(s, _SILENT)
         return SignedSocket(s, token)
+    except TimeoutError as error:
+        s.close()
+        raise EndedError("it does not greet") from error
     except BaseException:
         s.close()
         raise
-

@@ -1,11 +1,12 @@
 """Connections between launchers: each side proves that it knows the job's token, and each message is signed.
 
     caller  -> HELLO     magic, whether it has a token, 32 random bytes
-    host    -> WELCOME   magic, whether it has a token, 32 random bytes, the caller's address, a MAC of all so far
-    caller  -> PROOF     a MAC of all so far
+    host    -> WELCOME   magic, whether it has a token, 32 random bytes, the caller's address, a MAC of all
+    caller  -> PROOF     a MAC of all
 
-The token itself is never sent. Afterwards a message is its length, its bytes, and a MAC of direction, position
-and bytes under a key of this connection. Nobody on the way can add, change, repeat or drop one unnoticed.
+The token itself is never sent. Afterwards a message is its length, its bytes, and a MAC of direction,
+position and bytes under a key of this connection. Nobody on the way can add, change, repeat or drop one
+unnoticed.
 Messages are not encrypted.
 
 Without a token the key is known to everybody; the two sides then at least notice when only one has a token.
@@ -120,8 +121,8 @@ class SignedSocket:
 
     Attributes:
         seen_as: this host's address, as the other side sees it.
-        interrupted: whether a request has no answer yet. If its caller does not wait for it any more, as after
-            a signal, the connection cannot be used any more.
+        interrupted: whether a request has no answer yet. If its caller does not wait any more, as after a
+            signal, the connection cannot be used again.
     """
 
     def __init__(self, s: socket.socket, token: str) -> None:
@@ -135,7 +136,8 @@ class SignedSocket:
             raise NoLauncherError
         if has_token != bool(token):
             raise TokensDifferError("the host has a token" if has_token else "the host has no token")
-        if not hmac.compare_digest(_mac(_key(token), b"host", hello, said[: _GREETING.size]), said[-MAC:]):
+        expected = _mac(_key(token), b"host", hello, said[: _GREETING.size])
+        if not hmac.compare_digest(expected, said[-MAC:]):
             raise TokensDifferError("the host has another token")
         self.seen_as = unpacked(address)
         spoken = hello + said

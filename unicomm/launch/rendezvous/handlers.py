@@ -4,7 +4,7 @@
 |---|---|---|---|
 | one | c10d | in the launcher's memory: no socket | TCPStore at loopback |
 | one | static | the ranks' | TCPStore at loopback |
-| several | c10d | a server of ours at the endpoint's address, which checks the token | TCPStore at this host's address |
+| several | c10d | a server of ours at the endpoint's address: token | TCPStore at one host's address |
 | several | static | the ranks' | TCPStore at the master's address |
 
 With c10d only the job's hosts reach the ranks' store (source_filter.py). Rendezvous of other kinds (etcd) are
@@ -71,7 +71,8 @@ def our_rendezvous(token: str) -> Iterator[None]:
         def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
             return handler(params, token)
 
-    names, before = vars(launcher), launcher.rdzv_registry
+    names = vars(launcher)
+    before = names["rdzv_registry"]
     names["rdzv_registry"] = Registry
     try:
         yield
@@ -127,14 +128,18 @@ def _launchers_store(params: RendezvousParameters, token: str) -> tuple[StoreSer
             port = int(listeners[0].getsockname()[1])
             host = _own(listeners[0])
             if not token:
-                print(
-                    "unicomm run: this job has no token, so whoever reaches port"
-                    f" {port} of this host can join or disturb it; set UNICOMM_JOB_TOKEN (`openssl rand -hex 16`)"
-                    " to the same value for all launchers, or use --token-file",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _warn(port)
     return server, LaunchersStore(host, port, token, timeout)
+
+
+def _warn(port: int) -> None:
+    print(
+        f"unicomm run: this job has no token: whoever reaches port {port} of this host can join or disturb it."
+        " Set UNICOMM_JOB_TOKEN (`openssl rand -hex 16`) to one value for the launchers of all hosts, or use"
+        " --token-file",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _listeners(host: str, port: int, own: str | None) -> list[socket.socket]:
@@ -295,7 +300,7 @@ def _dynamic(store: Store, params: RendezvousParameters, server: StoreServer | N
     ]
     limits: list[Any] = [None if each is None else timedelta(seconds=each) for each in seconds]
     interval, missing = (
-        params.get_as_int(name, default)
+        params.get_as_int(name, default) or default
         for name, default in zip(("keep_alive_interval", "keep_alive_max_attempt"), _HEARTBEATS, strict=True)
     )
     made = DynamicHandler.from_backend(

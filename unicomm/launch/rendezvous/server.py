@@ -68,7 +68,8 @@ class StoreServer:
     async def _serve(self) -> None:
         self._ended = asyncio.Event()
         servers = [
-            await asyncio.start_server(self._called, sock=s, limit=1 << 16, backlog=1024) for s in self._listeners
+            await asyncio.start_server(self._called, sock=s, limit=1 << 16, backlog=1024)
+            for s in self._listeners
         ]
         self._ready.set()
         await self._ended.wait()

@@ -7,6 +7,7 @@ needs answers, so that its source cannot be forged by hosts that are not on the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import ipaddress
@@ -42,10 +43,8 @@ def allow_only(s: socket.socket, hosts: Iterable[str]) -> bool:
             raise OSError("too long")
         s.setsockopt(socket.SOL_SOCKET, _ATTACH, struct.pack("HP", len(code), ctypes.addressof(kept)))
     except OSError:
-        try:
+        with contextlib.suppress(OSError):  # there was none
             s.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
-        except OSError:
-            pass  # there was none
         return False
     return True
 
