@@ -96,6 +96,7 @@ docs: $(VENV)/installed
 	$(BIN)/python -m tests.c10d.feature_page --write
 	$(BIN)/python -m tests.torchcomms.names_page --write
 	$(BIN)/python -m tests.processes.operators_page --write
+	$(BIN)/python -m tests.security.doors_page --write
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

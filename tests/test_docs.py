@@ -8,7 +8,7 @@ import pytest
 from tests import ROOT
 from tests.old_torch import OLD_TORCH
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{i}")
     for page in PAGES

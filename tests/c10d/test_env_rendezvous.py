@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.commands import run
+from tests.commands import clean_environment, run
+from tests.ports import free_port
 from unicomm.c10d.env_rendezvous import FILLED, fill_in
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,3 +85,31 @@ def test_one_process_below_a_launcher():
     done = run([sys.executable, "-c", PROGRAM], env=environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["UnicommProcessGroup 1 [1.0, 1.0, 1.0]"] * 2
+
+
+LISTENS = """
+import psutil, torch, torch.distributed as dist
+for _ in range(2):
+    dist.init_process_group("gloo")
+    listening = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    print([c.laddr.ip for c in listening if c.laddr.port == PORT])
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("more", "at"),
+    [({}, "127.0.0.1"), ({"UNICOMM_STORE_LISTEN": "all"}, "::"), ({"USE_LIBUV": "0"}, "::")],
+    ids=["address", "all", "no libuv"],
+)
+def test_the_store_of_rank_0_listens_at_its_address(more, at):
+    port = free_port("0.0.0.0")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    switch = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+    code = LISTENS.replace("PORT", str(port))
+    done = run([sys.executable, "-c", code], env=clean_environment() | place | switch | more)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert set(lines) == {f"['{at}']"}

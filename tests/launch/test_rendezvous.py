@@ -286,6 +286,22 @@ def test_an_interrupted_request_takes_no_answer_of_another(serve, monkeypatch):
     assert store.get("b") == b"of b"
 
 
+def test_the_end_of_the_server_is_silent(capfd, caplog):
+    """With callers that have proved that they know the token, and with one that has not yet."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port, server = listener.getsockname()[1], StoreServer([listener], TOKEN)
+    stores = [LaunchersStore("127.0.0.1", port, TOKEN, WITHIN) for _ in range(2)]
+    for store in stores:
+        store.set("key", "value")
+    with socket.create_connection(("127.0.0.1", port), WITHIN) as stranger:
+        server.close()
+        assert stranger.recv(1) == b""
+    with pytest.raises(RuntimeError):
+        stores[0].get("key")
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
 GARBAGE = [
     b"",
     b"\0",

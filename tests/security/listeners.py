@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,7 @@ class Listener:
     """A listening TCP socket.
 
     Attributes:
-        process: what the process is: "launcher", "hub", "rank", "exporter", or the command line.
+        process: what the process is: "launcher", "hub", "rank", ..., else its command line.
         address: the address that it is bound to.
         port: its port.
     """
@@ -67,18 +68,22 @@ def listeners(processes: Iterable[psutil.Process]) -> list[Listener]:
     return sorted(found.values())
 
 
+_PROCESSES = (  # a part of the command line, and what the process is
+    ("unicomm.launch.hub.server", "hub"),
+    ("unicomm.launch.exporter.server", "exporter of metrics"),
+    ("torch.distributed.run", "launcher"),
+    ("unicomm run", "launcher"),
+    ("hydra", "mpiexec"),
+    ("mpiexec", "mpiexec"),
+    ("in_a_notebook.py", "notebook"),
+)
+
+
 def _what(process: psutil.Process) -> str:
-    words = process.cmdline()
-    line = " ".join(words)
-    for part, name in (
-        ("unicomm.launch.hub.server", "hub"),
-        ("unicomm.launch.exporter.server", "exporter"),
-        ("torch.distributed.run", "launcher"),
-        ("unicomm run", "launcher"),
-    ):
-        if part in line:
-            return name
-    return "rank" if "RANK" in process.environ() else line
+    line = " ".join(process.cmdline())
+    if process.environ().keys() & {"RANK", "PMI_RANK"}:
+        return "rank"
+    return next((name for part, name in _PROCESSES if part in line), line)
 
 
 def is_store(address: str, port: int) -> bool:
@@ -101,16 +106,70 @@ def store_at(address: str, port: int) -> Any:
     return TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
 
 
-def greeting(address: str, port: int) -> bytes:
-    """What a listener says to a caller that says nothing."""
-    with contextlib.suppress(OSError), socket.create_connection((address, port), _SECONDS) as s:
+def answer(address: str, port: int, request: bytes, seconds: float = _SILENT) -> bytes | None:
+    """What a listener answers to these bytes; None if it keeps silent, b"" if it ends the connection."""
+    try:
+        with socket.create_connection((address, port), _SECONDS) as s:
+            s.settimeout(seconds)
+            s.sendall(request)
+            return s.recv(256)
+    except TimeoutError:
+        return None
+    except OSError:
+        return b""
+
+
+_ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the beginning of ZeroMQ's greeting, of 64 bytes
+
+
+def purpose(one: Listener) -> tuple[str, str]:
+    """What a listener is for, and what a caller has to know: both by what it answers."""
+    from unicomm.launch.rendezvous import connections
+
+    if one.process == "mpiexec":
+        return "MPI's process manager", "MPI's own"
+    at = (_reachable(one.address), one.port)
+    if is_store(*at):
+        return "torch's store", "nothing"
+    greeted = answer(*at, connections.HELLO.pack(connections.MAGIC, 1, bytes(32))) or b""
+    if greeted.startswith(connections.MAGIC):
+        return "store of the launchers", "the job's token" if greeted[len(connections.MAGIC)] else "nothing"
+    if (zeromq := _zeromq(at)).startswith(_ZMTP[:1]):
+        return "hub", "the job's token" if b"CURVE" in zeromq else "nothing"
+    if (answer(*at, b"GET /metrics HTTP/1.0\r\n\r\n", _SECONDS) or b"").startswith(b"HTTP/"):
+        return "metrics, by HTTP", "nothing"
+    if answer(*at, bytes(64)) == b"":
+        return "`reconfigure`", "the secret of the init handle"
+    return "Gloo's connections", "nothing"
+
+
+def _zeromq(at: tuple[str, int]) -> bytes:
+    """The greeting of a ZeroMQ socket, which comes in several parts and names the way to authenticate."""
+    got = b""
+    with contextlib.suppress(OSError), socket.create_connection(at, _SECONDS) as s:
         s.settimeout(_SILENT)
-        return s.recv(64)
-    return b""
+        s.sendall(_ZMTP)
+        while len(got) < 64 and (more := s.recv(64)):
+            got += more
+    return got
+
+
+def _reachable(address: str) -> str:
+    """An address by which a process of the same host reaches a socket that is bound to this one."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
 
 
 def main() -> None:
-    print(json.dumps([dataclasses.astuple(one) for one in listeners(psutil.process_iter())]))
+    if reached := sys.argv[1:]:  # ADDRESS:PORT ...: those that this host reaches
+        found = []
+        for target in reached:
+            address, _, port = target.rpartition(":")
+            with contextlib.suppress(OSError), socket.create_connection((address, int(port)), _SILENT):
+                found.append(target)
+        print(json.dumps(found))
+        return
+    found_here = listeners(psutil.process_iter())
+    print(json.dumps([(dataclasses.astuple(one), purpose(one)) for one in found_here]))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class OnHosts:
     def listeners(self, host: int) -> list[Listener]:
         command = [*self.job.hosts.enter(host), sys.executable, "-m", "tests.security.listeners"]
         done = run(command, WITHIN, check=True)
-        return [Listener(*one) for one in json.loads(done.stdout)]
+        return [Listener(*one) for one, _ in json.loads(done.stdout)]
 
     def attack(self, trap: Path, targets: Sequence[str]) -> dict[str, Any]:
         """What the stranger says of its attacks, by target."""

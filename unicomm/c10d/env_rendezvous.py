@@ -1,9 +1,11 @@
-"""`init_process_group` with env:// under mpiexec and srun, when the switch is on.
+"""`init_process_group` with env:// when the switch is on.
 
-torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which these launchers do not set. `fill_in` puts
+torch wants RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which mpiexec and srun do not set. `fill_in` puts
 RANK and WORLD_SIZE into the environment, and LOCAL_RANK and LOCAL_WORLD_SIZE if the launcher tells them,
 because programs read them too. An address is not needed: without MASTER_ADDR the ranks meet in the same way
 as those of `new_comm`. Variables that are set are never changed.
+
+With MASTER_ADDR, rank 0 hosts torch's store. Like that of `new_comm`, it listens at this address only.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from urllib.parse import parse_qs, urlparse
 
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.membership.environment import TORCHRUN, Environment, detect_environment
+from unicomm.comms.membership.job_store import store_listener
 
 from .choice import CHOICE
-from .compat import HashStore, PrefixStore, Store, rendezvous_handlers
+from .compat import HashStore, PrefixStore, Store, TCPStore, rendezvous_handlers
 
 # The variables that were filled in, with their values. A process started by this one may be below another
 # launcher, whose values then replace these.
@@ -69,12 +72,34 @@ def install() -> None:
     def rendezvous(url: str, timeout: timedelta = timedelta(minutes=30), **more: Any) -> Iterator[Any]:
         place = _place(url)
         if place is None:
+            if (hosted := _hosted(url, timeout)) is not None:
+                yield hosted
+                raise RuntimeError("the ranks of an environment do not meet again")
             yield from original(url, timeout=timeout, **more)
             return
         yield _store(place, timeout), place.rank, place.size
         raise RuntimeError("the ranks of a launcher do not meet again")
 
     handlers["env"] = rendezvous
+
+
+def _hosted(url: str, timeout: timedelta) -> tuple[Store, int, int] | None:
+    """Returns rank 0's store at MASTER_ADDR with rank and size; None if torch has to make the store."""
+    asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
+    named = {name: asked.get(name.lower(), os.environ.get(name, "")) for name in ("RANK", "WORLD_SIZE")}
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    old = "0" in (asked.get("use_libuv"), os.environ.get("USE_LIBUV"))
+    numbers = (named["RANK"], named["WORLD_SIZE"], port)
+    if agent or old or not host or not all(map(str.isdecimal, numbers)) or int(named["RANK"]) != 0:
+        return None
+    size = int(named["WORLD_SIZE"])
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == named["WORLD_SIZE"]
+    listener = store_listener(host, int(port), one_host=one_host) if 0 < int(port) < 65536 else None
+    if listener is None:
+        return None
+    fd = listener.detach()
+    return TCPStore(host, int(port), size, True, timeout, multi_tenant=True, master_listen_fd=fd), 0, size
 
 
 def _place(url: str) -> Environment | None:

@@ -134,9 +134,9 @@ def _launchers_store(params: RendezvousParameters, token: str) -> tuple[StoreSer
 
 def _warn(port: int) -> None:
     print(
-        f"unicomm run: this job has no token: whoever reaches port {port} of this host can join or disturb it."
-        " Set UNICOMM_JOB_TOKEN (`openssl rand -hex 16`) to one value for the launchers of all hosts, or use"
-        " --token-file",
+        f"unicomm run: this job has no token: whoever reaches port {port} of this host can join or"
+        " disturb it. Set UNICOMM_JOB_TOKEN (`openssl rand -hex 16`) to one value for the launchers of all"
+        " hosts, or use --token-file",
         file=sys.stderr,
         flush=True,
     )

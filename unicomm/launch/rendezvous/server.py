@@ -88,6 +88,8 @@ class StoreServer:
                 await self._answer(reader, writer, greeting)
         except (OSError, EOFError, ValueError, RuntimeError, NoLauncherError, asyncio.TimeoutError):
             pass  # whoever it was is gone, or is no launcher of this job
+        except asyncio.CancelledError:
+            pass  # the server ends; asyncio's streams print a cancelled task as an error
         finally:
             self._strangers.pop(writer, None)
             writer.transport.abort()
