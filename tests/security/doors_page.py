@@ -104,8 +104,10 @@ def _by_hand(job: Job, folder: Path, program: Path, *arguments: str, **more: obj
 
 
 def _reconfigure(job: Job, folder: Path, hosts: int) -> None:
+    # Nobody tells a single rank the way to the others, and these hosts have no default route.
+    interface = {"UNICOMM_INTERFACE": "eth0"} if hosts > 1 else {}
     for rank in range(2):
-        job.start(rank % hosts, COMM, folder, "gloo", "reconfigurable", RANK=0, WORLD_SIZE=1)
+        job.start(rank % hosts, COMM, folder, "gloo", "reconfigurable", RANK=0, WORLD_SIZE=1, **interface)
 
 
 TOKEN = {"UNICOMM_JOB_TOKEN": "a token of the job"}
@@ -232,8 +234,8 @@ def main() -> None:
         except Missing as error:
             print(f"{way}: {error}", file=sys.stderr)
         print("\n".join(by_way.get(way, [])), flush=True)
-    if options.write:
-        PAGE.write_text(renewed(PAGE.read_text(), by_way))
+        if options.write:
+            PAGE.write_text(renewed(PAGE.read_text(), by_way))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 cli.py     the command: puts its subcommands together
 commands/  the options of each subcommand, and what they print
 run/       `unicomm run`: torchrun with a folder for rings, a hub, and a verdict when ranks fail
+rendezvous/  how the launchers of the hosts meet: torch's rendezvous, on stores that strangers do not reach
 hub/       a process beside the launcher of each host: the live view, and the rings of all hosts in one folder
 exporter/  a process beside the launcher that serves metrics of the ranks of its host (Prometheus)
 doctor/    `unicomm doctor`: checks of this machine and installation

@@ -12,8 +12,8 @@ def join() -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    state["sum"] = torch.ones(4)
-    dist.all_reduce(state["sum"])
+    state.sum = torch.ones(4)
+    dist.all_reduce(state.sum)
 
 
 folder = Path(sys.argv[1])

@@ -18,12 +18,13 @@ comm = unicomm.new_comm(
 )
 if "reconfigurable" in sys.argv:
     # The handles travel as a program likes; here through the folder.
-    (folder / f"handle-{secrets.token_hex(4)}").write_text(comm.get_init_handle())
+    name = secrets.token_hex(4)
+    (folder / f"new-{name}").write_text(comm.get_init_handle())
+    (folder / f"new-{name}").rename(folder / f"handle-{name}")
     end = time.monotonic() + 60
     while len(handles := sorted(folder.glob("handle-*"))) < 2:
         assert time.monotonic() < end
         time.sleep(0.02)
-    time.sleep(0.2)  # until the other one's is written
     comm.reconfigure(1, [path.read_text() for path in handles], timeout=60)
 comm.all_reduce(torch.ones(4), unicomm.ReduceOp.SUM)
 (folder / f"up-{secrets.token_hex(4)}").touch()

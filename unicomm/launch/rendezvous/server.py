@@ -26,6 +26,7 @@ _PATIENCE = 10.0  # seconds in which a caller has to prove that it knows the tok
 _STRANGERS = 256  # callers that have not yet
 _SILENT = 10  # seconds between two probes of a silent host; its connection ends after four of them
 _ENDING = 5.0  # seconds that the thread may need to end
+_TURNS = 10  # of the event loop, from the call of a stranger to the task that serves it: about four
 
 
 class StoreServer:
@@ -73,6 +74,12 @@ class StoreServer:
         ]
         self._ready.set()
         await self._ended.wait()
+        # What was accepted gets its task, whose end closes it. asyncio forgets a socket that was accepted just
+        # before its server is closed.
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         for server in servers:
             server.close()
 

@@ -295,7 +295,8 @@ def test_the_end_of_the_server_is_silent(capfd, caplog):
         store.set("key", "value")
     with socket.create_connection(("127.0.0.1", port), WITHIN) as stranger:
         server.close()
-        assert stranger.recv(1) == b""
+        with contextlib.suppress(ConnectionError):  # it was in the queue of the socket
+            assert stranger.recv(1) == b""
     with pytest.raises(RuntimeError):
         stores[0].get("key")
     assert capfd.readouterr().err == ""
