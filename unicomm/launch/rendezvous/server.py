@@ -74,8 +74,8 @@ class StoreServer:
         ]
         self._ready.set()
         await self._ended.wait()
-        # What was accepted gets its task, whose end closes it. asyncio forgets a socket that was accepted just
-        # before its server is closed.
+        # What was accepted gets its task, whose end closes it: asyncio forgets a socket that was accepted
+        # just before its server is closed.
         for listener in self._listeners:
             self._loop.remove_reader(listener)
         for _ in range(_TURNS):
