@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import ROOT
-from tests.backends.hosts.namespace_job import PORT, WITHIN, Job
+from tests.backends.hosts.namespace_job import PORT, Job
 from tests.commands import run
 from tests.security.listeners import Listener
 from tools import mpi_libraries, namespaces
@@ -43,6 +43,7 @@ HEADINGS = (
 )
 _SWITCH = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
 _STRANGER = 2  # the host that takes no part
+_WITHIN = 250.0  # seconds that a job may take, with the looks at it
 
 
 @dataclass(frozen=True, order=True)
@@ -145,7 +146,7 @@ def doors(way: str) -> list[Door]:
     with (
         tempfile.TemporaryDirectory() as place,
         namespaces.Namespaces(3) as hosts,
-        Job(hosts, Path(place)) as job,
+        Job(hosts, Path(place), _WITHIN) as job,
     ):
         folder = Path(place) / "ranks"
         folder.mkdir()
@@ -155,7 +156,7 @@ def doors(way: str) -> list[Door]:
         targets = {_target(job, host, one) for host, one, _, _ in seen}
         reached = set(_listeners(job, _STRANGER, *targets)) if targets else set()
         (folder / "go").touch()
-        codes = [process.wait(WITHIN) for process in job.processes]
+        codes = [process.wait(_WITHIN) for process in job.processes]
         assert not any(codes), f"{way}: {codes}\n{job}"
     counts = Counter(
         (one.process, what, one.bound, needed, "yes" if _target(job, host, one) in reached else "no")
@@ -165,7 +166,7 @@ def doors(way: str) -> list[Door]:
 
 
 def _await_ranks(job: Job, folder: Path) -> None:
-    end = time.monotonic() + WITHIN
+    end = time.monotonic() + _WITHIN
     while len([*folder.glob("up-*"), *folder.glob("[01]")]) < 2:
         assert time.monotonic() < end, f"the ranks have not met:\n{job}"
         assert not any(process.poll() for process in job.processes), str(job)
@@ -178,7 +179,7 @@ def _look(job: Job, host: int) -> list[tuple[Listener, str, str]]:
 
 def _listeners(job: Job, host: int, *targets: str) -> Any:
     command = [*job.hosts.enter(host), sys.executable, "-m", "tests.security.listeners", *targets]
-    return json.loads(run(command, WITHIN, check=True).stdout)
+    return json.loads(run(command, _WITHIN, check=True).stdout)
 
 
 def _target(job: Job, host: int, one: Listener) -> str:

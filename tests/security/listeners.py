@@ -14,13 +14,14 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import psutil
 
-_SECONDS = 10.0  # that a listener may take to greet; those that say nothing wait for the caller
-_SILENT = 2.0  # after which it counts as one that says nothing
+_SECONDS = 20.0  # that a connection may take
+_SILENT = 8.0  # seconds after which a listener counts as one that says nothing
 _VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # torch's protocol of stores
 _PING = b"\x0d"
 
@@ -106,11 +107,11 @@ def store_at(address: str, port: int) -> Any:
     return TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
 
 
-def answer(address: str, port: int, request: bytes, seconds: float = _SILENT) -> bytes | None:
+def answer(address: str, port: int, request: bytes) -> bytes | None:
     """What a listener answers to these bytes; None if it keeps silent, b"" if it ends the connection."""
     try:
         with socket.create_connection((address, port), _SECONDS) as s:
-            s.settimeout(seconds)
+            s.settimeout(_SILENT)
             s.sendall(request)
             return s.recv(256)
     except TimeoutError:
@@ -129,18 +130,34 @@ def purpose(one: Listener) -> tuple[str, str]:
     if one.process == "mpiexec":
         return "MPI's process manager", "MPI's own"
     at = (_reachable(one.address), one.port)
-    if is_store(*at):
+    hello = connections.HELLO.pack(connections.MAGIC, 1, bytes(32))
+    # All at once, as who keeps silent is waited for in each.
+    with ThreadPoolExecutor(5) as pool:
+        store = pool.submit(is_store, *at)
+        greeted, metrics, garbage = (
+            pool.submit(answer, *at, request)
+            for request in (hello, b"GET /metrics HTTP/1.0\r\n\r\n", bytes(64))
+        )
+        zeromq = pool.submit(_zeromq, at).result()
+    if store.result():
         return "torch's store", "nothing"
-    greeted = answer(*at, connections.HELLO.pack(connections.MAGIC, 1, bytes(32))) or b""
-    if greeted.startswith(connections.MAGIC):
-        return "store of the launchers", "the job's token" if greeted[len(connections.MAGIC)] else "nothing"
-    if (zeromq := _zeromq(at)).startswith(_ZMTP[:1]):
+    if (welcome := greeted.result() or b"").startswith(connections.MAGIC):
+        return "store of the launchers", "the job's token" if welcome[len(connections.MAGIC)] else "nothing"
+    if zeromq.startswith(_ZMTP[:1]):
         return "hub", "the job's token" if b"CURVE" in zeromq else "nothing"
-    if (answer(*at, b"GET /metrics HTTP/1.0\r\n\r\n", _SECONDS) or b"").startswith(b"HTTP/"):
+    if (metrics.result() or b"").startswith(b"HTTP/"):
         return "metrics, by HTTP", "nothing"
-    if answer(*at, bytes(64)) == b"":
+    if garbage.result() == b"":
         return "`reconfigure`", "the secret of the init handle"
     return "Gloo's connections", "nothing"
+
+
+def reaches(target: str) -> bool:
+    """Whether a connection to ADDRESS:PORT can be made from here."""
+    address, _, port = target.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((address, int(port)), _SILENT):
+        return True
+    return False
 
 
 def _zeromq(at: tuple[str, int]) -> bytes:
@@ -160,16 +177,15 @@ def _reachable(address: str) -> str:
 
 
 def main() -> None:
-    if reached := sys.argv[1:]:  # ADDRESS:PORT ...: those that this host reaches
-        found = []
-        for target in reached:
-            address, _, port = target.rpartition(":")
-            with contextlib.suppress(OSError), socket.create_connection((address, int(port)), _SILENT):
-                found.append(target)
-        print(json.dumps(found))
-        return
-    found_here = listeners(psutil.process_iter())
-    print(json.dumps([(dataclasses.astuple(one), purpose(one)) for one in found_here]))
+    with ThreadPoolExecutor(32) as pool:
+        if targets := sys.argv[1:]:
+            print(json.dumps([t for t, far in zip(targets, pool.map(reaches, targets), strict=True) if far]))
+            return
+        here = listeners(psutil.process_iter())
+        purposes = pool.map(purpose, here)
+        print(
+            json.dumps([(dataclasses.astuple(one), what) for one, what in zip(here, purposes, strict=True)])
+        )
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class OnHosts:
 @pytest.fixture
 def on_hosts(tmp_path: Path) -> Iterator[OnHosts]:
     os.chdir(ROOT)
-    with namespaces.Namespaces(3) as hosts, Job(hosts, tmp_path) as job:
+    with namespaces.Namespaces(3) as hosts, Job(hosts, tmp_path, 2 * WITHIN) as job:
         folder = tmp_path / "ranks"
         folder.mkdir()
         yield OnHosts(job, folder)

@@ -20,11 +20,11 @@ PORT = 29500  # of a network that nobody else is in
 class Job:
     """Processes that print JSON, a value a line. Past its deadline all are killed, which ends any wait."""
 
-    def __init__(self, hosts: Namespaces, folder: Path) -> None:
+    def __init__(self, hosts: Namespaces, folder: Path, within: float = WITHIN) -> None:
         self.hosts = hosts
         self._folder = folder
         self.processes: list[subprocess.Popen[str]] = []
-        self._overdue = threading.Timer(WITHIN, self.end)
+        self._overdue = threading.Timer(within, self.end)
 
     def __enter__(self) -> Job:
         self._overdue.start()

@@ -21,7 +21,7 @@ with launch(2) as ranks:
     ranks.run(join)
     for rank in range(2):
         (folder / f"up-{rank}").touch()
-    end = time.monotonic() + 100
+    end = time.monotonic() + 240
     while not (folder / "go").exists():
         assert time.monotonic() < end, "nobody has ended this notebook"
         time.sleep(0.02)
