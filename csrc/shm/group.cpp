@@ -135,7 +135,7 @@ void Group::finalize() {
 Fault Group::lost(const std::vector<int>& ranks) {
     if (is_broken_) return group_fault();
     Fault fault;
-    return must_stop(ranks, ~uint64_t{0}, true, fault) ? break_group(fault) : Fault{};
+    return must_stop(ranks, ~uint64_t{0}, true, fault, true) ? break_group(fault) : Fault{};
 }
 
 Fault Group::await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
@@ -171,7 +171,15 @@ bool Group::relayed_failure(Fault& fault) {
     return false;
 }
 
-bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault) {
+bool Group::killed(int rank) {
+    if (rank == rank_ || !watch_.dead(rank)) return false;
+    // Read after the end of the process: before it, the rank may still have had to finalize.
+    auto state = static_cast<RankState>(segment_->control(rank).state.load());
+    return state != RankState::kFinalized && state != RankState::kFailed;
+}
+
+bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault,
+                      bool only_awaited) {
     if (aborted_) {
         fault = {FaultCode::kAborted, {rank_}, {}, "aborted by this rank"};
         return true;
@@ -185,12 +193,12 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         if (state == RankState::kFinalized && left < 0) left = r;
     }
     if (deep || failed || left >= 0) {
+        // A rank that has already done its part is looked at as well: whoever waits, waits for a rank that may
+        // never come to a communicator without that one.
         std::vector<int> dead;
-        for (int r : failed ? dead_ranks() : awaited) {
-            auto state = static_cast<RankState>(segment_->control(r).state.load());
-            // A rank that finalized, or reported a failure, before its process ended is not the cause.
-            bool spoke = state == RankState::kFinalized || state == RankState::kFailed;
-            if (!spoke && watch_.dead(r)) dead.push_back(r);
+        for (int r = 0; r < world_; ++r) {
+            bool counts = failed || !only_awaited || std::find(awaited.begin(), awaited.end(), r) != awaited.end();
+            if (counts && killed(r)) dead.push_back(r);
         }
         if (!dead.empty()) {
             fault = {FaultCode::kPeerLost, dead, {}, "process ended"};

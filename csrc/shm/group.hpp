@@ -120,7 +120,7 @@ class Group {
     int rank() const { return rank_; }
     int world() const { return world_; }
     Segment& segment() { return *segment_; }
-    std::vector<int> dead_ranks() const;
+    std::vector<int> dead_ranks() const;  // those whose processes have ended
     // The number of collectives whose data were read in place, and of messages that this rank received so.
     uint64_t direct_operations() const { return direct_ops_; }
 
@@ -185,16 +185,19 @@ class Group {
     Fault two_shot(const Op& op, const char* in, char* out, uint64_t count);
     void learn_factors(const Op& op);
 
+    // Whether the process of `rank` ended before the rank finalized or reported a failure.
+    bool killed(int rank);
     // The fault of a rank that has given up, if any. That rank may have published the round that this rank
     // enters, but will not take part any more, so a late rank must not assume that the operation succeeded.
     Fault peer_failure();
     bool relayed_failure(Fault& fault);
     // Runs the program's signal handlers while this thread waits. Returns whether one of them has raised.
     bool interrupted(Fault& fault);
-    // Whether a wait must end, and why: an abort, a failed rank, an awaited rank that left or died, or the
-    // deadline. A communicator that is broken for one rank is broken for all, also for ranks that wait for
-    // others.
-    bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault);
+    // Whether a wait must end, and why: an abort, a failed rank, a rank that died, an awaited rank that left,
+    // or the deadline. A communicator that is broken for one rank is broken for all, also for ranks that wait
+    // for others. With `only_awaited`, the death of another rank ends nothing.
+    bool must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, bool deep, Fault& fault,
+                   bool only_awaited = false);
     // The same for a wait that can be part of a deadlock.
     bool must_stop_waiting(const std::vector<int>& awaited, const WaitKind& kind, uint64_t deadline_ns,
                            bool deep, Fault& fault);

@@ -343,7 +343,7 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
         Fault last;
         int lost = 0;
         for (int r = 0; r < group_.world_; ++r) {
-            if (r != group_.rank_) lost += group_.must_stop({r}, ~uint64_t{0}, deep, last);
+            if (r != group_.rank_) lost += group_.must_stop({r}, ~uint64_t{0}, deep, last, true);
         }
         if (lost > 0 && lost == group_.world_ - 1) {
             fault = group_.deadlock_.ended_by(last);

@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,79 @@ def test_who_calls_late_hears_of_the_victim_and_not_of_those_who_left_because_of
         assert error["culprits"] == [VICTIM], error
         survivor.next("finalized")
         assert survivor.end() == 0
+
+
+OPERATIONS = [
+    *("barrier", "all_reduce", "queued", "broadcast", "reduce", "all_gather", "gather", "scatter"),
+    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),
+    *("receives", "sends", "batch", "signal", "window_barrier"),
+]
+
+
+def asleep(process):
+    """Whether the main thread of the process sleeps: it waits for others, and has done what it could."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def check_first_error(survivor, victim):
+    error = survivor.next("error")
+    assert (error["type"], error["culprits"]) == ("PeerLostError", [victim]), error
+    assert f"rank {victim} is gone" in error["text"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_after_its_part_while_another_rank_is_missing(start, operation):
+    """Rank 0 waits for rank 2 alone when rank 1 dies; its deadline is far beyond that of this test."""
+    job = start("contributed.py", 3, operation)
+    job.next("ready")
+    job[0].next("calling")
+    job[1].next("calling")
+    wait_until(lambda: asleep(job[0]) and asleep(job[1]))
+    job[1].signal(signal.SIGKILL)
+    check_first_error(job[0], 1)
+    job[2].tell()
+    job[2].next("calling")
+    check_first_error(job[2], 1)
+    assert job.end() == [0, -signal.SIGKILL, 0]
+
+
+STOPS = ["all_reduce", "broadcast", "all_gather_single", "all_to_all_single"]
+
+
+@pytest.mark.parametrize("operation", STOPS)
+def test_after_its_part_in_a_later_round(start, operation):
+    """Rank 2 is stopped in the midst of the data, and alive: it is not the one that is lost."""
+    job = start("contributed.py", 3, f"{operation}_stops")
+    job.next("ready")
+    job.next("calling")
+    job[2].next("stops")
+    wait_until(lambda: asleep(job[0]) and asleep(job[1]))
+    job[1].signal(signal.SIGKILL)
+    check_first_error(job[0], 1)
+    job[2].signal(signal.SIGCONT)
+    check_first_error(job[2], 1)
+    assert job.end() == [0, -signal.SIGKILL, 0]
+
+
+def test_after_its_message_has_arrived(start):
+    """As on gloo: whoever waits in a communicator of a dead rank is told, whatever it waits for."""
+    job = start("contributed.py", 3, "sent")
+    job.next("ready")
+    job[1].next("calling")
+    job[1].next("sent")
+    job[0].next("calling")
+    job[1].signal(signal.SIGKILL)
+    check_first_error(job[0], 1)
+    job[2].tell()
+    job[2].next("calling")
+    check_first_error(job[2], 1)
 
 
 @pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])

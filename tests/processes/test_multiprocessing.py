@@ -21,3 +21,12 @@ def test_the_ring_of_a_child(tmp_path, method, fails):
     done = run(command)
     assert done.returncode == fails, done.stderr
     assert bool([f for f in os.listdir(tmp_path) if f.endswith(".ucring")]) == fails
+
+
+def test_a_child_that_ends_without_finalize_is_no_lost_rank(tmp_path):
+    """A forked one: rank 1 has sent its message and ends; rank 0 still waits for rank 2, which is alive."""
+    tmp_path.chmod(0o700)
+    program = PROGRAM.with_name("multiprocessed_ranks.py")
+    done = run([sys.executable, str(program), str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2.0", "3.0"]

@@ -515,6 +515,7 @@ def communicator_of(created: Created, cls: type[C]) -> C:
     if created.dump is not None:
         comm.register_abort_hook(created.dump)
     open_communicators.add(comm)
+    finalize.close_in_child()
     return comm
 
 

@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import parent_process
 from typing import cast
 
 from unicomm.comms.backend import SurvivesFork
@@ -168,6 +170,22 @@ _when_closed: list[Callable[[], None]] = []
 def when_closed(action: Callable[[], None]) -> None:
     """Has `action` called at the end of the process, when its communicators are closed."""
     _when_closed.append(action)
+
+
+_ends_as_child = 0  # the process whose end as a child of multiprocessing is arranged
+
+
+def close_in_child() -> None:
+    """Has the communicators of a child of multiprocessing closed when it ends.
+
+    A forked child ends without exit handlers. The other ranks would take it for one that was killed.
+    """
+    global _ends_as_child
+    if _ends_as_child == os.getpid() or parent_process() is None:
+        return
+    _ends_as_child = os.getpid()
+    if (children := sys.modules.get("multiprocessing.util")) is not None:
+        children.Finalize(None, _at_exit, exitpriority=10)  # before the recorder's
 
 
 @atexit.register
