@@ -234,6 +234,11 @@ class FastCalls:
 
     def block(self) -> None: ...
     def unblock(self) -> None: ...
+    def running(self, here: bool = False) -> list[tuple[int, int]]:
+        """
+        The operations that run now, as (code, number); with `here` only those of this thread.
+        """
+
     @property
     def timeout(self) -> float: ...
     @timeout.setter

@@ -2,6 +2,9 @@
 // It reads and checks the arguments, numbers and records the operation, and runs it.
 //
 // The general path is in unicomm/comms/execution.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include <mutex>
 #include <vector>
 
@@ -140,6 +143,7 @@ class FastPath : public FastCalls {
         uint64_t record = r_.writer.begin(n);
         Fault fault;
         {
+            Running now(*this, n.op, n.seq);
             GilReleased release;
             fault = g_.exchange({{send, int(peer), shm::buffer_of(t), t.dtype, uint64_t(t.numel)}}, deadline);
         }
@@ -204,6 +208,7 @@ class FastPath : public FastCalls {
         if (g_.world() == 1) {
             fault = perform(op, in, out, count, tensors);
         } else {
+            Running now(*this, n.op, n.seq);
             GilReleased release;
             fault = perform(op, in, out, count, tensors);
         }
@@ -247,6 +252,8 @@ void bind_fast(nb::module_& m) {
     nb::class_<FastCalls>(m, "FastCalls", "What native fast paths share: whether they may be used now.")
         .def("block", &FastCalls::block)
         .def("unblock", &FastCalls::unblock)
+        .def("running", &FastCalls::running, nb::arg("here") = false,
+             "The operations that run now, as (code, number); with `here` only those of this thread.")
         .def_rw("timeout", &FastCalls::timeout);
     constexpr auto any = [](const char* name) { return nb::arg(name).none(); };
     nb::class_<FastPath, FastCalls>(m, "FastPath",

@@ -5,8 +5,12 @@
 // operation, no hooks. In every other case, also if an argument is wrong, it returns False before it has done
 // anything, and the general path runs the operation or raises the error.
 #pragma once
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <utility>
+#include <vector>
 
 #include "base/bind.hpp"
 #include "base/bind_fault.hpp"
@@ -39,6 +43,42 @@ class FastCalls {
     bool blocked() const { return blocks_.load() != 0; }
     bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
         return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
+    }
+
+    // An operation on a fast path, while it runs: an object on the stack of its thread. Made and destroyed with
+    // the GIL, which guards the list of them.
+    class Running {
+      public:
+        Running(FastCalls& calls, uint32_t op, uint64_t seq)
+            : op(op), seq(seq), thread(pthread_self()), calls_(calls), next(calls.running_) {
+            calls.running_ = this;
+        }
+        ~Running() {
+            Running** at = &calls_.running_;
+            while (*at != this) at = &(*at)->next;
+            *at = next;
+        }
+        Running(const Running&) = delete;
+        Running& operator=(const Running&) = delete;
+
+        const uint32_t op;
+        const uint64_t seq;
+        const pthread_t thread;
+
+      private:
+        FastCalls& calls_;
+
+      public:
+        Running* next;
+    };
+    // The operations that run now, as (code, number). With `here`, only those of this thread, which a signal
+    // handler has interrupted.
+    std::vector<std::pair<uint32_t, uint64_t>> running(bool here) const {
+        std::vector<std::pair<uint32_t, uint64_t>> found;
+        for (Running* r = running_; r; r = r->next) {
+            if (!here || pthread_equal(r->thread, pthread_self())) found.push_back({r->op, r->seq});
+        }
+        return found;
     }
 
     // Complex tensors may be lazy conjugates, which only the general path checks.
@@ -117,6 +157,7 @@ class FastCalls {
     }
 
     std::atomic<int> blocks_{0};
+    Running* running_ = nullptr;
     nb::object work_type_;
     nb::tuple no_arguments_ = nb::make_tuple();
     nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};

@@ -284,6 +284,7 @@ class SymmFast {
         Error error{};
         int code;
         {
+            FastCalls::Running now(calls_, op, 0);
             GilReleased release;
             code = f(&error);
         }
@@ -315,6 +316,7 @@ class SymmFast {
         Fault fault;
         Refusal refusal;
         {
+            FastCalls::Running now(calls_, op, 0);
             GilReleased release;
             fault = f(*end_->composites(), call, refusal);
         }

@@ -39,6 +39,14 @@ def until_running(comm: Communicator) -> None:
         time.sleep(0.001)
 
 
+def until_on_fast_path(comm: Communicator) -> None:
+    """Returns when another thread is within an operation of the native path."""
+    end = time.monotonic() + 20
+    while not inside.fast_path(comm).running():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
 def test_an_operation_of_another_thread_ends_first(backend, n, hints):
     """The others come while finalize waits: all get the sum."""
@@ -72,29 +80,22 @@ def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
     comms = ranks(n, backend, hints)
     if not native:
         comms[0].register_pre_hook(lambda *_: None)
-    waits_for_it = not native or backend != "shm"
 
     def ends() -> None:
-        if waits_for_it:
-            until_running(comms[0])
+        if native and backend == "shm":
+            until_on_fast_path(comms[0])
         else:
-            time.sleep(0.2)
+            until_running(comms[0])
         comms[0].finalize(0.3)
 
-    def late() -> None:
-        time.sleep(2.0)
-        for comm in comms[1:]:
-            comm.finalize()
-
-    runs, ended, _ = outcomes([lambda: comms[0].all_reduce(torch.ones(5), SUM), ends, late])
+    runs, ended = outcomes([lambda: comms[0].all_reduce(torch.ones(5), SUM), ends])
     assert isinstance(runs, CommError), repr(runs)
-    if waits_for_it:
-        assert isinstance(ended, unicomm.CommTimeoutError), repr(ended)
-        assert "all_reduce #1" in str(ended)
-    else:
-        assert ended is None, repr(ended)
+    assert isinstance(ended, unicomm.CommTimeoutError), repr(ended)
+    assert "all_reduce #1" in str(ended)
     with pytest.raises(CommError):
         comms[0].barrier()
+    for comm in comms[1:]:
+        comm.finalize()
 
 
 @pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)

@@ -13,6 +13,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -45,6 +46,8 @@ from .member import Member
 
 T = TypeVar("T")
 E = TypeVar("E", bound=CommError)
+
+_LOOK = 0.001  # seconds between two looks at the fast path
 
 # Errors that leave the ranks in step and the communicator usable.
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
@@ -180,6 +183,8 @@ class Engine:
         """Runs `job`, the rest of an operation that a fast path has recorded already; completes its error."""
         try:
             self.check_broken()
+            if self.vacant is not None:  # the communicator has other ranks by now
+                self.check_open(name)
             job()
         except BaseException as error:
             op = IssuedOperation(name, (), None, self.timeout, async_op=False)
@@ -190,9 +195,12 @@ class Engine:
     def fast_failed(self, name: str, result: tuple[int, Any]) -> NoReturn:
         """Raises the error that a fast path returned."""
         seq, fault = result
-        backend = self.backend
-        assert isinstance(backend, HasFastPath)
-        self.raise_recorded(name, seq, lambda: backend.raise_fault(fault, self.timeout))
+
+        def raise_fault() -> None:
+            assert isinstance(self.backend, HasFastPath)
+            self.backend.raise_fault(fault, self.timeout)
+
+        self.raise_recorded(name, seq, raise_fault)
         raise AssertionError("raise_fault returned")
 
     def in_order(self) -> contextlib.AbstractContextManager[None]:
@@ -201,11 +209,19 @@ class Engine:
 
     @contextlib.contextmanager
     def quiet(self, seconds: float) -> Iterator[bool]:
-        """Keeps other threads from issuing operations; yields whether they stopped within `seconds`."""
-        free = self.order.acquire(timeout=seconds)
+        """Keeps other threads from issuing operations.
+
+        Yields whether those that they issue or run themselves, also on the fast path, ended within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        free, fast = self.order.acquire(timeout=seconds), self.fast
+        fast.block()
         try:
-            yield free
+            while not (ended := free and not fast.running()) and time.monotonic() < deadline:
+                time.sleep(_LOOK)
+            yield ended
         finally:
+            fast.unblock()
             if free:
                 self.order.release()
 

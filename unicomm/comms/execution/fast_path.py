@@ -37,6 +37,10 @@ class NoFastPath:
     def unblock(self) -> None:
         pass
 
+    def running(self, here: bool = False) -> list[tuple[int, int]]:
+        """Returns the operations that run now, as (code, number); with `here` only those of this thread."""
+        return []
+
     def _never(self, *_: object) -> Any:
         return False
 

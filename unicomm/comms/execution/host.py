@@ -14,6 +14,7 @@ from collections.abc import Callable
 from unicomm.c10d.compat import no_events
 from unicomm.comms.errors import NotReadyError
 from unicomm.comms.operations import recording
+from unicomm.comms.operations.table import BY_CODE
 from unicomm.comms.work import Work
 
 from .engine import Engine
@@ -22,6 +23,11 @@ from .issued import IssuedOperation
 from .message_queue import MessageQueue, QueuedWork
 from .profiling import events as profiling
 from .worker import Worker
+
+
+def on_fast_path(engine: Engine, here: bool = False) -> list[str]:
+    """Returns the operations that threads run on the fast path now; with `here` only those of this thread."""
+    return [BY_CODE[op].name + (f" #{seq}" if seq else "") for op, seq in engine.fast.running(here)]
 
 
 class HostExecutor(Worker, Executor):
@@ -138,12 +144,14 @@ class HostExecutor(Worker, Executor):
             )
 
     def check_can_close(self) -> None:
+        here = on_fast_path(self._engine, here=True)
         if (running := self._running) is not None and running[0] == threading.get_ident():
-            op = running[1]
+            here.append(f"{running[1].name} #{running[1].seq}")
+        if here:
             raise self._engine.error(
                 NotReadyError,
                 "finalize",
-                f"called in the midst of {op.name} #{op.seq}, which this very thread runs",
+                f"called in the midst of {here[0]}, which this very thread runs",
                 "a signal handler calls abort() instead, which ends the operation, and finalize follows it",
             )
 

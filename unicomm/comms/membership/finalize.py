@@ -18,6 +18,7 @@ from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTime
 from unicomm.comms.execution.device import watchdog
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.fast_path import NoFastPath
+from unicomm.comms.execution.host import on_fast_path
 from unicomm.comms.failures import daemon_pool, open_communicators
 
 from .epoch import EpochHolder
@@ -87,7 +88,7 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
         late = [f"{work.name} #{work.seq}" for work in executor.pending()]
         if (op := executor.running) is not None and (text := f"{op.name} #{op.seq}") not in late:
             late.append(text)
-        late = late or ["an operation whose hook has not returned"]
+        late = late + on_fast_path(engine) or ["an operation whose hook has not returned"]
         hint = "wait for all works before finalize"
         engine.break_(engine.error(AbortedError, None, "finalized with pending operations", hint))
         comm._member.backend.abort()
@@ -123,13 +124,14 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
 
 
 def _stop_issuing(engine: Engine, seconds: float) -> bool:
-    """Refuses operations from now on, behind the one that another thread issues or runs itself.
+    """Refuses operations from now on, behind those that other threads issue or run themselves.
 
-    Returns False, and refuses none, when that one is not over within `seconds`.
+    Returns False, and refuses none, when these are not over within `seconds`.
     """
     with engine.quiet(seconds) as free:
         if free:
             engine.finalized = True
+            engine.fast.block()
     return free
 
 
