@@ -82,13 +82,13 @@ compat: $(COMPAT)/installed
 	$(COMPAT)/bin/python -m tests.compat.conductor --fresh --write
 
 # The native core without Python, under the address, undefined-behaviour and thread sanitizers: ranks as threads,
-# and damaged dumps and segments.
+# symmetric memory, the recorder's ring, and damaged dumps and segments. `make test` runs the same programs shortly.
 sanitize: $(VENV)/tools
 	for s in address,undefined thread; do \
-	  $(BIN)/cmake -G Ninja -S . -B build/sanitize-$${s%%,*} -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SANITIZE=$$s && \
-	  $(BIN)/cmake --build build/sanitize-$${s%%,*} && \
-	  build/sanitize-$${s%%,*}/native_stress && build/sanitize-$${s%%,*}/pickle_fuzz && \
-	  build/sanitize-$${s%%,*}/segment_fuzz || exit 1; \
+	  d=build/sanitize-$${s%%,*}; \
+	  $(BIN)/cmake -G Ninja -S . -B $$d -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DUNICOMM_SANITIZE=$$s && \
+	  $(BIN)/cmake --build $$d || exit 1; \
+	  for program in stress ring_stress symm_stress pickle_fuzz segment_fuzz; do $$d/$$program || exit 1; done; \
 	done
 
 docs: $(VENV)/installed

@@ -189,6 +189,30 @@ class SymmFast {
         });
     }
 
+    // Atomic operations of windows: adds `first` to element `offset` of the `count` elements at `base` on
+    // `peer`, or, with `second`, replaces it by `second` if it is `first`. Returns the old value, False, or
+    // (fault, None).
+    nb::object atomic(uint32_t op, nb::handle peer, nb::handle offset, nb::handle first, nb::handle second,
+                      nb::handle timeout, Address base, int64_t count, int dtype) {
+        int64_t pe = 0, at = 0;
+        uint64_t value = 0, other = 0, before = 0;
+        bool swaps = !second.is_none(), is_signed = static_cast<DType>(dtype) == DType::kInt64;
+        const Vtbl& table = end_->table();
+        if (swaps ? !table.compare_swap : !table.fetch_add) return no();
+        if (calls_.blocked() || !timeout.is_none() || !number(peer, pe) || !number(offset, at)) return no();
+        if (!is_signed && static_cast<DType>(dtype) != DType::kUInt64) return no();
+        if (pe < 0 || pe >= world() || at < 0 || at >= count) return no();
+        if (!word(first, value) || (swaps && !word(second, other))) return no();
+        auto* target = unicomm::at<uint64_t>(base) + at;
+        nb::object stopped = attempt(op, int(pe), nullptr, nullptr, [&](Error* error) {
+            return swaps ? table.compare_swap(end_->domain(), target, value, other, int(pe), &before, nullptr,
+                                              error)
+                         : table.fetch_add(end_->domain(), target, value, int(pe), &before, nullptr, error);
+        });
+        if (stopped.is_valid()) return stopped;
+        return is_signed ? nb::int_(int64_t(before)) : nb::int_(before);
+    }
+
   private:
     static constexpr long kMostAlign = long{1} << 31;
 
@@ -267,8 +291,28 @@ class SymmFast {
         return false;
     }
 
+    // A number of 64 bits, with or without sign.
+    static bool word(nb::handle object, uint64_t& value) {
+        if (int64_t small = 0; number(object, small)) {
+            value = uint64_t(small);
+            return true;
+        }
+        if (!PyLong_CheckExact(object.ptr())) return false;
+        value = PyLong_AsUnsignedLongLong(object.ptr());
+        if (value != ~uint64_t{0} || !PyErr_Occurred()) return true;
+        PyErr_Clear();
+        return false;
+    }
+
     template <class F>
     nb::object one_sided(nb::handle name, uint32_t op, int peer, const Tensor* in, const Tensor* out, F f) {
+        nb::object stopped = attempt(op, peer, in, out, std::move(f));
+        return stopped.is_valid() ? stopped : calls_.work(name, 0);
+    }
+
+    // Runs `f`. Returns False if the general path has to, (fault, None) if it failed, else an invalid object.
+    template <class F>
+    nb::object attempt(uint32_t op, int peer, const Tensor* in, const Tensor* out, F f) {
         std::unique_lock running(end_->running(), std::try_to_lock);
         if (!running || calls_.blocked()) return no();
         ring::NewRecord n = calls_.record_of(op, 0, peer);
@@ -291,7 +335,7 @@ class SymmFast {
         calls_.writer().finish(record, code ? ring::State::kFailed : ring::State::kCompleted, uint32_t(code));
         if (code) return nb::make_tuple(calls_.failure(fault_of(code, error)), nb::none());
         raise_late_signals();
-        return calls_.work(name, 0);
+        return {};
     }
 
     template <class F>
@@ -356,6 +400,8 @@ void bind_symm_fast(nb::module_& m) {
              any("timeout"), nb::arg("word"))
         .def("wait_signal", &SymmFast::wait_signal, nb::arg("name"), op(), any("peer"), any("async_op"),
              any("hints"), any("timeout"), nb::arg("word"), nb::arg("value"))
+        .def("atomic", &SymmFast::atomic, op(), any("peer"), any("offset"), any("first"), any("second"),
+             any("timeout"), nb::arg("base"), nb::arg("count"), nb::arg("dtype"))
         .def("broadcast", &SymmFast::broadcast, op(), any("tensor"), any("root"), any("relaxed"),
              any("timeout"))
         .def("all_to_all", &SymmFast::all_to_all, op(), any("input"), any("out"), any("relaxed"),

@@ -48,7 +48,7 @@ struct alignas(128) RankControl {
     std::atomic<uint32_t> doorbell;   // futex word; counts wakes
     std::atomic<uint32_t> fault;      // for kFailed: the FaultCode ...
     std::atomic<int32_t> fault_rank;  // ... and its first culprit
-    uint32_t pid;
+    std::atomic<uint32_t> pid;  // of its process; 0: not known yet
     // While the rank waits in the kernel, for culprits.hpp:
     std::atomic<uint32_t> waits_for;    // 1 + the awaited rank; 0: none
     std::atomic<uint32_t> wait;         // counts the waits

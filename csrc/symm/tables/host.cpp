@@ -204,7 +204,7 @@ int discard_id(const UniqueId* id, Error*) {
 // The PEs publish their processes, so that each can see the others die.
 Fault join(Host& host, const char* name, uint64_t deadline) {
     int world = host.world();
-    auto pid_of = [&](int pe) { return std::atomic_ref<uint32_t>(host.segment->control(pe).pid); };
+    auto pid_of = [&](int pe) -> std::atomic<uint32_t>& { return host.segment->control(pe).pid; };
     pid_of(host.rank).store(uint32_t(getpid()));
     shm::Waiter waiter(*host.segment, host.rank);
     waiter.wake_others();

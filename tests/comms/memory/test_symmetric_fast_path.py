@@ -1,10 +1,14 @@
 """The native fast path of operations on symmetric memory."""
 
+import time
+
 import torch
 
 from tests.comms import inside
 from tests.symm.exchanges import check_collectives, check_experts, shared
-from unicomm import symm
+from unicomm import new_comm, symm
+from unicomm.c10d.compat import HashStore
+from unicomm.comms.memory.symmetric import NoFastExchange
 from unicomm.comms.operations.table import OPERATIONS
 from unicomm.testing import run_ranks
 
@@ -65,3 +69,84 @@ def test_which_calls_the_fast_path_takes():
         comm.barrier(False)
 
     run_ranks(program, 2)
+
+
+def test_atomics():
+    """The short and the general way give the same old values, also of negative and of large numbers."""
+
+    def program(comm):
+        symm.init(comm)
+        for dtype, start in ((torch.int64, -3), (torch.uint64, (1 << 64) - 3)):
+            window = comm.new_window(shared(comm, torch.zeros(2, dtype=dtype)))
+            calls = []
+            memory = inside.symmetric_memory(comm)
+            short = memory.fast
+            for general in (False, True):
+                memory.fast = NoFastExchange() if general else short
+                window.barrier()
+                if comm.get_rank() == 0:
+                    old = [window.compare_swap(1, 1, 0, start), window.fetch_add(1, 1, 5)]
+                    old += [window.fetch_add(1, 1, -2), window.compare_swap(1, 1, 0, 0), window.fetch_add(1, 1, 0)]
+                    calls.append(old)
+                    window.put(torch.zeros(2, dtype=dtype), 1, 0)
+                window.barrier()
+            if comm.get_rank() == 0:
+                assert calls[0] == calls[1] == [0, start, 2, 0, 0]
+            memory.fast = short
+            window.barrier()
+
+    run_ranks(program, 2)
+
+
+def test_which_atomics_the_fast_path_takes():
+    def program(comm):
+        symm.init(comm)
+        words = shared(comm, torch.zeros(2, dtype=torch.int64))
+        fast, code = inside.symmetric_memory(comm).fast, OPERATIONS["fetch_add"].code
+        place = (words.data_ptr(), 2, 10)
+        comm.barrier()
+        assert fast.atomic(code, comm.get_rank(), 1, 7, None, None, *place) == 0
+        assert fast.atomic(code, comm.get_rank(), 1, 7, 9, None, *place) == 7
+        assert words.tolist() == [0, 9]
+        for refused in (
+            (2, 0, 1, None, None),
+            (0, 2, 1, None, None),
+            (0, -1, 1, None, None),
+            (0, 0, 1.5, None, None),
+            (0, 0, True, None, None),
+            (0, 0, 1 << 64, None, None),
+            (0, 0, 1, "2", None),
+            (0, 0, 1, None, 3.0),
+        ):
+            assert fast.atomic(code, *refused, *place) is False
+        assert fast.atomic(code, 0, 0, 1, None, None, words.data_ptr(), 2, 3) is False  # of another type
+        handle = comm.register_pre_hook(lambda *_: None)
+        assert fast.atomic(code, 0, 0, 1, None, None, *place) is False
+        handle.remove()
+        comm.barrier()
+
+    run_ranks(program, 2)
+
+
+def test_an_atomic_takes_about_as_long_as_a_put():
+    """Thirteen times as long before it had a short way; the fastest of many turns of each, in turns."""
+    comm = new_comm("shm", "cpu", name="a", store=HashStore(), rank=0, size=1)
+    symm.init(comm)
+    window = comm.new_window(shared(comm, torch.zeros(8, dtype=torch.int64)))
+    one = torch.ones(1, dtype=torch.int64)
+    times = {"put": [], "fetch_add": [], "compare_swap": []}
+    calls = {
+        "put": lambda: window.put(one, 0, 0),
+        "fetch_add": lambda: window.fetch_add(0, 0, 1),
+        "compare_swap": lambda: window.compare_swap(0, 0, 1, 1),
+    }
+    for _ in range(200):
+        for name, call in calls.items():
+            begin = time.perf_counter_ns()
+            for _ in range(5):
+                call()
+            times[name].append(time.perf_counter_ns() - begin)
+    fastest = {name: min(of) for name, of in times.items()}
+    assert fastest["fetch_add"] < 4 * fastest["put"], fastest
+    assert fastest["compare_swap"] < 4 * fastest["put"], fastest
+    comm.finalize()

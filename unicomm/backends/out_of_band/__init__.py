@@ -7,6 +7,7 @@ Backends import the names of this face only.
 backend.py          the base class of such backends: deadlines, culprits, abort, comparison of signatures
 exchange.py         the base class of their exchanges: messages that complete one by one
 fault_channel.py    one communicator's fault channel
+circles.py          ranks that wait for each other
 channel_thread.py   the thread of a process that serves all its fault channels
 wire.py             the messages on a fault channel, and how they are read
 fault_errors.py     the errors that a fault raises

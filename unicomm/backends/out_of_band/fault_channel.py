@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from unicomm.comms.operations.table import OPERATIONS, Kind
 
 from . import channel_thread, wire
 from .channel_thread import FOREVER
+from .circles import find_circle
 from .sockets import Sockets
 from .user_frame import where_is
 from .wire import Here, Pending
@@ -282,6 +284,7 @@ class FaultChannel:
             self.taken.get(peer, 0),
             where_is(self._thread),
             tuple(Pending(m.send, m.number, m.nbytes) for m in awaits if m.peer == peer and m.number),
+            _needed(awaits),
         )
 
     def on_time(self, now: float) -> None:
@@ -314,6 +317,8 @@ class FaultChannel:
 
     def _verdict(self, operation: Operation) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""
+        if circle := find_circle(self._waits(operation), self.rank):
+            return self._deadlock(operation, circle)
         absent: list[int] = []
         late: list[int] = []
         where: dict[int, str] = {}
@@ -347,6 +352,46 @@ class FaultChannel:
             timeout=operation.timeout,
         )
 
+    def _waits(self, operation: Operation) -> dict[int, list[int]]:
+        """Returns for which ranks each rank waits that has answered, itself included."""
+        answers = self._overdue_answers
+        entered = {peer: answer.entered for peer, answer in answers.items()} | {self.rank: self.entered}
+        waits = {}
+        for rank, answer in answers.items():
+            if _is_collective(answer.inside):
+                waits[rank] = [peer for peer, number in entered.items() if number < answer.entered]
+            elif answer.inside:
+                waits[rank] = [peer for peer in answer.awaits if peer in answers or self._owes(rank, answer, peer)]
+        if operation.number or _needed(operation.awaits):
+            waits[self.rank] = [peer for peer in answers if self._missed(operation, peer, answers[peer])]
+        return waits
+
+    def _owes(self, rank: int, answer: Here, peer: int) -> bool:
+        """Whether `peer` is this rank, which has not begun its side of a message that `rank` waits for."""
+        return peer == self.rank and any(
+            (self.taken if message.send else self.sent).get(rank, 0) < message.number
+            for message in answer.pending
+        )
+
+    def _deadlock(self, operation: Operation, circle: list[int]) -> Fault:
+        claims = []
+        for rank, to in zip(circle, circle[1:] + circle[:1], strict=True):
+            answer = self._overdue_answers.get(rank)
+            name = operation.name if answer is None else answer.inside
+            place = where_is(self._thread) if answer is None else answer.where
+            row = OPERATIONS.get(name)
+            collective = _is_collective(name)
+            number = 0 if not collective else operation.number if answer is None else answer.entered
+            line = os.path.basename(place.partition(" in ")[0])
+            claims.append(Claim(rank, 0 if row is None else row.code, root=to, amount=number, line=line))
+        return Fault(
+            FaultCode.DEADLOCK,
+            self.rank,
+            culprits=tuple(sorted(circle)),
+            timeout=operation.timeout,
+            claims=tuple(claims),
+        )
+
     def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
         """Whether the operation waits for `peer`; without an answer, for one that has finalized."""
         if operation.number:
@@ -359,6 +404,12 @@ class FaultChannel:
             if answer is None or not m.number or (answer.taken if m.send else answer.sent) < m.number:
                 return True
         return False
+
+
+def _needed(awaits: Sequence[Awaited]) -> tuple[int, ...]:
+    """Returns the peers of messages that all have to come; none if one of them may come from any rank."""
+    peers = {message.peer for message in awaits}
+    return () if -1 in peers else tuple(sorted(peers))
 
 
 def _is_collective(name: str) -> bool:

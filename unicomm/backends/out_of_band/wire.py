@@ -40,6 +40,7 @@ class Here:
         sent, taken: number of messages to and from the asking rank that it has begun.
         where: its user frame.
         pending: the messages to and from the asking rank that it waits for.
+        awaits: the ranks without whose messages it cannot go on; none in a collective.
     """
 
     entered: int
@@ -48,6 +49,7 @@ class Here:
     taken: int
     where: str
     pending: tuple[Pending, ...] = ()
+    awaits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def encode(message: Message) -> bytes:
         fields = {"kind": type(message).__name__.lower(), **asdict(message)}
     if isinstance(message, Here):
         fields |= {"where": message.where[-_MOST_TEXT:], "pending": message.pending[:_MOST_PENDING]}
+        fields["awaits"] = message.awaits[:_MOST_PENDING]
     elif isinstance(message, Slow):
         fields |= {"name": message.name[:_MOST_TEXT], "seconds": min(message.seconds, _LONGEST)}
     data = json.dumps(fields).encode()
@@ -133,6 +136,15 @@ def _pending(fields: dict[str, Any], name: str) -> tuple[Pending, ...]:
     return tuple(found)
 
 
+def _ranks(fields: dict[str, Any], name: str) -> tuple[int, ...]:
+    value = fields.get(name)
+    if not isinstance(value, list) or len(value) > _MOST_PENDING:
+        raise ValueError(f"{name} is no list of ranks")
+    if any(type(rank) is not int or not 0 <= rank < 1 << 31 for rank in value):
+        raise ValueError(f"{name} holds what is no rank")
+    return tuple(value)
+
+
 def _number(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if type(value) is not int or not 0 <= value < 1 << 63:
@@ -158,5 +170,6 @@ _READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
     **dict.fromkeys(("entered", "sent", "taken"), _number),
     **dict.fromkeys(("inside", "where", "name"), _text),
     "pending": _pending,
+    "awaits": _ranks,
     "seconds": _seconds,
 }

@@ -175,6 +175,9 @@ class HeapWindow(Window):
     # --- atomics ----------------------------------------------------------------------------------------
 
     def fetch_add(self, rank: int, offset_nelems: int, value: int, timeout: Timeout = None) -> int:
+        done = self._short_atomic("fetch_add", rank, offset_nelems, value, None, timeout)
+        if done is not None:
+            return done
         address, signed = self._word("fetch_add", offset_nelems)
         words = (address, self._value("fetch_add", "value", value))
         return self._atomic("fetch_add", rank, words, signed, timeout)
@@ -182,9 +185,21 @@ class HeapWindow(Window):
     def compare_swap(
         self, rank: int, offset_nelems: int, expected: int, value: int, timeout: Timeout = None
     ) -> int:
+        done = self._short_atomic("compare_swap", rank, offset_nelems, expected, value, timeout)
+        if done is not None:
+            return done
         address, signed = self._word("compare_swap", offset_nelems)
         old, new = (self._value("compare_swap", *of) for of in (("expected", expected), ("value", value)))
         return self._atomic("compare_swap", rank, (address, old, new), signed, timeout)
+
+    def _short_atomic(self, op: str, *arguments: Any) -> int | None:
+        """Returns the old value if the fast path takes the call, else None."""
+        if self._place_at is None:
+            return None
+        done = self._memory.fast.atomic(OPERATIONS[op].code, *arguments, *self._place_at)
+        if isinstance(done, tuple):
+            self._fast_done(op, done)
+        return None if done is False else int(done)
 
     def _value(self, op: str, name: str, value: int) -> int:
         """The number as an unsigned word."""

@@ -275,7 +275,7 @@ class NoFastExchange:
         return False
 
     broadcast = all_to_all = all_to_all_v = dispatch = combine = _never
-    one_shot = two_shot = reduce_scatter = move = signal = wait_signal = _never
+    one_shot = two_shot = reduce_scatter = move = signal = wait_signal = atomic = _never
 
 
 def disagreement(culprits: Sequence[int], claims: Sequence[tuple[int, ...]]) -> MismatchError:
