@@ -45,8 +45,8 @@ class FastCalls {
         return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
     }
 
-    // An operation on a fast path, while it runs: an object on the stack of its thread. Made and destroyed with
-    // the GIL, which guards the list of them.
+    // An operation on a fast path, while it runs: an object on the stack of its thread. Made and destroyed
+    // with the GIL, which guards the list of them.
     class Running {
       public:
         Running(FastCalls& calls, uint32_t op, uint64_t seq)

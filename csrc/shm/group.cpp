@@ -193,11 +193,12 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         if (state == RankState::kFinalized && left < 0) left = r;
     }
     if (deep || failed || left >= 0) {
-        // A rank that has already done its part is looked at as well: whoever waits, waits for a rank that may
-        // never come to a communicator without that one.
+        // A rank that has already done its part is looked at as well: whoever waits, waits for a rank that
+        // may never come to a communicator without that one.
         std::vector<int> dead;
         for (int r = 0; r < world_; ++r) {
-            bool counts = failed || !only_awaited || std::find(awaited.begin(), awaited.end(), r) != awaited.end();
+            bool counts =
+                failed || !only_awaited || std::find(awaited.begin(), awaited.end(), r) != awaited.end();
             if (counts && killed(r)) dead.push_back(r);
         }
         if (!dead.empty()) {

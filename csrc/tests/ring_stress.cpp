@@ -33,9 +33,7 @@ class View {
     const Record& record(uint64_t i) const {
         return reinterpret_cast<const Record*>(base_ + header().rec_off)[i];
     }
-    const Comm& comm(uint64_t i) const {
-        return reinterpret_cast<const Comm*>(base_ + header().comm_off)[i];
-    }
+    const Comm& comm(uint64_t i) const { return reinterpret_cast<const Comm*>(base_ + header().comm_off)[i]; }
     const Frame& frame(uint64_t i) const {
         return reinterpret_cast<const Frame*>(base_ + header().frame_off)[i];
     }
@@ -62,8 +60,8 @@ void write(Writer& writer, int thread, uint64_t records) {
         record.out_numel = 5 * i;
         record.peer = thread;
         record.start_now = i % 2;
-        record.frame = writer.add_path({{file, "step", uint32_t(i % 97), Whose::kUser},
-                                        {"/job/main.py", "main", 1, Whose::kUser}});
+        record.frame = writer.add_path(
+            {{file, "step", uint32_t(i % 97), Whose::kUser}, {"/job/main.py", "main", 1, Whose::kUser}});
         uint64_t id = writer.begin(record);
         if (!record.start_now) writer.start(id);
         writer.finish(id, i % 10 ? State::kCompleted : State::kFailed, i % 10 ? 0 : 1);

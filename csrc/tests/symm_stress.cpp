@@ -267,27 +267,27 @@ void experts(Pe& pe, std::mt19937& rng) {
     for (size_t k = 0; k < columns; ++k) sent += size_t(splits[k] = int64_t(own() % 6));
     fill(in, pe.rank, sent * kWidth);
     Refusal refusal;
-    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, out_rows, kWidth), splits,
-                                  came, per_pe, align, refusal),
+    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, out_rows, kWidth),
+                                  splits, came, per_pe, align, refusal),
           "dispatch");
     expect(refusal.why == Refusal::kNone, "dispatch is not refused");
     pe.barrier();
-    check(pe.composites->combine(call_of(8, rng), rows(out, out_rows, kWidth), rows(back, in_rows, kWidth), came,
-                                 returned, per_pe, refusal),
+    check(pe.composites->combine(call_of(8, rng), rows(out, out_rows, kWidth), rows(back, in_rows, kWidth),
+                                 came, returned, per_pe, refusal),
           "combine");
     expect(refusal.why == Refusal::kNone, "combine is not refused");
     for (size_t k = 0; k < columns; ++k) expect(returned[k] == splits[k], "splits came back");
     for (size_t i = 0; i < sent * kWidth; ++i) expect(back[i] == in[i], "rows came back");
     pe.barrier();
     // Too little room on every PE, or splits beyond the input of one: all refuse, and go on.
-    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, 0, kWidth), splits, came,
-                                  per_pe, align, refusal),
+    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, 0, kWidth), splits,
+                                  came, per_pe, align, refusal),
           "dispatch without room");
     pe.barrier();
     if (pe.rank == 0) splits[0] = int64_t(in_rows) + 1;
     refusal = {};
-    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, out_rows, kWidth), splits,
-                                  came, per_pe, align, refusal),
+    check(pe.composites->dispatch(call_of(7, rng), rows(in, in_rows, kWidth), rows(out, out_rows, kWidth),
+                                  splits, came, per_pe, align, refusal),
           "dispatch of wrong splits");
     expect(refusal.why == Refusal::kSplits && refusal.pe == 0, "refused");
     std::vector<int64_t> some(size_t(n), 2), got(size_t(n), 0);
@@ -305,7 +305,8 @@ void experts(Pe& pe, std::mt19937& rng) {
 
 void mismatch(Pe& pe, std::mt19937& rng) {
     int* x = pe.allocate<int>(8);
-    Fault f = pe.composites->broadcast(call_of(5, rng, Red::kNone, pe.rank == 0 ? 0 : pe.world - 1), memory(x, 8));
+    Fault f =
+        pe.composites->broadcast(call_of(5, rng, Red::kNone, pe.rank == 0 ? 0 : pe.world - 1), memory(x, 8));
     expect(f.code == FaultCode::kMismatch && f.claims.size() == size_t(pe.world), "other roots");
     pe.barrier();
     pe.free(x);
@@ -360,7 +361,8 @@ void ends(int world) {
                 table.abort(pe.domain, &error);
             });
         }
-        int code = table.wait_signal(pe.domain, word, Compare::kGe, 1, pe.next(), deadline(), nullptr, &pe.error);
+        int code =
+            table.wait_signal(pe.domain, word, Compare::kGe, 1, pe.next(), deadline(), nullptr, &pe.error);
         expect(code == int(FaultCode::kAborted), "aborted while it waits: " + std::to_string(code));
         if (other.joinable()) other.join();
         expect(bool(pe.composites->barrier(deadline(), nullptr)), "nothing follows an abort");
@@ -373,8 +375,8 @@ void ends(int world) {
     on_pes(world, [&](Pe& pe) {  // a signal that never comes
         auto* word = pe.allocate<uint64_t>(1);
         if (pe.rank == 0) {
-            int code = table.wait_signal(pe.domain, word, Compare::kGe, 1, pe.next(), now_ns() + 30000000, nullptr,
-                                         &pe.error);
+            int code = table.wait_signal(pe.domain, word, Compare::kGe, 1, pe.next(), now_ns() + 30000000,
+                                         nullptr, &pe.error);
             expect(code == int(FaultCode::kTimeout), "a signal that never comes");
         } else {
             expect(bool(pe.composites->barrier(deadline(), nullptr)), "the others are told");

@@ -83,7 +83,7 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
     def mem_allocator(self) -> MemAllocator:
         """Makes tensors that this communicator's collectives use without staging copies.
 
-        Raises `UnsupportedError` if the backend has no such memory.
+        Raises `UnsupportedError` if the backend has no such memory, and `NotReadyError` after `finalize`.
         """
         return MemAllocator(self._engine)
 

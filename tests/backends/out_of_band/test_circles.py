@@ -52,7 +52,9 @@ def test_every_member_is_named(
     store = HashStore()
 
     def job(rank: int) -> object:
-        comm = unicomm.new_comm(backend, "cpu", name="c", store=store, rank=rank, size=4, timeout=30, hints=hints)
+        comm = unicomm.new_comm(
+            backend, "cpu", name="c", store=store, rank=rank, size=4, timeout=30, hints=hints
+        )
         comm.barrier()
         try:
             return program(comm, 1.5)

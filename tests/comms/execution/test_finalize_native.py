@@ -127,7 +127,7 @@ def test_reconfigure_meanwhile():
         until_it_runs(comms[0])
         return comms[0].reconfigure(2, [comms[0].get_init_handle()], timeout=20)
 
-    runs, again = outcomes([lambda: comms[0].barrier(), reconfigures])
+    runs, again = outcomes([comms[0].barrier, reconfigures])
     assert isinstance(runs, CommError), repr(runs)
     assert isinstance(again, unicomm.Work), repr(again)
     assert comms[0].get_size() == 1

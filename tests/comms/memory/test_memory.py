@@ -14,7 +14,8 @@ import torch
 import unicomm
 from tests.commands import run, torchrun
 from tests.comms.calls import COLLECTIVES, call
-from unicomm import BackendError, CommTimeoutError, InvalidArgumentError, UnsupportedError
+from unicomm import BackendError, CommTimeoutError, InvalidArgumentError, NotReadyError, UnsupportedError
+from unicomm.c10d.compat import HashStore
 from unicomm.testing import run_ranks
 
 LARGE = 200_000  # elements of a message that does not fit into the ring of chunks
@@ -206,3 +207,17 @@ def test_a_backend_without_memory_of_its_own_says_so():
             unicomm.empty(3, comm=comm)
 
     run_ranks(program, 1, backend="fake")
+
+
+@pytest.mark.parametrize(
+    ("backend", "hints"), [("shm", None), ("gloo", None), ("auto", {"hosts": "a"}), ("fake", None)]
+)
+def test_the_allocator_of_a_finalized_communicator(backend, hints):
+    """`NotReadyError` on every backend; an allocator that was made before goes on."""
+    comm = unicomm.new_comm(backend, "cpu", name="over", store=HashStore(), rank=0, size=1, hints=hints)
+    allocator = comm.mem_allocator if backend == "shm" else None
+    comm.finalize()
+    with pytest.raises(NotReadyError):
+        _ = comm.mem_allocator
+    if allocator is not None:
+        assert allocator.empty(5).fill_(1).sum() == 5

@@ -86,7 +86,11 @@ def test_atomics():
                 window.barrier()
                 if comm.get_rank() == 0:
                     old = [window.compare_swap(1, 1, 0, start), window.fetch_add(1, 1, 5)]
-                    old += [window.fetch_add(1, 1, -2), window.compare_swap(1, 1, 0, 0), window.fetch_add(1, 1, 0)]
+                    old += [
+                        window.fetch_add(1, 1, -2),
+                        window.compare_swap(1, 1, 0, 0),
+                        window.fetch_add(1, 1, 0),
+                    ]
                     calls.append(old)
                     window.put(torch.zeros(2, dtype=dtype), 1, 0)
                 window.barrier()

@@ -1,7 +1,7 @@
 """Three ranks of which one does its part in an operation and is killed within it: contributed.py OPERATION
 
-Rank 0 waits, rank 1 is the victim, and rank 2 does not come ("absent") or stops itself in the midst of the data
-("stops", when the first of them has arrived).
+Rank 0 waits, rank 1 is the victim, and rank 2 does not come, or, if OPERATION ends with "_stops", stops itself
+in the midst of the data, when the first of them have arrived.
 """
 
 import os
@@ -42,13 +42,19 @@ def stop_when_under_way(tensor: torch.Tensor) -> None:
 def act(comm: unicomm.Communicator, window: unicomm.Window | None) -> None:
     rank, world = comm.get_rank(), comm.get_size()
     n = LARGE if STOPS else SMALL
-    one, parts, whole, gathered = torch.ones(n), tensors(n, world), torch.ones(n * world), torch.zeros(n * world)
+    one, parts, whole, gathered = (
+        torch.ones(n),
+        tensors(n, world),
+        torch.ones(n * world),
+        torch.zeros(n * world),
+    )
     if STOPS and rank == 2:
         if OPERATION == "broadcast_stops":
             one.zero_()
         stop_when_under_way(one if OPERATION in ("all_reduce_stops", "broadcast_stops") else gathered)
     if rank == 2 and OPERATION in MESSAGES:
-        return comm.barrier() and None
+        comm.barrier()
+        return
     match OPERATION.removesuffix("_stops"):
         case "barrier":
             comm.barrier()

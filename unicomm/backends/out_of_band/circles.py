@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def find_circle(waits: Mapping[int, Sequence[int]], start: int) -> list[int]:
-    """Returns a circle that the waits of `start` lead to, each rank before one it waits for; [] if there is none.
+    """Returns a circle that the waits of `start` lead to, each rank before one it waits for; [] if none.
 
     `waits`: for each rank that waits, the ranks without which it cannot go on.
     """

@@ -361,7 +361,9 @@ class FaultChannel:
             if _is_collective(answer.inside):
                 waits[rank] = [peer for peer, number in entered.items() if number < answer.entered]
             elif answer.inside:
-                waits[rank] = [peer for peer in answer.awaits if peer in answers or self._owes(rank, answer, peer)]
+                waits[rank] = [
+                    peer for peer in answer.awaits if peer in answers or self._owes(rank, answer, peer)
+                ]
         if operation.number or _needed(operation.awaits):
             waits[self.rank] = [peer for peer in answers if self._missed(operation, peer, answers[peer])]
         return waits

@@ -35,6 +35,8 @@ class MemAllocator:
     """
 
     def __init__(self, engine: Engine) -> None:
+        if engine.finalized:
+            engine.check_open("mem_allocator")
         backend = engine.backend
         if not isinstance(backend, AllocatesMemory):
             engine.refuse("mem_allocator", f"backend '{backend.name}' has no memory of its own")
