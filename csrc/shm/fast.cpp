@@ -208,11 +208,17 @@ class FastPath : public FastCalls {
         if (g_.world() == 1) {
             fault = perform(op, in, out, count, tensors);
         } else {
-            Running now(*this, n.op, n.seq);
-            GilReleased release;
-            fault = perform(op, in, out, count, tensors);
+            fault = perform_without_gil(op, n.seq, in, out, count, tensors);
         }
         return finished(record, n, fault, as_work);
+    }
+
+    // Not inlined: a group of one rank, which keeps the GIL, would pay for it.
+    [[gnu::noinline]] Fault perform_without_gil(const Op& op, uint64_t seq, const Tensor& in,
+                                                const Tensor& out, int64_t count, bool tensors) {
+        Running now(*this, op.code, seq);
+        GilReleased release;
+        return perform(op, in, out, count, tensors);
     }
 
     Fault perform(const Op& op, const Tensor& in, const Tensor& out, int64_t count, bool tensors) {

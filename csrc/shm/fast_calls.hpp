@@ -157,7 +157,6 @@ class FastCalls {
     }
 
     std::atomic<int> blocks_{0};
-    Running* running_ = nullptr;
     nb::object work_type_;
     nb::tuple no_arguments_ = nb::make_tuple();
     nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};
@@ -165,6 +164,9 @@ class FastCalls {
 
   public:
     double timeout;
+
+  private:
+    Running* running_ = nullptr;
 };
 
 }  // namespace unicomm

@@ -319,15 +319,20 @@ int ptr(Domain domain, const void* address, uint64_t bytes, int pe, void** out, 
     return code;
 }
 
+// Nothing may be copied from or to nowhere.
+void copy(void* to, const void* from, uint64_t bytes) {
+    if (bytes) std::memmove(to, from, bytes);
+}
+
 int put(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error* error) {
     int code;
-    if (char* place = there(host_of(domain), to, bytes, pe, error, code)) std::memmove(place, from, bytes);
+    if (char* place = there(host_of(domain), to, bytes, pe, error, code)) copy(place, from, bytes);
     return code;
 }
 
 int get(Domain domain, void* to, const void* from, uint64_t bytes, int pe, Stream, Error* error) {
     int code;
-    if (char* place = there(host_of(domain), from, bytes, pe, error, code)) std::memmove(to, place, bytes);
+    if (char* place = there(host_of(domain), from, bytes, pe, error, code)) copy(to, place, bytes);
     return code;
 }
 
@@ -346,7 +351,7 @@ void move(Host& host, void* to, const void* from, uint64_t bytes) {
     if (host.streaming && bytes >= kLeastStreamed) {
         shm::Stager::stream(static_cast<char*>(to), static_cast<const char*>(from), bytes);
     } else {
-        std::memmove(to, from, bytes);
+        copy(to, from, bytes);
     }
 }
 

@@ -1,7 +1,7 @@
 """Three ranks of which one does its part in an operation and is killed within it: contributed.py OPERATION
 
-Rank 0 waits, rank 1 is the victim, and rank 2 does not come, or, if OPERATION ends with "_stops", stops itself
-in the midst of the data, when the first of them have arrived.
+Rank 0 waits, rank 1 is the victim, and rank 2 does not come, or, if OPERATION ends with "_stops", stops
+itself in the midst of the data, when the first of them have arrived.
 """
 
 import os
