@@ -1,0 +1,187 @@
+"""What has to hold of a run, whatever happened in it.
+
+`violations` returns a text for each property that does not hold. A text begins with the property's name,
+by which the shrinking of a program knows that it still shows the same defect.
+"""
+
+from __future__ import annotations
+
+from unicomm.comms.errors import (
+    AbortedError,
+    BackendError,
+    CommTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    NotReadyError,
+    PeerLostError,
+    UnsupportedError,
+)
+
+from .player import Record, Run, members_of
+
+#: Seconds that an error may come after its deadline.
+BOUND = {
+    "create": 6.0,
+    "split": 6.0,
+    "reconf": 10.0,
+    "coll": 4.0,
+    "msgs": 4.0,
+    "batch": 4.0,
+    "cause": 10.0,
+    "final": 12.0,
+    "abort": 5.0,
+    "later": 22.0,
+}
+_CREATIONS = ("create", "split", "reconf")
+_ANSWER = 1.2  # seconds in which a rank that is asked has to answer
+
+
+def violations(run: Run) -> list[str]:
+    """The properties that a run breaks, as texts; [] if all hold."""
+    if run.stuck is not None:
+        return [f"{run.stuck.kind.split(':')[0]}: {run.stuck}"]
+    judge = _Judge(run)
+    found: list[str] = []
+    for record in run.records:
+        found += judge.of_record(record)
+    found += judge.of_groups()
+    return found
+
+
+class _Judge:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._ops = run.program["ops"]
+        self._by_op: dict[int, dict[int, Record]] = {}
+        for record in run.records:
+            self._by_op.setdefault(record.op, {})[record.rank] = record
+        host = run.program["host"]
+        # Without its store a rank can neither meet the others nor hear of them.
+        self._store_harmed = host in run.died or any(rank == host for rank, _, _ in run.stops)
+        self._disturbed = {*run.died, *run.struck, *run.cut_off, *(rank for rank, _, _ in run.stops)}
+        self._disturbed |= {rank for rank, _, _ in run.given_up}
+        self._calm = not self._store_harmed and not run.cut_off
+
+    def _kind(self, record: Record) -> str:
+        return self._ops[record.op]["op"] if 0 <= record.op < len(self._ops) else "final"
+
+    def _text(self, record: Record) -> str:
+        what = f"rank {record.rank} in {self._kind(record)} ({record.op})"
+        error = record.error
+        return what if error is None else f"{what}: {type(error).__name__} {list(error.culprits)}: {error}"
+
+    # --- one operation of one rank --------------------------------------------------------------------------
+
+    def of_record(self, record: Record) -> list[str]:
+        kind, found = self._kind(record), []
+        if record.rank in self._run.died and not record.over:
+            return []
+        if not record.over and kind == "later":
+            return []  # the program ended before its thread
+        if record.bug:
+            name = "wrong result" if record.bug.startswith(("wrong", "rank and size")) else "wrong exception"
+            found.append(f"{name}: {self._text(record)}: {record.bug}")
+        late = record.ended - record.began - record.limit - BOUND[kind] - self._stopped(record)
+        if late > 0:
+            found.append(f"too late by {late:.1f} s: {self._text(record)}")
+        if record.error is not None:
+            found += self._of_error(record, kind)
+        return found
+
+    def _stopped(self, record: Record) -> float:
+        """Seconds that the rank itself, or the host of the store, was stopped meanwhile."""
+        ranks = {record.rank, self._run.program["host"]}
+        return sum(
+            max(0.0, min(until, record.ended) - max(since, record.began))
+            for rank, since, until in self._run.stops
+            if rank in ranks
+        )
+
+    def _of_error(self, record: Record, kind: str) -> list[str]:
+        error, found = record.error, []
+        assert error is not None
+        text = self._text(record)
+        if isinstance(error, (InvalidArgumentError, UnsupportedError, MismatchError)):
+            found.append(f"wrong kind of error: {text}")
+        if isinstance(error, BackendError) and "please report this" in str(error):
+            found.append(f"internal error: {text}")
+        if kind in ("final", "abort", "later", "cause") or isinstance(error, (NotReadyError, AbortedError)):
+            return found
+        store_failed = isinstance(error, BackendError) and "the store" in error.message
+        if kind in _CREATIONS and not error.culprits and not store_failed and not self._all_came(record):
+            found.append(f"no culprits: {text}")
+        if self._calm and isinstance(error, (CommTimeoutError, PeerLostError)):
+            wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]
+            if wrong:
+                found.append(f"false accusation of {wrong}: {text}")
+        return found
+
+    def _all_came(self, record: Record) -> bool:
+        there = self._by_op.get(record.op, {})
+        return all(r in there and r not in self._disturbed for r in record.members)
+
+    def _named(self, record: Record, kind: str) -> list[int]:
+        """The processes that an error names, without those that are in an earlier operation."""
+        error = record.error
+        assert error is not None
+        if kind == "msgs" and self._ops[record.op]["any"]:
+            return []  # every rank may be the one that was to send
+        named = [r for r in error.culprits if r not in error.late]
+        if kind in ("create", "split"):
+            return named
+        return [record.members[r] for r in named if r < len(record.members)]
+
+    def _is_innocent(self, who: int, record: Record) -> bool:
+        """Whether a process has done all that it should have when the error came."""
+        other = self._by_op.get(record.op, {}).get(who)
+        if who in self._disturbed or other is None or other.began > record.ended - _ANSWER:
+            return False
+        return not (other.error is not None and other.ended <= record.ended)
+
+    # --- what the ranks have in common ----------------------------------------------------------------------
+
+    def of_groups(self) -> list[str]:
+        found: list[str] = []
+        for i, op, groups in members_of(self._run.program):
+            for group in groups:
+                records = [r for r in self._by_op.get(i, {}).values() if r.rank in group and r.over]
+                if op["op"] in _CREATIONS:
+                    found += self._of_creation(records)
+                if op["op"] == "cause" and self._calm:
+                    causes = {r.said for r in records if r.said is not None and r.rank not in self._disturbed}
+                    if len(causes) > 1:
+                        found.append(f"different causes: {sorted(causes)} in cause ({i})")
+        return found + self._of_single_kill()
+
+    def _of_creation(self, records: list[Record]) -> list[str]:
+        uids = {r.uid for r in records if r.error is None}
+        if len(uids) > 1:
+            return [f"different communicators: {sorted(uids)}: {self._text(records[0])}"]
+        if not self._calm:
+            return []
+        sound = [r for r in records if r.rank not in self._disturbed]
+        if uids and (failed := [r for r in sound if r.error is not None]):
+            good = [r.rank for r in records if r.error is None]
+            return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed[0])}"]
+        return []
+
+    def _of_single_kill(self) -> list[str]:
+        """If one rank was killed and nothing else happened, every error names exactly that rank."""
+        run = self._run
+        quiet = not (run.stops or run.struck or run.cut_off or run.given_up) and len(run.died) == 1
+        if not quiet or run.program["host"] in run.died:
+            return []
+        if any(op["op"] in ("late", "final", "later", "abort", "reconf") for op in self._ops):
+            return []
+        (dead,) = run.died
+        found = []
+        for record in run.records:
+            kind, error = self._kind(record), record.error
+            if error is None or kind in ("cause", "final") or isinstance(error, NotReadyError):
+                continue
+            named = {record.members[r] for r in error.culprits if r < len(record.members)}
+            if kind in ("create", "split"):
+                named = set(error.culprits) if kind == "create" else named | set(error.culprits)
+            if dead not in named:
+                found.append(f"not the dead rank {dead}: {self._text(record)}")
+        return found
