@@ -24,14 +24,14 @@ from unicomm.backends.gloo import backend as gloo_backend
 from unicomm.backends.gloo import messages as gloo_messages
 from unicomm.backends.out_of_band import channel_thread, fault_channel
 from unicomm.comms.execution import engine, message_queue
-from unicomm.comms.failures import daemon_pool, first_cause, open_communicators
-from unicomm.comms.membership import create, endpoint, epoch, split
+from unicomm.comms.failures import daemon_pool, first_cause, open_communicators, store_client
+from unicomm.comms.membership import create, endpoint, epoch, reconfigure_session, split
 from unicomm.comms.membership.environment import Environment
 
 from . import primitives
 from .network import sim_selectors, sim_socket
 from .simulated_library import SimulatedBackend
-from .simulated_store import Prefixed
+from .simulated_store import Local, Prefixed
 
 _REPLACED = {
     id(threading): primitives.sim_threading,
@@ -95,6 +95,8 @@ def installed() -> Iterator[None]:
         (fault_channel, "where_is", _place),
         (split, "PrefixStore", Prefixed),
         (first_cause, "PrefixStore", Prefixed),
+        (store_client, "HashStore", Local),
+        (reconfigure_session, "HashStore", Local),
         (endpoint, "network", lambda: "one host"),
         (endpoint.Guest, "__hash__", lambda guest: guest.socket.number),
         (gloo_backend, "ctypes", SimpleNamespace(pythonapi=SimpleNamespace(Py_IncRef=lambda _: None), py_object=id)),

@@ -126,6 +126,8 @@ class _Judge:
         assert error is not None
         if kind == "msgs" and self._ops[record.op]["any"]:
             return []  # every rank may be the one that was to send
+        if record.parent_broken:
+            return []  # the error is that of an operation of the parent
         named = [r for r in error.culprits if r not in error.late]
         if kind in ("create", "split"):
             return named
@@ -182,6 +184,7 @@ class _Judge:
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
             if kind in ("create", "split"):
                 named = set(error.culprits) if kind == "create" else named | set(error.culprits)
-            if dead not in named:
+            # A rank that could not reach the dead one left, and says why.
+            if dead not in named and f"rank {dead}" not in error.message:
                 found.append(f"not the dead rank {dead}: {self._text(record)}")
         return found

@@ -48,6 +48,7 @@ class Record:
     bug: str = ""
     uid: str = ""
     said: Any = None
+    parent_broken: bool = False
 
     @property
     def over(self) -> bool:
@@ -314,7 +315,8 @@ class _Rank:
             self._check_place(record, child, members)
 
         record = self._attempt(i, members, op["timeout"], run)
-        if record.error is not None and held.comm.is_aborted():
+        record.parent_broken = held.comm.is_aborted()
+        if record.error is not None and record.parent_broken:
             self._give_up(held)
 
     def _reconf(self, i: int, op: dict[str, Any], members: list[int]) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import heapq
 import random
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import greenlet
 
+_MASK = (1 << 64) - 1
 QUANTUM = 2e-6  # virtual seconds that a step takes
 _HERE = ("scheduler.py", "primitives.py", "network.py", "simulated_store.py")
 
@@ -110,6 +110,8 @@ class Scheduler:
         self._delays = self.rng.choice((0.0, 0.0, 0.002, 0.02))  # how often a thread is kept from running
         self._changes = {int(10 ** self.rng.uniform(0, 4.5)) for _ in range(self.rng.randrange(6))}
         self._last: Task | None = None
+        self._switching = self.rng.choice((1.0, 0.5, 0.25))  # how often a primitive that need not wait yields
+        self._stopped = 0.0  # until when a process is stopped
 
     # --- tasks ------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Scheduler:
         task = self.current
         if self.closing:
             raise greenlet.GreenletExit
-        if task is None:
+        if task is None or self.rng.random() > self._switching:
             return
         task.what = what
         self._ready.append(task)
@@ -164,7 +166,7 @@ class Scheduler:
 
     def wake(self, task: Task) -> None:
         """Ends the wait of a task, if it waits."""
-        if task.blocked:
+        if task.blocked and not task.process.dead:
             task.blocked, task.woken = False, True
             self._ready.append(task)
 
@@ -192,6 +194,7 @@ class Scheduler:
         self.note(f"process {process.number} is killed")
         process.dead, process.died_at = True, self.now
         self._ready = [task for task in self._ready if task.process is not process]
+        self._awaited = [task for task in self._awaited if task.process is not process]
         for action in process.at_end:
             action()
         self._resumed(process)
@@ -202,6 +205,7 @@ class Scheduler:
             return
         self.note(f"process {process.number} is stopped for {seconds:g} s")
         process.stopped_until = max(process.stopped_until, self.now + seconds)
+        self._stopped = max(self._stopped, process.stopped_until)
         self.call_at(process.stopped_until, lambda: self._resumed(process))
 
     @staticmethod
@@ -218,9 +222,11 @@ class Scheduler:
             timers = self._timers
             while timers and timers[0][0] <= self.now:
                 self._fire(heapq.heappop(timers))
-            if all(task.greenlet.dead or task.process.dead for task in self._awaited):
+            if not self._awaited:
                 return
-            ready = self._candidates()
+            ready = self._ready
+            if self._stopped > self.now:
+                ready = [task for task in ready if task.process.stopped_until <= self.now]
             if not ready:
                 if not timers:
                     raise Stuck("deadlock: nothing can run, and no timer is left", self.whereabouts())
@@ -255,15 +261,6 @@ class Scheduler:
             if not what.process.dead:
                 self._ready.append(what)
 
-    def _candidates(self) -> list[Task]:
-        now = self.now
-        ready = [task for task in self._ready if not task.process.dead]
-        if len(ready) != len(self._ready):
-            self._ready = ready
-        if any(task.process.stopped_until > now for task in ready):
-            return [task for task in ready if task.process.stopped_until <= now]
-        return ready
-
     def _step(self, ready: list[Task]) -> None:
         task = self._choose(ready)
         self.steps += 1
@@ -275,15 +272,22 @@ class Scheduler:
         self._ready.remove(task)
         rng = self.rng
         if self._delays and rng.random() < self._delays:
-            self.call_at(self.now + rng.choice((1e-4, 1e-3, 0.01, 0.05)), lambda: self._ready.append(task))
+            task.blocked, delayed = True, task.woken
+            self.call_at(self.now + rng.choice((1e-4, 1e-3, 0.01, 0.05)), lambda: self._delayed(task, delayed))
             return
         self.now += QUANTUM
-        self.digest = zlib.crc32(b"%d %d" % (task.number, round(self.now * 1e7)), self.digest)
+        self.digest = (self.digest * 1_000_003 + 31 * task.number + int(self.now * 1e7)) & _MASK
         if self.trace is not None:
             self.trace.append(f"{self.now - 1000:12.6f}  {task.name}: {task.what}")
         self._last = self.current = task
         task.greenlet.switch()
         self.current = None
+        if task.greenlet.dead and task in self._awaited:
+            self._awaited.remove(task)
+
+    def _delayed(self, task: Task, woken: bool) -> None:
+        self.wake(task)
+        task.woken = woken
 
     def _choose(self, ready: list[Task]) -> Task:
         if len(ready) == 1:

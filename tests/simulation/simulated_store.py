@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from .primitives import Lock, current
-from .scheduler import Process
+from .scheduler import Process, Task
 
 
 class Server:
@@ -21,38 +21,16 @@ class Server:
         self.data: dict[str, bytes] = {}
         rng = current().rng
         self.slowest = rng.choice((0.0003, 0.0003, 0.003, 0.05))
-        host.at_end.append(lambda: None)
 
 
-class Client:
-    """One process's connection to the server; one request at a time, as with a TCPStore."""
-
-    def __init__(self, server: Server, owner: Process) -> None:
-        self._server, self._owner = server, owner
-        self._lock = Lock()
-        self._timeout = timedelta(seconds=300)
-        self.broken = False
+class Requests:
+    """The methods of a store, over `_ask`, which applies a job to the data."""
 
     def _ask(self, what: str, job: Callable[[dict[str, bytes]], Any]) -> Any:
-        scheduler, server = current(), self._server
-        with self._lock:
-            scheduler.sleep(scheduler.rng.random() * server.slowest, what)
-            self._await_host()
-            answer = job(server.data)
-            scheduler.sleep(scheduler.rng.random() * server.slowest, f"{what}: answer")
-            self._await_host()
-            return answer
+        raise NotImplementedError
 
-    def _await_host(self) -> None:
-        scheduler, host = current(), self._server.host
-        while host is not self._owner and host.stopped_until > scheduler.now and not host.dead:
-            task = scheduler.current
-            assert task is not None
-            host.on_resume.append(lambda: scheduler.wake(task))
-            scheduler.block("store")
-        if host.dead or self.broken:
-            self.broken = True
-            raise RuntimeError("Connection reset by peer")
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        raise NotImplementedError
 
     def set(self, key: str, value: Any) -> None:
         self._ask("set", lambda data: data.__setitem__(key, _bytes(value)))
@@ -84,14 +62,6 @@ class Client:
     def append(self, key: str, value: Any) -> None:
         self._ask("append", lambda data: data.__setitem__(key, data.get(key, b"") + _bytes(value)))
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        limit = timeout or self._timeout
-        end = current().now + limit.total_seconds()
-        while not self.check(keys):
-            if current().now > end:
-                raise RuntimeError(f"wait timeout after {limit.total_seconds():g} s for {keys}")
-            current().sleep(0.001)
-
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
@@ -105,6 +75,68 @@ class Client:
 
     def has_extended_api(self) -> bool:
         return True
+
+
+class Local(Requests):
+    """`torch.distributed.HashStore`: a store of the threads of one process, which wakes those that wait."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, bytes] = {}
+        self._waiters: list[Task] = []
+
+    def _ask(self, what: str, job: Callable[[dict[str, bytes]], Any]) -> Any:
+        current().pause(what)
+        answer = job(self._data)
+        waiters, self._waiters = self._waiters, []
+        for task in waiters:
+            current().wake(task)
+        return answer
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        end = current().now + (timeout or timedelta(seconds=300)).total_seconds()
+        while not all(key in self._data for key in keys):
+            self._waiters.append(current().current)  # type: ignore[arg-type]
+            if not current().block("wait", end):
+                raise RuntimeError("wait timeout")
+
+
+class Client(Requests):
+    """One process's connection to the server; one request at a time, as with a TCPStore."""
+
+    def __init__(self, server: Server, owner: Process) -> None:
+        self._server, self._owner = server, owner
+        self._lock = Lock()
+        self._timeout = timedelta(seconds=300)
+        self.broken = False
+
+    def _ask(self, what: str, job: Callable[[dict[str, bytes]], Any]) -> Any:
+        scheduler, server = current(), self._server
+        with self._lock:
+            scheduler.sleep(scheduler.rng.random() * server.slowest, what)
+            self._await_host()
+            answer = job(server.data)
+            scheduler.sleep(scheduler.rng.random() * server.slowest, f"{what}: answer")
+            self._await_host()
+            return answer
+
+    def _await_host(self) -> None:
+        scheduler, host = current(), self._server.host
+        while host is not self._owner and host.stopped_until > scheduler.now and not host.dead:
+            task = scheduler.current
+            assert task is not None
+            host.on_resume.append(lambda: scheduler.wake(task))
+            scheduler.block("store")
+        if host.dead or self.broken:
+            self.broken = True
+            raise RuntimeError("Connection reset by peer")
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit = timeout or self._timeout
+        end = current().now + limit.total_seconds()
+        while not self.check(keys):
+            if current().now > end:
+                raise RuntimeError(f"wait timeout after {limit.total_seconds():g} s for {keys}")
+            current().sleep(0.001)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
