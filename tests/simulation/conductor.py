@@ -30,7 +30,7 @@ from collections import Counter
 from pathlib import Path
 
 from .installation import installed
-from .judge import violations
+from .judge import is_known, violations
 from .player import Run, play
 from .program import Program, program_of, to_text
 from .shrinking import shrink
@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--program", type=Path, help="a program as JSON, instead of that of a seed")
+    parser.add_argument("--known", action="store_true", help="show also what judge.KNOWN excuses")
     parser.add_argument("--trace", action="store_true", help="print every step")
     parser.add_argument("--shrink", action="store_true", help="shorten each program that fails")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
@@ -81,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
         for seed, program in programs:
             run = play(program, options.trace)
             found = violations(run)
+            excused = [] if options.known else [text for text in found if is_known(text)]
+            totals.update({f"known: {kind}": 1 for kind in kinds_of(excused)})
+            found = [text for text in found if text not in excused]
             played += 1
             totals.update(_figures(run))
             if options.trace and run.trace is not None:

@@ -6,6 +6,8 @@ by which the shrinking of a program knows that it still shows the same defect.
 
 from __future__ import annotations
 
+import re
+
 from unicomm.comms.errors import (
     AbortedError,
     BackendError,
@@ -35,17 +37,43 @@ BOUND = {
 _CREATIONS = ("create", "split", "reconf")
 _ANSWER = 1.2  # seconds in which a rank that is asked has to answer
 
+#: Defects that are known and not repaired yet: what the text of a violation holds, and the reason.
+KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        r"^(no culprits|not the dead rank).*one stopped before it could answer",
+        "the last member of a rendezvous has stopped before it said that it is the last",
+    ),
+    (
+        r"^no culprits: .*ranks  did not come to the attempt",
+        "the first rank of a reconfiguration takes part, but has not invited this rank",
+    ),
+    (
+        r"^some connected, some failed: .*the store failed: the first rank's store",
+        "a split of a reconfigured communicator, whose first rank finalizes it when its own part is done",
+    ),
+    (
+        r"^some connected, some failed: .* in split .*((is|are) gone|has finalized|aborted the communicator)",
+        "a rank that awaits the outcome of a split sees a rank leave the parent, after others have it",
+    ),
+)
+
+
+def is_known(text: str) -> bool:
+    """Whether a violation is one of a defect in `KNOWN`."""
+    return any(re.search(pattern, text) for pattern, _ in KNOWN)
+
 
 def violations(run: Run) -> list[str]:
     """The properties that a run breaks, as texts; [] if all hold."""
     if run.stuck is not None:
         return [f"{run.stuck.kind.split(':')[0]}: {run.stuck}"]
     judge = _Judge(run)
+    if judge.mixed():
+        return [text for record in run.records if record.bug for text in judge.of_record(record)]
     found: list[str] = []
     for record in run.records:
         found += judge.of_record(record)
-    found += judge.of_groups()
-    return found
+    return found + judge.of_groups()
 
 
 class _Judge:
@@ -61,6 +89,15 @@ class _Judge:
         self._disturbed = {*run.died, *run.struck, *run.cut_off, *(rank for rank, _, _ in run.stops)}
         self._disturbed |= {rank for rank, _, _ in run.given_up}
         self._calm = not self._store_harmed and not run.cut_off
+
+    def mixed(self) -> bool:
+        """Whether a rank's creation has met another one of the same name on the other ranks.
+
+        That is so by design when a rank comes after the others have given up: it joins their next attempt.
+        What the program does then is not legal.
+        """
+        op_of: dict[str, int] = {}
+        return any(op_of.setdefault(r.uid, r.op) != r.op for r in self._run.records if r.uid)
 
     def _kind(self, record: Record) -> str:
         return self._ops[record.op]["op"] if 0 <= record.op < len(self._ops) else "final"
@@ -110,7 +147,7 @@ class _Judge:
         store_failed = isinstance(error, BackendError) and "the store" in error.message
         if kind in _CREATIONS and not error.culprits and not store_failed and not self._all_came(record):
             found.append(f"no culprits: {text}")
-        if self._calm and isinstance(error, (CommTimeoutError, PeerLostError)):
+        if self._calm and isinstance(error, (CommTimeoutError, PeerLostError)) and not self._strained(record):
             wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]
             if wrong:
                 found.append(f"false accusation of {wrong}: {text}")
@@ -133,12 +170,21 @@ class _Judge:
             return named
         return [record.members[r] for r in named if r < len(record.members)]
 
+    def _strained(self, record: Record) -> bool:
+        """Whether ranks came so late, or were stopped so long, that the others' deadlines passed one by one."""
+        most = 0.4 * record.limit
+        began = [r.began for r in self._by_op.get(record.op, {}).values() if r.rank in record.members]
+        stops = [until - since for _, since, until in self._run.stops if since < record.ended and until > record.began]
+        return self._kind(record) in _CREATIONS and (max(began) - min(began) > most or max(stops, default=0) > most)
+
     def _is_innocent(self, who: int, record: Record) -> bool:
         """Whether a process has done all that it should have when the error came."""
         other = self._by_op.get(record.op, {}).get(who)
         if who in self._disturbed or other is None or other.began > record.ended - _ANSWER:
             return False
-        return not (other.error is not None and other.ended <= record.ended)
+        # A rank that leaves tells the others before its own call raises.
+        soon = _ANSWER if isinstance(record.error, PeerLostError) else 0.0
+        return not (other.error is not None and other.ended <= record.ended + soon)
 
     # --- what the ranks have in common ----------------------------------------------------------------------
 
@@ -161,6 +207,8 @@ class _Judge:
             return [f"different communicators: {sorted(uids)}: {self._text(records[0])}"]
         if not self._calm:
             return []
+        if records and self._kind(records[0]) == "reconf" and self._strained(records[0]):
+            return []  # the first rank keeps the store as long as its own deadline allows
         sound = [r for r in records if r.rank not in self._disturbed]
         if uids and (failed := [r for r in sound if r.error is not None]):
             good = [r.rank for r in records if r.error is None]
@@ -180,6 +228,8 @@ class _Judge:
         for record in run.records:
             kind, error = self._kind(record), record.error
             if error is None or kind in ("cause", "final") or isinstance(error, NotReadyError):
+                continue
+            if record.ended < run.died[dead]:
                 continue
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
             if kind in ("create", "split"):

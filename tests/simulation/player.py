@@ -28,7 +28,7 @@ from unicomm.comms.work import Work
 from . import network, primitives, simulated_library
 from .program import Program
 from .scheduler import Process, Scheduler, Stuck
-from .simulated_store import Client, Server
+from .simulated_store import Client, Server, base_store
 
 _HANDLES = 40.0  # seconds that a rank waits for the other ranks' init handles
 _CLOSING = 5.0  # seconds for finalize
@@ -328,6 +328,7 @@ class _Rank:
         while not all((op["comm"], r) in handles for r in members) and primitives.current().now < end:
             primitives.current().sleep(0.02)
         texts = [handles.get((op["comm"], r), "") for r in members]
+        held.open = False
         if not all(texts):
             return
 
@@ -336,13 +337,14 @@ class _Rank:
             held.open = True
             self._check_place(record, held.comm, members)
 
-        held.open = False
         self._attempt(i, members, op["timeout"], run)
 
     def _cause(self, i: int, op: dict[str, Any], members: list[int]) -> None:
         held = self._usable(op["comm"])
-        if held is None or len(members) == 1 or held.comm._member.store is None:
+        if held is None or len(members) == 1:
             return
+        if base_store(held.comm._member.store) is not self._store:
+            return  # the store of an epoch, which ends with the first rank's part in it
         comm, me = held.comm, members.index(self._me)
 
         def run(record: Record) -> None:

@@ -162,5 +162,12 @@ class Prefixed:
         return lambda key, *rest: method(self._name(key), *rest)
 
 
+def base_store(store: Any) -> Any:
+    """The store below all prefixes."""
+    while isinstance(store, Prefixed):
+        store = store.underlying_store
+    return store
+
+
 def _bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

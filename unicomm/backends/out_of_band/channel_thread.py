@@ -105,14 +105,16 @@ class ChannelThread:
                 for peer, s in channel.sockets():
                     with contextlib.suppress(ValueError):  # closed meanwhile
                         selector.register(s, selectors.EVENT_READ, (channel, peer))
-            for key, _ in selector.select(min(max(0.0, self._until - time.monotonic()), _NAP)):
+            # Before the look: if this process is stopped meanwhile, what came in that time is read before
+            # any channel concludes that it did not come.
+            now = time.monotonic()
+            for key, _ in selector.select(min(max(0.0, self._until - now), _NAP)):
                 if key.data is None:
                     with contextlib.suppress(OSError):
                         wake.recv(4096)
                 else:
                     channel, peer = key.data
                     channel.readable(peer)
-        now = time.monotonic()
         for channel in channels:
             channel.on_time(now)
 

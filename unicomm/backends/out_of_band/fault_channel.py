@@ -306,7 +306,9 @@ class FaultChannel:
                 return
             here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
             if self._overdue is not operation:
-                self._overdue, self._overdue_answers, self._answer_by = operation, {}, now + ANSWER
+                # From now on, not from `now`: this process may have been stopped since then.
+                self._overdue, self._overdue_answers = operation, {}
+                self._answer_by = time.monotonic() + ANSWER
                 self._tell(wire.Ask(), here)
             if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
                 self._set(self._verdict(operation))

@@ -65,8 +65,9 @@ def connect_all(
                         s.sendall(_HELLO.pack(key, rank, number))
                     except OSError as error:
                         _await_cause(rendezvous)
+                        who = rendezvous.labels[peer]
                         raise _unreachable(
-                            f"cannot reach rank {peer} at {address[0]}", error, comm, library
+                            f"cannot reach rank {who} at {address[0]}", error, comm, library, [who]
                         ) from error
             trouble = _accept(listener, secret, made, rank, rendezvous)
         for sockets in made:
@@ -90,7 +91,7 @@ def _refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, lib
 
 def _await_cause(rendezvous: SetupRendezvous) -> None:
     """Raises what another rank reports, if it has given up: nobody listens there then."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + min(_PATIENCE, patience(rendezvous))
     while time.monotonic() < end:
         rendezvous.check()
         time.sleep(_LOOK / 10)
@@ -152,9 +153,12 @@ def _tune(s: socket.socket) -> None:
     notice_silence(s, 1)
 
 
-def _unreachable(what: str, error: OSError, comm: str, library: str) -> BackendError:
+def _unreachable(
+    what: str, error: OSError, comm: str, library: str, culprits: Sequence[int] = ()
+) -> BackendError:
     return BackendError(
         f"{library}: {what}: {error.strerror or error}",
         comm=comm,
+        culprits=culprits,
         hint="check that the ranks reach each other; choose the address by the hint 'hostname'",
     )
