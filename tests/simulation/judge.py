@@ -145,7 +145,8 @@ class _Judge:
         if kind in ("final", "abort", "later", "cause") or isinstance(error, (NotReadyError, AbortedError)):
             return found
         store_failed = isinstance(error, BackendError) and "the store" in error.message
-        if kind in _CREATIONS and not error.culprits and not store_failed and not self._all_came(record):
+        nameless = kind in _CREATIONS and not error.culprits and not store_failed
+        if nameless and not record.parent_broken and not self._all_came(record):
             found.append(f"no culprits: {text}")
         if self._calm and isinstance(error, (CommTimeoutError, PeerLostError)) and not self._strained(record):
             wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]

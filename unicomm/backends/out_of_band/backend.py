@@ -181,7 +181,7 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
     def failure(self, error: Exception, awaits: Sequence[Awaited]) -> CommError:
         """Returns the error behind one of the library's: it knows that a connection has ended, and the fault
         channel knows why. `awaits`: the messages that were under way."""
-        fault = self.channel.fault or self.channel.explain([message.peer for message in awaits])
+        fault = self.channel.fault or self.channel.explain(awaits)
         if fault is None:
             fault = self.channel.give_up(guess(first_line(error), self.channel.rank))
         self._drop()

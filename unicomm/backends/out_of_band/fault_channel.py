@@ -95,7 +95,7 @@ class FaultChannel:
         self._operation: Operation | None = None
         self._thread = threading.get_ident()  # which shows where the rank is, outside operations
         self._inbox = {peer: wire.Inbox() for peer in sockets}
-        self._left: dict[int, int] = {}  # ranks that have finalized, with the collectives they had entered
+        self._left: dict[int, wire.Bye] = {}  # what ranks have said that have finalized
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, with the reason
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
         self._answers: dict[int, Here] = {}  # since `elsewhere` asked
@@ -148,12 +148,14 @@ class FaultChannel:
         with self._lock:
             return self._set(fault)
 
-    def explain(self, peers: Sequence[int]) -> Fault | None:
-        """Returns why a connection has ended, as the others say; waits for that. `peers`: ranks it needed."""
+    def explain(self, awaits: Sequence[Awaited]) -> Fault | None:
+        """Returns why a connection has ended, as the others say; waits for that. `awaits`: what needed it."""
         end = time.monotonic() + 2 * ANSWER
         while not self._known.wait(_LOOK) and time.monotonic() < end:
-            if left := tuple(sorted(p for p in peers if p in self._left)):
-                return self.give_up(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
+            # A message may be complete although it is in the list, and its peer may have left since.
+            if lacking := [m for m in awaits if m.peer in self._left and self._lacks(m, self._left[m.peer])]:
+                self.check_left([m.peer for m in lacking])
+        self.check_left([m.peer for m in awaits])
         return self.fault
 
     def check_left(self, ranks: Sequence[int]) -> None:
@@ -177,7 +179,12 @@ class FaultChannel:
     def close(self) -> None:
         """Tells the others that this rank leaves, and closes the connections; waits for no other rank."""
         with self._lock:
-            self._tell(wire.Bye(self.entered))
+            if self.fault is not None and self.fault.by != self.rank:
+                # A rank that has not heard of the fault yet must not take this rank's leaving for the cause.
+                self._tell(dataclasses.replace(self.fault, by=self.rank))
+            for peer in self._sockets:
+                bye = wire.Bye(self.entered, self.sent.get(peer, 0), self.taken.get(peer, 0))
+                self._tell(bye, [peer])
             self._closed = True
         channel_thread.current.remove(self)
 
@@ -256,7 +263,7 @@ class FaultChannel:
         elif isinstance(message, wire.Bye):
             # `on_time` draws the conclusion, when everything that came has been read: the peer may have left
             # because of a fault that another rank has reported.
-            self._left[peer] = message.entered
+            self._left[peer] = message
         elif message.by == peer:
             self._set(message, tell=False)
 
@@ -315,7 +322,7 @@ class FaultChannel:
 
     def _left_before(self, operation: Operation) -> tuple[int, ...]:
         """Returns the ranks that have finalized and will not enter the operation."""
-        return tuple(peer for peer, entered in sorted(self._left.items()) if entered < operation.number)
+        return tuple(peer for peer, bye in sorted(self._left.items()) if bye.entered < operation.number)
 
     def _verdict(self, operation: Operation) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""
@@ -324,7 +331,7 @@ class FaultChannel:
         absent: list[int] = []
         late: list[int] = []
         where: dict[int, str] = {}
-        dead = [p for p in self._sockets if p in self._left and self._missed(operation, p, None)]
+        dead = [p for p in self._sockets if p in self._left and self._missed(operation, p, self._left[p])]
         for peer in self._sockets:
             if peer in self._left:
                 continue
@@ -396,18 +403,20 @@ class FaultChannel:
             claims=tuple(claims),
         )
 
-    def _missed(self, operation: Operation, peer: int, answer: Here | None) -> bool:
-        """Whether the operation waits for `peer`; without an answer, for one that has finalized."""
+    def _missed(self, operation: Operation, peer: int, answer: Here | wire.Bye) -> bool:
+        """Whether the operation waits for `peer`, by its answer or what it said when it finalized."""
         if operation.number:
-            return (self._left[peer] if answer is None else answer.entered) < operation.number
-        for m in operation.awaits:
-            if m.peer not in (peer, -1):
-                continue
-            # A receive from any rank waits for every rank: nobody knows which one was to send. Nor does the
-            # peer's count tell of messages with tags.
-            if answer is None or not m.number or (answer.taken if m.send else answer.sent) < m.number:
-                return True
-        return False
+            return answer.entered < operation.number
+        return any(m.peer in (peer, -1) and self._lacks(m, answer) for m in operation.awaits)
+
+    @staticmethod
+    def _lacks(message: Awaited, answer: Here | wire.Bye) -> bool:
+        """Whether the peer has not begun its end of a message.
+
+        A receive from any rank waits for every rank: nobody knows which one was to send. Nor does the peer's
+        count tell of messages with tags.
+        """
+        return not message.number or (answer.taken if message.send else answer.sent) < message.number
 
 
 def _needed(awaits: Sequence[Awaited]) -> tuple[int, ...]:

@@ -54,9 +54,11 @@ class Here:
 
 @dataclass(frozen=True)
 class Bye:
-    """The rank finalizes, after that many collectives."""
+    """The rank finalizes, after that many collectives, and messages to and from the reading rank."""
 
     entered: int
+    sent: int = 0
+    taken: int = 0
 
 
 @dataclass(frozen=True)
