@@ -128,6 +128,8 @@ class _Judge:
     def _stopped(self, record: Record) -> float:
         """Seconds that the rank itself, or the host of the store, was stopped meanwhile."""
         ranks = {record.rank, self._run.program["host"]}
+        if self._kind(record) == "reconf":
+            ranks.add(record.members[0])  # which holds the store of the attempt
         return sum(
             max(0.0, min(until, record.ended) - max(since, record.began))
             for rank, since, until in self._run.stops
@@ -181,7 +183,13 @@ class _Judge:
     def _is_innocent(self, who: int, record: Record) -> bool:
         """Whether a process has done all that it should have when the error came."""
         other = self._by_op.get(record.op, {}).get(who)
-        if who in self._disturbed or other is None or other.began > record.ended - _ANSWER:
+        if who in self._disturbed or other is None:
+            return False
+        asked = record.ended - _ANSWER
+        silent = record.error is not None and "does not answer" in record.error.message
+        if not silent:  # the answer may be from before this rank was stopped
+            asked -= self._stopped(record)
+        if other.began > asked:
             return False
         # A rank that leaves tells the others before its own call raises.
         soon = _ANSWER if isinstance(record.error, PeerLostError) else 0.0

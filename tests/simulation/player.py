@@ -539,7 +539,9 @@ def _sends(op: dict[str, Any], n: int) -> list[tuple[int, int, int, int, float]]
     found = []
     for i, (source, to, tag, count) in enumerate(op["sends"]):
         if source < n and to < n:
-            found.append((source, to, 0 if op["any"] else tag, 3 if op["any"] else count, float(i + 1)))
+            if op["any"]:  # its own tag: a rank may be in its next operation already
+                tag, count = 2 + op["order"], 3
+            found.append((source, to, tag, count, float(i + 1)))
     return found
 
 

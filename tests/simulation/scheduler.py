@@ -17,7 +17,7 @@ import greenlet
 
 _MASK = (1 << 64) - 1
 QUANTUM = 2e-6  # virtual seconds that a step takes
-_HERE = ("scheduler.py", "primitives.py", "network.py", "simulated_store.py")
+_HERE = ("scheduler.py", "primitives.py", "network.py", "simulated_store.py", "simulated_library.py")
 
 
 class Stuck(Exception):
@@ -90,7 +90,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, seed: int, *, steps: int = 400_000, seconds: float = 1500.0, trace: bool = False
+        self, seed: int, *, steps: int = 100_000, seconds: float = 1500.0, trace: bool = False
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0

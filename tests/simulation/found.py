@@ -1,0 +1,53 @@
+"""Programs that showed a defect before its repair, shrunk. Tests play them under several schedules."""
+
+from __future__ import annotations
+
+from .program import Program
+
+_BARRIER = {"op": "coll", "kind": "barrier", "root": 0, "count": 1, "later": False}
+
+FOUND: dict[str, Program] = {
+    "a rank that was stopped at its deadline calls another one silent, whose answer it has not read": {
+        "ranks": 2,
+        "host": -1,
+        "schedule": 421,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "b", "timeout": 10.0, "reconf": False},
+            {"op": "late", "comm": "c1", "rank": 0, "seconds": 8.0},
+            {**_BARRIER, "comm": "c1", "root": 1, "timeout": 5.0},
+        ],
+        "faults": [{"kind": "stop", "rank": 1, "op": 1, "after": 9, "seconds": 8.0}],
+    },
+    "a rank that cannot reach a dead one while connecting names nobody": {
+        "ranks": 3,
+        "host": 2,
+        "schedule": 17,
+        "ops": [{"op": "create", "comm": "c1", "name": "b", "timeout": 10.0, "reconf": False}],
+        "faults": [{"kind": "kill", "rank": 1, "op": 0, "after": 76}],
+    },
+    "a rank that waits for a cause beyond its deadline is blamed itself": {
+        "ranks": 4,
+        "host": -1,
+        "schedule": 1115,
+        "ops": [{"op": "create", "comm": "c1", "name": "b", "timeout": 3.0, "reconf": False}],
+        "faults": [{"kind": "kill", "rank": 2, "op": 0, "after": 97}],
+    },
+    "a rank that has finalized after its messages is blamed for the death of another": {
+        "ranks": 4,
+        "host": -1,
+        "schedule": 1926,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 10.0, "reconf": False},
+            {
+                "op": "msgs",
+                "comm": "c1",
+                "sends": [[1, 3, 0, 5]],
+                "any": False,
+                "order": 91,
+                "timeout": 3.0,
+            },
+            {"op": "batch", "comm": "c1", "sends": [[1, 2, 0, 1], [1, 0, 0, 5]], "timeout": 3.0},
+        ],
+        "faults": [{"kind": "kill", "rank": 2, "op": 1, "after": 1}],
+    },
+}
