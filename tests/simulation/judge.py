@@ -150,7 +150,9 @@ class _Judge:
         nameless = kind in _CREATIONS and not error.culprits and not store_failed
         if nameless and not record.parent_broken and not self._all_came(record):
             found.append(f"no culprits: {text}")
-        if self._calm and isinstance(error, (CommTimeoutError, PeerLostError)) and not self._strained(record):
+        if not self._calm or self._strained(record) or self._failed_before(record):
+            return found
+        if isinstance(error, (CommTimeoutError, PeerLostError)):
             wrong = [who for who in self._named(record, kind) if self._is_innocent(who, record)]
             if wrong:
                 found.append(f"false accusation of {wrong}: {text}")
@@ -173,9 +175,20 @@ class _Judge:
             return named
         return [record.members[r] for r in named if r < len(record.members)]
 
+    def _failed_before(self, record: Record) -> bool:
+        """Whether the communicator may have been broken by an earlier operation, of any rank."""
+        comm = self._ops[record.op]["comm"]
+        return any(
+            other.error is not None
+            and 0 <= other.op < record.op
+            and self._ops[other.op]["comm"] == comm
+            and other.ended <= record.ended
+            for other in self._run.records
+        )
+
     def _strained(self, record: Record) -> bool:
         """Whether ranks came so late, or were stopped so long, that the others' deadlines passed one by one."""
-        most = 0.4 * record.limit
+        most = 0.15 * record.limit  # a rank that connects keeps a fifth of its time for telling the others
         began = [r.began for r in self._by_op.get(record.op, {}).values() if r.rank in record.members]
         stops = [until - since for _, since, until in self._run.stops if since < record.ended and until > record.began]
         return self._kind(record) in _CREATIONS and (max(began) - min(began) > most or max(stops, default=0) > most)

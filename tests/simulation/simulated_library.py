@@ -108,7 +108,7 @@ class Group:
 
     def _new(self, send: bool, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         current().pause("library")
-        if self._ended or peer in self._lost or (peer < 0 and self._lost):
+        if self._ended or peer in self._lost:
             raise RuntimeError(_ENDED)
         return Work(self, send, tensor, peer, tag)
 
@@ -162,7 +162,8 @@ class Group:
         self._lost.add(rank)
         self._arrived = [work for work in self._arrived if work._group.rank != rank]
         for works in (self._sends, self._receives):
-            for work in [work for work in works if work.peer in (rank, -1)]:
+            # A receive from any rank goes on: another rank may send.
+            for work in [work for work in works if work.peer == rank]:
                 works.remove(work)
                 work.finish(_ENDED)
 
