@@ -1,4 +1,4 @@
-"""Deterministic simulation of the protocols that are written in Python: plays random programs and judges them.
+"""Deterministic simulation of the protocols in Python: plays random programs and judges them.
 
     python -m tests.simulation.conductor --seeds 1000            seeds 0 to 999
     python -m tests.simulation.conductor --seed 17 --trace       one seed, with every step
@@ -12,8 +12,10 @@ simulated_library.py  a message library, under unicomm's own Gloo backend
 installation.py       puts these into the modules under test
 program.py            random programs and faults from a seed
 player.py             plays a program
+moved_data.py         the tensors of its operations, and what they have to become
 judge.py              the properties that every run has
 shrinking.py          shortens a failing program
+found.py              shrunk programs that showed a defect
 
 docs/design/simulation-python.md tells why. Exit code 1 when a seed fails.
 """

@@ -65,6 +65,13 @@ class _Recorder:
     def set_comm_state(*_: object) -> None: ...
 
 
+class _NoCounting:
+    """`ctypes`, for a backend that keeps Gloo's group for ever by its reference count."""
+
+    pythonapi = SimpleNamespace(Py_IncRef=lambda _: None)
+    py_object = id
+
+
 def _state(*arguments: Any) -> epoch.ReconfigureState:
     # The factory of this field is a primitive of its own, which the class holds.
     return epoch.ReconfigureState(*arguments, busy=primitives.Lock())  # type: ignore[arg-type]
@@ -99,7 +106,7 @@ def installed() -> Iterator[None]:
         (reconfigure_session, "HashStore", Local),
         (endpoint, "network", lambda: "one host"),
         (endpoint.Guest, "__hash__", lambda guest: guest.socket.number),
-        (gloo_backend, "ctypes", SimpleNamespace(pythonapi=SimpleNamespace(Py_IncRef=lambda _: None), py_object=id)),
+        (gloo_backend, "ctypes", _NoCounting),
         (registry, "_environment", _environment),
         (open_communicators, "_open", set()),
     ]

@@ -187,11 +187,15 @@ class _Judge:
         )
 
     def _strained(self, record: Record) -> bool:
-        """Whether ranks came so late, or were stopped so long, that the others' deadlines passed one by one."""
+        """Whether ranks came so late, or were stopped so long, that others' deadlines have passed."""
         most = 0.15 * record.limit  # a rank that connects keeps a fifth of its time for telling the others
         began = [r.began for r in self._by_op.get(record.op, {}).values() if r.rank in record.members]
-        stops = [until - since for _, since, until in self._run.stops if since < record.ended and until > record.began]
-        return self._kind(record) in _CREATIONS and (max(began) - min(began) > most or max(stops, default=0) > most)
+        stops = [
+            until - since
+            for _, since, until in self._run.stops
+            if since < record.ended and until > record.began
+        ]
+        return self._kind(record) in _CREATIONS and max(max(began) - min(began), *stops, 0.0) > most
 
     def _is_innocent(self, who: int, record: Record) -> bool:
         """Whether a process has done all that it should have when the error came."""

@@ -14,18 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import greenlet
-import torch
 
 import unicomm
 from unicomm.backends.registry import new_comm
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommError, PeerLostError
-from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.execution.point_to_point import post
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
 from unicomm.comms.work import Work
 
 from . import network, primitives, simulated_library
+from .moved_data import all_came, collective, posts
 from .program import Program
 from .scheduler import Process, Scheduler, Stuck
 from .simulated_store import Client, Server, base_store
@@ -62,7 +61,8 @@ class Run:
     Attributes:
         records: of all operations that ranks entered.
         died: when processes were killed. stops: (process, from, to). struck: processes whose connections were
-            reset or whose store was cut off. given_up: (process, communicator, when) of aborts in the program.
+            reset. cut_off: processes that lost the store. given_up: (process, communicator, when) of aborts
+            in the program.
     """
 
     program: Program
@@ -239,7 +239,7 @@ class _Rank:
         held = self._usable(op["comm"])
         if held is None:
             return
-        call, check = _collective(held.comm, op, members.index(self._me), len(members))
+        call, check = collective(held.comm, op, members.index(self._me), len(members))
 
         def run(record: Record) -> None:
             work = call()
@@ -256,13 +256,13 @@ class _Rank:
         if held is None:
             return
         me, rng = members.index(self._me), random.Random(f"{op['order']} {self._me}")
-        posts = _posts(op, me, len(members), rng)
+        messages = posts(op, me, len(members), rng)
 
         def run(record: Record) -> None:
             works: list[tuple[Work, Callable[[], str]]] = []
             failed: CommError | None = None
             try:
-                for send, peer, tensor, tag, check in posts:
+                for send, peer, tensor, tag, check in messages:
                     kind = "send" if send else "recv"
                     works.append((post(held.comm._engine, kind, tensor, peer, op["timeout"], tag), check))
             except CommError as error:
@@ -280,7 +280,7 @@ class _Rank:
                 raise failed
             record.bug = "; ".join(filter(None, (check() for _, check in works)))
             if op["any"]:
-                record.bug = _all_came(op, me, len(members), [p[2] for p in posts if not p[0]])
+                record.bug = all_came(op, me, len(members), [p[2] for p in messages if not p[0]])
 
         self._attempt(i, members, op["timeout"], run, held)
 
@@ -289,13 +289,13 @@ class _Rank:
         if held is None:
             return
         me = members.index(self._me)
-        posts = _posts({**op, "any": False}, me, len(members), random.Random(0))
-        if not posts:
+        messages = posts({**op, "any": False}, me, len(members), random.Random(0))
+        if not messages:
             return
 
         def run(record: Record) -> None:
             batch = held.comm.batch_op_create()
-            for send, peer, tensor, _, _ in posts:
+            for send, peer, tensor, _, _ in messages:
                 (batch.send if send else batch.recv)(tensor, peer)
             batch.issue(async_op=False, timeout=op["timeout"])
 
@@ -500,75 +500,3 @@ class _Rank:
             if op["op"] == "split" and op["child"] == comm and groups:
                 found = next((group for group in groups if self._me in group), found)
         return found
-
-
-# --- data ---------------------------------------------------------------------------------------------------
-
-
-def _collective(
-    comm: Communicator, op: dict[str, Any], me: int, n: int
-) -> tuple[Callable[[], Work], Callable[[], str]]:
-    """The call of a collective, and what then compares its result: "" if that is right."""
-    kind, count, later, root = op["kind"], op["count"], op["later"], op["root"] % n
-    mine = torch.full((count,), float(me + 1))
-    known: dict[str, Any] = {"async_op": later, "timeout": op["timeout"]}
-    everyone = torch.arange(1.0, n + 1).repeat_interleave(count)
-    if kind == "barrier":
-        return lambda: comm.barrier(**known), lambda: ""
-    if kind == "all_reduce":
-        expected = torch.full((count,), n * (n + 1) / 2)
-        return lambda: comm.all_reduce(mine, unicomm.ReduceOp.SUM, **known), lambda: _differs(mine, expected)
-    if kind == "broadcast":
-        expected = torch.full((count,), float(root + 1))
-        return lambda: comm.broadcast(mine, root, **known), lambda: _differs(mine, expected)
-    out = torch.zeros(n * count)
-    if kind == "all_gather_single":
-        return lambda: comm.all_gather_single(out, mine, **known), lambda: _differs(out, everyone)
-    given = mine.repeat(n)
-    return lambda: comm.all_to_all_single(out, given, **known), lambda: _differs(out, everyone)
-
-
-def _differs(found: torch.Tensor, expected: torch.Tensor) -> str:
-    if torch.equal(found, expected):
-        return ""
-    return f"wrong data: {found.tolist()[:8]} instead of {expected.tolist()[:8]}"
-
-
-def _sends(op: dict[str, Any], n: int) -> list[tuple[int, int, int, int, float]]:
-    """(from, to, tag, elements, value) of each message; with receives from any rank, all of one size."""
-    found = []
-    for i, (source, to, tag, count) in enumerate(op["sends"]):
-        if source < n and to < n:
-            if op["any"]:  # its own tag: a rank may be in its next operation already
-                tag, count = 2 + op["order"], 3
-            found.append((source, to, tag, count, float(i + 1)))
-    return found
-
-
-def _posts(
-    op: dict[str, Any], me: int, n: int, rng: random.Random
-) -> list[tuple[bool, int, torch.Tensor, int, Callable[[], str]]]:
-    """This rank's sends and receives, in an order that keeps that of each pair and tag."""
-    found: list[tuple[bool, int, torch.Tensor, int, Callable[[], str]]] = []
-    for source, to, tag, count, value in _sends(op, n):
-        if source == me:
-            tensor = torch.full((count,), value)
-            found.append((True, to, tensor, tag, lambda: ""))
-        elif to == me:
-            tensor = torch.zeros(count)
-            peer = ANY_RANK if op["any"] else source
-            check = (lambda: "") if op["any"] else _comparison(tensor, torch.full((count,), value))
-            found.append((False, peer, tensor, tag, check))
-    if rng.random() < 0.5:  # receives first, or sends first
-        found.sort(key=lambda one: one[0], reverse=rng.random() < 0.5)
-    return found
-
-
-def _comparison(tensor: torch.Tensor, expected: torch.Tensor) -> Callable[[], str]:
-    return lambda: _differs(tensor, expected)
-
-
-def _all_came(op: dict[str, Any], me: int, n: int, tensors: list[torch.Tensor]) -> str:
-    expected = sorted(value for _, to, _, _, value in _sends(op, n) if to == me)
-    found = sorted(float(tensor[0]) for tensor in tensors)
-    return "" if found == expected else f"wrong messages: {found} instead of {expected}"

@@ -59,7 +59,8 @@ class _Writer:
             return
         comm = rng.choice(sorted(self._comms))
         members = self._comms[comm]["members"]
-        kinds = ["coll"] * 6 + ["msgs"] * 4 + ["batch", "split", "split", "late", "final", "abort", "later", "cause"]
+        kinds = ["coll"] * 6 + ["msgs"] * 4 + ["batch", "split", "split"]
+        kinds += ["late", "final", "abort", "later", "cause"]
         kinds += ["reconf"] * 4 if self._comms[comm]["reconf"] else []
         kind = rng.choice(kinds)
         getattr(self, f"_{kind}")(comm, members)

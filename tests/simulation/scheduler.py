@@ -8,6 +8,7 @@ jumps to the next timer when none can run. So the seed alone determines everythi
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import random
 from collections.abc import Callable
@@ -242,10 +243,8 @@ class Scheduler:
         for task in self.tasks:
             if not task.greenlet.dead and task.greenlet:  # a greenlet that has started
                 self.current = task
-                try:
+                with contextlib.suppress(BaseException):  # of the code that is torn down
                     task.greenlet.throw(greenlet.GreenletExit)
-                except BaseException:  # noqa: S110 - the code under test is being torn down
-                    pass
         self.current = None
         self.tasks.clear()
         self._awaited.clear()
@@ -272,8 +271,7 @@ class Scheduler:
         self._ready.remove(task)
         rng = self.rng
         if self._delays and rng.random() < self._delays:
-            task.blocked, delayed = True, task.woken
-            self.call_at(self.now + rng.choice((1e-4, 1e-3, 0.01, 0.05)), lambda: self._delayed(task, delayed))
+            self._delay(task, rng.choice((1e-4, 1e-3, 0.01, 0.05)))
             return
         self.now += QUANTUM
         self.digest = (self.digest * 1_000_003 + 31 * task.number + int(self.now * 1e7)) & _MASK
@@ -285,9 +283,11 @@ class Scheduler:
         if task.greenlet.dead and task in self._awaited:
             self._awaited.remove(task)
 
-    def _delayed(self, task: Task, woken: bool) -> None:
-        self.wake(task)
-        task.woken = woken
+    def _delay(self, task: Task, seconds: float) -> None:
+        """Keeps a task that could run from running, as a busy machine does."""
+        task.blocked = True
+        task.token += 1  # its own timer, if it has one, must not end this
+        self._push(self.now + seconds, task, task.token)
 
     def _choose(self, ready: list[Task]) -> Task:
         if len(ready) == 1:

@@ -74,7 +74,7 @@ class Work:
 
 
 class Group:
-    """One rank's end. Messages between two ranks with one tag keep their order; a send waits for its receive."""
+    """One rank's end. Messages of two ranks and a tag keep their order; a send waits for its receive."""
 
     def __init__(self, uid: str, rank: int) -> None:
         self.rank = rank
@@ -118,8 +118,8 @@ class Group:
             _fabric[0].later(lambda: self._deliver(work))
         elif not self._ended and not to._ended:
             # Messages of one pair and tag in the order of the calls, whatever their delays.
-            mine = [w for w in self._sends if w.peer == work.peer and w.tag == work.tag and w not in to._arrived]
-            to._arrived.append(mine[0])
+            alike = [w for w in self._sends if w.peer == work.peer and w.tag == work.tag]
+            to._arrived.append(next(w for w in alike if w not in to._arrived))
             to._match()
 
     def _match(self) -> None:

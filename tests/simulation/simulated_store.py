@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from .primitives import Lock, current
@@ -124,7 +125,7 @@ class Client(Requests):
         while host is not self._owner and host.stopped_until > scheduler.now and not host.dead:
             task = scheduler.current
             assert task is not None
-            host.on_resume.append(lambda: scheduler.wake(task))
+            host.on_resume.append(partial(scheduler.wake, task))
             scheduler.block("store")
         if host.dead or self.broken:
             self.broken = True

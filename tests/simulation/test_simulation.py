@@ -22,14 +22,14 @@ from unicomm.comms.membership.reconfigure_session import ReconfigureSession
 
 pytest.importorskip("greenlet")
 
-from . import primitives  # noqa: E402
-from .conductor import shrunk  # noqa: E402
-from .found import FOUND  # noqa: E402
-from .installation import installed  # noqa: E402
-from .judge import is_known, violations  # noqa: E402
-from .player import Run, play  # noqa: E402
-from .program import Program, program_of, to_text  # noqa: E402
-from .scheduler import Process, Scheduler, Stuck  # noqa: E402
+from . import primitives
+from .conductor import shrunk
+from .found import FOUND
+from .installation import installed
+from .judge import is_known, violations
+from .player import Run, play
+from .program import Program, program_of, to_text
+from .scheduler import Process, Scheduler, Stuck
 
 FRESH = 10.0  # seconds for seeds that nobody has tried before
 ENOUGH = 15  # fresh seeds that a busy machine manages all the same
