@@ -32,7 +32,7 @@ from collections import Counter
 from pathlib import Path
 
 from .installation import installed
-from .judge import is_known, violations
+from .judge import is_known, unexplained, violations
 from .player import Run, play
 from .program import Program, program_of, to_text
 from .shrinking import shrink
@@ -47,7 +47,7 @@ def kinds_of(found: list[str]) -> set[str]:
 
 def fails_like(program: Program, kinds: set[str]) -> bool:
     """Whether a program breaks one of these properties by something that is not known."""
-    return bool(kinds & kinds_of([text for text in violations(play(program)) if not is_known(text)]))
+    return bool(kinds & kinds_of(unexplained(violations(play(program)))))
 
 
 def shrunk(program: Program, found: list[str], seconds: float = 60.0) -> Program:
@@ -84,9 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
         for seed, program in programs:
             run = play(program, options.trace)
             found = violations(run)
-            excused = [] if options.known else [text for text in found if is_known(text)]
-            totals.update({f"known: {kind}": 1 for kind in kinds_of(excused)})
-            found = [text for text in found if text not in excused]
+            totals.update({f"known: {kind}": 1 for kind in kinds_of(list(filter(is_known, found)))})
+            found = found if options.known else unexplained(found)
             played += 1
             totals.update(_figures(run))
             if options.trace and run.trace is not None:
