@@ -8,6 +8,8 @@ processes do not share it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import queue
 import secrets
 import selectors
@@ -15,23 +17,24 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from unicomm.backends import registry
 from unicomm.backends.gloo import backend as gloo_backend
-from unicomm.backends.gloo import messages as gloo_messages
 from unicomm.backends.out_of_band import channel_thread, fault_channel
+from unicomm.c10d import compat
 from unicomm.comms.execution import engine, message_queue
-from unicomm.comms.failures import daemon_pool, first_cause, open_communicators, store_client
-from unicomm.comms.membership import create, endpoint, epoch, reconfigure_session, split
+from unicomm.comms.failures import daemon_pool, open_communicators
+from unicomm.comms.membership import create, endpoint
 from unicomm.comms.membership.environment import Environment
 
 from . import primitives
 from .network import sim_selectors, sim_socket
 from .simulated_library import SimulatedBackend
-from .simulated_store import Local, Prefixed
+from .simulated_store import Local, Prefixed, base_store
 
 _REPLACED = {
     id(threading): primitives.sim_threading,
@@ -40,7 +43,11 @@ _REPLACED = {
     id(secrets): primitives.sim_secrets,
     id(socket): sim_socket,
     id(selectors): sim_selectors,
+    id(compat.HashStore): Local,
+    id(compat.PrefixStore): Prefixed,
+    id(compat.base_store): base_store,
 }
+_LOCK = type(threading.Lock())
 _PACKAGES = ("unicomm.comms", "unicomm.backends.out_of_band", "unicomm.backends.gloo")
 
 
@@ -72,11 +79,6 @@ class _NoCounting:
     py_object = id
 
 
-def _state(*arguments: Any) -> epoch.ReconfigureState:
-    # The factory of this field is a primitive of its own, which the class holds.
-    return epoch.ReconfigureState(*arguments, busy=primitives.Lock())  # type: ignore[arg-type]
-
-
 def _environment(rank: int | None, size: int | None) -> Environment:
     return Environment(rank or 0, size or 1, None, None, "simulation", "")
 
@@ -85,41 +87,72 @@ def _place(_: int) -> str:
     return f"program.py:{primitives.current_process().number} in rank"
 
 
+def _with_simulated_locks(cls: type) -> Callable[..., None]:
+    """The `__init__` of a dataclass whose fields may be locks, which the class makes by itself."""
+    plain = cls.__init__
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        plain(self, *arguments, **named)
+        for name, value in list(vars(self).items()):
+            if isinstance(value, _LOCK):
+                object.__setattr__(self, name, primitives.Lock())
+
+    return init
+
+
+def _processes() -> Iterator[tuple[Any, str, Any]]:
+    """What tells of other processes of the host: the simulated ones have numbers from 1 on, in no /proc."""
+    if (processes := sys.modules.get("unicomm.comms.membership.processes")) is not None:
+        yield processes, "scope", lambda: "00" * 8
+        yield processes, "status", lambda pid: ["S", *["1"] * 30]
+        yield processes, "os", primitives.Facade(os, getpid=lambda: primitives.current_process().number + 1)
+        yield processes, "lives", lambda pid, ticks: not primitives.current().is_dead(pid - 1)
+    if (faults := sys.modules.get("unicomm.comms.membership.meeting_faults")) is not None:
+        # It looks at the threads of the real process.
+        yield faults, "thread_quiescence", SimpleNamespace(threads_that_stay=lambda *_: None)
+
+
+def _changes() -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced: (owner, attribute, replacement)."""
+    yield channel_thread, "current", primitives.PerProcess("channels", channel_thread.ChannelThread)
+    yield message_queue, "_hand_over", primitives.PerProcess("hand over", message_queue._HandOver)
+    yield create, "recorder_of", lambda world: _Recorder
+    yield create.dumps, "prepare", lambda: None
+    yield engine, "explain", lambda error, uid: None
+    yield fault_channel, "where_is", _place
+    yield endpoint, "network", lambda: "one host"
+    yield endpoint.Guest, "__hash__", lambda guest: guest.socket.number
+    yield gloo_backend, "ctypes", _NoCounting
+    yield registry, "_environment", _environment
+    yield open_communicators, "_open", set()
+    yield from _processes()
+    pools: dict[int, primitives.PerProcess] = {}
+    for name, module in sorted(sys.modules.items()):
+        if not name.startswith(_PACKAGES) or module is None:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if (replacement := _REPLACED.get(id(value))) is not None:
+                yield module, attribute, replacement
+            elif isinstance(value, daemon_pool.DaemonPool):
+                make = partial(daemon_pool.DaemonPool, attribute)
+                yield module, attribute, pools.setdefault(id(value), primitives.PerProcess(name, make))
+            elif (
+                isinstance(value, type)
+                and value.__module__ == name
+                and dataclasses.is_dataclass(value)
+                and any(field.default_factory is threading.Lock for field in dataclasses.fields(value))
+            ):
+                yield value, "__init__", _with_simulated_locks(value)
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Within the block the modules under test run over the simulation."""
-    waiters = primitives.PerProcess("waiters", lambda: daemon_pool.DaemonPool("unicomm-gloo"))
-    changes: list[tuple[Any, str, Any]] = [
-        (first_cause, "_pool", primitives.PerProcess("causes", lambda: daemon_pool.DaemonPool("causes"))),
-        (gloo_messages, "waiters", waiters),
-        (gloo_backend, "waiters", waiters),
-        (channel_thread, "current", primitives.PerProcess("channels", channel_thread.ChannelThread)),
-        (message_queue, "_hand_over", primitives.PerProcess("hand over", message_queue._HandOver)),
-        (create, "recorder_of", lambda world: _Recorder),
-        (create.dumps, "prepare", lambda: None),
-        (create, "ReconfigureState", _state),
-        (engine, "explain", lambda error, uid: None),
-        (fault_channel, "where_is", _place),
-        (split, "PrefixStore", Prefixed),
-        (first_cause, "PrefixStore", Prefixed),
-        (store_client, "HashStore", Local),
-        (reconfigure_session, "HashStore", Local),
-        (endpoint, "network", lambda: "one host"),
-        (endpoint.Guest, "__hash__", lambda guest: guest.socket.number),
-        (gloo_backend, "ctypes", _NoCounting),
-        (registry, "_environment", _environment),
-        (open_communicators, "_open", set()),
-    ]
-    for name, module in sorted(sys.modules.items()):
-        if name.startswith(_PACKAGES) and module is not None:
-            for attribute, value in list(vars(module).items()):
-                if (replacement := _REPLACED.get(id(value))) is not None:
-                    changes.append((module, attribute, replacement))
     before: list[tuple[Any, str, Any]] = []
     registered = dict(registry._registered)
     registry._registered["simulated"] = SimulatedBackend
     try:
-        for owner, attribute, value in changes:
+        for owner, attribute, value in list(_changes()):
             before.append((owner, attribute, getattr(owner, attribute)))
             setattr(owner, attribute, value)
         yield

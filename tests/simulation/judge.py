@@ -156,7 +156,7 @@ class _Judge:
             found.append(f"internal error: {text}")
         if kind in ("final", "abort", "later", "cause") or isinstance(error, (NotReadyError, AbortedError)):
             return found
-        store_failed = isinstance(error, BackendError) and "the store" in error.message
+        store_failed = error.message.startswith(("the store failed", "the store did not answer"))
         nameless = kind in _CREATIONS and not error.culprits and not store_failed
         if nameless and not record.parent_broken and not self._all_came(record):
             found.append(f"no culprits: {text}")

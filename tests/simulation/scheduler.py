@@ -91,7 +91,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, seed: int, *, steps: int = 100_000, seconds: float = 1500.0, trace: bool = False
+        self, seed: int, *, steps: int = 400_000, seconds: float = 1500.0, trace: bool = False
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
@@ -208,6 +208,10 @@ class Scheduler:
         process.stopped_until = max(process.stopped_until, self.now + seconds)
         self._stopped = max(self._stopped, process.stopped_until)
         self.call_at(process.stopped_until, lambda: self._resumed(process))
+
+    def is_dead(self, number: int) -> bool:
+        """Whether the process of that number was killed."""
+        return any(task.process.dead for task in self.tasks if task.process.number == number)
 
     @staticmethod
     def _resumed(process: Process) -> None:
