@@ -77,7 +77,8 @@ class Result:
 
     Attributes:
         title: of the model.
-        states, transitions, depth: how much was visited; the depth is the length of the run, or of the longest of the shortest runs.
+        states, transitions, depth: how much was visited; the depth is the length of
+            the run, or of the longest of the shortest runs.
         seconds: it took.
         violation: what is wrong; "" if nothing is.
         run: the shortest run to it, as rows (who, what, columns).
@@ -117,7 +118,9 @@ class Result:
             rows.append([str(number), who, what, *cells])
             before = columns
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        ]
         return "\n".join(line.rstrip() for line in [*lines, f"=> {self.violation}"])
 
 
@@ -207,12 +210,14 @@ class _Search:
         while (at := self._parent[at]) >= 0:
             path.append(at)
         path.reverse()
-        model, states = self.model, self.states
-        rows = [("", "start", model.show(states[path[0]]))]
-        for before, after in zip(path, path[1:], strict=False):
-            taken = (s for s in model.steps(states[before]) if model.canonical(s.after) == states[after])
-            step = next(taken)
-            rows.append((step.who, step.what, model.show(states[after])))
+        # The states themselves, and not those that stand for them: the numbers of ranks stay the same.
+        model = self.model
+        state = model.start()
+        rows = [("", "start", model.show(state))]
+        for number in path[1:]:
+            step = next(s for s in model.steps(state) if model.canonical(s.after) == self.states[number])
+            state = step.after
+            rows.append((step.who, step.what, model.show(state)))
         return rows
 
 

@@ -234,7 +234,9 @@ class ShmRounds(Model[State]):
             mine = put(state.announced[r], me.round % 2, Announcement(me.round, call))
             warned = me.warned or (do.chunk == 0 and self._failed_before(state, r, me))
             after = self._with(state, r, on._replace(warned=warned, agreed=-1 if not do.chunk else me.agreed))
-            yield Step(who, f"announces round {me.round}", after._replace(announced=put(state.announced, r, mine)))
+            yield Step(
+                who, f"announces round {me.round}", after._replace(announced=put(state.announced, r, mine))
+            )
         elif do.what == "agree":
             yield self._agree(state, r, me, on, seen)
         elif do.what == "await":
@@ -249,7 +251,9 @@ class ShmRounds(Model[State]):
         look = self.without != "no look at failures before announcing"
         return not look and FAILED in state.control
 
-    def _stage(self, state: State, r: int, me: Rank, round_: int, do: Do) -> tuple[tuple[object, object], ...]:
+    def _stage(
+        self, state: State, r: int, me: Rank, round_: int, do: Do
+    ) -> tuple[tuple[object, object], ...]:
         op = self.program[me.op]
         if op.method == "broadcast" and r != op.root:
             return state.slot
@@ -278,7 +282,9 @@ class ShmRounds(Model[State]):
         if do.what == "read and fold":  # the result goes into the slot of the next round at once
             shared = put(state.slot[r], (me.round + 1) % 2, (me.op, 1))
             after = after._replace(slot=put(state.slot, r, shared))
-        return Step(f"rank {r}", f"reads {'tensors' if 'tensor' in do.what else 'slots'} of {ranks(whom)}", after)
+        return Step(
+            f"rank {r}", f"reads {'tensors' if 'tensor' in do.what else 'slots'} of {ranks(whom)}", after
+        )
 
     def _return(self, state: State, r: int, me: Rank) -> Step:
         after = self._over(state, r, me, 1)
@@ -306,7 +312,9 @@ class ShmRounds(Model[State]):
         at = me.round % 2
         odd = [p for p in missing if state.announced[p][at].round not in (me.round, max(0, me.round - 2))]
         if odd:
-            return Step(who, "reports damage", state._replace(broken="memory that is whole counts as damaged"))
+            return Step(
+                who, "reports damage", state._replace(broken="memory that is whole counts as damaged")
+            )
         fault = self._must_stop(state, r, me, missing)
         if fault is None:
             return Step(who, "goes on waiting", self._with(state, r, me))
@@ -374,10 +382,14 @@ class ShmRounds(Model[State]):
 
     def _faults(self, state: State, r: int, me: Rank) -> Iterator[Step]:
         if state.life[r] == STOPPED:
-            yield Step("fault", f"rank {r} continues", state._replace(life=put(state.life, r, RUNS)), fair=False)
+            yield Step(
+                "fault", f"rank {r} continues", state._replace(life=put(state.life, r, RUNS)), fair=False
+            )
         if state.life[r] != RUNS or me.ended:
             return
-        waits = bool(me.look) or (me.op < len(self.program) and bool(self._missing(state, me, self._scripts[r][me.op][me.at])))
+        waits = bool(me.look) or (
+            me.op < len(self.program) and bool(self._missing(state, me, self._scripts[r][me.op][me.at]))
+        )
         if waits and not me.late and (state.cause or "late" in self.faults):
             late = self._with(state, r, me._replace(late=True))
             late = late._replace(cause=state.cause or ("late", r))

@@ -3,7 +3,8 @@
 A thread of the process serves the connections to all other ranks of each communicator. It notices when a
 rank's process ends, because the connection ends with it. It tells the others when this rank gives up. When an
 operation is overdue it asks all others where they are; their threads answer at once, whatever their ranks are
-doing. The first fault that a rank learns of stays its fault, so all ranks raise the same error.
+doing. The first fault that a rank learns of stays its fault, so all ranks raise the same error, unless two
+ranks find different faults at the same time.
 
 Nothing here needs the store, which may be gone with the rank that hosts it.
 """
@@ -98,8 +99,11 @@ class FaultChannel:
         self._left: dict[int, wire.Bye] = {}  # what ranks have said that have finalized
         self._gone: dict[int, str] = {}  # ranks whose connection has ended, with the reason
         self._slow: dict[int, tuple[float, str]] = {}  # until when ranks ask to be waited for, and why
-        self._answers: dict[int, Here] = {}  # since `elsewhere` asked
-        self._overdue: Operation | None = None  # about which the others are asked
+        self._questions = 0  # how often this rank has asked
+        self._answers: dict[int, Here] = {}  # to the question of `elsewhere`, which has this number
+        self._answers_about = 0
+        self._overdue: Operation | None = None  # about which the others are asked, in this question
+        self._overdue_about = 0
         self._overdue_answers: dict[int, Here] = {}
         self._answer_by = 0.0
         for s in sockets.values():
@@ -167,9 +171,9 @@ class FaultChannel:
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""
         with self._lock:
-            asked = [r for r in ranks if r in self._sockets and r not in self._gone and r not in self._left]
-            self._answers = {}
-            self._tell(wire.Ask(), asked)
+            here = self._reachable()
+            asked = [r for r in ranks if r in here]
+            self._answers, self._answers_about = {}, self._ask(asked)
         end = time.monotonic() + 2 * ANSWER
         while any(r not in self._answers for r in asked) and time.monotonic() < end:
             time.sleep(_LOOK)
@@ -213,6 +217,15 @@ class FaultChannel:
             with contextlib.suppress(OSError):
                 self._sockets[peer].send(data)
 
+    def _ask(self, peers: Sequence[int]) -> int:
+        """Asks these ranks where they are; returns the number of the question."""
+        self._questions += 1
+        self._tell(wire.Ask(self._questions), peers)
+        return self._questions
+
+    def _reachable(self) -> list[int]:
+        return [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
+
     # --- called by the channel's thread --------------------------------------------------------------------
 
     def close_sockets(self) -> None:
@@ -252,11 +265,12 @@ class FaultChannel:
 
     def _hear(self, peer: int, message: wire.Message) -> None:
         if isinstance(message, wire.Ask):
-            self._tell(self._here(peer), [peer])
+            self._tell(dataclasses.replace(self._here(peer), about=message.about), [peer])
         elif isinstance(message, Here):
-            self._answers[peer] = message
+            if message.about == self._answers_about:
+                self._answers[peer] = message
             self._compare(peer, message)
-            if self._overdue is not None:
+            if self._overdue is not None and message.about == self._overdue_about:
                 self._overdue_answers[peer] = message
         elif isinstance(message, wire.Slow):
             self._slow[peer] = (time.monotonic() + message.seconds, message.name)
@@ -307,16 +321,16 @@ class FaultChannel:
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
-                self._tell(wire.Ask(), [m.peer for m in operation.awaits if m.peer in self._sockets])
+                self._ask([m.peer for m in operation.awaits if m.peer in self._sockets])
             if operation is None or self.fault is not None or now < max(operation.deadline, self.patience()):
                 self._overdue = None
                 return
-            here = [peer for peer in self._sockets if peer not in self._left and peer not in self._gone]
+            here = self._reachable()
             if self._overdue is not operation:
                 # From now on, not from `now`: this process may have been stopped since then.
                 self._overdue, self._overdue_answers = operation, {}
                 self._answer_by = time.monotonic() + ANSWER
-                self._tell(wire.Ask(), here)
+                self._overdue_about = self._ask(here)
             if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
                 self._set(self._verdict(operation))
 

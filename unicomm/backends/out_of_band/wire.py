@@ -20,7 +20,9 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Ask:
-    """Asks where a rank is."""
+    """Asks where a rank is. `about`: a number that the answer repeats, because answers may come late."""
+
+    about: int = 0
 
 
 class Pending(NamedTuple):
@@ -41,6 +43,7 @@ class Here:
         where: its user frame.
         pending: the messages to and from the asking rank that it waits for.
         awaits: the ranks without whose messages it cannot go on; none in a collective.
+        about: the number of the question.
     """
 
     entered: int
@@ -50,6 +53,7 @@ class Here:
     where: str
     pending: tuple[Pending, ...] = ()
     awaits: tuple[int, ...] = ()
+    about: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def _text(fields: dict[str, Any], name: str) -> str:
 
 
 _READ: dict[str, Callable[[dict[str, Any], str], Any]] = {
-    **dict.fromkeys(("entered", "sent", "taken"), _number),
+    **dict.fromkeys(("entered", "sent", "taken", "about"), _number),
     **dict.fromkeys(("inside", "where", "name"), _text),
     "pending": _pending,
     "awaits": _ranks,
