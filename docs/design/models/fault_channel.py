@@ -93,8 +93,17 @@ DEFECTS = {
 class FaultChannels(Model[State]):
     """The ranks of one communicator that run some collectives, with one fault at most."""
 
-    def __init__(self, world: int, collectives: int, faults: tuple[str, ...] = (), without: str = "") -> None:
+    def __init__(
+        self,
+        world: int,
+        collectives: int,
+        faults: tuple[str, ...] = (),
+        without: str = "",
+        impatient: int | None = None,
+    ) -> None:
+        """`impatient`: the deadline passes on that many ranks at most, the first ones; by default on all."""
         self.world, self.collectives, self.faults, self.without = world, collectives, faults, without
+        self.impatient = world if impatient is None else impatient
         self.title = (
             f"fault channel, {world} ranks, {collectives} collective{'s' * (collectives > 1)},"
             f" {'/'.join(faults) or 'no faults'}"
@@ -274,7 +283,7 @@ class FaultChannels(Model[State]):
             )
         if me.life != RUNS or me.closed:
             return
-        waits = me.inside and not me.fault and not me.late
+        waits = me.inside and not me.fault and not me.late and r < self.impatient
         if waits and ("late" in self.faults or (state.cause and state.cause[0] == "stopped")):
             late = self._with(state, r, me._replace(late=True))._replace(cause=state.cause or ("late", r))
             yield Step("time", f"the deadline of rank {r} passes", late, fair=state.cause is not None)
@@ -369,13 +378,13 @@ def small() -> Iterator[FaultChannels]:
     yield FaultChannels(2, 2, FAULTS)
     yield FaultChannels(3, 2)
     for fault in ("killed", "aborts", "leaves", "late"):
-        yield FaultChannels(3, 1, (fault,))
+        yield FaultChannels(3, 1, (fault,), impatient=1)
 
 
 def large() -> Iterator[FaultChannels]:
     yield FaultChannels(2, 3, FAULTS)
     for fault in FAULTS:
-        yield FaultChannels(3, 1, (fault, "late"))
+        yield FaultChannels(3, 1, (fault, "late"), impatient=2)
     for fault in ("killed", "aborts", "leaves"):
         yield FaultChannels(3, 2, (fault,))
         yield FaultChannels(4, 1, (fault,))

@@ -160,6 +160,8 @@ class Attempt(Model[State]):
     def _meet(self, state: State, r: int, me: Rank) -> Iterator[Step]:
         """The meeting in the first rank's store: created when all have come; an outcome stands."""
         who, first = f"rank {r}", state.rank[0]
+        if first.life == STOPPED and me.late:  # it answers no request
+            yield self._raise(state, r, Error("timeout", frozenset({0})))
         if first.life != STOPPED:
             if state.created and first.life == RUNS:
                 yield Step(who, "reads that all have come", self._with(state, r, me._replace(at=MEMBER)))
@@ -218,8 +220,8 @@ class Attempt(Model[State]):
             return state.broken
         members = {r for r, m in enumerate(state.rank) if m.at == MEMBER}
         raised = {r for r, m in enumerate(state.rank) if m.at == RAISED}
-        # If the first rank dies, so does the store, and who has not read the outcome cannot know it.
-        if members and raised and state.rank[0].life != DEAD:
+        # Without the first rank there is no store, and who has not read the outcome cannot know it.
+        if members and raised and state.cause not in (("killed", 0), ("stopped", 0)):
             return f"{ranks(raised)} raised, and {ranks(members)} are members"
         if members and (self.absent or self.odd):
             return f"{ranks(members)} are members, although not all ranks came with the same list"
@@ -267,7 +269,7 @@ def large() -> Iterator[Attempt]:
 def mutant(name: str) -> Attempt:
     size, faults, absent, odd = {
         "no call to the first rank": (2, ("killed",), (), ()),
-        "no farewell for those who come later": (3, ("killed",), (), ()),
+        "no farewell for those who come later": (2, ("aborts",), (), ()),
         "calls are closed at once": (3, ("killed",), (), ()),
         "lists not compared": (2, (), (), (1,)),
         "farewell of others unread": (3, ("aborts",), (), ()),

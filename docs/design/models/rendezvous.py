@@ -100,7 +100,9 @@ class Meeting(Model[State]):
         self.title = f"{kind}, {size} members, {steps} steps, {'/'.join(faults) or 'no faults'}"
 
     def start(self) -> State:
-        return State((Member(),) * self.size, (Keys(),) * (self.count + 1), "", "")
+        absent = "absent" in self.faults  # the last member has not come yet, and may never come
+        members = (*(Member(),) * (self.size - 1), Member(life=STOPPED if absent else RUNS))
+        return State(members, (Keys(),) * (self.count + 1), "late" if absent else "", "")
 
     def canonical(self, state: State) -> State:
         """Members are equal, but for their numbers: sorted, with the numbers in the store exchanged alike."""
@@ -336,6 +338,7 @@ def small() -> Iterator[Meeting]:
         yield Meeting(2, 2, FAULTS, watched)
         yield Meeting(3, 1, FAULTS, watched)
         yield Meeting(3, 2, ("killed",), watched)
+        yield Meeting(3, 1, ("absent", "killed", "stopped"), watched)
 
 
 def large() -> Iterator[Meeting]:
@@ -350,7 +353,7 @@ def mutant(name: str) -> Meeting:
         "outcome overwritten": (2, 1, ("late",), False),
         "giving up without telling": (2, 1, ("late",), False),
         "arrivals not counted": (2, 1, (), False),
-        "nobody takes over": (3, 1, ("killed", "late"), False),
+        "nobody takes over": (3, 1, ("absent", "killed"), False),
         "one member decides for itself": (2, 1, (), False),
         "loss not put into the store": (3, 1, ("killed",), True),
         "arrivals without names": (2, 1, ("killed",), False),
