@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults healthy compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults healthy models compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -65,6 +65,11 @@ faults: $(VENV)/installed
 # Random legal programs as real processes, analyzed while they run and afterwards: no finding is allowed.
 healthy: $(VENV)/installed
 	$(BIN)/python -m tests.healthy.conductor
+
+# The protocols as small models, all of whose states are visited: docs/design/models/README.md. Some minutes.
+models: $(VENV)/installed
+	$(BIN)/python -m docs.design.models --large
+	$(BIN)/python -m docs.design.models --mutants
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
 # Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.

@@ -51,9 +51,9 @@ PICTURE["backends"] = {name for name in MAY_IMPORT if name.startswith("backends.
 )
 
 
-def spans():
-    """(path, names) of the files that the page names."""
-    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL).replace("\n", " ")
+def spans(text=TEXT):
+    """(path, names) of the files that a page names."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " ")
     for path, names in _SPAN.findall(re.sub(r" +", " ", prose)):
         if path.endswith(_SUFFIXES) and path not in NO_PATHS:
             yield path, [name.strip() for name in names.split(",") if name.strip()]

@@ -1,4 +1,7 @@
-"""Checks all models: `python -m docs.design.models [--large] [--mutants] [NAME ...]`; exit code 1 if one fails."""
+"""Checks all models: `python -m docs.design.models [--large] [--mutants] [NAME ...]`.
+
+Exit code 1 if a model has a violation; with --mutants, if one has none.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.design.models", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROTOCOLS)}; all by default")
     parser.add_argument("--large", action="store_true", help="the large bound, which takes minutes")
-    parser.add_argument("--mutants", action="store_true", help="the protocols without a line each, and what happens")
+    parser.add_argument(
+        "--mutants", action="store_true", help="the protocols without a line each, and what happens"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(PROTOCOLS):
         parser.error(f"no protocol is called {', '.join(sorted(unknown))}")
@@ -28,14 +33,14 @@ def main() -> int:
     for protocol in [PROTOCOLS[name] for name in options.names or PROTOCOLS]:
         models = list(protocol.large() if options.large else protocol.small())
         if options.mutants:
-            models = [protocol.mutant(name) for name in (*protocol.mutants, *protocol.defects)]
+            models = [protocol.mutant(name) for name in protocol.variants]
         for at, model in enumerate(models):
             result = check(model)
             good &= bool(result.violation) if options.mutants else result.ok
             states, transitions = states + result.states, transitions + result.transitions
             seconds += result.seconds
             if options.mutants:
-                print(f"\nWithout: {[*protocol.mutants, *protocol.defects][at]}")
+                print("\nVariant '{}': {}".format(*list(protocol.variants.items())[at]))
             print(result.summary(), result.table(), sep="\n" if result.run else "", flush=True)
     print(f"{states} states, {transitions} steps, {seconds:.1f} s: {'all as expected' if good else 'FAILED'}")
     return 0 if good else 1

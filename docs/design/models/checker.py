@@ -5,8 +5,8 @@ search is breadth first, so a violation is shown with a shortest run that leads 
 
 - invariants, in every state;
 - that every fair run ends: from each state a state in which the run may be over can be reached by fair steps
-  alone. Otherwise there is a set of states that no fair step leaves, and that is not the end: a deadlock if it
-  is one state, else a circle. Faults are not fair: no run may depend on one to come to its end.
+  alone. Otherwise there is a set of states that no fair step leaves, and that is not the end: a deadlock if
+  it is one state, else a circle. Faults are not fair: no run may depend on one to come to its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
@@ -186,7 +186,7 @@ class _Search:
         return "", -1
 
     def stuck(self) -> int:
-        """A state from which no fair steps lead to the end, if possible one without any; -1 if there is none."""
+        """A state from which no fair steps lead to the end, best one without any; -1 if there is none."""
         into: list[list[int]] = [[] for _ in self.states]
         for a, b in zip(self._from, self._to, strict=True):
             into[b].append(a)
@@ -237,10 +237,11 @@ class Protocol:
 
     Attributes:
         small: makes the models of the bound that the tests check; `large`: of the bound of `make models`.
-        mutants: lines of the protocol that can be left out, with what happens then. `mutant(name)` makes the
-            smallest model without that line; the search must find a violation.
-        defects: what the code does not do yet, with what happens; `mutant` makes their models, too. The models
-            of `small` and `large` describe the protocol with these repaired.
+            They describe the protocol with its defects repaired.
+        mutant: makes a small model for one of the names below, in which the search has to find a violation.
+        mutants: lines of the protocol that can be left out, with what happens then.
+        defects: lines that the code lacks today, with what happens.
+        limits: what the protocol does not promise, with what may happen.
     """
 
     name: str
@@ -248,4 +249,10 @@ class Protocol:
     large: Callable[[], Iterable[Model[Any]]]
     mutant: Callable[[str], Model[Any]]
     mutants: Mapping[str, str]
-    defects: Mapping[str, str]
+    defects: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """All names that `mutant` takes."""
+        return {**self.mutants, **self.defects, **self.limits}

@@ -1,4 +1,4 @@
-"""Model of the fault channel: unicomm/backends/out_of_band/fault_channel.py and the end of an operation there.
+"""Model of the fault channel: unicomm/backends/out_of_band/fault_channel.py, and how operations end there.
 
 The library moves the data: its collective ends on a rank when all ranks have entered it, and with an error
 when the rank has a fault. Each rank has two threads: the one that runs the program, and the one that serves
@@ -79,14 +79,15 @@ class State(NamedTuple):
 
 MUTANTS = {
     "nobody is told": "a rank waits for one that has given up",
-    "goodbye without its number": "a rank that has finished and left is lost for one that is in the same collective",
-    "ends are not noticed": "a rank waits for a dead one until its deadline, and names nobody or the wrong one",
+    "goodbye without its number": "a rank that has finished and left is lost for one in the same collective",
+    "ends are not noticed": "a rank waits for a dead one, whose end it does not notice",
     "no wait for the answers": "a rank is named that had entered the collective",
+    "answers without their question": "an answer to an earlier question counts, and the wrong rank is named",
+    "goodbye of a rank that was told": "a rank that leaves because of a fault is lost for one that has not"
+    " heard of the fault yet",
 }
-DEFECTS = {
-    "answers of an earlier question": "a rank is named that had entered the collective when it was asked",
-    "goodbye of a rank that was told": "a rank that leaves because of a fault is lost for one that has not heard"
-    " of the fault yet",
+LIMITS = {
+    "two verdicts at one time": "two ranks whose deadlines pass at the same time may name different ranks",
 }
 
 
@@ -138,7 +139,7 @@ class FaultChannels(Model[State]):
         elif not me.inside:
             if me.fault:  # check_fault
                 yield Step(who, f"raises {_text(me.fault)}", self._with(state, r, me._replace(raised=True)))
-            else:  # begin
+            elif self.without != "two verdicts at one time" or r < self.impatient:  # begin
                 number = me.done + 1
                 after = me._replace(entered=number, inside=number, late=False)
                 yield Step(who, f"enters collective {number}", self._with(state, r, after))
@@ -218,7 +219,7 @@ class FaultChannels(Model[State]):
             after = self._send(taken, r, peer, Here(message.about, me.entered, me.inside > 0))
         elif isinstance(message, Here):
             after = taken
-            stale = message.about != me.inside and self.without != "answers of an earlier question"
+            stale = message.about != me.inside and self.without != "answers without their question"
             if me.answers is not None and not stale:
                 answers = tuple(sorted({**dict(me.answers), peer: message}.items()))
                 after = self._with(taken, r, me._replace(answers=answers))
@@ -329,6 +330,10 @@ class FaultChannels(Model[State]):
             codes = {me.fault.code for me in state.rank if me.fault}
             if len(codes) > 1 and "TIMEOUT" not in codes:
                 return "the ranks have faults of different kinds"
+        if self.without == "two verdicts at one time":
+            named = sorted({ranks(me.fault.culprits) for me in state.rank if me.fault})
+            if len(named) > 1:
+                return f"ranks name {' and '.join(named)}"
         for r, me in enumerate(state.rank):
             if me.raised and any(other.done > me.done + 1 for other in state.rank):
                 return f"a rank completed a collective that rank {r} cannot have entered"
@@ -396,10 +401,11 @@ def mutant(name: str) -> FaultChannels:
         "goodbye without its number": (2, 1, ()),
         "ends are not noticed": (2, 1, ("killed",)),
         "no wait for the answers": (3, 1, ("late",)),
-        "answers of an earlier question": (2, 2, ("late",)),
+        "answers without their question": (2, 2, ("late",)),
         "goodbye of a rank that was told": (3, 1, ("aborts",)),
+        "two verdicts at one time": (3, 1, ("late",)),
     }[name]
-    return FaultChannels(world, collectives, faults, name)  # type: ignore[arg-type]
+    return FaultChannels(world, collectives, faults, name, impatient=2)
 
 
-PROTOCOL = Protocol("fault_channel", small, large, mutant, MUTANTS, DEFECTS)
+PROTOCOL = Protocol("fault_channel", small, large, mutant, MUTANTS, limits=LIMITS)

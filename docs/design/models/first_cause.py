@@ -1,4 +1,4 @@
-"""Model of the first cause: unicomm/comms/failures/first_cause.py as unicomm/backends/hosts/backend.py uses it.
+"""Model of the first cause: unicomm/comms/failures/first_cause.py in unicomm/backends/hosts/backend.py.
 
 A communicator of several hosts consists of parts, and ends all of them when one fails. So most ranks see only
 consequences. A rank that knows the cause at first hand publishes it in the store before it ends its parts.
@@ -20,7 +20,11 @@ WORKS, KNOWS, REPORTED, PUBLISHED, SEES, TOLD, WAITS, GUESSES, RAISED = (
 
 
 class Rank(NamedTuple):
-    """A rank in `HostsBackend._failed`. `mine`: the culprits that it knows of itself; `raised`: those of its error."""
+    """A rank in `HostsBackend._failed`.
+
+    Attributes:
+        mine: the culprits that it knows of itself. raised: those of its error.
+    """
 
     at: str = WORKS
     mine: frozenset[int] = frozenset()
@@ -59,7 +63,9 @@ class FirstCauses(Model[State]):
     ) -> None:
         self.size, self.witnesses, self.faults, self.without = size, witnesses, faults, without
         self.hasty = "hasty" in faults
-        self.title = f"first cause, {size} ranks, {ranks(witnesses)} know it at first hand, {'/'.join(faults)}"
+        self.title = (
+            f"first cause, {size} ranks, {ranks(witnesses)} know it at first hand, {'/'.join(faults)}"
+        )
 
     def start(self) -> State:
         return State((Rank(),) * self.size, None, frozenset(), frozenset(), -1, "")
@@ -91,7 +97,9 @@ class FirstCauses(Model[State]):
                 yield Step(who, "ends its parts", state._replace(ended=state.ended | {r}))
             else:
                 after = self._publish(state, me.mine)
-                yield Step(who, f"publishes {ranks(me.mine)}", self._with(after, r, me._replace(at=PUBLISHED)))
+                yield Step(
+                    who, f"publishes {ranks(me.mine)}", self._with(after, r, me._replace(at=PUBLISHED))
+                )
         elif me.at == PUBLISHED:
             yield self._raise(state._replace(ended=state.ended | {r}), r, state.cause or me.mine)
         elif me.at == SEES:
@@ -110,7 +118,10 @@ class FirstCauses(Model[State]):
                 for p, m in enumerate(state.rank)
             )
             if self.without == "parts ended before the cause is published":
-                busy = any(p != r and m.life == RUNS and m.at in (WORKS, KNOWS, SEES) for p, m in enumerate(state.rank))
+                busy = any(
+                    p != r and m.life == RUNS and m.at in (WORKS, KNOWS, SEES)
+                    for p, m in enumerate(state.rank)
+                )
             if state.cause is None and (not busy or self.hasty or self.without == "no wait for a cause"):
                 silent = frozenset(range(self.size)) - state.reported - {r}
                 yield Step("time", f"rank {r} has waited; {ranks(silent)} have not reported",
@@ -130,7 +141,9 @@ class FirstCauses(Model[State]):
 
     def _faults(self, state: State, r: int, me: Rank) -> Iterator[Step]:
         if me.life == STOPPED:
-            yield Step("fault", f"rank {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False)
+            yield Step(
+                "fault", f"rank {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False
+            )
         if state.culprit >= 0 or me.life != RUNS or r in self.witnesses:
             return
         for kind, life in (("killed", DEAD), ("stopped", STOPPED)):
@@ -153,9 +166,7 @@ class FirstCauses(Model[State]):
         return state.culprit < 0 or all(me.raised is not None or me.life != RUNS for me in state.rank)
 
     def show(self, state: State) -> Mapping[str, str]:
-        columns = {
-            f"rank {r}": me.life if me.life != RUNS else me.at for r, me in enumerate(state.rank)
-        }
+        columns = {f"rank {r}": me.life if me.life != RUNS else me.at for r, me in enumerate(state.rank)}
         columns["cause"] = "-" if state.cause is None else ranks(state.cause)
         columns["reported"], columns["ended"] = ranks(state.reported), ranks(state.ended)
         return columns
@@ -187,4 +198,4 @@ def mutant(name: str) -> FirstCauses:
     return FirstCauses(3, witnesses, faults, name)
 
 
-PROTOCOL = Protocol("first_cause", small, large, mutant, MUTANTS, {})
+PROTOCOL = Protocol("first_cause", small, large, mutant, MUTANTS)

@@ -48,13 +48,13 @@ class State(NamedTuple):
 
 MUTANTS = {
     "no call to the first rank": "a rank waits until its deadline for a first rank that is dead",
-    "no farewell for those who come later": "a rank waits until its deadline for a first rank that has given up",
+    "no farewell for those who come later": "a rank waits for a first rank that has given up",
     "calls are closed at once": "a rank waits until its deadline for one that died in the meeting",
     "lists not compared": "ranks with different lists become members",
     "farewell of others unread": "a rank that gave up counts as dead",
 }
 DEFECTS = {
-    "late first rank not named": "a rank whose deadline passes before it is invited names nobody, if all came",
+    "late first rank not named": "all came, and a rank that is not invited by its deadline names nobody",
 }
 
 
@@ -105,28 +105,25 @@ class Attempt(Model[State]):
             probes = self.without != "no call to the first rank"
             if probes and first.life == DEAD:
                 yield self._raise(state, r, Error("lost", frozenset({0})))
-            elif probes and first.error and not self._unread(state, r):
+            elif probes and first.error and self.without != "no farewell for those who come later":
                 yield self._raise(state, r, first.error)
             elif me.late:
                 yield self._raise(state, r, self._late(state, r))
-        else:  # INVITED
-            if r in self.odd and self.without != "lists not compared":
-                yield self._raise(state, r, Error("mismatch", frozenset({r})))
-            elif error := self._check(state, r):
-                yield self._raise(state, r, error)
-            else:
-                yield Step(who, "opens the store", self._with(state, r, me._replace(at=MEETS)))
-
-    def _unread(self, state: State, r: int) -> bool:
-        """Whether the mutant forgets the farewell: the first rank had left before this one called."""
-        return self.without == "no farewell for those who come later"
+        elif r in self.odd and self.without != "lists not compared":  # INVITED
+            yield self._raise(state, r, Error("mismatch", frozenset({r})))
+        elif error := self._check(state, r):
+            yield self._raise(state, r, error)
+        else:
+            yield Step(who, "opens the store", self._with(state, r, me._replace(at=MEETS)))
 
     def _invite(self, state: State, me: Rank) -> Step:
         todo = [p for p in range(1, self.size) if p not in me.called | me.lost]
         if todo:
             p = todo[0]
             if state.rank[p].life == DEAD:
-                return Step("rank 0", f"does not reach {p}", self._with(state, 0, me._replace(lost=me.lost | {p})))
+                return Step(
+                    "rank 0", f"does not reach {p}", self._with(state, 0, me._replace(lost=me.lost | {p}))
+                )
             return Step("rank 0", f"invites {p}", self._with(state, 0, me._replace(called=me.called | {p})))
         if me.lost:
             return self._raise(state, 0, Error("lost", me.lost))
@@ -151,7 +148,9 @@ class Attempt(Model[State]):
 
     def _late(self, state: State, r: int) -> Error:
         """`_late`: asks all who takes part."""
-        there = {p for p, m in enumerate(state.rank) if m.at != OUT and m.life == RUNS and (p not in self.odd)}
+        there = {
+            p for p, m in enumerate(state.rank) if m.at != OUT and m.life == RUNS and (p not in self.odd)
+        }
         missing = frozenset(range(self.size)) - there - {r}
         if not missing and self.without != "late first rank not named":
             missing = frozenset({0})
@@ -178,7 +177,9 @@ class Attempt(Model[State]):
 
     def _raise(self, state: State, r: int, error: Error) -> Step:
         after = self._with(state, r, state.rank[r]._replace(at=RAISED, error=error))
-        return Step(f"rank {r}", f"raises {_text(error)}", after._replace(broken=self._untruthful(state, r, error)))
+        return Step(
+            f"rank {r}", f"raises {_text(error)}", after._replace(broken=self._untruthful(state, r, error))
+        )
 
     def _untruthful(self, state: State, r: int, error: Error) -> str:
         if state.cause is None and not self.absent and not self.odd:
@@ -195,7 +196,9 @@ class Attempt(Model[State]):
 
     def _faults(self, state: State, r: int, me: Rank) -> Iterator[Step]:
         if me.life == STOPPED:
-            yield Step("fault", f"rank {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False)
+            yield Step(
+                "fault", f"rank {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False
+            )
         if me.life != RUNS or me.at in (MEMBER, RAISED):
             return
         # A run may depend on a deadline only if a rank does not come, or is stopped.
@@ -275,7 +278,7 @@ def mutant(name: str) -> Attempt:
         "farewell of others unread": (3, ("aborts",), (), ()),
         "late first rank not named": (2, ("late",), (), ()),
     }[name]
-    return Attempt(size, faults, absent, odd, name)  # type: ignore[arg-type]
+    return Attempt(size, faults, absent, odd, name)
 
 
 PROTOCOL = Protocol("reconfigure", small, large, mutant, MUTANTS, DEFECTS)

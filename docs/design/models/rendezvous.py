@@ -18,8 +18,8 @@ from typing import NamedTuple
 from .checker import Model, Protocol, Step, put, ranks
 
 RUNS, STOPPED, DEAD = "runs", "stopped", "dead"
-POST, ARRIVE, LAST, DECIDE, AWAIT, ABANDON, GRACE, CALL = (
-    "posts", "arrives", "is last", "decides", "waits", "gives up", "grace", "calls the roll",
+POST, ARRIVE, LAST, DECIDE, AWAIT, GRACE, CALL = (
+    "posts", "arrives", "is last", "decides", "waits", "waits for the elected", "calls the roll",
 )  # fmt: skip
 WENT_ON, OK, ERROR = "", "member", "error"
 
@@ -79,8 +79,8 @@ MUTANTS = {
 }
 DEFECTS = {
     "loss not put into the store": "a member that finds another one gone raises, and the others succeed",
-    "arrivals without names": "a timeout names nobody: a member died between its post and its arrival, or as the"
-    " last one before it put its name",
+    "arrivals without names": "a timeout names nobody: a member died between its post and its arrival, or"
+    " between its arrival as the last one and its name",
 }
 
 
@@ -111,7 +111,8 @@ class Meeting(Model[State]):
         keys = [
             (
                 *m[:4], m.end, m.interrupted, m.life, m.error is not None and (m.error.ok, m.error.kind),
-                *(r in k.posts for k in state.store), *(r in k.arrived for k in state.store), *(k.last == r for k in state.store),
+                *(r in k.posts for k in state.store),
+                *(r in k.arrived for k in state.store), *(k.last == r for k in state.store),
                 *(bool(k.result) and r in k.result.culprits for k in state.store if k.result),
                 *(sorted(r in o.error.culprits for o in state.member if o.error)),
             )
@@ -130,7 +131,9 @@ class Meeting(Model[State]):
         store = tuple(
             k._replace(
                 posts=frozenset(new[r] for r in k.posts),
-                arrived=frozenset(new[r] for r in k.arrived), last=new.get(k.last, -1), result=swapped(k.result)
+                arrived=frozenset(new[r] for r in k.arrived),
+                last=new.get(k.last, -1),
+                result=swapped(k.result),
             )
             for k in state.store
         )
@@ -178,7 +181,11 @@ class Meeting(Model[State]):
                 yield from self._look(state, r, me, keys)
         elif me.at == CALL:
             # If all have posted, it waits first: whoever runs goes on within that time.
-            busy = (m.at in (ARRIVE, LAST, DECIDE) and m.life == RUNS for m in state.member if m.step == me.step and not m.end)
+            busy = (
+                m.at in (ARRIVE, LAST, DECIDE) and m.life == RUNS
+                for m in state.member
+                if m.step == me.step and not m.end
+            )
             if len(keys.posts) < self.size or not any(busy):
                 yield self._call_the_roll(state, r, me, keys)
 
@@ -204,14 +211,16 @@ class Meeting(Model[State]):
         if self.without == "giving up without telling":
             return Step(f"member {r}", f"raises {_text(failure)}", self._raise(state, r, failure))
         after = self._first(state, me.step, failure)
-        return Step(f"member {r}", f"writes {_text(failure)}, unless there is an outcome", self._at(after, r, GRACE))
+        return Step(
+            f"member {r}", f"writes {_text(failure)}, unless there is an outcome", self._at(after, r, GRACE)
+        )
 
     def _decides(self, state: State, step: int) -> list[int]:
         """Who has completed the arrivals, as the order of the arrivals tells."""
         return [r for r, m in enumerate(state.member) if m.step == step and m.at in (LAST, DECIDE)]
 
     def _look(self, state: State, r: int, me: Member, keys: Keys) -> Iterator[Step]:
-        """`check_peers`: another member has died, or has said that it gave up; before, the outcome is read."""
+        """`check_peers`: another member has died, or has said that it gave up."""
         gone = frozenset(p for p, m in enumerate(state.member) if m.life == DEAD)
         gave_up = frozenset(p for p, m in enumerate(state.member) if m.end == ERROR)
         if me.interrupted:
@@ -256,7 +265,9 @@ class Meeting(Model[State]):
 
     def _faults(self, state: State, r: int, me: Member) -> Iterator[Step]:
         if me.life == STOPPED:
-            yield Step("fault", f"member {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False)
+            yield Step(
+                "fault", f"member {r} continues", self._with(state, r, me._replace(life=RUNS)), fair=False
+            )
         if me.life != RUNS or me.end:
             return
         if me.at == AWAIT and not me.late and ("late" in self.faults or state.cause):
@@ -313,7 +324,9 @@ class Meeting(Model[State]):
             columns[f"member {r}"] = me.life if me.life != RUNS else at
         for step, keys in enumerate(state.store[: self.count]):
             result = "-" if keys.result is None else "success" if keys.result.ok else _text(keys.result)
-            columns[f"step {step}"] = f"posts {ranks(keys.posts)} arrived {ranks(keys.arrived)} result {result}"
+            columns[f"step {step}"] = (
+                f"posts {ranks(keys.posts)} arrived {ranks(keys.arrived)} result {result}"
+            )
         return columns
 
     def _with(self, state: State, r: int, me: Member) -> State:
@@ -358,7 +371,7 @@ def mutant(name: str) -> Meeting:
         "loss not put into the store": (3, 1, ("killed",), True),
         "arrivals without names": (2, 1, ("killed",), False),
     }[name]
-    return Meeting(size, steps, faults, watched, name)  # type: ignore[arg-type]
+    return Meeting(size, steps, faults, watched, name)
 
 
 PROTOCOL = Protocol("rendezvous", small, large, mutant, MUTANTS, DEFECTS)

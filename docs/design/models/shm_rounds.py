@@ -52,7 +52,7 @@ class Rank(NamedTuple):
         round: the round it is in. agreed: the call that all ranks have announced.
         look: the ranks that a look has found missing, which are about to be judged.
         late: its deadline has passed. wrong: it has read data of something else. wrote: its output.
-        warned: a rank had failed when this one announced the operation.
+        warned: another rank had given up when this one began the operation.
         fault: why its communicator is broken. ended: it has left the program.
     """
 
@@ -216,7 +216,7 @@ class ShmRounds(Model[State]):
             if me.fault:  # is_broken_
                 yield Step(who, f"raises {_text(me.fault)}", self._raised(state, r, me, me.fault))
                 return
-            on = on._replace(round=me.round + 1)
+            on = on._replace(round=me.round + 1, warned=me.warned or (not me.at and FAILED in state.control))
             staged = self._stage(state, r, me, me.round + 1, do) if do.what == "enter" else state.slot
             yield Step(who, f"enters round {on.round}", self._with(state, r, on)._replace(slot=staged))
         elif do.what == "stage":
@@ -232,8 +232,7 @@ class ShmRounds(Model[State]):
         elif do.what == "publish":
             call = me.op if r not in op.odd else 100 + me.op
             mine = put(state.announced[r], me.round % 2, Announcement(me.round, call))
-            warned = me.warned or (do.chunk == 0 and self._failed_before(state, r, me))
-            after = self._with(state, r, on._replace(warned=warned, agreed=-1 if not do.chunk else me.agreed))
+            after = self._with(state, r, on._replace(agreed=-1 if not do.chunk else me.agreed))
             yield Step(
                 who, f"announces round {me.round}", after._replace(announced=put(state.announced, r, mine))
             )
@@ -245,11 +244,6 @@ class ShmRounds(Model[State]):
             yield self._return(state, r, me)
         else:
             yield self._read(state, r, me, on, do)
-
-    def _failed_before(self, state: State, r: int, me: Rank) -> bool:
-        """Whether the failure of another rank was there when this one last looked for failures."""
-        look = self.without != "no look at failures before announcing"
-        return not look and FAILED in state.control
 
     def _stage(
         self, state: State, r: int, me: Rank, round_: int, do: Do
@@ -294,7 +288,7 @@ class ShmRounds(Model[State]):
             after = after._replace(broken=f"rank {r} found no mismatch")
         elif me.warned:
             after = after._replace(
-                broken=f"operation {me.op} of rank {r} succeeded, which had begun when the others had given up"
+                broken=f"operation {me.op} of rank {r} succeeded, begun after another rank gave up"
             )
         return Step(f"rank {r}", f"returns from operation {me.op}", after)
 
@@ -455,13 +449,13 @@ ODD = Op("all_reduce", odd=(1,))
 
 
 def small() -> Iterator[ShmRounds]:
-    for program in ((TWO, ONE, ONE), (ODD, TWO_SHOT, IN_PLACE), (BROADCAST, GATHER, ALL_IN_PLACE)):
-        yield ShmRounds(2, program)
-        yield ShmRounds(2, program[:2], FAULTS)
+    for three in ((TWO, ONE, ONE), (ODD, TWO_SHOT, IN_PLACE), (BROADCAST, GATHER, ALL_IN_PLACE)):
+        yield ShmRounds(2, three)
+        yield ShmRounds(2, three[:2], FAULTS)
     for program in ((ONE, TWO_SHOT), (ODD, BROADCAST), (IN_PLACE, GATHER), (ALL_IN_PLACE, ONE)):
         yield ShmRounds(3, program)
-    for faults in FAULTS:
-        yield ShmRounds(3, (IN_PLACE,), (faults,))
+    for fault in FAULTS:
+        yield ShmRounds(3, (IN_PLACE,), (fault,))
     yield ShmRounds(3, (ONE, ONE), ("killed",))
 
 
@@ -470,9 +464,10 @@ def large() -> Iterator[ShmRounds]:
     for first in methods:
         for second in methods:
             yield ShmRounds(2, (first, second, first), FAULTS)
-            yield ShmRounds(3, (first, second), FAULTS)
-    for first in methods:
-        yield ShmRounds(4, (first,))
+            yield ShmRounds(3, (first, second, first))
+    for method in methods:
+        yield ShmRounds(3, (method,), FAULTS)
+        yield ShmRounds(4, (method,))
 
 
 def mutant(name: str) -> ShmRounds:
@@ -487,7 +482,7 @@ def mutant(name: str) -> ShmRounds:
         "no second look at the word": (2, (ONE,), none),
         "missing ranks not looked at again": (3, (IN_PLACE,), none),
     }[name]
-    return ShmRounds(world, program, faults, name)  # type: ignore[arg-type]
+    return ShmRounds(world, program, faults, name)
 
 
 PROTOCOL = Protocol("shm_rounds", small, large, mutant, MUTANTS, DEFECTS)

@@ -7,6 +7,7 @@ has no naps that end by themselves, so that a lost wake-up is a deadlock. (In th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class WakeUp(Model[State]):
             order = ["count", "look", "bell", "sleep"]
         elif without == "not counted before that look":
             order = ["bell", "look", "count", "sleep"]
-        self._after = dict(zip(order, order[1:], strict=False))
+        self._after = dict(itertools.pairwise(order))
         self._first = order[0]
 
     def start(self) -> State:
@@ -72,7 +73,9 @@ class WakeUp(Model[State]):
             drained = s._replace(word=s.written, buffered=False)
             yield Step("writer", "its word leaves the store buffer", drained)
         if s.writer == "write" and s.written < self.words and s.got == s.written:
-            yield Step("writer", "writes the word", s._replace(written=s.written + 1, buffered=True, writer="fence"))
+            yield Step(
+                "writer", "writes the word", s._replace(written=s.written + 1, buffered=True, writer="fence")
+            )
         elif s.writer == "fence":
             if self.without == "no fence after the word":
                 yield Step("writer", "goes on", s._replace(writer="sleepers"))
@@ -82,9 +85,15 @@ class WakeUp(Model[State]):
             woken = "sleeping" if s.sleepers else "write"
             yield Step("writer", f"sees {s.sleepers} sleepers", s._replace(writer=woken))
         elif s.writer == "sleeping":
-            yield Step("writer", f"sees {s.sleeping} asleep", s._replace(writer="ring" if s.sleeping else "write"))
+            yield Step(
+                "writer", f"sees {s.sleeping} asleep", s._replace(writer="ring" if s.sleeping else "write")
+            )
         elif s.writer == "ring":  # an atomic addition empties the store buffer
-            yield Step("writer", "rings the bell", s._replace(bell=s.bell + 1, writer="wake", word=s.written, buffered=False))
+            yield Step(
+                "writer",
+                "rings the bell",
+                s._replace(bell=s.bell + 1, writer="wake", word=s.written, buffered=False),
+            )
         elif s.writer == "wake":
             yield Step("writer", "wakes who sleeps", s._replace(asleep=False, writer="write"))
 
@@ -99,7 +108,9 @@ class WakeUp(Model[State]):
             counted = s._replace(sleeping=1, waiter="count 2")
             yield Step("waiter", "says that it sleeps", counted)
         elif s.waiter == "count 2":
-            yield Step("waiter", "counts itself as a sleeper", s._replace(sleepers=1, waiter=self._after["count"]))
+            yield Step(
+                "waiter", "counts itself as a sleeper", s._replace(sleepers=1, waiter=self._after["count"])
+            )
         elif s.waiter == "look":
             if s.word > s.got:
                 yield Step("waiter", "has the word", self._got(s))
@@ -147,4 +158,4 @@ def mutant(name: str) -> WakeUp:
     return WakeUp(1, name)
 
 
-PROTOCOL = Protocol("wake_up", small, large, mutant, MUTANTS, {})
+PROTOCOL = Protocol("wake_up", small, large, mutant, MUTANTS)
