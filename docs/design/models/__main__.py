@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import fault_channel, first_cause, reconfigure, rendezvous, shm_rounds, wake_up
+from . import deadlock, fault_channel, first_cause, reconfigure, rendezvous, shm_rounds, wake_up
 from .checker import Protocol, check
 
 PROTOCOLS: dict[str, Protocol] = {
     module.PROTOCOL.name: module.PROTOCOL
-    for module in (shm_rounds, wake_up, fault_channel, first_cause, rendezvous, reconfigure)
+    for module in (shm_rounds, wake_up, deadlock, fault_channel, first_cause, rendezvous, reconfigure)
 }
 
 

@@ -387,12 +387,11 @@ def small() -> Iterator[FaultChannels]:
 
 
 def large() -> Iterator[FaultChannels]:
-    yield FaultChannels(2, 3, FAULTS)
-    for fault in FAULTS:
-        yield FaultChannels(3, 1, (fault, "late"), impatient=2)
+    yield FaultChannels(2, 3, ("late",))
     for fault in ("killed", "aborts", "leaves"):
+        yield FaultChannels(3, 1, (fault, "late"), impatient=2)
         yield FaultChannels(3, 2, (fault,))
-        yield FaultChannels(4, 1, (fault,))
+    yield FaultChannels(3, 1, ("stopped",), impatient=1)
 
 
 def mutant(name: str) -> FaultChannels:
