@@ -66,11 +66,21 @@ MUTANTS = {
 class Ring(Model[State]):
     """Ranks in a ring, each of which waits for the next one, with a program each."""
 
-    def __init__(self, programs: tuple[Program, ...], deadlines: bool = False, without: str = "") -> None:
+    def __init__(
+        self,
+        programs: tuple[Program, ...],
+        deadlines: bool = False,
+        without: str = "",
+        searching: int | None = None,
+    ) -> None:
+        """`searching`: how many ranks search, the first ones; the others only look. By default all do."""
         self.programs, self.deadlines, self.without = programs, deadlines, without
         self.size = len(programs)
+        self.searching = self.size if searching is None else searching
         kinds = ["+".join("act" if what == ACT else f"wait{what}" for what in p) for p in programs]
         self.title = f"deadlock, {', '.join(kinds)}{', deadlines' * deadlines}"
+        if self.searching < self.size:
+            self.title += f", {self.searching} of them search"
 
     def start(self) -> State:
         return State((Rank(),) * self.size, "")
@@ -112,6 +122,8 @@ class Ring(Model[State]):
                 yield Step("time", f"the deadline of rank {r} passes", self._with(state, r, late), fair=False)
         elif me.phase == "count":  # publish, once; and the beginning of `check`
             counted = me._replace(number=me.at + 1, seen=(), node=0, phase="others" if me.found else "read")
+            if r >= self.searching:
+                counted = counted._replace(phase="ready")
             yield Step(who, "counts its look", self._look(self._with(state, r, counted), r))
         elif me.phase in ("read", "recheck"):  # build_graph: first all waits, then their looks
             yield self._read(state, r, me)
@@ -202,7 +214,8 @@ class Ring(Model[State]):
 
     def over(self, state: State) -> bool:
         ends = [me.end for me in state.rank]
-        return all(ends) or ("timeout" in ends)
+        told = self.searching < self.size and any(me.found for me in state.rank)
+        return all(ends) or "timeout" in ends or told
 
     def show(self, state: State) -> Mapping[str, str]:
         columns = {}
@@ -231,8 +244,8 @@ def small() -> Iterator[Ring]:
 
 def large() -> Iterator[Ring]:
     yield Ring(LATER, deadlines=True)
-    yield Ring(THREE)
-    yield Ring(THREE_ORDERED)
+    for programs in (THREE, THREE_ORDERED):
+        yield Ring(programs, searching=2)
 
 
 def mutant(name: str) -> Ring:

@@ -391,7 +391,7 @@ def large() -> Iterator[FaultChannels]:
     for fault in ("killed", "aborts", "leaves"):
         yield FaultChannels(3, 1, (fault, "late"), impatient=2)
         yield FaultChannels(3, 2, (fault,))
-    yield FaultChannels(3, 1, ("stopped",), impatient=1)
+    yield FaultChannels(3, 1, ("stopped",), impatient=2)
 
 
 def mutant(name: str) -> FaultChannels:
