@@ -3,6 +3,9 @@
 #include <time.h>
 
 #include <cstdint>
+#ifdef UNICOMM_SIMULATION
+#include "base/simulation.hpp"
+#endif
 
 namespace unicomm {
 
@@ -12,7 +15,13 @@ inline uint64_t clock_ns(clockid_t clock) {
     return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
 }
 
-inline uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
+inline uint64_t now_ns() {
+#ifdef UNICOMM_SIMULATION
+    return simulation::now_ns();
+#else
+    return clock_ns(CLOCK_MONOTONIC);
+#endif
+}
 
 // Timeouts beyond 1e9 seconds mean no deadline.
 inline uint64_t deadline_after(double seconds) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/simulation.hpp"
 #include "reduce/arguments.hpp"
 
 namespace unicomm {
@@ -105,6 +106,7 @@ bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64
         }
         args.factors = converted.data();
     }
+    simulation::point("fold");
     isa().run(dtype, red, args);
     return true;
 }

@@ -17,6 +17,7 @@ Buffer part(Buffer stream, uint64_t n, uint64_t room) {
 }
 
 void copy(char* to, const char* from, uint64_t bytes) {
+    simulation::point("copy");
     if (bytes != 0 && to != from) std::memmove(to, from, bytes);
 }
 

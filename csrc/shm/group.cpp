@@ -273,7 +273,7 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
     uint64_t expected = with_checksum(round), before = round < 2 ? 0 : with_checksum(round - 2);
     for (int r = first; r < last; ++r) {
         const Announcement& theirs = segment_->announcement(r, round);
-        const std::atomic<uint64_t>& there = theirs.round;
+        const Shared<uint64_t>& there = theirs.round;
         if (there.load(std::memory_order_acquire) != expected) {
             Fault fault;
             int odd = -1;

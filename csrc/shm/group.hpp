@@ -232,9 +232,9 @@ class Group {
     };
     std::vector<Ends> ends_;
     std::list<Transfer> early_;  // messages that arrived before a receive with their tag, in order
-    std::atomic<bool> aborted_{false}, is_broken_{false};
+    Shared<bool> aborted_{false}, is_broken_{false};
     std::mutex running_;
-    std::mutex fault_mutex_;
+    Mutex fault_mutex_;
     Fault broken_;
 };
 

@@ -64,7 +64,7 @@ class Exchange {
     // the channel is closed to later receives for the rest of the pass: what arrives meanwhile is not theirs.
     uint64_t pass_ = 0;
     std::vector<uint64_t> closed_;  // by peer: the last pass that found nothing
-    std::atomic<bool> interrupted_{false};
+    Shared<bool> interrupted_{false};
     int damaged_ = -1;  // the rank whose words in shared memory are damaged
 };
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/simulation.hpp"
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -38,6 +39,7 @@ void Stager::stream(char* to, const char* from, uint64_t bytes) { std::memcpy(to
 #endif
 
 void Stager::copy(char* to, const char* from, uint64_t bytes) {
+    simulation::point("stage");
     if (bytes < kSmall || !kCanStream) {
         if (bytes && to != from) std::memmove(to, from, bytes);
         return;

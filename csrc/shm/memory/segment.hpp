@@ -4,9 +4,9 @@
 // has no name in any file system, so nothing is left behind if a process is killed, and it does not count
 // against the size of /dev/shm, which containers keep small.
 #pragma once
-#include <atomic>
 #include <cstdint>
 
+#include "base/simulation.hpp"
 #include "shm/memory/checksum.hpp"
 
 namespace unicomm::shm {
@@ -16,7 +16,7 @@ constexpr int kLine = 64;
 
 // What a rank publishes at the start of a round. Each rank has two, used in turn.
 struct alignas(128) Announcement {
-    std::atomic<uint64_t> round;  // with checksum; written last, when the slot is filled
+    Shared<uint64_t> round;  // with checksum; written last, when the slot is filled
     uint64_t signature;
     double factor;  // the factor of PREMUL_SUM
     uint64_t count;
@@ -43,20 +43,20 @@ static_assert(sizeof(Offer) <= sizeof(Announcement::inline_data));
 enum class RankState : uint32_t { kAbsent = 0, kHere = 1, kFinalized = 2, kFailed = 3 };
 
 struct alignas(128) RankControl {
-    std::atomic<uint32_t> state;
-    std::atomic<uint32_t> sleeping;   // the rank waits in the kernel and wants to be woken
-    std::atomic<uint32_t> doorbell;   // futex word; counts wakes
-    std::atomic<uint32_t> fault;      // for kFailed: the FaultCode ...
-    std::atomic<int32_t> fault_rank;  // ... and its first culprit
-    std::atomic<uint32_t> pid;  // of its process; 0: not known yet
+    Shared<uint32_t> state;
+    Shared<uint32_t> sleeping;   // the rank waits in the kernel and wants to be woken
+    Shared<uint32_t> doorbell;   // futex word; counts wakes
+    Shared<uint32_t> fault;      // for kFailed: the FaultCode ...
+    Shared<int32_t> fault_rank;  // ... and its first culprit
+    Shared<uint32_t> pid;  // of its process; 0: not known yet
     // While the rank waits in the kernel, for culprits.hpp:
-    std::atomic<uint32_t> waits_for;    // 1 + the awaited rank; 0: none
-    std::atomic<uint32_t> wait;         // counts the waits
-    std::atomic<uint32_t> looks;        // counts how often the rank checked and had to go on waiting
-    std::atomic<uint64_t> patience_us;  // with checksum; until when the others are to wait, CLOCK_MONOTONIC
-    std::atomic<uint64_t> culprits[8];  // for kFailed: one bit per culprit, for the first ranks
-    std::atomic<uint64_t> wait_table;   // the id of the wait table of its process; 0: none
-    std::atomic<int32_t> wait_table_fd;
+    Shared<uint32_t> waits_for;    // 1 + the awaited rank; 0: none
+    Shared<uint32_t> wait;         // counts the waits
+    Shared<uint32_t> looks;        // counts how often the rank checked and had to go on waiting
+    Shared<uint64_t> patience_us;  // with checksum; until when the others are to wait, CLOCK_MONOTONIC
+    Shared<uint64_t> culprits[8];  // for kFailed: one bit per culprit, for the first ranks
+    Shared<uint64_t> wait_table;   // the id of the wait table of its process; 0: none
+    Shared<int32_t> wait_table_fd;
 };
 static_assert(sizeof(RankControl) == 128);
 
@@ -68,16 +68,16 @@ struct alignas(128) SegmentHeader {
     uint32_t p2p_chunk;
     uint32_t p2p_depth;
     uint64_t id;                                  // random
-    alignas(128) std::atomic<uint32_t> sleepers;  // number of sleeping ranks; usually 0, which saves a scan
-    std::atomic<uint32_t> failures;               // number of ranks that gave up
+    alignas(128) Shared<uint32_t> sleepers;  // number of sleeping ranks; usually 0, which saves a scan
+    Shared<uint32_t> failures;               // number of ranks that gave up
 };
 
 // One direction of a pair: a ring of `p2p_depth` chunks.
 struct alignas(128) Channel {
-    std::atomic<uint64_t> head;  // with checksum: chunks written
+    Shared<uint64_t> head;  // with checksum: chunks written
     char pad[kLine - 8];
-    std::atomic<uint64_t> tail;      // with checksum: chunks read
-    std::atomic<uint64_t> rejected;  // with checksum: 1 + number of the message that the receiver refused
+    Shared<uint64_t> tail;      // with checksum: chunks read
+    Shared<uint64_t> rejected;  // with checksum: 1 + number of the message that the receiver refused
 };
 struct ChunkHeader {
     uint64_t message;  // number of the message in this channel, from 0

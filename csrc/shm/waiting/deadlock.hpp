@@ -107,7 +107,7 @@ class DeadlockDetector {
     int rank_;
     std::string name_;
     std::shared_ptr<WaitTable> table_;
-    std::mutex recorded_mutex_;
+    Mutex recorded_mutex_;
     const ring::Writer* writer_ = nullptr;
     uint16_t recorded_as_ = 0;
 

@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/simulation.hpp"
 
 namespace unicomm::shm {
 namespace {
@@ -30,17 +31,27 @@ constexpr uint64_t kFirstSleepNs = 2000000;     // then sleeps, longer each time
 constexpr uint64_t kLongestSleepNs = 50000000;  // ... but checks peers and the deadline this often
 constexpr int kSpins = 400;                     // about 5 us of pauses
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t value, uint64_t ns) {
+void futex_wait(Shared<uint32_t>& word, uint32_t value, uint64_t ns) {
+    if constexpr (simulation::kOn) {
+        return simulation::sleep(&word, value, ns, {"sleep", __FILE__, __func__, __LINE__});
+    }
     timespec t{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &t, nullptr, 0);
 }
 
-void futex_wake(std::atomic<uint32_t>& word) {
+void futex_wake(Shared<uint32_t>& word) {
+    if constexpr (simulation::kOn) return simulation::wake(&word);
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void yield_core() {
+    if constexpr (simulation::kOn) return simulation::yield({"yield", __FILE__, __func__, __LINE__});
+    sched_yield();
 }
 
 // The number of involuntary context switches of this thread: a yield that had an effect counts.
 long switches() {
+    if constexpr (simulation::kOn) return simulation::switches();
     rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
     return usage.ru_nivcsw;
@@ -49,6 +60,7 @@ long switches() {
 }  // namespace
 
 int usable_cores() {
+    if constexpr (simulation::kOn) return simulation::cores();
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
     return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -116,7 +128,7 @@ void ProcessWatch::release() {
 
 bool ProcessWatch::dead(int rank) const {
     int fd = watched_[static_cast<size_t>(rank)].second;
-    if (fd < 0) return false;
+    if (fd < 0) return simulation::ended(rank);
     pollfd p{fd, POLLIN, 0};
     return poll(&p, 1, 0) == 1;
 }
@@ -138,7 +150,7 @@ std::optional<bool> Waiter::yield(const std::function<bool()>& ready, const std:
             no_yields_ = no_yields_ / 2 > kNoYields ? no_yields_ / 2 : kNoYields;
             return true;
         }
-        sched_yield();
+        yield_core();
         uint64_t now = now_ns();
         bool harmful = now - before > kTakenNs;
         before = now;
@@ -167,11 +179,11 @@ bool Waiter::slow(const std::function<bool()>& ready, const std::function<bool(b
         return *over;
     }
     RankControl& me = segment_.control(rank_);
-    std::atomic<uint32_t>& sleepers = segment_.header().sleepers;
+    Shared<uint32_t>& sleepers = segment_.header().sleepers;
     uint64_t nap = kFirstSleepNs;
     me.wait.fetch_add(1);
     struct NoLonger {
-        std::atomic<uint32_t>& waits_for;
+        Shared<uint32_t>& waits_for;
         const std::function<void()>& then;
         ~NoLonger() {
             waits_for.store(0);

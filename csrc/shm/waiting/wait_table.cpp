@@ -18,7 +18,7 @@ constexpr uint64_t kWaitTableMagic = 0x314452424d4f4355ull;  // "UCOMBRD1"
 
 struct Known {
     std::mutex mutex;
-    std::weak_ptr<WaitTable> own;
+    std::weak_ptr<WaitTable> own[simulation::kProcesses];
     std::map<uint64_t, std::weak_ptr<const WaitTable>> others;
 };
 Known* known_tables = new Known();
@@ -29,6 +29,7 @@ Known* known_tables = new Known();
 }  // namespace
 
 uint64_t random_id() {
+    if constexpr (simulation::kOn) return simulation::random_id();
     uint64_t id = 0;
     while (id == 0) {
         if (getrandom(&id, sizeof id, 0) != sizeof id) id = 0;
@@ -38,7 +39,8 @@ uint64_t random_id() {
 
 std::shared_ptr<WaitTable> WaitTable::mine() {
     std::lock_guard lock(known_tables->mutex);
-    std::shared_ptr<WaitTable> table = known_tables->own.lock();
+    std::weak_ptr<WaitTable>& own = known_tables->own[simulation::process()];
+    std::shared_ptr<WaitTable> table = own.lock();
     if (table) return table;
     table.reset(new WaitTable());
     try {
@@ -53,14 +55,17 @@ std::shared_ptr<WaitTable> WaitTable::mine() {
     table->page_->magic = kWaitTableMagic;
     table->page_->id = table->ref_.id;
     table->page_->pid = table->ref_.pid;
-    known_tables->own = table;
+    own = table;
     return table;
 }
 
 std::shared_ptr<const WaitTable> WaitTable::open(const WaitTableRef& ref) {
     std::lock_guard lock(known_tables->mutex);
     if (ref.id == 0) return nullptr;
-    if (auto table = known_tables->own.lock(); table && table->ref_.id == ref.id) return table;
+    for (int process = 0; process < simulation::kProcesses; ++process) {
+        auto table = known_tables->own[process].lock();
+        if (table && table->ref_.id == ref.id && !simulation::ended(process)) return table;
+    }
     auto& others = known_tables->others;
     std::erase_if(others, [](const auto& known) { return known.second.expired(); });
     if (auto known = others.find(ref.id); known != others.end()) return known->second.lock();

@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/simulation.hpp"
+
 namespace unicomm::shm {
 
 constexpr int kWaits = 64;        // threads of a process that can be seen waiting at the same time
@@ -39,8 +41,8 @@ class Seqlock {
     uint64_t read(T& value) const;  // returns its version; 0 if there is none, or it is being written
 
   private:
-    std::atomic<uint64_t> version_;
-    std::atomic<uint64_t> words_[kWords];
+    Shared<uint64_t> version_;
+    Shared<uint64_t> words_[kWords];
 };
 
 // A rank that waits in a communicator.
@@ -76,10 +78,10 @@ struct Promise {
 
 struct alignas(128) WaitSlot {
     Seqlock<Waiting> waiting;     // the version is the number of the wait
-    std::atomic<uint64_t> looks;  // how often the thread checked and had to go on waiting
-    std::atomic<uint64_t> found;  // the wait that the thread knows to be deadlocked
-    std::atomic<uint64_t> left;   // the wait that it left because of a deadlock
-    std::atomic<uint64_t> taken;  // whether a thread of this process has the slot
+    Shared<uint64_t> looks;  // how often the thread checked and had to go on waiting
+    Shared<uint64_t> found;  // the wait that the thread knows to be deadlocked
+    Shared<uint64_t> left;   // the wait that it left because of a deadlock
+    Shared<uint64_t> taken;  // whether a thread of this process has the slot
 };
 
 struct WaitTablePage {
@@ -111,7 +113,7 @@ class WaitTable {
     uint64_t next_number() { return numbers_.fetch_add(1) + 1; }
     void promise(const Promise& promise);
     const Seqlock<Promise>* promise_of(uint64_t comm, int rank, Promise& said, uint64_t& version) const;
-    std::mutex promising;  // held while this process checks its threads
+    Mutex promising;   // held while this process checks its threads
 
   private:
     WaitTable() = default;

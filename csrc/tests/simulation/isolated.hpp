@@ -1,0 +1,18 @@
+// Runs a function in a forked process: what crashes, hangs or leaks there does no harm here.
+#pragma once
+#include <functional>
+#include <string>
+
+namespace unicomm::simulation {
+
+struct Answer {
+    bool whole = false;  // the process ended as it should
+    std::string text;    // what it said
+    std::string ended;   // if not `whole`: how it ended
+};
+
+// `body` says things with its argument. It is killed if it says nothing and ends in no `seconds`.
+Answer isolated(const std::function<void(const std::function<void(const std::string&)>&)>& body,
+                unsigned seconds);
+
+}  // namespace unicomm::simulation
