@@ -96,11 +96,11 @@ class Shared {
         simulation::point("store", file, function, line);
         value_.store(value, order);
     }
-#define UNICOMM_SHARED_CHANGE(name)                                                       \
-    T name(T by, Order order = kSeqCst, const char* file = __builtin_FILE(),              \
-           const char* function = __builtin_FUNCTION(), int line = __builtin_LINE()) {    \
-        simulation::point(#name, file, function, line);                                   \
-        return value_.name(by, order);                                                    \
+#define UNICOMM_SHARED_CHANGE(name)                                                    \
+    T name(T by, Order order = kSeqCst, const char* file = __builtin_FILE(),           \
+           const char* function = __builtin_FUNCTION(), int line = __builtin_LINE()) { \
+        simulation::point(#name, file, function, line);                                \
+        return value_.name(by, order);                                                 \
     }
     UNICOMM_SHARED_CHANGE(fetch_add)
     UNICOMM_SHARED_CHANGE(fetch_sub)

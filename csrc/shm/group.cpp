@@ -236,14 +236,15 @@ bool Group::must_stop_waiting(const std::vector<int>& awaited, const WaitKind& k
                               bool deep, Fault& fault) {
     if (must_stop(awaited, deadline_ns, deep, fault)) {
         if (fault.code == FaultCode::kTimeout && fault.culprits == awaited) {
-            fault.culprits = culprit_finder_.responsible(awaited);
+            fault.culprits = kind.anybody ? culprit_finder_.responsible_for_any(rank_)
+                                          : culprit_finder_.responsible(awaited);
         }
         if (!aborted_) fault = deadlock_.ended_by(fault);
         return true;
     }
     if (!deep) return false;
     if (interrupted(fault)) return true;
-    culprit_finder_.note_look(awaited);
+    culprit_finder_.note_look(awaited, kind.anybody);
     if (!kind.anybody) return deadlock_.check(awaited, kind, fault);
     std::vector<int> others;
     for (int r = 0; r < world_; ++r) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/clock.hpp"
 #include "operations/opcode.hpp"
@@ -342,10 +343,21 @@ bool Exchange::must_stop(uint64_t deadline_ns, bool deep, Fault& fault) {
         // Any rank may send: the wait ends only if all others are gone.
         Fault last;
         int lost = 0;
+        std::set<int> dead, left;
         for (int r = 0; r < group_.world_; ++r) {
-            if (r != group_.rank_) lost += group_.must_stop({r}, ~uint64_t{0}, deep, last, true);
+            if (r == group_.rank_ || !group_.must_stop({r}, ~uint64_t{0}, deep, last, true)) continue;
+            ++lost;
+            auto& gone =
+                group_.segment_->control(r).state.load() == uint32_t(RankState::kFinalized) ? left : dead;
+            if (last.code == FaultCode::kPeerLost) gone.insert(last.culprits.begin(), last.culprits.end());
         }
         if (lost > 0 && lost == group_.world_ - 1) {
+            // Nobody knows which of them should have sent, unless a process ended before it left.
+            if (last.code == FaultCode::kPeerLost) {
+                const auto& gone = dead.empty() ? left : dead;
+                last.culprits.assign(gone.begin(), gone.end());
+                last.detail = dead.empty() ? "finalized" : "process ended";
+            }
             fault = group_.deadlock_.ended_by(last);
             return true;
         }

@@ -115,6 +115,9 @@ inline Operation random_operation(std::mt19937& rng, int world, const std::vecto
     o.n = sizes[rng() % sizes.size()];
     o.root = int(rng() % unsigned(world));
     o.tag_a = uint32_t(rng() % 3), o.tag_b = uint32_t(rng() % 3);
+    // A receive from any rank would take messages of later operations with its tag.
+    uint32_t own_tag = 1000 + uint32_t(rng() % 1000000);
+    if (o.kind == Operation::kFromAny) o.tag_a = own_tag;
     o.one_by_one = rng() % 2;
     o.equal_parts = rng() % 2;
     uint32_t mixed = uint32_t(rng());
@@ -253,8 +256,8 @@ class OperationRun {
         int to = (me + 1) % world, from = (me + world - 1) % world;
         Message receive_a = receive(from, ra, o.tag_a), receive_b = receive(from, rb, o.tag_b);
         bool turned = o.tag_a != o.tag_b;
-        std::vector<Message> batch{send(to, a, o.tag_a), send(to, b, o.tag_b),
-                                   turned ? receive_b : receive_a, turned ? receive_a : receive_b};
+        std::vector<Message> batch{send(to, a, o.tag_a), send(to, b, o.tag_b), turned ? receive_b : receive_a,
+                                   turned ? receive_a : receive_b};
         // One receive after the other: the message that the first has not the tag of is kept for the second.
         if (turned && o.one_by_one) {
             if (Fault f = g.exchange({batch[0], batch[1], batch[2]}, deadline())) return f;
@@ -295,8 +298,7 @@ class OperationRun {
     }
     Fault mismatch() {
         Fault f = g.barrier(op_of(OpCode::kBarrier, 0, me == o.root ? 1 : -1));
-        bool right =
-            f.code == FaultCode::kMismatch && (world == 2 || f.culprits == std::vector<int>{o.root});
+        bool right = f.code == FaultCode::kMismatch && (world == 2 || f.culprits == std::vector<int>{o.root});
         return right ? Fault{} : f ? f : Fault{FaultCode::kInternal, {}, {}, "no mismatch"};
     }
 

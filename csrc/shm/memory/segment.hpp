@@ -67,7 +67,7 @@ struct alignas(128) SegmentHeader {
     uint32_t slot_bytes;
     uint32_t p2p_chunk;
     uint32_t p2p_depth;
-    uint64_t id;                                  // random
+    uint64_t id;                             // random
     alignas(128) Shared<uint32_t> sleepers;  // number of sleeping ranks; usually 0, which saves a scan
     Shared<uint32_t> failures;               // number of ranks that gave up
 };

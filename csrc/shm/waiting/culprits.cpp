@@ -7,6 +7,12 @@
 
 namespace unicomm::shm {
 
+namespace {
+
+constexpr uint32_t kAnybody = ~uint32_t{0};  // in `waits_for`
+
+}  // namespace
+
 CulpritFinder::CulpritFinder(Segment& segment, int rank) : segment_(segment), rank_(rank) {}
 
 std::vector<uint32_t> CulpritFinder::snapshot() const {
@@ -15,9 +21,9 @@ std::vector<uint32_t> CulpritFinder::snapshot() const {
     return all;
 }
 
-void CulpritFinder::note_look(const std::vector<int>& awaited) {
+void CulpritFinder::note_look(const std::vector<int>& awaited, bool anybody) {
     RankControl& me = segment_.control(rank_);
-    me.waits_for.store(awaited.empty() ? 0 : 1 + uint32_t(awaited.front()));
+    me.waits_for.store(anybody ? kAnybody : awaited.empty() ? 0 : 1 + uint32_t(awaited.front()));
     me.looks.fetch_add(1);
     uint64_t now = now_ns();
     if (wait_ != me.wait.load() || older_.empty()) {
@@ -39,9 +45,28 @@ bool CulpritFinder::waiting(int rank) const {
 }
 
 int CulpritFinder::next(int rank) const {
-    int peer = static_cast<int>(segment_.control(rank).waits_for.load()) - 1;
+    uint32_t waits_for = segment_.control(rank).waits_for.load();
+    if (!waiting(rank)) return -1;
+    if (waits_for == kAnybody) {
+        std::vector<int> behind = responsible_for_any(rank);
+        return behind.empty() ? -1 : behind.front();
+    }
+    int peer = static_cast<int>(waits_for) - 1;
     // Never trust a number that another process wrote.
-    return peer < segment_.layout().world && waiting(rank) ? peer : -1;
+    return peer < segment_.layout().world ? peer : -1;
+}
+
+std::vector<int> CulpritFinder::responsible_for_any(int rank) const {
+    std::vector<int> idle, left, here;
+    for (int r = 0; r < segment_.layout().world; ++r) {
+        auto state = static_cast<RankState>(segment_.control(r).state.load());
+        if (r == rank) continue;
+        if (state == RankState::kFinalized) left.push_back(r);
+        if (state != RankState::kHere) continue;
+        here.push_back(r);
+        if (r != rank_ && !waiting(r)) idle.push_back(r);
+    }
+    return !idle.empty() ? idle : !left.empty() ? left : here;
 }
 
 std::vector<int> CulpritFinder::responsible(const std::vector<int>& awaited) const {

@@ -17,9 +17,13 @@ class CulpritFinder {
     CulpritFinder(Segment& segment, int rank);
 
     // To be called when this rank has checked what it waits for, and has to go on.
-    void note_look(const std::vector<int>& awaited);
+    // With `anybody` it waits for no rank in particular.
+    void note_look(const std::vector<int>& awaited, bool anybody);
     // Returns the awaited ranks, or ranks behind them, that keep the others waiting.
     std::vector<int> responsible(const std::vector<int>& awaited) const;
+    // Returns the ranks that keep `rank` waiting if it waits for any rank: those that are here and do not
+    // wait themselves; if there are none, those that have left; if all wait, all.
+    std::vector<int> responsible_for_any(int rank) const;
 
   private:
     static constexpr uint64_t kWindowNs = 200000000;  // several checks of a waiting rank

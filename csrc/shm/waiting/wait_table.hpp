@@ -77,11 +77,11 @@ struct Promise {
 };
 
 struct alignas(128) WaitSlot {
-    Seqlock<Waiting> waiting;     // the version is the number of the wait
-    Shared<uint64_t> looks;  // how often the thread checked and had to go on waiting
-    Shared<uint64_t> found;  // the wait that the thread knows to be deadlocked
-    Shared<uint64_t> left;   // the wait that it left because of a deadlock
-    Shared<uint64_t> taken;  // whether a thread of this process has the slot
+    Seqlock<Waiting> waiting;  // the version is the number of the wait
+    Shared<uint64_t> looks;    // how often the thread checked and had to go on waiting
+    Shared<uint64_t> found;    // the wait that the thread knows to be deadlocked
+    Shared<uint64_t> left;     // the wait that it left because of a deadlock
+    Shared<uint64_t> taken;    // whether a thread of this process has the slot
 };
 
 struct WaitTablePage {
@@ -113,7 +113,7 @@ class WaitTable {
     uint64_t next_number() { return numbers_.fetch_add(1) + 1; }
     void promise(const Promise& promise);
     const Seqlock<Promise>* promise_of(uint64_t comm, int rank, Promise& said, uint64_t& version) const;
-    Mutex promising;   // held while this process checks its threads
+    Mutex promising;  // held while this process checks its threads
 
   private:
     WaitTable() = default;

@@ -31,7 +31,7 @@ Cause random_cause(std::mt19937& rng, const Case& c) {
         cause.at = rng() % c.program.size();
     }
     if (cause.kind == Cause::kDelay || cause.kind == Cause::kStop) {
-        cause.ms = one_of<uint64_t>(rng, {1, 30, 150, 400, 1000, 3000, 9000});
+        cause.ms = one_of<uint64_t>(rng, {1, 30, 150, 400, 700, 3000, 9000});
     }
     if (cause.kind == Cause::kSwap) cause.at = rng() % std::max<uint64_t>(c.program.size() - 1, 1);
     return cause;
@@ -62,11 +62,24 @@ Case random_case(uint64_t seed) {
     }
     unsigned causes = one_of(rng, {0u, 0u, 1u, 1u, 1u, 2u});
     for (unsigned i = 0; i < causes; ++i) c.causes.push_back(random_cause(rng, c));
+    // A message that no rank takes would be taken by a later operation.
+    for (Cause& cause : c.causes) {
+        if (cause.kind != Cause::kSkip && cause.kind != Cause::kSwap) continue;
+        for (uint64_t at = cause.at; at < std::min<uint64_t>(cause.at + 2, operations); ++at) {
+            int kind = c.program[at].kind;
+            if (kind == Operation::kRing || kind == Operation::kChain) cause.kind = Cause::kGone;
+        }
+    }
     // The values tell operations apart, unless a rank leaves one out: two operations may then fit.
     bool shifted = std::any_of(c.causes.begin(), c.causes.end(), [](const Cause& cause) {
-        return cause.kind == Cause::kSkip || cause.kind == Cause::kSwap;
+        return cause.kind == Cause::kSkip || cause.kind == Cause::kSwap || cause.kind == Cause::kDiffer;
     });
-    for (size_t i = 0; !shifted && i < operations; ++i) c.program[i].salt = int(i) * 7;
+    for (size_t i = 0; i < operations; ++i) {
+        Operation& o = c.program[i];
+        if (!shifted) o.salt = int(i) * 7;
+        // Nor is there a mismatch on purpose beside one that is not.
+        if (shifted && o.kind == Operation::kMismatch) o.kind = Operation::kBarrier;
+    }
     Settings& s = c.settings;
     s.seed = uint64_t(rng()) << 32 | rng();
     s.gap = one_of(rng, {0.0, 2.0, 8.0, 30.0, 120.0, 500.0});

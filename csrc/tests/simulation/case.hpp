@@ -1,5 +1,5 @@
-// What a seed determines: the ranks, their program, what goes wrong, and the schedule. A case is also one line
-// of text, so that it outlives changes of the generator.
+// What a seed determines: the ranks, their program, what goes wrong, and the schedule. A case is also one
+// line of text, so that it outlives changes of the generator.
 #pragma once
 #include <string>
 #include <vector>

@@ -4,7 +4,8 @@
 //   native_simulate --seed S | --case TEXT  runs one; --trace prints its schedule, --points each point
 //   native_simulate --regressions FILE      runs the cases and seeds of a file, one a line, # begins a reason
 //
-// With --deaths, a rank must notice within a second that any process has ended. Exit code 1: something failed.
+// With --deaths, a rank must notice within a second that any process has ended. Exit code 1: something
+// failed.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -23,8 +24,8 @@ using namespace unicomm::simulation;
 
 namespace {
 
-constexpr uint64_t kBatch = 500;       // seeds of one process
-constexpr int kShrunk = 2;             // failures of each property that are shrunk
+constexpr uint64_t kBatch = 500;  // seeds of one process
+constexpr int kShrunk = 2;        // failures of each property that are shrunk
 constexpr unsigned kSilentSeconds = 60;
 
 struct Options {
@@ -54,7 +55,8 @@ struct Totals {
 void failed(uint64_t seed, const std::string& property, const std::string& text, const Options& options,
             Totals& totals) {
     ++totals.failed;
-    std::printf("FAILED seed %lu, %s: %s\n", static_cast<unsigned long>(seed), property.c_str(), text.c_str());
+    std::printf("FAILED seed %lu, %s: %s\n", static_cast<unsigned long>(seed), property.c_str(),
+                text.c_str());
     if (totals.properties[property]++ >= kShrunk) return;
     Case c = shrunk(random_case(seed), property, options.deaths);
     Answer answer = isolated(
@@ -173,11 +175,12 @@ int main(int argc, char** argv) {
             Totals totals;
             run_seeds(std::strtoull(first, nullptr, 10), std::strtoull(seeds, nullptr, 10), options, totals);
             std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-            std::printf("simulated %lu programs in %.1f s (%.0f a minute), %.2f million points, %.1f hours of "
-                        "virtual time; %lu failed\n",
-                        static_cast<unsigned long>(totals.seeds), took.count(),
-                        double(totals.seeds) / took.count() * 60, double(totals.points) / 1e6,
-                        double(totals.ms) / 3.6e6, static_cast<unsigned long>(totals.failed));
+            std::printf(
+                "simulated %lu programs in %.1f s (%.0f a minute), %.2f million points, %.1f hours of "
+                "virtual time; %lu failed\n",
+                static_cast<unsigned long>(totals.seeds), took.count(),
+                double(totals.seeds) / took.count() * 60, double(totals.points) / 1e6,
+                double(totals.ms) / 3.6e6, static_cast<unsigned long>(totals.failed));
             for (const auto& [property, count] : totals.properties) {
                 std::printf("  %s: %d\n", property.c_str(), count);
             }

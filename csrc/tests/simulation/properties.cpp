@@ -82,6 +82,24 @@ class Check {
     bool any(std::initializer_list<int> kinds) const {
         return std::any_of(kinds.begin(), kinds.end(), [&](int kind) { return kinds_.count(kind) != 0; });
     }
+    bool has(int operation) const {
+        return std::any_of(c_.program.begin(), c_.program.end(),
+                           [&](const Operation& o) { return o.kind == operation; });
+    }
+    // Whether a timeout may name these ranks though some did all they should. Who waits in another
+    // communicator is not known to this one. For a receive from any rank, any may be at fault, also one that
+    // has left.
+    bool vague(const std::vector<int32_t>& culprits) const {
+        if (c_.comms > 1) return meets(culprits, guilty_);
+        return has(Operation::kFromAny) && std::all_of(culprits.begin(), culprits.end(), [&](int r) {
+                   return meets(culprits, guilty_) || run_.finished[size_t(r)];
+               });
+    }
+    // Whether the rank left its last operation with a fault.
+    bool waited(int rank) const {
+        const std::vector<Step>& steps = run_.steps[size_t(rank)];
+        return !steps.empty() && (steps.back().fault || steps.back().end_ns == 0);
+    }
     std::string who(int rank, const Step& step) const {
         const Operation& o = c_.program[size_t(step.operation)];
         return "rank " + std::to_string(rank) + " in " + Operation::kNames[o.kind] + " " +
@@ -114,6 +132,7 @@ class Check {
     }
 
     std::optional<Violation> may_succeed(int rank, const Step& step) const {
+        if (causes_ != 1) return {};  // two ranks may differ alike
         for (size_t i = 0; i < c_.causes.size(); ++i) {
             const Cause& cause = c_.causes[i];
             const Operation& o = c_.program[size_t(step.operation)];
@@ -129,19 +148,20 @@ class Check {
 
     std::optional<Violation> truthful(int rank, const Step& step) const {
         const Fault& f = step.fault;
-        const Operation& o = c_.program[size_t(step.operation)];
         const std::vector<int>& aborts = run_.aborts[size_t(step.comm)];
         if (f.culprits.empty()) return says("culprits", rank, step, "it names nobody");
         switch (f.code) {
             case FaultCode::kTimeout:
                 if (c_.limit_ms < kTellingMs) return {};
                 if (causes_ == 0) return says("false fault", rank, step, "nothing went wrong");
-                if (!within(f.culprits, guilty_)) {
+                if (!within(f.culprits, guilty_) && !vague(f.culprits)) {
                     return says("culprits", rank, step, "it blames a rank that did all it should");
                 }
                 return {};
             case FaultCode::kPeerLost:
                 if (within(f.culprits, killed_) || within(f.culprits, left_)) return {};
+                // A receive from any rank ends when all others have left; which of them owes is not known.
+                if (has(Operation::kFromAny) && meets(f.culprits, left_)) return {};
                 return says("culprits", rank, step, "it names a rank that neither ended nor left");
             case FaultCode::kAborted:
                 if (within(f.culprits, Ranks(aborts.begin(), aborts.end()))) return {};
@@ -150,16 +170,23 @@ class Check {
                 if (!any({Cause::kDiffer, Cause::kSkip, Cause::kSwap})) {
                     return says("false fault", rank, step, "all ranks called the same");
                 }
-                Ranks odd = guilty_;
-                if (o.kind == Operation::kMismatch) odd.insert(o.root);
-                if (!meets(f.culprits, odd)) return says("culprits", rank, step, "it names other ranks");
+                // Several causes can make a majority.
+                if (causes_ == 1 && !meets(f.culprits, guilty_)) {
+                    return says("culprits", rank, step, "it names other ranks");
+                }
                 return {};
             }
             case FaultCode::kDeadlock:
                 if (!any({Cause::kDiffer, Cause::kSkip, Cause::kSwap, Cause::kCross})) {
                     return says("false fault", rank, step, "no ranks wait for each other");
                 }
-                if (!meets(f.culprits, guilty_)) return says("culprits", rank, step, "it names other ranks");
+                // One that waits for any rank waits for innocent ones, too.
+                if (!meets(f.culprits, guilty_) && !has(Operation::kFromAny)) {
+                    return says("culprits", rank, step, "it names other ranks");
+                }
+                if (!std::all_of(f.culprits.begin(), f.culprits.end(), [&](int r) { return waited(r); })) {
+                    return says("culprits", rank, step, "it names a rank that did not wait");
+                }
                 return {};
             default:
                 return says("false fault", rank, step, "no such fault can happen");
@@ -169,8 +196,7 @@ class Check {
     std::optional<Violation> stays(int rank, const Step& step) const {
         if (!step.broke) return {};
         if (step.again.code != step.fault.code || step.again.culprits != step.fault.culprits) {
-            return says("stays", rank, step,
-                        "the next operation has " + described(step.again));
+            return says("stays", rank, step, "the next operation has " + described(step.again));
         }
         uint64_t took = step.again_ns - step.end_ns - run_.stopped_ns(rank, step.end_ns, step.again_ns);
         if (took > kNoticeNs) return says("stays", rank, step, "the next operation took long");
@@ -179,6 +205,7 @@ class Check {
 
     // One cause has one fault, which all ranks name alike.
     std::optional<Violation> agreement() const {
+        if (!deaths_ && !killed_.empty()) return {};
         if (causes_ != 1 || c_.comms != 1 || c_.limit_ms < kTellingMs) return {};
         const Step* first = nullptr;
         int first_rank = 0;
@@ -187,8 +214,12 @@ class Check {
                 if (!step.broke) continue;
                 if (!first) {
                     first = &step, first_rank = r;
-                } else if (step.fault.code != first->fault.code ||
-                           step.fault.culprits != first->fault.culprits) {
+                    continue;
+                }
+                // Each member of a deadlock names its own cycle.
+                bool cycles = step.fault.code == FaultCode::kDeadlock;
+                if (step.fault.code != first->fault.code ||
+                    (!cycles && step.fault.culprits != first->fault.culprits)) {
                     return says("agreement", r, step, "but " + who(first_rank, *first));
                 }
             }

@@ -55,9 +55,7 @@ void Scheduler::add(int fiber, std::function<void()> body) {
     fibers_[fiber].state = fiber < kProcesses ? State::kReady : State::kWaitsForStart;
 }
 
-uint64_t Scheduler::now() const {
-    return clock_ + (running_ < 0 ? 0 : (armed_ - points_left) * kPointNs);
-}
+uint64_t Scheduler::now() const { return clock_ + (running_ < 0 ? 0 : (armed_ - points_left) * kPointNs); }
 
 void Scheduler::settle() {
     uint64_t passed = armed_ - points_left;
@@ -78,8 +76,10 @@ void Scheduler::arm() {
         }
         next = std::min(next, f.next_random);
     }
-    if (auto at = f.switch_at.upper_bound(f.points); at != f.switch_at.end()) next = std::min(next, at->first);
-    if (auto at = f.events_at.upper_bound(f.points); at != f.events_at.end()) next = std::min(next, at->first);
+    if (auto at = f.switch_at.upper_bound(f.points); at != f.switch_at.end())
+        next = std::min(next, at->first);
+    if (auto at = f.events_at.upper_bound(f.points); at != f.events_at.end())
+        next = std::min(next, at->first);
     if (each_point_) next = f.points + 1;
     armed_ = points_left = next - f.points;
 }
@@ -285,7 +285,9 @@ uint64_t now_ns() {
     return Scheduler::current_->now();
 }
 
-void yield(const Place& place) { Scheduler::current_->yielded(place, Scheduler::current_->settings_.yield_ns); }
+void yield(const Place& place) {
+    Scheduler::current_->yielded(place, Scheduler::current_->settings_.yield_ns);
+}
 
 void sleep(const void* word, uint32_t value, uint64_t ns, const Place& place) {
     Scheduler& s = *Scheduler::current_;

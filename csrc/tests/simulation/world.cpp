@@ -96,7 +96,7 @@ class World {
         for (const Cause& cause : c.causes) {
             ms += cause.ms;
             if (!cause.of_point()) continue;
-            auto kind = cause.kind == Cause::kKill    ? Event::kEnd
+            auto kind = cause.kind == Cause::kKill   ? Event::kEnd
                         : cause.kind == Cause::kStop ? Event::kStop
                                                      : Event::kStart;
             s.events.push_back({kind, cause.rank, cause.at, cause.ms * kMs});
@@ -160,9 +160,8 @@ class World {
         Message receive{false, partner, {reinterpret_cast<char*>(&word), sizeof word}, DType::kInt32, 1, 77};
         Operation o;
         o.kind = Operation::kChain;
-        return call(rank, index, o, [&](Group& g) {
-            return g.exchange({receive}, now_ns() + testing::limit_ns);
-        });
+        return call(rank, index, o,
+                    [&](Group& g) { return g.exchange({receive}, now_ns() + testing::limit_ns); });
     }
 
     void program(int rank) {
@@ -173,6 +172,7 @@ class World {
             const Cause& cause = c_.causes[k];
             if (cause.kind != Cause::kSwap || cause.rank != rank || int(cause.at) + 1 >= count) continue;
             std::swap(order[cause.at], order[cause.at + 1]);
+            run_.reached[k] = true;
         }
         for (int index : order) {
             Operation o = c_.program[size_t(index)];

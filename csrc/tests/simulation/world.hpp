@@ -27,8 +27,8 @@ struct Run {
     std::vector<bool> reached;             // the causes of the case that had their effect
     std::vector<std::vector<int>> aborts;  // for each communicator: ranks that aborted it
     std::vector<uint64_t> broken_at;       // for each communicator: when the first rank knew; 0: never
-    std::vector<std::optional<uint64_t>> ended_at;                        // of processes that were killed
-    std::vector<std::vector<std::pair<uint64_t, uint64_t>>> stops;        // of each process
+    std::vector<std::optional<uint64_t>> ended_at;                  // of processes that were killed
+    std::vector<std::vector<std::pair<uint64_t, uint64_t>>> stops;  // of each process
     std::vector<Switch> taken;
     uint64_t ns = 0, points = 0;
 
