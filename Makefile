@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults healthy models compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults healthy models simulate compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -70,6 +70,17 @@ healthy: $(VENV)/installed
 models: $(VENV)/installed
 	$(BIN)/python -m docs.design.models --large
 	$(BIN)/python -m docs.design.models --mutants
+
+# Deterministic simulation: ranks as fibers in virtual time; programs, schedules and faults from seeds.
+# `make simulate SEEDS=100000 FIRST=1`. A failing seed is shrunk; docs/design/simulation.md.
+SEEDS    ?= 20000
+FIRST    ?= 1
+SIMULATE := build/simulate
+simulate: $(VENV)/tools
+	$(BIN)/cmake -G Ninja -S . -B $(SIMULATE) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SIMULATION=ON
+	$(BIN)/cmake --build $(SIMULATE) --target native_simulate
+	$(SIMULATE)/native_simulate --regressions csrc/tests/simulation/regressions.txt --seeds $(SEEDS) --first $(FIRST)
+	test ! -f tests/simulation/conductor.py || { $(MAKE) $(VENV)/installed && $(BIN)/python -m tests.simulation.conductor --seeds $(SEEDS); }
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
 # Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.

@@ -86,14 +86,13 @@ class Check {
         return std::any_of(c_.program.begin(), c_.program.end(),
                            [&](const Operation& o) { return o.kind == operation; });
     }
-    // Whether a timeout may name these ranks though some did all they should. Who waits in another
-    // communicator is not known to this one. For a receive from any rank, any may be at fault, also one that
-    // has left.
+    // Whether a timeout may name these ranks though some did all they should. A rank that waits in another
+    // communicator is not known to wait. For a receive from any rank, one that has left may be at fault.
     bool vague(const std::vector<int32_t>& culprits) const {
-        if (c_.comms > 1) return meets(culprits, guilty_);
-        return has(Operation::kFromAny) && std::all_of(culprits.begin(), culprits.end(), [&](int r) {
-                   return meets(culprits, guilty_) || run_.finished[size_t(r)];
-               });
+        return c_.comms > 1 || (has(Operation::kFromAny) &&
+                                std::all_of(culprits.begin(), culprits.end(), [&](int r) {
+                                    return guilty_.count(r) != 0 || run_.finished[size_t(r)];
+                                }));
     }
     // Whether the rank left its last operation with a fault.
     bool waited(int rank) const {
@@ -206,6 +205,8 @@ class Check {
     // One cause has one fault, which all ranks name alike.
     std::optional<Violation> agreement() const {
         if (!deaths_ && !killed_.empty()) return {};
+        // Both ends of a message that does not fit abort.
+        if (run_.aborts[0].size() > 1) return {};
         if (causes_ != 1 || c_.comms != 1 || c_.limit_ms < kTellingMs) return {};
         const Step* first = nullptr;
         int first_rank = 0;

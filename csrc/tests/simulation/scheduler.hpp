@@ -94,7 +94,7 @@ class Scheduler {
         State state = State::kAbsent;
         std::function<void()> body;
         bool begun = false;
-        jmp_buf at;
+        jmp_buf at{};
         uint64_t points = 0, next_random = 0;
         long switches = 0;
         const void* word = nullptr;  // it sleeps for this word ...
