@@ -94,6 +94,7 @@ std::string text_of(const Case& c) {
     out << "world=" << c.world << " comms=" << c.comms << " limit_ms=" << c.limit_ms
         << " seed=" << c.settings.seed << " gap=" << c.settings.gap << " turns=" << c.settings.turns
         << " yield_ns=" << c.settings.yield_ns << " cores=" << c.settings.cores;
+    if (c.settings.frozen) out << " frozen=1";
     for (const Operation& o : c.program) {
         out << " op=" << Operation::kNames[o.kind] << ',' << o.n << ',' << o.root << ',' << o.tag_a << ','
             << o.tag_b << ',' << o.one_by_one << ',' << o.equal_parts << ',' << o.places << ',' << o.salt;
@@ -145,6 +146,8 @@ Case read_case(const std::string& text) {
             in >> s.yield_ns;
         } else if (key == "cores") {
             in >> s.cores;
+        } else if (key == "frozen") {
+            in >> s.frozen;
         } else if (key == "op") {
             Operation o;
             in >> name >> o.n >> o.root >> o.tag_a >> o.tag_b >> o.one_by_one >> o.equal_parts >> o.places >>

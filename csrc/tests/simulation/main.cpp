@@ -29,8 +29,14 @@ constexpr int kShrunk = 2;        // failures of each property that are shrunk
 constexpr unsigned kSilentSeconds = 60;
 
 struct Options {
-    bool deaths = false, trace = false, points = false;
+    bool deaths = false, trace = false, points = false, frozen = false;
 };
+
+Case case_of(uint64_t seed, const Options& options) {
+    Case c = random_case(seed);
+    c.settings.frozen = options.frozen;
+    return c;
+}
 
 void print(const Case& c, const Run& run) {
     std::fputs(story(c, run).c_str(), stdout);
@@ -58,7 +64,7 @@ void failed(uint64_t seed, const std::string& property, const std::string& text,
     std::printf("FAILED seed %lu, %s: %s\n", static_cast<unsigned long>(seed), property.c_str(),
                 text.c_str());
     if (totals.properties[property]++ >= kShrunk) return;
-    Case c = shrunk(random_case(seed), property, options.deaths);
+    Case c = shrunk(case_of(seed, options), property, options.deaths);
     Answer answer = isolated(
         [&](const auto& say) {
             Run run = run_case(c);
@@ -79,7 +85,7 @@ void run_seeds(uint64_t first, uint64_t count, const Options& options, Totals& t
                 uint64_t points = 0, ns = 0;
                 for (uint64_t seed = at; seed < end; ++seed) {
                     say("begin " + std::to_string(seed) + "\n");
-                    Case c = random_case(seed);
+                    Case c = case_of(seed, options);
                     Run run = run_case(c);
                     points += run.points, ns += run.ns;
                     if (auto v = violated(c, run, options.deaths)) {
@@ -156,6 +162,8 @@ int main(int argc, char** argv) {
             *value = argv[++i];
         } else if (word == "--deaths") {
             options.deaths = true;
+        } else if (word == "--frozen") {
+            options.frozen = true;
         } else if (word == "--trace") {
             options.trace = true;
         } else if (word == "--points") {
@@ -168,7 +176,7 @@ int main(int argc, char** argv) {
     try {
         bool good = true;
         if (regressions) good &= run_regressions(regressions, options);
-        if (seed) good &= show(random_case(std::strtoull(seed, nullptr, 10)), options);
+        if (seed) good &= show(case_of(std::strtoull(seed, nullptr, 10), options), options);
         if (text) good &= show(read_case(text), options);
         if (seeds) {
             auto began = std::chrono::steady_clock::now();

@@ -89,10 +89,10 @@ class Check {
     // Whether a timeout may name these ranks though some did all they should. A rank that waits in another
     // communicator is not known to wait. For a receive from any rank, one that has left may be at fault.
     bool vague(const std::vector<int32_t>& culprits) const {
-        return c_.comms > 1 || (has(Operation::kFromAny) &&
-                                std::all_of(culprits.begin(), culprits.end(), [&](int r) {
-                                    return guilty_.count(r) != 0 || run_.finished[size_t(r)];
-                                }));
+        return c_.comms > 1 ||
+               (has(Operation::kFromAny) && std::all_of(culprits.begin(), culprits.end(), [&](int r) {
+                    return guilty_.count(r) != 0 || run_.finished[size_t(r)];
+                }));
     }
     // Whether the rank left its last operation with a fault.
     bool waited(int rank) const {
@@ -193,7 +193,7 @@ class Check {
     }
 
     std::optional<Violation> stays(int rank, const Step& step) const {
-        if (!step.broke) return {};
+        if (!step.broke || step.again_ns == 0) return {};  // 0: it was killed meanwhile
         if (step.again.code != step.fault.code || step.again.culprits != step.fault.culprits) {
             return says("stays", rank, step, "the next operation has " + described(step.again));
         }

@@ -39,6 +39,7 @@ struct Settings {
     bool turns = false;     // whether the fiber that follows one that yields is random
     uint64_t yield_ns = 0;  // how long a yield lasts
     int cores = 1;
+    bool frozen = false;  // a planted defect: the clock of the core stands still
     std::vector<Switch> switches;
     std::vector<Event> events;
     uint64_t most_ns = 0, most_points = 0;  // a run that needs more hangs
