@@ -1,4 +1,4 @@
-"""The shared-memory core in virtual time: cases that failed once, and fresh seeds. docs/design/simulation.md."""
+"""The shared-memory core in virtual time: known cases and fresh seeds. docs/design/simulation.md."""
 
 import fcntl
 import os
