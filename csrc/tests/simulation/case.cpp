@@ -31,7 +31,8 @@ Cause random_cause(std::mt19937& rng, const Case& c) {
         cause.at = rng() % c.program.size();
     }
     if (cause.kind == Cause::kDelay || cause.kind == Cause::kStop) {
-        cause.ms = one_of<uint64_t>(rng, {1, 30, 150, 400, 700, 3000, 9000});
+        // The longest one is longer than a rank that knows a deadlock waits for the others to know it.
+        cause.ms = one_of<uint64_t>(rng, {1, 30, 150, 400, 700, 3000, 9000, 14000});
     }
     if (cause.kind == Cause::kSwap) cause.at = rng() % std::max<uint64_t>(c.program.size() - 1, 1);
     return cause;
