@@ -11,7 +11,8 @@ struct Answer {
     std::string ended;   // if not `whole`: how it ended
 };
 
-// `body` says things with its argument. It is killed if it says nothing and ends in no `seconds`.
+// `body` says things with its argument. It is killed when it has run for `seconds` of a core and said
+// nothing.
 Answer isolated(const std::function<void(const std::function<void(const std::string&)>&)>& body,
                 unsigned seconds);
 
