@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.chaos.play import Play, Seen
-from tests.chaos.program import RINGS
-from tests.chaos.rounds import FAULTS, STEPS
+from tests.chaos.rounds import FAULTS, LACKS
+from tests.chaos.spec import RINGS
 
-_KILLED = ("kill", "kill two")
-_OWN = ("no descriptors", "no memory")  # faults that the victim itself gets an error from
+#: What the program, torch or Python raise when the process has no room, beside our own error.
+_NO_ROOM = tuple(f"unexpected {name}" for name in ("MemoryError", "RuntimeError", "OSError", "ImportError"))
 
 
 def judge(play: Play, folder: Path) -> list[str]:
@@ -24,7 +24,7 @@ def judge(play: Play, folder: Path) -> list[str]:
 
 def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
     plan = play.plan
-    if rank in plan.victims and plan.fault in _KILLED:
+    if rank in plan.victims and plan.act == "kill":
         # Killed before it was over, or after: it had nothing to say then.
         return [] if seen.exit_code in (-9, 0) else [f"ended with code {seen.exit_code}"]
     wrong = []
@@ -34,6 +34,10 @@ def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
         wrong.append(f"ended with code {seen.exit_code}")
     if seen.left:
         wrong.append(f"still holds {seen.left}")
+    if seen.afterwards:
+        wrong.append(seen.afterwards)
+    if plan.scene == "reconfigure" and "Error" in seen.outcome and rank not in plan.victims:
+        wrong += ["did not go on"] * (seen.afterwards is None)
     took = seen.when - play.struck
     if (
         play.struck
@@ -48,21 +52,26 @@ def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
 def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
     plan = play.plan
     expected = FAULTS[plan.fault].error
-    if rank in plan.victims and plan.fault in _OWN:
+    if rank in plan.victims and plan.act in LACKS:
         # Who creates nothing, and has what it needs, does not notice.
+        if plan.act == "no address space" and seen.outcome in _NO_ROOM:
+            return True
         return seen.outcome in ("BackendError", "right")
-    if rank in plan.victims and plan.fault == "leave":
+    if rank in plan.victims and plan.act == "leave":
         return seen.outcome == "right" or _is_consequence(play, rank, seen)
     if seen.outcome == "right":
         return expected == "right" or _came_too_late(play) or _hurt_nobody(play)
-    if rank in plan.victims and plan.fault == "stop":
-        # When it goes on the others have given up, and gone.
-        return seen.outcome in (expected, "PeerLostError")
+    if rank in plan.victims and plan.act == "stop":
+        # When it goes on the others have given up, and gone, or have reconfigured without it.
+        others = ("PeerLostError", "AbortedError") if plan.scene == "reconfigure" else ("PeerLostError",)
+        return seen.outcome in (expected, *others)
     causes = plan.lost[rank]
     named = set(seen.culprits)
     if seen.outcome == expected and named and named <= causes:
         return True
-    if plan.fault in _OWN and seen.outcome == "BackendError":
+    if plan.scene == "creation" and seen.outcome == "BackendError":
+        return named == causes  # the store's process is gone, which held nothing but the store for them
+    if plan.act in LACKS and seen.outcome == "BackendError":
         return named == causes  # they were creating something together
     return _is_consequence(play, rank, seen)
 
@@ -70,11 +79,11 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
 def _came_too_late(play: Play) -> bool:
     """At the very end of a round nothing is left to be disturbed."""
     victims = [play.seen[v] for v in play.plan.victims]
-    return any(v.step >= STEPS - 1 or v.outcome == "right" for v in victims)
+    return any(v.step >= play.plan.steps - 1 or v.outcome == "right" for v in victims)
 
 
 def _hurt_nobody(play: Play) -> bool:
-    return play.plan.fault in _OWN and play.seen[play.plan.victims[0]].outcome == "right"
+    return play.plan.act in LACKS and play.seen[play.plan.victims[0]].outcome == "right"
 
 
 def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
@@ -82,10 +91,12 @@ def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
     lost for those that were not told why. Elsewhere everybody has to know the cause.
     """
     plan = play.plan
+    if plan.scene != "operations":
+        return False
     if not any(s.step % 7 == 3 or s.step == plan.split_at for s in play.seen):
         return False
     ended = {r for r, s in enumerate(play.seen) if "Error" in s.outcome} - {rank}
-    if plan.fault == "stop" and seen.outcome == "CommTimeoutError":
+    if plan.act == "stop" and seen.outcome == "CommTimeoutError":
         return True  # who waits for those that wait for the victim elsewhere gives up as well
     others = plan.lost[rank] | ended
     return seen.outcome == "PeerLostError" and bool(seen.culprits) and set(seen.culprits) <= others
@@ -93,7 +104,7 @@ def _is_consequence(play: Play, rank: int, seen: Seen) -> bool:
 
 def left_behind(play: Play, folder: Path) -> list[str]:
     """Files of processes that were not killed, but for the ranks' own output and copies of their rings."""
-    killed = {play.seen[v].inner_pid for v in play.plan.victims if play.plan.fault in _KILLED}
+    killed = {play.seen[v].inner_pid for v in play.plan.victims if play.plan.act == "kill"}
     killed |= {play.seen[r].inner_pid for r in play.hung}
     files = [
         p

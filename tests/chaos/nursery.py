@@ -14,12 +14,15 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
-import torch.distributed as dist
+from torch.distributed import TCPStore
 
 import unicomm.backends.auto  # noqa: F401  # and all that it chooses from
 from tests.chaos import program
+from tests.chaos.mpi_places import MpiPlaces, Place
+from tests.chaos.spec import Spec
 
 _PR_SET_PDEATHSIG = 1  # ends with its parent
+_DESCRIPTORS = 256  # more than a nursery has
 
 
 def keep_store(listen: str) -> int:
@@ -28,7 +31,7 @@ def keep_store(listen: str) -> int:
     alive, held = os.pipe()
     if os.fork() == 0:
         os.close(held)
-        store = dist.TCPStore(listen, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(listen, 0, is_master=True, wait_for_workers=False)
         os.write(tell, str(store.port).encode())
         os.close(tell)
         os.read(alive, 1)
@@ -41,7 +44,7 @@ def keep_store(listen: str) -> int:
     return int(port)
 
 
-def start(spec: program.Spec) -> int:
+def start(spec: Spec, place: Place | None = None) -> int:
     nursery = os.getpid()
     pid = os.fork()
     if pid:
@@ -53,7 +56,11 @@ def start(spec: program.Spec) -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != nursery:  # it ended before this asked for it
             os._exit(code)
-        os.closerange(3, 256)
+        if place is not None:
+            place.keep(_DESCRIPTORS)
+        os.closerange(3, _DESCRIPTORS)
+        if place is not None:
+            place.enter()
         log = os.open(f"{spec.folder}/rank{spec.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -72,14 +79,17 @@ def serve(address: str, listen: str) -> None:
     conductor.send(("nursery", listen, port))
     while True:
         try:
-            specs: list[program.Spec] = conductor.recv()
+            specs: list[Spec] = conductor.recv()
         except (EOFError, OSError):
             return
-        children = {start(spec): spec.rank for spec in specs}
+        places = MpiPlaces(len(specs), specs[0].folder) if specs[0].backend == "mpi" else None
+        children = {start(spec, places.of[spec.rank] if places else None): spec.rank for spec in specs}
         while children:
             pid, status = os.waitpid(-1, 0)
             if pid in children:
                 conductor.send(("ended", children.pop(pid), os.waitstatus_to_exitcode(status)))
+        if places is not None:
+            places.close()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from tests.chaos.program import CREATION, RINGS
-from tests.chaos.rounds import FAULTS, LONGEST_DELAY, Round
+from tests.chaos.rounds import FAULTS, SCENES, Round
+from tests.chaos.spec import CREATION, RINGS
 from tests.commands import clean_environment
 from tools.namespaces import Namespaces
 
@@ -44,6 +44,7 @@ class Seen:
     exit_code: int | None = None
     handle: int = -1  # of the process, a pidfd
     forgotten: int = 0  # operations that Gloo never ended
+    afterwards: str | None = None  # what was wrong with what it did after its error; None when it did nothing
     pid: int = 0
     inner_pid: int = 0  # as the rank itself sees it
 
@@ -220,11 +221,11 @@ class Play:
                 self._strike()
                 lasts = {
                     "pause": _PAUSE,
-                    "flicker": plan.delay / LONGEST_DELAY,
+                    "flicker": plan.delay / SCENES[plan.scene].longest_delay,
                     "stop": FAULTS["stop"].within,
                 }
-                resume_at = now + lasts.get(plan.fault, never)
-            if plan.fault == "stop" and self.struck and not resumed:
+                resume_at = now + lasts.get(plan.act, never)
+            if plan.act == "stop" and self.struck and not resumed:
                 others = (s for r, s in enumerate(self.seen) if r not in plan.victims)
                 resume_at = now if all(s.outcome for s in others) else resume_at
             if now >= resume_at and not resumed:
@@ -260,13 +261,15 @@ class Play:
             seen.when = when
         elif what == "left":
             seen.left, seen.forgotten = more
+        elif what == "afterwards":
+            (seen.afterwards,) = more
 
     def _strike(self) -> None:
-        if self.plan.fault in ("kill", "kill two"):
+        if self.plan.act == "kill":
             self._signal(signal.SIGKILL, self.plan.victims)
-        elif self.plan.fault in ("pause", "stop"):
+        elif self.plan.act in ("pause", "stop"):
             self._signal(signal.SIGSTOP, self.plan.victims)
-        elif self.plan.fault in ("cut", "flicker"):
+        elif self.plan.act in ("cut", "flicker"):
             self._cut(True)
 
     def _signal(self, number: int, ranks: Sequence[int]) -> None:

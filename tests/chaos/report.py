@@ -16,7 +16,7 @@ import torch
 
 import unicomm
 from tests.chaos.play import Play
-from tests.chaos.rounds import FAULTS, LONGEST_DELAY, SHORT, STEPS
+from tests.chaos.rounds import FAULTS, SCENES, SHORT
 
 Record = dict[str, Any]
 
@@ -24,7 +24,7 @@ Record = dict[str, Any]
 def record(play: Play, wrong: list[str], seconds: float, commit: str) -> Record:
     """What the table needs of a round."""
     plan = play.plan
-    others = [s for r, s in enumerate(play.seen) if r not in plan.victims or plan.fault == "cut"]
+    others = [s for r, s in enumerate(play.seen) if r not in plan.victims or plan.act == "cut"]
     if FAULTS[plan.fault].error == "right":
         others = play.seen
     ends = [s.when for s in others if "Error" in s.outcome]
@@ -85,8 +85,8 @@ def table(records: list[Record]) -> str:
         forgotten=sum(r["forgotten"] > 0 for r in records),
         faults="\n".join(f"- *{name}*: {fault.what}" for name, fault in FAULTS.items()),
         short=SHORT,
-        steps=STEPS,
-        delay=LONGEST_DELAY * 1000,
+        steps=SCENES["operations"].steps,
+        delay=max(scene.longest_delay for scene in SCENES.values()) * 1000,
     )
 
 

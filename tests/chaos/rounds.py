@@ -6,50 +6,162 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tests.chaos.program import CREATION, Spec
+from tests.chaos.spec import CREATION, Spec
+from tests.chaos.training import LAYERS
 
-STEPS = 17  # two splits among them
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass
 SHORT = 10.0  # and where one is, after far more than any needs that nothing happens to
-LONGEST_DELAY = 0.006  # seconds into a step
-BACKENDS = ("shm", "gloo", "hosts")
+BACKENDS = ("shm", "gloo", "hosts", "mpi")
+CONNECTED = ("shm", "gloo", "hosts")  # without a launcher's help
 LINKED = ("gloo", "hosts")  # those that reach another host
 
-_WHILE_COMING = ("no descriptors", "no memory")  # may strike at the creation, too
+#: What a rank does to itself, told by its Spec. The others are done from outside.
+OWN = ("abort", "leave", "full", "filled", "no descriptors", "no memory", "no address space")
+LACKS = (
+    "no descriptors",
+    "no memory",
+    "no address space",
+)  # faults that the victim itself gets an error from
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A kind of program: how many steps it has, and until how long after a step's beginning a fault may
+    strike, in seconds.
+    """
+
+    steps: int
+    longest_delay: float
+
+
+SCENES = {
+    "operations": Scene(17, 0.006),  # two splits among them
+    "creation": Scene(8, 0.02),
+    "reconfigure": Scene(6, 0.03),
+    "ddp": Scene(5 * LAYERS, 0.001),  # a step is the backward of a layer
+    "fsdp2": Scene(5 * LAYERS, 0.001),
+    "symmetric": Scene(30, 0.003),
+}
 
 
 @dataclass(frozen=True)
 class Fault:
     """`error`: what the ranks get that live; `within`: seconds until the last one has it, far more than it
-    takes; `backends` that it can happen to.
+    takes; `act`: what is done; `scene`: the program in which it is done; `backends` that it can happen to;
+    `leads`: whether it hits the first in the lists of handles, if there are any; None: now and then.
     """
 
     what: str
     error: str
     within: float
-    backends: tuple[str, ...] = BACKENDS
+    act: str = ""
+    scene: str = "operations"
+    backends: tuple[str, ...] = CONNECTED
+    leads: bool | None = None
 
 
 #: 30 seconds stand for "at once": half of the timeout that would end the round if nobody noticed.
+_ONCE, _LATE = 30.0, SHORT + 30.0
 FAULTS = {
-    "none": Fault("nothing happens", "right", 0.0),
-    "pause": Fault("a rank is stopped (SIGSTOP) for 0.3 s", "right", 0.0),
-    "flicker": Fault("the link between the hosts is cut for up to a second", "right", 0.0, LINKED),
-    "full": Fault("/dev/shm is full for a rank from the beginning", "right", 0.0),
-    "kill": Fault("a rank is killed (SIGKILL)", "PeerLostError", 30.0),
-    "kill two": Fault("two ranks are killed", "PeerLostError", 30.0),
-    "leave": Fault("a rank finalizes early", "PeerLostError", 30.0),
-    "stop": Fault("a rank is stopped until the others have given up", "CommTimeoutError", SHORT + 30.0),
-    "abort": Fault("a rank aborts, from another thread", "AbortedError", 30.0),
-    "cut": Fault("the link between the hosts is cut for good", "PeerLostError", 40.0, LINKED),
+    "none": Fault("nothing happens", "right", 0.0, backends=BACKENDS),
+    "pause": Fault("a rank is stopped (SIGSTOP) for 0.3 s", "right", 0.0, "pause", backends=BACKENDS),
+    "flicker": Fault(
+        "the link between the hosts is cut for up to a second", "right", 0.0, "flicker", backends=LINKED
+    ),
+    "full": Fault("/dev/shm is full for a rank from the beginning", "right", 0.0, "full"),
+    "filled": Fault("/dev/shm, where its ring is, fills up for a rank", "right", 0.0, "filled"),
+    "kill": Fault("a rank is killed (SIGKILL)", "PeerLostError", _ONCE, "kill", backends=BACKENDS),
+    "kill two": Fault("two ranks are killed", "PeerLostError", _ONCE, "kill", backends=BACKENDS),
+    "leave": Fault("a rank finalizes early", "PeerLostError", _ONCE, "leave", backends=BACKENDS),
+    "stop": Fault(
+        "a rank is stopped until the others have given up",
+        "CommTimeoutError",
+        _LATE,
+        "stop",
+        backends=BACKENDS,
+    ),
+    "abort": Fault("a rank aborts, from another thread", "AbortedError", _ONCE, "abort", backends=BACKENDS),
+    "cut": Fault("the link between the hosts is cut for good", "PeerLostError", 40.0, "cut", backends=LINKED),
     "no descriptors": Fault(
-        "a rank may open no more files, at the creation or a split", "PeerLostError", 30.0
+        "a rank may open no more files, at the creation or a split", "PeerLostError", _ONCE, "no descriptors"
     ),
     "no memory": Fault(
         "a rank may have no more shared memory, at the creation, a split, or for tensors",
         "PeerLostError",
-        30.0,
-        ("shm", "hosts"),
+        _ONCE,
+        "no memory",
+        backends=("shm", "hosts"),
+    ),
+    "no address space": Fault(
+        "a rank may map no more memory (RLIMIT_AS), at the creation or a split",
+        "PeerLostError",
+        _ONCE,
+        "no address space",
+    ),
+    "stop store": Fault(
+        "rank 0, which holds the job's store, is stopped while communicators are created one after the other",
+        "CommTimeoutError",
+        _LATE,
+        "stop",
+        "creation",
+    ),
+    "kill store": Fault("the same, but it is killed", "PeerLostError", _ONCE, "kill", "creation"),
+    "kill in reconfigure": Fault(
+        "a rank is killed while all reconfigure; the others reconfigure without it",
+        "PeerLostError",
+        _ONCE,
+        "kill",
+        "reconfigure",
+    ),
+    "stop in reconfigure": Fault(
+        "the same, but it is stopped; it is not the first in the list of handles",
+        "CommTimeoutError",
+        _LATE,
+        "stop",
+        "reconfigure",
+        leads=False,
+    ),
+    "stop store in reconfigure": Fault(
+        "the same, but it is the first, which holds the store of the attempt",
+        "CommTimeoutError",
+        _LATE,
+        "stop",
+        "reconfigure",
+        leads=True,
+    ),
+    "kill in ddp": Fault(
+        "a rank is killed within the backward of DistributedDataParallel",
+        "PeerLostError",
+        _ONCE,
+        "kill",
+        "ddp",
+        BACKENDS,
+    ),
+    "stop in ddp": Fault("the same, but it is stopped", "CommTimeoutError", _LATE, "stop", "ddp", BACKENDS),
+    "kill in fsdp2": Fault(
+        "a rank is killed within the backward of FSDP2", "PeerLostError", _ONCE, "kill", "fsdp2", BACKENDS
+    ),
+    "stop in fsdp2": Fault(
+        "the same, but it is stopped", "CommTimeoutError", _LATE, "stop", "fsdp2", BACKENDS
+    ),
+    "kill in symm": Fault(
+        "a rank is killed within puts with signals, waits for signals and exchanges of experts",
+        "PeerLostError",
+        _ONCE,
+        "kill",
+        "symmetric",
+        ("shm",),
+    ),
+    "stop in symm": Fault(
+        "the same, but it is stopped", "CommTimeoutError", _LATE, "stop", "symmetric", ("shm",)
+    ),
+    "no memory in symm": Fault(
+        "a rank may have no more shared memory when symmetric memory is made or used",
+        "PeerLostError",
+        _ONCE,
+        "no memory",
+        "symmetric",
+        ("shm",),
     ),
 }
 
@@ -76,14 +188,30 @@ class Round:
         size = draw("size").choice(sizes)
         pairs = [(b, f) for b in backends for f in faults if b in FAULTS[f].backends]
         backend, fault = draw("fault").choice(pairs)
+        what = FAULTS[fault]
+        scene = SCENES[what.scene]
         victims = tuple(draw("victims").sample(range(size), 2 if fault == "kill two" else 1))
-        at, delay = draw("step").randrange(STEPS), draw("delay").random() * LONGEST_DELAY
-        if fault == "full" or (fault in _WHILE_COMING and draw("creation").random() < 0.25):
+        if what.scene == "creation":
+            victims = (0,)
+        at, delay = draw("step").randrange(scene.steps), draw("delay").random() * scene.longest_delay
+        if what.act == "full" or (what.act in LACKS and draw("creation").random() < 0.25):
             at = CREATION
         placement: tuple[int, ...] = ()
         if backend == "hosts" or fault in ("cut", "flicker"):
             placement = _two_hosts(size, draw("hosts"))
         return cls(seed, size, backend, fault, victims, at, delay, placement)
+
+    @property
+    def act(self) -> str:
+        return FAULTS[self.fault].act
+
+    @property
+    def scene(self) -> str:
+        return FAULTS[self.fault].scene
+
+    @property
+    def steps(self) -> int:
+        return SCENES[self.scene].steps
 
     @property
     def again(self) -> str:
@@ -94,12 +222,12 @@ class Round:
     @property
     def split_at(self) -> int:
         """A step in which all split besides those in which they do so anyway, or -1."""
-        return self.at if self.fault in _WHILE_COMING and self.at >= 0 else -1
+        return self.at if self.act in LACKS and self.at >= 0 else -1
 
     @property
     def lost(self) -> list[set[int]]:
         """For each rank, those that the others may name as the cause."""
-        if self.fault != "cut":
+        if self.act != "cut":
             return [set(self.victims)] * self.size
         return [{r for r in range(self.size) if self.placement[r] != here} for here in self.placement]
 
@@ -109,18 +237,20 @@ class Round:
             rank=0,
             size=self.size,
             backend="auto" if self.backend == "hosts" else self.backend,
-            steps=STEPS,
-            timeout=SHORT if self.fault == "stop" else PATIENT,
+            scene=self.scene,
+            steps=self.steps,
+            timeout=SHORT if self.act == "stop" else PATIENT,
             store=address,
             link=links,
             prefix=prefix,
             folder=folder,
+            victims=self.victims,
+            leads=FAULTS[self.fault].leads,
             # auto finds it itself
             interface="eth0" if self.backend == "gloo" and self.placement else "",
             split_at=self.split_at,
         )
-        fates = {"abort": "abort", "leave": "leave", "full": "full"} | {f: f for f in _WHILE_COMING}
-        fate = fates.get(self.fault, "")
+        fate = self.act if self.act in OWN else ""
         return [
             replace(whole, rank=r, fate=fate, at=self.at)
             if r in self.victims and fate
