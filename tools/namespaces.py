@@ -49,11 +49,14 @@ class Namespaces:
         """The address of a host on the network between them."""
         return f"fd00:77::{host + 1}" if self._only_ipv6 else f"10.77.0.{host + 1}"
 
+    def first_process(self, host: int) -> int:
+        """The process that a host begins with, as this process numbers it."""
+        keeper = self._keepers[host].pid
+        return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
     def enter(self, host: int) -> list[str]:
         """What to put before a command that is to run on a host."""
-        keeper = self._keepers[host].pid
-        first = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0]
-        return ["nsenter", f"--target={first}", "--net", "--pid", "--mount", "--"]
+        return ["nsenter", f"--target={self.first_process(host)}", "--net", "--pid", "--mount", "--"]
 
     def set_link(self, host: int, up: bool) -> None:
         """Cuts a host's link to the others, or restores it."""

@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
+from tests.chaos import nursery
 from tests.chaos.rounds import FAULTS, SCENES, Round
 from tests.chaos.spec import CREATION, RINGS
 from tests.commands import clean_environment
 from tools.namespaces import Namespaces
 
-HERE = Path(__file__).parent
 LIMIT = 120.0  # seconds for a round, twice the longest timeout in it
 _PAUSE = 0.3  # seconds
 _START = 120.0  # seconds for a nursery, on a machine that is busy
@@ -52,16 +52,10 @@ class Seen:
 class Nursery:
     """The process that forks a host's ranks."""
 
-    def __init__(self, listener: Listener, command: Sequence[str], host: str, log: Path) -> None:
-        arguments = [sys.executable, str(HERE / "nursery.py"), str(listener.address), host]
-        with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [*command, *arguments],
-                env=clean_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+    def __init__(self, listener: Listener, listen: str, log: Path, host: int | None = None) -> None:
+        self._process = psutil.Process(
+            nursery.grow(str(listener.address), listen, clean_environment(), log, host)
+        )
         self.link = accept(listener, _START)
         _, address, port = self.link.recv()
         self.store = f"{address}:{port}"
@@ -69,13 +63,13 @@ class Nursery:
     def close(self) -> None:
         """Returns when none of its processes writes any more."""
         self.link.close()  # which ends it, unless it waits for ranks
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)
         ranks = []
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self._process.wait(2.0)
         with contextlib.suppress(psutil.NoSuchProcess):
-            ranks = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.kill()
-        self._process.wait()
+            ranks = self._process.children(recursive=True)
+            self._process.kill()
+            self._process.wait()
         end = time.monotonic() + 10.0
         while any(map(_runs, ranks)) and time.monotonic() < end:  # they end with it, but not at once
             time.sleep(0.01)
@@ -110,15 +104,15 @@ class Stage:
     def nurseries(self, plan: Round) -> list[Nursery]:
         """One for each rank."""
         if not plan.placement:
-            self._here = self._here or Nursery(self.listener, [], "127.0.0.1", self.folder / "here.log")
+            self._here = self._here or Nursery(self.listener, "127.0.0.1", self.folder / "here.log")
             return [self._here] * plan.size
         if self.namespaces is None:
             self.namespaces = Namespaces(2)
             self.namespaces.__enter__()
         for host in range(len(self._hosts), 2):
-            enter, address = self.namespaces.enter(host), self.namespaces.address(host)
+            first, address = self.namespaces.first_process(host), self.namespaces.address(host)
             log = self.folder / f"host{host}.log"
-            self._hosts.append(Nursery(self.listener, enter, address, log))
+            self._hosts.append(Nursery(self.listener, address, log, first))
         return [self._hosts[host] for host in plan.placement]
 
     def __enter__(self) -> Stage:
@@ -126,9 +120,9 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for nursery in (self._here, *self._hosts):
-                if nursery is not None:
-                    nursery.close()
+            for one in (self._here, *self._hosts):
+                if one is not None:
+                    one.close()
         finally:  # also when somebody asks for the end again
             if self.namespaces is not None:
                 self.namespaces.__exit__()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -101,6 +102,7 @@ class Players:
 
 
 def _player(link: Connection, others: Sequence[Connection], kept: Path, version: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts and ranks end with this
     for other in others:  # an end shows when this process's copies are closed
         other.close()
     with Stage() as stage:
