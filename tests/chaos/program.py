@@ -73,17 +73,19 @@ def held() -> Iterator[str]:
 def left(before: list[str]) -> list[str]:
     """What is held that was not. Threads that are about to end, and what they hold, get a while."""
     end = time.monotonic() + _LETTING_GO
+    pause = 0.01
+    gc.collect()
     # What Gloo forgets stays until the process ends; docs/design/failures.md.
     before = before + _GLOOS * len(gloo.forgotten)
     while True:
-        gc.collect()
         now = list(held())
         for one in before:
             if one in now:
                 now.remove(one)
         if not now or time.monotonic() > end:
             return now
-        time.sleep(0.01)
+        time.sleep(pause := min(2 * pause, 1.0))
+        gc.collect()  # takes a tenth of a second of a core
 
 
 def _initialize_mpi(spec: Spec) -> None:

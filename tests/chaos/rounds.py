@@ -214,6 +214,11 @@ class Round:
         return SCENES[self.scene].steps
 
     @property
+    def _names_interface(self) -> bool:
+        """Else auto finds it: handles are made before there is another rank to reach."""
+        return self.backend == "gloo" or self.scene == "reconfigure"
+
+    @property
     def again(self) -> str:
         """The arguments of the conductor that play it again."""
         which = f"--sizes {self.size} --backend {self.backend} --fault '{self.fault}'"
@@ -246,8 +251,7 @@ class Round:
             folder=folder,
             victims=self.victims,
             leads=FAULTS[self.fault].leads,
-            # auto finds it itself
-            interface="eth0" if self.backend == "gloo" and self.placement else "",
+            interface="eth0" if self.placement and self._names_interface else "",
             split_at=self.split_at,
         )
         fate = self.act if self.act in OWN else ""

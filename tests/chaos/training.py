@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unicomm
 from tests.chaos.spec import Say, Spec, WrongDataError, open_store, prepare
+from unicomm.c10d.process_group import UnicommProcessGroup
 
 LAYERS = 8
 _WIDTH, _BATCH, _RATE = 64, 4, 0.05
@@ -65,7 +66,7 @@ def play(spec: Spec, say: Say, closing: contextlib.ExitStack) -> None:
         store=store,
         rank=spec.rank,
         world_size=spec.size,
-        timeout=timedelta(seconds=spec.timeout),
+        timeout=timedelta(minutes=1),
     )
     del store
     closing.callback(_destroy)
@@ -87,6 +88,10 @@ def play(spec: Spec, say: Say, closing: contextlib.ExitStack) -> None:
         step += 1
 
     model.reached = reached
+    dist.barrier()
+    group = dist.group.WORLD
+    assert isinstance(group, UnicommProcessGroup)
+    group.get_comm().set_timeout(spec.timeout)
     try:
         _train(spec, wrapped, model, plain)
     except unicomm.CommError:
