@@ -56,6 +56,7 @@ bench: $(VENV)/installed
 
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed
+	-$(MAKE) $(VENV)/mpi
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
 
 # The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.

@@ -28,6 +28,8 @@ def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
         # Killed before it was over, or after: it had nothing to say then.
         return [] if seen.exit_code in (-9, 0) else [f"ended with code {seen.exit_code}"]
     wrong = []
+    if _was_aborted(play, rank):
+        return []
     if not _may_end_so(play, rank, seen):
         wrong.append(f"{seen.outcome or 'nothing'} {seen.culprits} {seen.text}")
     if seen.exit_code != 0:
@@ -77,6 +79,17 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
     return _is_consequence(play, rank, seen)
 
 
+def _was_aborted(play: Play, rank: int) -> bool:
+    """Gloo, or the C++ library, aborts a process in which it cannot start a thread."""
+    plan = play.plan
+    return (
+        plan.act == "no address space"
+        and rank in plan.victims
+        and plan.backend != "shm"
+        and play.seen[rank].exit_code == -6
+    )
+
+
 def _came_too_late(play: Play) -> bool:
     """At the very end of a round nothing is left to be disturbed."""
     victims = [play.seen[v] for v in play.plan.victims]
@@ -107,6 +120,7 @@ def left_behind(play: Play, folder: Path) -> list[str]:
     """Files of processes that were not killed, but for the ranks' own output and copies of their rings."""
     killed = {play.seen[v].inner_pid for v in play.plan.victims if play.plan.act == "kill"}
     killed |= {play.seen[r].inner_pid for r in play.hung}
+    killed |= {play.seen[v].inner_pid for v in play.plan.victims if _was_aborted(play, v)}
     files = [
         p
         for p in folder.rglob("*")

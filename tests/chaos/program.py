@@ -113,8 +113,8 @@ def main(spec: Spec) -> int:
         _initialize_mpi(spec)
     before = list(held())
     if spec.scene in ("ddp", "fsdp2"):
-        # After a backward that failed torch keeps its graph, and by that the group with the store.
-        before.append("socket")
+        # After a backward that failed torch keeps its graph, and by that the group: its store and its Gloo.
+        before += ["socket", *_GLOOS]
     outcome(spec, say)
     for what in LIMITS:
         limit(what, resource.getrlimit(what)[1])

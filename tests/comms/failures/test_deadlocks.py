@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from tests.wait_tables import Looks
 from unicomm import CommTimeoutError, Communicator, DeadlockError, ReduceOp, new_comm
 from unicomm.testing import run_ranks
 
@@ -60,13 +61,12 @@ def test_a_deadlock_is_said_at_once(program, ranks, raised):
 
 @pytest.mark.timeout(60)
 def test_ranks_that_are_only_late_are_no_deadlock():
-    """Several looks long, everyone waits but one."""
-    late = threading.Event()
+    """Everyone waits but one, until all have looked for a deadlock several times."""
 
     def rank(comm: Communicator) -> None:
         me, n = comm.get_rank(), comm.get_size()
         if me == n - 1:
-            late.wait(1.0)
+            Looks(n - 1).wait(over=comm.is_aborted)
             comm.send(torch.ones(1), 0, False)
         elif me == 0:
             comm.recv(torch.ones(1), n - 1, False)
@@ -90,7 +90,7 @@ def test_messages_of_which_a_later_one_helps_are_no_deadlock():
         group = UnicommProcessGroup(comm)
         other, got = 1 - comm.get_rank(), torch.zeros(3)
         receiving = group.recv([got], other, 0)
-        threading.Event().wait(1.0)
+        Looks(2).wait(over=receiving.is_completed)  # then the other rank has waited for enough looks
         sending = group.send([torch.ones(3)], other, 0)
         receiving.wait()
         sending.wait()
@@ -108,9 +108,10 @@ def test_who_waits_for_the_missing_rank_is_not_to_blame(raised):
     def rank(comm: Communicator) -> None:
         me = comm.get_rank()
         if me == 3:
+            Looks(3).wait(over=over.is_set)
             assert over.wait(50)
             return
-        limit = 2.0 if me == 0 else FOR_EVER
+        limit = 15.0 if me == 0 else FOR_EVER
         if me == 0:
             error = raised(comm.all_reduce, torch.ones(9), ReduceOp.SUM, False, timeout=limit)
         else:

@@ -5,6 +5,7 @@ name `legal:SEED` stands for a legal program that follows from the seed. Each
 function takes the communicator of three ranks, and one for each pair (`pairs[k]` of the ranks k and k+1).
 """
 
+import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -13,13 +14,14 @@ from functools import partial
 
 import torch
 
+from tests.wait_tables import Looks
 from unicomm import CommError, Communicator, ReduceOp, Work
 from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 FOR_EVER = 100.0  # seconds, beyond the tests' own limits
 LARGE = 400_000  # elements of a message that does not fit into the transport's own memory
-A_WHILE = 0.7  # seconds: longer than it takes to find a circle
+A_WHILE = 0.1  # seconds between two looks at how often the ranks that wait have looked for a circle
 
 Pairs = Sequence[Communicator | None]
 
@@ -130,8 +132,28 @@ def run_circle(name: str, comm: Communicator) -> None:
 # Rank 0 waits in one communicator for rank 1, and that one in another one for another thread of rank 0.
 
 
-def a_while() -> None:
-    threading.Event().wait(A_WHILE)
+# What it waits for is done once these two, and whoever else waits, have looked for a circle long enough.
+
+
+def looks(waits: int = 2) -> Looks:
+    return Looks(waits, pids)
+
+
+def a_while(waits: int = 2) -> None:
+    looks(waits).wait()
+
+
+def after_a_while(act: Callable[[], object]) -> None:
+    """`act` is called by a timer."""
+    looked = looks()
+
+    def perhaps() -> None:
+        if looked.enough():
+            act()
+        else:
+            threading.Timer(A_WHILE, perhaps).start()
+
+    threading.Timer(A_WHILE, perhaps).start()
 
 
 def cross(comm: Communicator, pairs: Pairs, me: int, help_out: Callable[[Callable[[], None]], None]) -> None:
@@ -154,14 +176,20 @@ def a_new_thread(comm: Communicator, pairs: Pairs, me: int) -> None:
 
 
 def a_timer(comm: Communicator, pairs: Pairs, me: int) -> None:
-    cross(comm, pairs, me, lambda act: threading.Timer(A_WHILE, act).start())
+    cross(comm, pairs, me, after_a_while)
 
 
 def an_idle_executor(comm: Communicator, pairs: Pairs, me: int) -> None:
     """Its thread is there, and has never called a communicator; another one gives it something to do."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        cross(comm, pairs, me, lambda act: threading.Timer(A_WHILE, lambda: pool.submit(act)).start())
+        done = threading.Event()
+
+        def help_out(act: Callable[[], None]) -> None:
+            after_a_while(lambda: pool.submit(lambda: (act(), done.set())))
+
+        cross(comm, pairs, me, help_out)
+        assert me != 0 or done.wait(FOR_EVER)
 
 
 def an_event(comm: Communicator, pairs: Pairs, me: int) -> None:
@@ -171,7 +199,7 @@ def an_event(comm: Communicator, pairs: Pairs, me: int) -> None:
     def help_out(act: Callable[[], None]) -> None:
         threading.Thread(target=lambda: (event.wait(), act())).start()
         if not ranks_are_threads:
-            threading.Timer(A_WHILE, event.set).start()
+            after_a_while(event.set)
 
     cross(comm, pairs, me, help_out)
     if me == 2 and ranks_are_threads:
@@ -206,7 +234,9 @@ def whoever_joins_for_some_time(comm: Communicator, pairs: Pairs, me: int) -> No
         return
     waits = threading.Thread(target=lambda: comm.recv(torch.ones(1), 1, False, timeout=FOR_EVER))
     waits.start()
-    waits.join(A_WHILE)
+    looked = looks()
+    while not looked.enough():
+        waits.join(A_WHILE)
     pair.send(torch.ones(1), other(pair), False)
     waits.join()
 
@@ -226,7 +256,7 @@ def a_message_that_joins(comm: Communicator, pairs: Pairs, me: int) -> None:
     """All have asked for a message; what sends them is called while these are under way."""
     after, before = around(pairs, me)
     works = [UnicommProcessGroup(after).recv([torch.ones(1)], other(after), 0)]
-    a_while()
+    looks(3).wait(over=works[0].is_completed)  # then another rank has waited for enough looks
     works.append(UnicommProcessGroup(before).send([torch.ones(1)], other(before), 0))
     for work in works:
         work.wait()
@@ -292,6 +322,7 @@ NO_CIRCLES: dict[str, Callable[[Communicator, Pairs, int], None]] = {
 }
 
 ranks_are_threads = True
+pids: list[int] = []  # of all ranks; empty if they are threads
 events: dict[str, threading.Event] = {}
 
 
@@ -329,6 +360,9 @@ def main() -> None:
                 say("done")
         return
     ranks_are_threads = False
+    with unicomm.new_comm("shm", torch.device("cpu"), name="pids", timeout=FOR_EVER) as comm:
+        pids.extend([0] * comm.get_size())
+        unicomm.objcol.all_gather_object(comm, pids, os.getpid())
     for name in sys.argv[1:]:
         comm = unicomm.new_comm("shm", torch.device("cpu"), name=name, timeout=FOR_EVER)
         with reporting():
