@@ -42,7 +42,7 @@ def test_every_fault_is_played():
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds(backend, tmp_path):
     plans = [Round.of(SEEDS.get(fault, 2), [4], [backend], [fault]) for fault in ROUNDS[backend]]

@@ -251,7 +251,7 @@ def test_killed_rank_is_named_and_restart_makes_new_ones() -> None:
         if die() == "alive":
             time.sleep(1000)
 
-    with launch(2, modules=(), grace=0.3) as two:
+    with launch(2, modules=(), grace=5.0) as two:
         pids = two.pids
         with pytest.raises(RankError, match="rank 1: its process was killed by SIGKILL") as caught:
             two.run(die_and_wait)
