@@ -167,8 +167,9 @@ def split(comm: Communicator, spec: Spec, step: int, rng: random.Random) -> None
     try:
         for i in range(3):
             Steps(child, part, spec.rank).run(step + i, own)
-    except unicomm.CommError as error:
-        error.culprits = tuple(part[r] for r in error.culprits)  # as the round numbers them
+    except Exception as error:  # also of the program, which has no memory
+        if isinstance(error, unicomm.CommError):
+            error.culprits = tuple(part[r] for r in error.culprits)  # as the round numbers them
         with contextlib.suppress(unicomm.CommError):
             child.finalize(CLOSING)
         raise
