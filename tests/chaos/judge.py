@@ -74,6 +74,8 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
         return True
     if plan.scene == "creation" and seen.outcome == "BackendError":
         return named == causes  # the store's process is gone, which held nothing but the store for them
+    if plan.act == "no address space" and seen.outcome == "AbortedError":
+        return named == causes  # what Python or torch raised within an operation interrupted it
     if plan.act in LACKS and seen.outcome == "BackendError":
         return named == causes  # they were creating something together
     return _is_consequence(play, rank, seen)

@@ -143,8 +143,8 @@ that a fault strikes while gradients are being reduced.
 - Whoever gets an error in or after a reconfiguration reconfigures once more, with the ranks that no fault
   has hit, within a minute; that has to succeed.
 - When the process that holds the job's store is killed, a `BackendError` that names its rank is as good.
-- A rank that can map no more memory may also get what Python, torch or the program raise then; Gloo may
-  abort its process.
+- A rank that can map no more memory may also get what Python, torch or the program raise then, which the
+  others may hear of as an `AbortedError` that names it; Gloo may abort its process.
 - A rank that may open no more files, or has no more memory, gets a `BackendError` when it needs some, and
   so do the ranks that were creating something together with it. The others learn that it is gone when its
   process ends.
