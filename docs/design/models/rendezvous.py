@@ -75,12 +75,11 @@ MUTANTS = {
     "giving up without telling": "a member succeeds although another one has given up",
     "arrivals not counted": "a member succeeds although another one has not come",
     "nobody takes over": "a member waits for ever for the one that was elected",
+    "nobody is asked who is here": "a timeout names nobody: a member died between its post and its arrival",
     "one member decides for itself": "the first member succeeds before all have come",
 }
 DEFECTS = {
     "loss not put into the store": "a member that finds another one gone raises, and the others succeed",
-    "arrivals without names": "a timeout names nobody: a member died between its post and its arrival, or"
-    " between its arrival as the last one and its name",
 }
 
 
@@ -199,14 +198,14 @@ class Meeting(Model[State]):
         return Step(who, "is a member", self._with(state, r, me._replace(end=OK)))
 
     def _call_the_roll(self, state: State, r: int, me: Member, keys: Keys) -> Step:
-        """`_give_up`: who has not posted; if all have, the last one, which stopped before it decided."""
+        """`_give_up`: who has not posted; if all have, who does not answer; else the last one."""
         everybody = frozenset(range(self.size))
         missing = everybody - keys.posts
+        if not missing and self.without != "nobody is asked who is here":
+            # Who runs answers, and goes on.
+            missing = frozenset(p for p, m in enumerate(state.member) if m.life != RUNS and not m.end)
         if not missing and keys.last >= 0:
             missing = frozenset({keys.last})
-        elif not missing and self.without != "arrivals without names":
-            # The name of the last member may be missing, too: it stopped before it could put it.
-            missing = everybody - keys.arrived or frozenset(self._decides(state, me.step))
         failure = Outcome(False, "timeout", missing)
         if self.without == "giving up without telling":
             return Step(f"member {r}", f"raises {_text(failure)}", self._raise(state, r, failure))
@@ -214,10 +213,6 @@ class Meeting(Model[State]):
         return Step(
             f"member {r}", f"writes {_text(failure)}, unless there is an outcome", self._at(after, r, GRACE)
         )
-
-    def _decides(self, state: State, step: int) -> list[int]:
-        """Who has completed the arrivals, as the order of the arrivals tells."""
-        return [r for r, m in enumerate(state.member) if m.step == step and m.at in (LAST, DECIDE)]
 
     def _look(self, state: State, r: int, me: Member, keys: Keys) -> Iterator[Step]:
         """`check_peers`: another member has died, or has said that it gave up."""
@@ -369,7 +364,7 @@ def mutant(name: str) -> Meeting:
         "nobody takes over": (3, 1, ("absent", "killed"), False),
         "one member decides for itself": (2, 1, (), False),
         "loss not put into the store": (3, 1, ("killed",), True),
-        "arrivals without names": (2, 1, ("killed",), False),
+        "nobody is asked who is here": (2, 1, ("killed",), False),
     }[name]
     return Meeting(size, steps, faults, watched, name)
 

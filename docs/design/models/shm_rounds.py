@@ -330,8 +330,7 @@ class ShmRounds(Model[State]):
             return me.fault
         failed = [p for p in range(self.world) if p != r and state.control[p] == FAILED]
         left = [p for p in sorted(awaited) if state.control[p] == LEFT]
-        looked_at = range(self.world) if failed else sorted(awaited)
-        dead = frozenset(p for p in looked_at if state.life[p] == DEAD and state.control[p] == HERE)
+        dead = frozenset(p for p in range(self.world) if state.life[p] == DEAD and state.control[p] == HERE)
         if dead:
             return Fault("LOST", dead)
         if failed:
@@ -365,12 +364,9 @@ class ShmRounds(Model[State]):
         if not fault.culprits:
             return f"the fault of rank {r} names nobody"
         kind, of = state.cause
-        # Besides a rank that is gone, another one may be late; whoever finds the dead one names that.
-        slow = kind == "killed" and fault.code == "TIMEOUT"
-        if kind in ("killed", "aborts", "leaves") and fault.culprits != {of} and not slow:
+        if kind in ("killed", "aborts", "leaves") and fault.culprits != {of}:
             return f"rank {r} raises {_text(fault)}, but rank {of} {kind}"
-        others = [other for other in state.told if other not in (None, fault)]
-        if others and not (fault == Fault("LOST", frozenset({of})) and kind == "killed"):
+        if others := [other for other in state.told if other not in (None, fault)]:
             return f"rank {r} raises {_text(fault)}, another rank {_text(others[0])}"
         return ""
 
