@@ -16,6 +16,7 @@ from typing import Any
 import greenlet
 
 import unicomm
+from tests.comms.inside import engine, store
 from unicomm.backends.registry import new_comm
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import CommError, PeerLostError
@@ -196,9 +197,8 @@ class _Rank:
         self._pending: list[tuple[Record, Work, _Held, Callable[[], str]]] = []
 
     def main(self) -> None:
-        store = Client(self._world.server, self._process)
-        self._process.owned["store"] = store
-        self._store = store
+        self._store = Client(self._world.server, self._process)
+        self._process.owned["store"] = self._store
         for i, op, groups in self._world.steps:
             members = next((group for group in groups if self._me in group), None)
             self._world.begins(self._process, i)
@@ -264,7 +264,7 @@ class _Rank:
             try:
                 for send, peer, tensor, tag, check in messages:
                     kind = "send" if send else "recv"
-                    works.append((post(held.comm._engine, kind, tensor, peer, op["timeout"], tag), check))
+                    works.append((post(engine(held.comm), kind, tensor, peer, op["timeout"], tag), check))
             except CommError as error:
                 failed = error
             rng.shuffle(works)
@@ -343,13 +343,13 @@ class _Rank:
         held = self._usable(op["comm"])
         if held is None or len(members) == 1:
             return
-        if base_store(held.comm._member.store) is not self._store:
+        if base_store(store(held.comm)) is not self._store:
             return  # the store of an epoch, which ends with the first rank's part in it
         comm, me = held.comm, members.index(self._me)
 
         def run(record: Record) -> None:
             uid = f"{comm.get_uid()}/{i}"
-            cause = FirstCause(comm._member.store, uid, comm.get_name(), me, len(members))  # type: ignore[arg-type]
+            cause = FirstCause(store(comm), uid, comm.get_name(), me, len(members))
             mine = PeerLostError(f"cause of {me}", culprits=[me])
             if me in op["knows"]:
                 record.said = cause.publish(mine).culprits
