@@ -630,6 +630,18 @@ class SymmFast:
         word: int,
         value: int,
     ) -> object: ...
+    def atomic(
+        self,
+        op: int,
+        peer: object | None,
+        offset: object | None,
+        first: object | None,
+        second: object | None,
+        timeout: object | None,
+        base: int,
+        count: int,
+        dtype: int,
+    ) -> object: ...
     def broadcast(
         self,
         op: int,
