@@ -48,7 +48,7 @@ struct alignas(128) RankControl {
     Shared<uint32_t> doorbell;   // futex word; counts wakes
     Shared<uint32_t> fault;      // for kFailed: the FaultCode ...
     Shared<int32_t> fault_rank;  // ... and its first culprit
-    Shared<uint32_t> pid;  // of its process; 0: not known yet
+    Shared<uint32_t> pid;        // of its process; 0: not known yet
     // While the rank waits in the kernel, for culprits.hpp:
     Shared<uint32_t> waits_for;    // 1 + the awaited rank; 0: none
     Shared<uint32_t> wait;         // counts the waits
