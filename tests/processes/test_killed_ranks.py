@@ -191,8 +191,10 @@ def test_over_gloo(start, rings, moment):
 
 @pytest.mark.parametrize("moment", ["before", "inside"])
 def test_during_creation(start, rings, moment):
-    """Nobody can know the process of a rank that has not come yet: the others learn at the deadline. If it has
-    come, they look for it."""
+    """Nobody can know the process of a rank that has not come: the others learn at the deadline.
+
+    If it has come, they look for it.
+    """
     job = start("creation.py", 4, "killed", moment, VICTIM, TIMEOUT)
     job.next("here")
     if moment == "before":

@@ -60,7 +60,8 @@ def reporting() -> Iterator[None]:
 def settled(before: T, look: Callable[[], T] | None = None) -> T:
     """`look()`, by default `holdings()`, once it is as `before`, or as it is after five seconds.
 
-    A thread that was joined has returned, but the kernel may be about to end it. Idle threads end after a while.
+    A thread that was joined has returned, but the kernel may be about to end it. Idle threads end within a
+    second.
     """
     deadline = time.monotonic() + 5
     look = look or cast("Callable[[], T]", holdings)
