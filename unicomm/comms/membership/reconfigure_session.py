@@ -26,6 +26,7 @@ from unicomm.comms.errors import (
     PeerLostError,
 )
 from unicomm.comms.failures.faults import error_from_dict, error_to_dict, rank_list
+from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.failures.store_requests import StoreHost, set_host
 
 from .endpoint import Endpoint, Guest
@@ -205,7 +206,10 @@ class ReconfigureSession:
 
     def explained(self, error: CommError) -> CommError:
         """The cause of an error if it is the loss of a rank; else the error itself."""
-        if error.culprits or not isinstance(error, (BackendError, CommTimeoutError, PeerLostError)):
+        # The end of a rank is the cause of what becomes of the store that it holds.
+        ended = isinstance(error, BackendError) and is_store_failure(error)
+        known = bool(error.culprits) and not ended
+        if known or not isinstance(error, (BackendError, CommTimeoutError, PeerLostError)):
             return error
         end = time.monotonic() + _GRACE
         while time.monotonic() < end and (self._links or self._first is not None):
