@@ -55,7 +55,7 @@ def test_a_rank_that_leaves_because_of_a_fault_is_not_taken_for_its_cause():
 
 
 def test_a_rank_whose_teller_died_is_not_awaited_for_ever():
-    """Rank 1 leaves because of a fault that rank 0 tells nobody else: rank 1 passes it on before it leaves."""
+    """Rank 0 tells only rank 1 of its fault: rank 1 passes it on before it leaves."""
     (zero_one, one_zero), (zero_two, two_zero), (one_two, two_one) = (socket.socketpair() for _ in range(3))
     one = FaultChannel({0: one_zero, 2: one_two}, 1, lambda: None)
     two = FaultChannel({0: two_zero, 1: two_one}, 2, lambda: None)
