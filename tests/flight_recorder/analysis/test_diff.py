@@ -167,3 +167,17 @@ def test_command(tmp_path):
     done = call(app, ["trace", "diff", a, str(tmp_path / "nothing")])
     assert done.exit_code == 2
     assert "no dump or ring" in done.stderr
+
+
+@pytest.mark.parametrize("entries", [0, 2])
+def test_a_run_that_completed_nothing(entries, tmp_path):
+    """It hangs in its first operation, or was read before it."""
+    one = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "state": "scheduled"}
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    many = [one | {"collective_seq_id": seq, "record_id": seq} for seq in range(1, entries + 1)]
+    path = tmp_path / "rank_0.json"
+    path.write_text(json.dumps({"version": "2.10", "pg_config": config, "entries": many}))
+    hanging, good = load([path]), run(ranks=2)
+    for a, b in ((hanging, good), (good, hanging), (hanging, hanging)):
+        assert compare(a, b).same == (a is b)
+        assert text_of(compare(a, b))

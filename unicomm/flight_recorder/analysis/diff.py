@@ -182,7 +182,7 @@ def _ends(a: _Side, b: _Side) -> Iterator[tuple[int, int, int]]:
     """Yields channels that are longer in one run: (channel, next entry in A or -1, next entry in B or -1)."""
     for side, other, flip in ((a, b, False), (b, a, True)):
         channels, last = np.unique(other.channel, return_index=True)
-        ends = np.append(last[1:], len(other.channel)) - 1
+        ends = np.append(last, len(other.channel))[1:] - 1
         newest = dict(zip(channels.tolist(), other.key[ends].tolist(), strict=True))
         own, begins = np.unique(side.channel, return_index=True)
         for channel, begin in zip(own.tolist(), begins.tolist(), strict=True):
@@ -252,7 +252,7 @@ def _times(table: Table) -> Iterator[tuple[tuple[str, str], int, float, float]]:
     key, took = key[order], took[order]
     keys, begins = np.unique(key, return_index=True)
     joined: dict[tuple[str, str], list[Column]] = {}
-    for k, part in zip(keys.tolist(), np.split(took, begins[1:]), strict=True):
+    for k, part in zip(keys.tolist(), np.split(took, begins)[1:], strict=True):
         call, group = divmod(k, max(len(table.groups), 1))
         name = (table.describe_call(call), table.groups[group].recorded)
         joined.setdefault(name, []).append(part)

@@ -33,7 +33,7 @@ class CollectiveIndex:
                 low[group] = min(low[group], first)
                 high[group] = max(high[group], source.created.get(group, first))
         span = np.where(high >= low, high - low + 1, 0)
-        self.sparse = bool(span.sum() > 4 * len(table) + 1_000_000) or bool((span < 0).any())
+        self.sparse = bool(span.sum(dtype=np.float64) > 4 * len(table) + 1_000_000) or bool((span < 0).any())
         if self.sparse:
             rows = np.flatnonzero(table.kind == OpKind.COLLECTIVE)
             keys = np.stack([table.group[rows].astype(np.int64), table.seq[rows]], axis=1)
@@ -95,7 +95,10 @@ def rows_of(table: Table, cells: CollectiveIndex, chosen: list[int]) -> Iterator
         return
     place = np.full(cells.count, -1, np.int32)
     place[chosen] = np.arange(len(chosen))
-    found, where = [], []
+    found, where = (
+        [np.zeros(0, np.int64)],
+        [np.zeros(0, np.int32)],
+    )  # a dump may name collectives that it has not
     for rows, cell in cells.chunks():
         at = place[cell]
         hit = at >= 0
