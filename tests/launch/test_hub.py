@@ -243,6 +243,7 @@ def test_garbage_from_one_who_knows_the_token(hubs, ask):
     guest.connect(hub.address)
     refused = [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Open"}), b"\x91" * 1000, bytes(60000)]
     refused += [msgspec.msgpack.encode({"type": "Read", "name": 3, "offset": "x"})]
+    refused += [msgspec.msgpack.encode(Read("name", 0)).replace(b"name", b"n\xff\xffe")]
     for data in refused:
         guest.send(data)
         assert guest.poll(WITHIN * 1000)

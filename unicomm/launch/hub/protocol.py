@@ -127,6 +127,8 @@ class Tell(Request, frozen=True):
 
 AnyRequest = Ping | Announce | Look | Files | Read | Gather | Tell
 AnyAnswer = Done | Refused | Rings | Listing | Part | Gathered
+# What msgspec raises for bytes that are no message of ours; UnicodeDecodeError is no MsgspecError.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _requests = msgspec.msgpack.Decoder(AnyRequest)
 _answers = msgspec.msgpack.Decoder(AnyAnswer)
 encode = msgspec.msgpack.encode
@@ -137,8 +139,19 @@ def read_request(data: bytes) -> AnyRequest:
     try:
         request: AnyRequest = _requests.decode(data)
         return request
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise HubError(f"no request: {error}") from None
+
+
+def read_answer(data: bytes, address: str) -> AnyAnswer:
+    """Decodes the answer of the hub at `address`. Raises `HubError` for a refusal and for anything else."""
+    try:
+        answer: AnyAnswer = _answers.decode(data)
+    except _UNREADABLE as error:
+        raise HubError(f"the hub at {address} sent an unreadable answer: {error}") from None
+    if isinstance(answer, Refused):
+        raise HubError(f"the hub at {address} refused: {answer.why}")
+    return answer
 
 
 def file_name(name: str) -> str:
@@ -232,11 +245,4 @@ class HubConnection:
                 f"the hub at {self._address} did not answer within {seconds:g} s: it is not there, or the"
                 " job has another token"
             )
-        data = self._socket.recv()
-        try:
-            answer = _answers.decode(data)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise HubError(f"the hub at {self._address} sent an unreadable answer: {error}") from None
-        if isinstance(answer, Refused):
-            raise HubError(f"the hub at {self._address} refused: {answer.why}")
-        return answer
+        return read_answer(self._socket.recv(), self._address)

@@ -63,6 +63,17 @@ def find(host: str, port: int | None) -> tuple[str, str]:
     return zmq_address(host, DEFAULT_PORT if port is None else port), tokens.pop()
 
 
+def snapshot_of(answer: Rings, address: str, everything: bool = False) -> live.Snapshot:
+    """Returns what the rings in a hub's answer show. Raises `HubError` for damaged data."""
+    rings, remarks = [], [InputRemark(address, text) for text in answer.missing]
+    for where, data in unpacked(answer.rings):
+        try:
+            rings.append(Ring(data, where))
+        except RingError as error:
+            remarks.append(InputRemark(where, str(error)))
+    return live.snapshot(rings, remarks, everything)
+
+
 class RemoteView:
     """The ranks of all hosts of a job, as a hub sees them. A context manager, which closes the connection."""
 
@@ -83,13 +94,7 @@ class RemoteView:
             answer = hub.ask(Look(), _PATIENCE)
         if not isinstance(answer, Rings):
             raise HubError(f"the hub at {self.address} sent an answer of another kind")
-        rings, remarks = [], [InputRemark(self.address, text) for text in answer.missing]
-        for where, data in unpacked(answer.rings):
-            try:
-                rings.append(Ring(data, where))
-            except RingError as error:
-                remarks.append(InputRemark(where, str(error)))
-        self._last = live.snapshot(rings, remarks, everything)
+        self._last = snapshot_of(answer, self.address, everything)
         return self._last
 
     def follow(self, everything: bool = False) -> live.Snapshot:
