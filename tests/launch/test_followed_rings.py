@@ -1,6 +1,7 @@
 """FollowedRings: each operation is counted once, whenever it ends and however often the rings are read."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -142,3 +143,17 @@ def test_many_records_cost_little(tmp_path, rings, monkeypatch):
     began = time.process_time()
     assert counted(rings) == {0: 4096, 1: 4096}
     assert time.process_time() - began < 0.7
+
+
+def test_a_pipe_beside_rings_is_not_waited_for(rings, tmp_path):
+    """Whoever opened it would wait for a writer, and no scrape would be answered any more."""
+    writer = Writer(tmp_path / "rings", 0)
+    for name in ("a.ucring", "a.ending", "a.stacks", "a.exits"):
+        os.mkfifo(tmp_path / "rings" / name)
+    rings.follow(tmp_path / "rings")
+    writer.do(3)
+    done = []
+    thread = threading.Thread(target=lambda: done.append((counted(rings), rings._filling())), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done == [({0: 3}, False)]

@@ -21,6 +21,7 @@ from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.metrics.samples import offsets_of, samples
 from unicomm.flight_recorder.metrics.totals import Sample, Totals
 from unicomm.flight_recorder.ring.endings import EndingError, side_files
+from unicomm.flight_recorder.ring.files import MOST_SIDE_BYTES, read_file, trusted_owners
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.ring.reader import HEADER, MAGIC, Ring, State, owners, read_folder
 from unicomm.flight_recorder.table.builder import TableBuilder
@@ -109,8 +110,7 @@ class FollowedRings:
             if str(path) in self._unreadable:  # its header may say anything
                 continue
             with contextlib.suppress(OSError):
-                with path.open("rb") as file:
-                    data = file.read(HEADER.itemsize)
+                data = read_file(path, trusted_owners(path.parent), size=HEADER.itemsize)
                 if len(data) < HEADER.itemsize or not data.startswith(MAGIC):
                     continue
                 head = np.frombuffer(data, HEADER, 1)[0]
@@ -131,9 +131,11 @@ class FollowedRings:
                 count, lost = self._places.setdefault(ring.path, _Place()).advance(ring)
                 by_path[ring.path] = ring, count
                 self._totals.lose(next((rank for rank, _ in owners(ring)), ring.rank), lost)
+            trusted = trusted_owners(self._folder)
             for path in side_files(self._folder):
                 with contextlib.suppress(OSError, EndingError):
-                    builder.endings.add(str(path), path.read_bytes(), path.stat().st_mtime_ns)
+                    data = read_file(path, trusted, MOST_SIDE_BYTES)
+                    builder.endings.add(str(path), data, path.lstat().st_mtime_ns)
         table = builder.finish()
         fresh = np.zeros(len(table), np.bool_)
         for source in table.sources:
