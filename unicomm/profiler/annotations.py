@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chrome import Event, Progress, Reader, TraceError, Writer, replacing
+from unicomm.flight_recorder.ring.files import read_file
+
+from .chrome import Event, Memory, Progress, Reader, TraceError, Writer, needed, replacing
 
 if TYPE_CHECKING:
     from unicomm.comms.communicator import Communicator
@@ -126,20 +128,26 @@ def _torch_mark(annotation: dict[str, Any]) -> contextlib.AbstractContextManager
 
 
 def annotate(
-    trace: Path | str, annotations: Path | str, output: Path | str, progress: Progress | None = None
+    trace: Path | str,
+    annotations: Path | str,
+    output: Path | str,
+    progress: Progress | None = None,
+    memory: int | None = None,
 ) -> int:
     """Copies `trace`, adds annotations to the arguments of replayed kernels, and returns their number.
 
-    Raises `TraceError` when an input is unusable; `output` then does not exist.
+    `memory`: bytes that the annotations, and what stands around the events, may need; half of the free memory
+    if None. Raises `TraceError` when an input is unusable; `output` then does not exist.
     """
-    by_node = _read(Path(annotations))
+    room = Memory(memory)
+    by_node = _read(Path(annotations), room)
     target = Path(output)
     if not target.name.endswith((".json", ".json.gz")):
         raise TraceError(f"{target}: the name has to end in .json or .json.gz")
     if target.exists() and Path(trace).exists() and target.samefile(trace):
         raise TraceError(f"{target} is the trace itself; choose another name for the output")
     count = 0
-    with replacing(target) as part, Reader(trace) as reader:
+    with replacing(target) as part, Reader(trace, memory=room) as reader:
         writer = Writer(part, reader.head)
         try:
             for piece in reader.pieces():
@@ -162,9 +170,11 @@ def _annotate(e: Event, by_node: dict[int, dict[str, Any]]) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[int, dict[str, Any]]:
+def _read(path: Path, memory: Memory) -> dict[int, dict[str, Any]]:
     try:
-        data = json.loads(path.read_text())
+        text = read_file(path)
+        memory.take(needed(text), path)
+        data = json.loads(text)
         if data["version"] != _VERSION:
             raise ValueError(f"version {data['version']} is not known")
         out: dict[int, dict[str, Any]] = {}
@@ -174,7 +184,9 @@ def _read(path: Path) -> dict[int, dict[str, Any]]:
                 merged |= one
             out[int(node)] = merged
         return out
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except TraceError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise TraceError(
             f"{path} holds no annotations ({error!r}); graph_annotations(...).save writes them"
         ) from None

@@ -13,15 +13,26 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
+
+from unicomm.flight_recorder.ring.files import open_file
+from unicomm.flight_recorder.table.archives import allowed_memory
 
 Event = dict[str, Any]
 Progress = Callable[[int, int], None]
 Decoded = TypeVar("Decoded")
 
 _BLOCK = 4 << 20
+LATEST = 1 << 61  # ns since 1970: the year 2043; differences of times, and their sums, stay within 64 bits
 _LONGEST_HEAD = 512 << 20  # bytes before the events, the table of operations among them
 _LONGEST = 64 << 20  # bytes of one event; a file with a longer one counts as broken
+_LARGEST = 1 << 42  # bytes of a file
+_MOST_LISTS = 64  # keys "traceEvents" that are tried: each try reads all that stands before it
+# Bytes that a value of JSON needs in memory at most, by the character that comes with it: a list, an object,
+# an element, a key.
+_NEEDED = {b"[": 72, b"{": 240, b",": 48, b":": 100}
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _GZIP = b"\x1f\x8b"
@@ -46,8 +57,24 @@ class Exact(float):
 
 
 def nanoseconds(microseconds: Any) -> int:
-    """Converts a time of an event."""
+    """Converts a time of an event. Raises `ValueError` for one that no clock shows."""
+    if not -LATEST < microseconds * 1000 < LATEST:
+        raise ValueError("a time is out of range")
     return microseconds.thousandfold if isinstance(microseconds, Exact) else round(microseconds * 1000)
+
+
+def all_nanoseconds(microseconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Converts times of events; those that no clock shows become the latest or the earliest one."""
+    most = LATEST / 1000
+    return np.rint(np.clip(microseconds, -most, most) * 1000).astype(np.int64)
+
+
+def base_of(facts: dict[str, Any], path: Path | str) -> int:
+    """Returns the time to which those of the events are added, in ns since 1970. Raises `TraceError`."""
+    base = facts.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int | float) or not 0 <= base < LATEST:
+        raise TraceError(f"{path}: baseTimeNanoseconds is no time")
+    return int(base)
 
 
 class TraceEvent(msgspec.Struct, omit_defaults=True, gc=False):
@@ -80,25 +107,66 @@ _parts = Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
 
+# What decoding bytes, and using the events that they are decoded to, raises for a damaged trace. To check
+# every field of every event first would take longer than all the rest.
+_DAMAGE = (
+    *(TypeError, KeyError, AttributeError, ArithmeticError, ValueError, RecursionError),
+    msgspec.MsgspecError,
+)
+
+
 class TraceError(ValueError):
     """A file is no trace or a damaged one, or traces do not belong together; the message says why."""
+
+
+class Memory:
+    """What traces may need together: their tables, and of their events what is kept."""
+
+    def __init__(self, allowed: int | None = None) -> None:
+        """`allowed`: bytes; None for half of the memory that is free on this host."""
+        self._allowed = self.left = allowed_memory() if allowed is None else allowed
+
+    def take(self, size: int, path: Path | str) -> None:
+        """Counts bytes that the trace `path` needs. Raises `TraceError` when they are too many."""
+        self.left -= size
+        if self.left < 0:
+            raise TraceError(
+                f"{path} needs more than the {self._allowed >> 20} MiB that traces may use together; give"
+                " fewer ranks at once, or allow more by --memory"
+            )
+
+    def give_back(self, size: int) -> None:
+        self.left += size
+
+
+def needed(text: bytes | bytearray | Raw) -> int:
+    """Returns the bytes that the values of a JSON text need at most."""
+    data = bytes(text) if isinstance(text, Raw) else text
+    return 2 * len(data) + sum(size * data.count(mark) for mark, size in _NEEDED.items())
+
+
+def _why(error: BaseException) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else repr(error)[:300]
 
 
 class Reader:
     """Reads one trace. `head` and `tail` hold the keys around the events; `pieces` yields the events."""
 
-    def __init__(self, path: Path | str, facts: bool = True) -> None:
+    def __init__(self, path: Path | str, facts: bool = True, memory: Memory | None = None) -> None:
         """Reads up to the events. Raises `TraceError`, also when an uncompressed file is cut off at its end.
 
-        Without `facts`, `head` and `tail` stay empty: they may hold a table with a million rows.
+        Without `facts`, `head` and `tail` stay empty: they may hold a table with a million rows. They are
+        counted in `memory` until `forget` is called.
         """
         self._facts = facts
+        self._memory = Memory() if memory is None else memory
+        self._taken = 0
         self.path = Path(path)
         self.tail: dict[str, Any] = {}
         self._buffer = bytearray()
         self._bare = False  # a list of events with nothing around it
         try:
-            self._raw: IO[bytes] = self.path.open("rb")
+            self._raw: IO[bytes] = os.fdopen(open_file(self.path, most=_LARGEST)[0], "rb")
         except OSError as error:
             raise TraceError(f"cannot read {path}: {error}") from None
         self._file = self._raw
@@ -116,6 +184,12 @@ class Reader:
         except OSError as error:
             self.close()
             raise TraceError(f"cannot read {path}: {error}") from None
+        except TraceError:
+            self.close()
+            raise
+        except _DAMAGE as error:
+            self.close()
+            raise self.broken(_why(error)) from error
         except BaseException:
             self.close()
             raise
@@ -124,16 +198,19 @@ class Reader:
         self._file.close()
         self._raw.close()
 
+    def forget(self) -> None:
+        """Forgets `head` and `tail`, whose memory is free again."""
+        self.head, self.tail = {}, {}
+        self._memory.give_back(self._taken)
+        self._taken = 0
+
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self.close()
-        of_data = (TypeError, KeyError, AttributeError, OverflowError, ValueError, msgspec.MsgspecError)
-        damage = isinstance(error, of_data)
-        if damage and not isinstance(error, TraceError):
-            # Events are used unchecked: to check every field first would take longer than all the rest.
-            raise self.broken(f"an event of it is damaged ({error!r})") from error
+        if isinstance(error, _DAMAGE) and not isinstance(error, TraceError):
+            raise self.broken(f"an event of it is damaged ({_why(error)})") from error
 
     @property
     def position(self) -> int:
@@ -154,7 +231,8 @@ class Reader:
         return bool(block)
 
     def _read_head(self) -> dict[str, Any]:
-        at = 0
+        at = tries = 0
+        longest = min(_LONGEST_HEAD, max(self._memory.left, _BLOCK))
         while self._more():
             if at == 0:
                 start = self._buffer[:_BLOCK].lstrip(_SPACE)[:1]
@@ -165,21 +243,29 @@ class Reader:
                 if start and start != b"{":
                     break
             for end in [found.end() for found in _EVENTS.finditer(self._buffer, at)]:
+                tries += 1
+                if tries > _MOST_LISTS:
+                    raise self.broken("it has no list 'traceEvents' that is not in another one")
                 # Accepts the key at the top level only: the text before it then closes with one brace.
                 try:
                     parts = _parts.decode(self._buffer[:end] + b"]}")
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError):
                     continue
                 del self._buffer[:end]
                 del parts["traceEvents"]
                 return self._decoded(parts)
             at = max(0, len(self._buffer) - 64)
-            if len(self._buffer) > _LONGEST_HEAD:
-                raise self.broken(f"the first {_LONGEST_HEAD >> 20} MB hold no list 'traceEvents'")
+            if len(self._buffer) > longest:
+                raise self.broken(f"the first {longest >> 20} MB hold no list 'traceEvents'")
         raise self.broken("it has no list 'traceEvents'")
 
     def _decoded(self, parts: dict[str, Raw]) -> dict[str, Any]:
-        return {key: msgspec.json.decode(value) for key, value in parts.items()} if self._facts else {}
+        if not self._facts:
+            return {}
+        size = sum(map(needed, parts.values()))
+        self._memory.take(size, self.path)
+        self._taken += size
+        return {key: msgspec.json.decode(value) for key, value in parts.items()}
 
     def pieces(self) -> Iterator[list[Event]]:
         """Yields all events as dictionaries, several at a time, in the order of the file."""
@@ -204,7 +290,7 @@ class Reader:
                 found = decoder.decode(b"[" + self._buffer[:cut] + b"]")
             except msgspec.ValidationError:
                 raise  # valid JSON, but not an event
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             del self._buffer[: self._buffer.index(b",", cut) + 1]
             return found
@@ -222,7 +308,7 @@ class Reader:
             self.tail = self._decoded(parts)
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self.broken(f"it ends in the middle, or is damaged there ({error})") from None
         return found
 

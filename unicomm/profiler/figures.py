@@ -19,11 +19,12 @@ from unicomm.flight_recorder.table.table import Column
 from unicomm.flight_recorder.texts import format_ranks
 
 from .alignment import align, remarks
-from .chrome import Progress, Reader, TraceError
+from .chrome import Memory, Progress, Reader, TraceError, all_nanoseconds
 from .operation_columns import Joined, Operations, TraceFile, dense, from_recorder, join, load_traces
 from .trace_table import REPLAY
 
 _MOST_DELAYS = 10
+_INTERVAL, _BUSY = 200, 24  # bytes of an interval while a trace is read, and afterwards
 _HOW = {1: " (in replays)", -1: " (captured)"}
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _NOT_COMPUTE = (
@@ -163,10 +164,13 @@ class _Busy:
         return np.where(i >= 0, self.before[i] + inside, 0)
 
 
-def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Report:
+def report(
+    inputs: Sequence[Path | str], progress: Progress | None = None, memory: int | None = None
+) -> Report:
     """Returns the figures of Chrome traces (one per rank), or of rings and dumps of the flight recorder.
 
-    Raises `TraceError` when nothing can be read, or when the traces do not belong together.
+    `memory`: bytes that traces, or unpacked archives, may need; half of the free memory if None. Raises
+    `TraceError` when nothing can be read, or when the traces do not belong together.
     """
     paths = [Path(p) for p in inputs]
     missing = [p for p in paths if not p.exists()]
@@ -175,45 +179,45 @@ def report(inputs: Sequence[Path | str], progress: Progress | None = None) -> Re
     files: list[TraceFile] = []
     busy: dict[int, _Busy] = {}
     no_trace: list[TraceError] = []
-    traces = any(p.is_file() and _is_trace(p, no_trace) for p in paths)
+    room = Memory(memory)
+    traces = any(p.is_file() and _is_trace(p, no_trace, room) for p in paths)
     if traces:
-        files, found = load_traces(paths)
+        files, found = load_traces(paths, room)
         source = f"{len(files)} trace{'s' * (len(files) != 1)}"
     else:
-        try:
-            found, source = _recorder(paths, progress)
-        except TraceError as error:
-            if no_trace:
-                raise TraceError(f"{no_trace[0]}. It is no ring or dump either") from None
-            raise error from None
+        found, source = _recorder(paths, progress, memory, no_trace)
     clocks = align(found)
     if traces:
-        busy = _busy(files, clocks.offsets, progress)
+        busy = _busy(files, clocks.offsets, progress, room)
     out = _figures(found, join(found, clocks.offsets), clocks.offsets, busy, source)
     out.remarks = remarks(found, clocks, files)
     return out
 
 
-def _is_trace(path: Path, otherwise: list[TraceError]) -> bool:
+def _is_trace(path: Path, otherwise: list[TraceError], memory: Memory) -> bool:
     try:
-        Reader(path, facts=False).close()
+        Reader(path, facts=False, memory=memory).close()
     except TraceError as error:
         otherwise.append(error)
         return False
     return True
 
 
-def _recorder(paths: list[Path], progress: Progress | None) -> tuple[Operations, str]:
+def _recorder(
+    paths: list[Path], progress: Progress | None, memory: int | None, no_trace: list[TraceError]
+) -> tuple[Operations, str]:
     from unicomm.flight_recorder.ring.folder import FolderError, rings_folder
     from unicomm.flight_recorder.table.load import load
 
     try:
-        table = load(paths or [rings_folder()], progress, named=bool(paths))
+        table = load(paths or [rings_folder()], progress, named=bool(paths), memory=memory)
     except FolderError as error:
         raise TraceError(str(error)) from None
     if not len(table):
         where = ", ".join(map(str, paths)) or "this user's folder"
         why = f": {table.remarks[0].message}" if table.remarks else ""
+        if no_trace:
+            raise TraceError(f"{no_trace[0]}. It is no ring or dump either{why}")
         raise TraceError(
             f"no trace of unicomm, ring or dump in {where}{why}; give one trace per rank (FOLDER/*.json), or"
             " the folder of the flight recorder (UNICOMM_TRACE_KEEP=always keeps its rings)"
@@ -233,7 +237,9 @@ class _Work(msgspec.Struct, gc=False):
 _work = msgspec.json.Decoder(list[_Work])
 
 
-def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | None) -> dict[int, _Busy]:
+def _busy(
+    files: list[TraceFile], offsets: dict[int, int], progress: Progress | None, memory: Memory
+) -> dict[int, _Busy]:
     """Finds when each rank computed: its kernels, or torch's operators if there are none."""
     total = sum(f.path.stat().st_size for f in files)
     done = 0
@@ -242,22 +248,26 @@ def _busy(files: list[TraceFile], offsets: dict[int, int], progress: Progress | 
         shift = file.base_ns - offsets.get(file.rank, 0)
         kernels: list[tuple[float, float]] = []
         operators: list[tuple[float, float]] = []
-        with Reader(file.path, facts=False) as reader:
+        with Reader(file.path, facts=False, memory=memory) as reader:
             for piece in reader.pieces_as(_work):
+                before = len(kernels) + len(operators)
                 for e in piece:
                     if e.cat == "cpu_op":
                         if not e.name.startswith(_NOT_COMPUTE):
                             operators.append((e.ts, e.dur))
                     elif e.cat in _KERNELS and not e.name.startswith(_NOT_COMPUTE):
                         kernels.append((e.ts, e.dur))
+                memory.take(_INTERVAL * (len(kernels) + len(operators) - before), file.path)
                 if progress is not None:
                     progress(done + reader.position, total)
         done += file.path.stat().st_size
         # Where there are kernels, operators only issue them.
         times = np.asarray(kernels or operators, np.float64).reshape(-1, 2)
-        begin = np.rint(times[:, 0] * 1000).astype(np.int64) + shift
-        end = begin + np.rint(times[:, 1] * 1000).astype(np.int64)
+        begin = all_nanoseconds(times[:, 0]) + shift
+        end = begin + all_nanoseconds(times[:, 1])
+        memory.give_back(_INTERVAL * (len(kernels) + len(operators)))
         out[file.rank] = _union(begin, end)
+        memory.take(_BUSY * len(out[file.rank].begin), file.path)
     return out
 
 

@@ -24,7 +24,7 @@ from unicomm.flight_recorder.formats.perfetto_packets import (
 )
 from unicomm.flight_recorder.table.table import Column
 
-from .chrome import TraceEvent
+from .chrome import TraceEvent, all_nanoseconds
 from .merged_slices import Labels, RankRows, Slices, as_bytes
 from .operation_columns import TraceFile
 
@@ -141,8 +141,8 @@ class PerfettoSink:
         durations = np.maximum(
             np.asarray([0 if (e := piece[at]).dur is UNSET else e.dur for at in taken], np.float64), 0
         )
-        begin = np.rint(begins * 1000).astype(np.int64) + self._base
-        end = begin + np.rint(durations * 1000).astype(np.int64)
+        begin = all_nanoseconds(begins) + self._base
+        end = begin + all_nanoseconds(durations)
         packets: list[bytes] = []
         plain = zip(begin.tolist(), end.tolist(), strict=True)
         encoded = zip(timestamps(begin), timestamps(end), strict=True)

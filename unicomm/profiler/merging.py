@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec import UNSET
 
 from .alignment import align, remarks
-from .chrome import TYPED, Progress, Reader, TraceError, TraceEvent, replacing
+from .chrome import TYPED, Memory, Progress, Reader, TraceError, TraceEvent, replacing
 from .merged_slices import RankRows, Slices, flows, slices, tracks
 from .operation_columns import Joined, Operations, TraceFile, join, load_traces
 from .records import PREFIX
@@ -57,11 +57,17 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress | None = None) -> Merged:
+def merge(
+    traces: Sequence[Path | str],
+    output: Path | str,
+    progress: Progress | None = None,
+    memory: int | None = None,
+) -> Merged:
     """Merges one Chrome trace per rank into `output`: .json, .json.gz or .pftrace.
 
-    Calls `progress(done, total)` with numbers of bytes. Raises `TraceError`, or `ImportError` when a package
-    is missing; `output` then does not exist.
+    Calls `progress(done, total)` with numbers of bytes. `memory`: bytes that the operations of all traces may
+    need; half of the free memory if None. Raises `TraceError`, or `ImportError` when a package is missing;
+    `output` then does not exist.
     """
     target = Path(output)
     if not target.parent.is_dir():
@@ -75,7 +81,8 @@ def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress |
     if target.is_dir():
         raise TraceError(f"{target} is a folder; choose another name for the output")
     make = _sink(kind)
-    files, found = load_traces(paths)
+    room = Memory(memory)
+    files, found = load_traces(paths, room)
     clocks = align(found)
     joined = join(found, clocks.offsets)
     # Earlier than everything recorded, because some viewers accept no negative times.
@@ -85,7 +92,7 @@ def merge(traces: Sequence[Path | str], output: Path | str, progress: Progress |
     result = Merged(target, [f.rank for f in files], offsets_ns=clocks.offsets)
     result.remarks = remarks(found, clocks, files)
     with replacing(target) as part, closing(make(part, base, clocks.offsets)) as sink:
-        _run(files, found, joined, sink, base, result, progress)
+        _run(files, found, joined, sink, base, result, progress, room)
     return result
 
 
@@ -107,6 +114,7 @@ def _run(
     base: int,
     result: Merged,
     progress: Progress | None,
+    memory: Memory,
 ) -> None:
     number, place, result.flows = flows(found, joined)
     total = sum(f.path.stat().st_size for f in files)
@@ -119,7 +127,7 @@ def _run(
         shift_us = (file.base_ns - result.offsets_ns.get(file.rank, 0) - base) / 1000
         issues: dict[int, int] = {}
         matching = _Matching(own)
-        with Reader(file.path, facts=False) as reader:
+        with Reader(file.path, facts=False, memory=memory) as reader:
             for piece in _with_their_flows(reader.pieces_as(TYPED)):
                 labels: dict[int, int] = {}
                 for at, e in enumerate(piece):

@@ -21,9 +21,10 @@ from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.table import Column, Table
 from unicomm.flight_recorder.texts import tell_apart
 
-from .chrome import NOTHING, Reader, TraceError
+from .chrome import NOTHING, Memory, Reader, TraceError, base_of
 from .trace_table import KEY, REPLAY, TraceTable, read
 
+_KEPT = 160  # bytes of a row in `Operations`
 _UNDESCRIBED = ("undefined", "default_pg")  # what torch says of groups that the program does not describe
 
 
@@ -251,11 +252,12 @@ class _Gatherer:
         return found
 
 
-def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
+def load_traces(paths: Sequence[Path], memory: Memory | None = None) -> tuple[list[TraceFile], Operations]:
     """Reads the tables of one trace per rank; returns the files by rank, and all operations.
 
-    Raises `TraceError`.
+    Raises `TraceError`, also when the traces need more than `memory`.
     """
+    memory = Memory() if memory is None else memory
     if not paths:
         raise TraceError("no traces given")
     files: list[TraceFile] = []
@@ -264,14 +266,13 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
     for path in paths:
         if path.is_dir():
             raise TraceError(f"{path} is a folder; give the traces in it: {path}/*.json")
-        with Reader(path) as reader:
+        with Reader(path, memory=memory) as reader:
             data = reader.head.get(KEY)
             if data is None:  # a tool has sorted the keys: the table comes after the events
                 for _ in reader.pieces_as(NOTHING):
                     pass
                 data = reader.tail.get(KEY)
-            base = int((reader.head | reader.tail).get("baseTimeNanoseconds", 0))
-            reader.head, reader.tail = {}, {}
+            base = base_of(reader.head | reader.tail, path)
         if data is None:
             raise TraceError(
                 f"{path} holds no table of unicomm, so its operations cannot be matched with those of other"
@@ -280,6 +281,8 @@ def load_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], Operations]:
             )
         table = read(data, str(path))
         data = None
+        reader.forget()
+        memory.take(_KEPT * len(table), path)
         same = next((f.path for f in files if f.rank == table.rank), None)
         if same is not None:
             raise TraceError(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from unicomm.flight_recorder.ring.reader import STATES
 
-from .chrome import EXACT, Reader, TraceError, nanoseconds
+from .chrome import EXACT, Memory, Reader, TraceError, base_of, nanoseconds
 from .trace_table import KEY, Group, TraceTable, read
 
 if TYPE_CHECKING:
     import torch
 
 PREFIX = "unicomm::"
+_EVENT = 200  # bytes that are kept of an event of a trace
 _FLOWS = {"fwdbwd": 1, "ac2g": 2}  # Kineto's numbers of these kinds of flows
 # What torch's traces have among the arguments of an event besides those of the operation.
 _NOT_ARGUMENTS = (
@@ -152,14 +153,19 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
     return []
 
 
-def read_events(path: Path | str) -> list[CommEvent]:
-    """Returns the same records from a Chrome trace, `.gz` or not. Raises `TraceError` if it has no table."""
+def read_events(path: Path | str, memory: int | None = None) -> list[CommEvent]:
+    """Returns the same records from a Chrome trace, `.gz` or not. Raises `TraceError` if it has no table.
+
+    `memory`: bytes that the trace may need; half of the free memory if None.
+    """
+    room = Memory(memory)
     table: Any = None
     seen: list[_Seen] = []
     frames: dict[int, list[tuple[int, int, str]]] = {}
     flows: dict[tuple[int, int], tuple[int, int, bool]] = {}
-    with Reader(path) as reader:
+    with Reader(path, memory=room) as reader:
         for piece in reader.pieces_as(EXACT):
+            room.take(_EVENT * len(piece), path)
             for e in piece:
                 kind = e.get("ph")
                 if kind == "X":
@@ -173,7 +179,7 @@ def read_events(path: Path | str) -> list[CommEvent]:
                     flows[at] = (int(e["id"]), _FLOWS.get(e.get("cat", ""), 0), kind == "s")
         facts = reader.head | reader.tail
         table = facts.get(KEY)
-        base = int(facts.get("baseTimeNanoseconds", 0))
+        base = base_of(facts, path)
     if table is None:
         raise TraceError(f"{path} holds no table of unicomm; did the program use it while it was profiled?")
     for one in seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -9,17 +10,20 @@ from urllib.parse import unquote
 from unicomm.flight_recorder.ring.reader import STATES
 from unicomm.flight_recorder.texts import parse_ranks
 
-from .chrome import TraceError
+from .chrome import LATEST, TraceError
 
 KEY = "unicomm"
 VERSIONS = (1, 2)  # 2 added captured_seq and replay
 _MOST_RANKS = 1 << 22
+_MOST_MEMBERS = 1 << 23  # of all groups together: 512 groups of 16 384 ranks
+_TIMES = ("issued_ns", "started_ns", "completed_ns")
 _TEXTS = ("op", "dtype", "in_splits", "out_splits")
 _NUMBERS = (
     *("seq_num", "group", "thread", "traced", "issued_ns", "started_ns", "completed_ns", "state"),
     *("is_async", "in_elements", "out_elements", "root", "peer", "bytes", "batch"),
     *("captured_seq", "replay"),
 )
+_SPLITS = re.compile(r"(?:\d{1,19}(?:,\d{1,19})*)?", re.ASCII)
 _SINCE_2 = ("captured_seq", "replay")
 REPLAY = "replay"  # the operation of a row that stands for the whole replay of a graph
 
@@ -74,23 +78,31 @@ def read(data: Any, where: str) -> TraceTable:
         columns = _columns(data["columns"], data["rows"], () if data["version"] >= 2 else _SINCE_2)
         if any(not 0 <= group < len(groups) for group in set(columns["group"])):
             raise ValueError("a row belongs to no group")
+        spans = [(data["started_ns"], data["stopped_ns"])]
+        spans += [(min(columns[name]), max(columns[name])) for name in _TIMES if columns[name]]
+        if any(not isinstance(t, int) or not 0 <= t < LATEST for span in spans for t in span):
+            raise ValueError("a time is out of range")
+        if sum(len(group.ranks) for group in groups) > _MOST_MEMBERS:
+            raise ValueError("the groups have more members than a job can have")
+        if not all(_SPLITS.fullmatch(text) for text in {*columns["in_splits"], *columns["out_splits"]}):
+            raise ValueError("the parts of a row are no numbers")
         if not set(columns["state"]) <= set(STATES):
             raise ValueError("a row has an unknown state")
         widest = max(groups, key=lambda g: len(g.ranks), default=None)
         return TraceTable(
             rank=-1 if widest is None else widest.global_rank,
             host=unquote(str(data["host"])),
-            pid=int(data["pid"]),
+            pid=_number(data["pid"]),
             clock=unquote(str(data.get("clock", ""))),
             started_ns=int(data["started_ns"]),
             stopped_ns=int(data["stopped_ns"]),
-            dropped=int(data["dropped"]),
+            dropped=_number(data["dropped"]),
             groups=groups,
             columns=columns,
         )
     except TraceError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TraceError(f"{where}: the table of operations is damaged ({error!r}); record it anew") from None
 
 
@@ -115,6 +127,12 @@ def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -
     ):
         raise ValueError("a number of more than 64 bits")
     return columns
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{str(value)[:20]} is no number of 63 bits")
+    return int(value)
 
 
 def _group(entry: dict[str, Any]) -> Group:

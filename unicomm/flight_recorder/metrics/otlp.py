@@ -95,8 +95,14 @@ def send(message: ExportMetricsServiceRequest, url: str, timeout: float = TIMEOU
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise CollectorError(f"{where} cannot be reached: {why}") from None
-    if "protobuf" not in kind:
-        return ""
+    return read_answer(data, where) if "protobuf" in kind else ""
+
+
+def read_answer(data: bytes, where: str) -> str:
+    """Returns the remark in the answer of the collector at `where`, "" without one.
+
+    Raises `CollectorError` when it has rejected data.
+    """
     response = ExportMetricsServiceResponse()
     try:
         response.ParseFromString(data)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import UNUSABLE, PlainGroup, end_without_package, print_error, print_line, progress, with_extra
+from .terminal import (
+    UNUSABLE,
+    Gigabytes,
+    PlainGroup,
+    end_without_package,
+    in_bytes,
+    print_error,
+    print_line,
+    progress,
+    with_extra,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +72,7 @@ def _print_remarks(errors: Console, remarks: list[str]) -> None:
 def merge(
     traces: Traces,
     output: Annotated[Path, typer.Option("--output", "-o", help="merged .json, .json.gz or .pftrace file")],
+    memory: Gigabytes = None,
 ) -> None:
     """Merges the ranks' traces on one clock, with a flow through all ranks for each collective.
 
@@ -73,7 +84,7 @@ def merge(
     from unicomm.profiler.merging import merge as run
 
     with _progress("merging") as (errors, advance):
-        done = run(traces, output, advance)
+        done = run(traces, output, advance, in_bytes(memory))
         widest = max((abs(o) for o in done.offsets_ns.values()), default=0)
         ranks = f"{len(done.ranks)} rank{'s' if len(done.ranks) != 1 else ''}"
         print_line(
@@ -96,6 +107,7 @@ def report(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
     html: Annotated[Path | None, typer.Option(help="write one HTML file with plots")] = None,
+    memory: Gigabytes = None,
 ) -> None:
     """Reports where the time of communication goes, and which ranks are late by how much.
 
@@ -111,7 +123,7 @@ def report(
             if not html.parent.is_dir():
                 raise FileNotFoundError(f"--html {html}: the folder {html.parent} does not exist")
             import_module("unicomm.profiler.figures_html")
-        found = figures.report(inputs or [], advance)
+        found = figures.report(inputs or [], advance, in_bytes(memory))
         if html is not None:
             import_module("unicomm.profiler.figures_html").write(found, html)
             print_line(errors, f"wrote {html}", "dim")
@@ -132,6 +144,7 @@ def annotate(
     trace: Annotated[Path, typer.Argument(help="a Chrome trace with replayed CUDA graphs")],
     annotations: Annotated[Path, typer.Argument(help="the file that graph_annotations(...).save wrote")],
     output: Annotated[Path, typer.Option("--output", "-o", help="annotated .json or .json.gz file")],
+    memory: Gigabytes = None,
 ) -> None:
     """Adds operations captured in CUDA graphs to the arguments of the replayed kernels of a trace.
 
@@ -142,7 +155,7 @@ def annotate(
     from unicomm.profiler.annotations import annotate as run
 
     with _progress("annotating") as (errors, advance):
-        done = run(trace, annotations, output, advance)
+        done = run(trace, annotations, output, advance, in_bytes(memory))
         print_line(errors, f"wrote {output}: {done} kernels annotated")
         if not done:
             why = "no kernel of the trace belongs to a node of the annotations: are both of one run?"

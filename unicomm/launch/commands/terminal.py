@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: The option --memory of the commands that read archives and traces; see `in_bytes`.
+Gigabytes = Annotated[
+    float | None,
+    typer.Option(
+        "--memory",
+        min=0,
+        help="GiB that unpacked archives, or traces, may need; default: half of the free memory",
+    ),
+]
 GOOD, FOUND, UNUSABLE = 0, 1, 2  # exit codes: all good, a remark, nothing that could be read
 
 

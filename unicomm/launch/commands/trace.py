@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from . import trace_diff, trace_export, trace_top
-from .terminal import UNUSABLE, PlainGroup, folder_with_rings, in_bytes, print_line, print_unreadable
+from .terminal import (
+    UNUSABLE,
+    Gigabytes,
+    PlainGroup,
+    folder_with_rings,
+    in_bytes,
+    print_line,
+    print_unreadable,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, cls=PlainGroup)
 app.command()(trace_top.top)
@@ -97,10 +105,7 @@ def analyze(
     stuck_after: Annotated[
         float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
     ] = 2.0,
-    memory: Annotated[
-        float | None,
-        typer.Option(min=0, help="GiB that unpacked archives may need; default: half of the free memory"),
-    ] = None,
+    memory: Gigabytes = None,
 ) -> None:
     """Finds what went wrong: the culprit ranks, the operation, the line of code, and what to do.
 

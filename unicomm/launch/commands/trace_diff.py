@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .terminal import FOUND, GOOD, UNUSABLE, in_bytes, print_line, print_unreadable
+from .terminal import FOUND, GOOD, UNUSABLE, Gigabytes, in_bytes, print_line, print_unreadable
 
 
 def diff(
     a: Annotated[Path, typer.Argument(help="one run: a folder, file or archive with rings or dumps")],
     b: Annotated[Path, typer.Argument(help="the other run")],
     json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-    memory: Annotated[
-        float | None,
-        typer.Option(min=0, help="GiB that unpacked archives may need; default: half of the free memory"),
-    ] = None,
+    memory: Gigabytes = None,
 ) -> None:
     """Compares two runs: finds the first operation that differs, and how the operations' times changed.
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import GOOD, UNUSABLE, print_error, print_line, print_unreadable, with_extra
+from .terminal import (
+    GOOD,
+    UNUSABLE,
+    Gigabytes,
+    in_bytes,
+    print_error,
+    print_line,
+    print_unreadable,
+    with_extra,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +55,7 @@ def export(
     stuck_after: Annotated[
         float, typer.Option(min=0, help="seconds after which a running process's operation counts as stuck")
     ] = 2.0,
+    memory: Gigabytes = None,
 ) -> None:
     """Exports metrics for Prometheus and OpenTelemetry: counters, states of ranks, lateness, the verdict.
 
@@ -70,7 +80,7 @@ def export(
         import prometheus_client  # noqa: F401
     if otlp is not None:
         import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401
-    raise typer.Exit(_export(paths or [], openmetrics, otlp, timeout, stuck_after, errors))
+    raise typer.Exit(_export(paths or [], openmetrics, otlp, timeout, stuck_after, errors, in_bytes(memory)))
 
 
 def _export(
@@ -80,6 +90,7 @@ def _export(
     timeout: float,
     stuck_after: float,
     errors: Console,
+    memory: int | None,
 ) -> int:
     from unicomm.flight_recorder.analysis.analyze import analyze
     from unicomm.flight_recorder.metrics.samples import of_table
@@ -87,7 +98,7 @@ def _export(
     from unicomm.flight_recorder.table.load import load
 
     try:
-        table = load(paths or [rings_folder()])
+        table = load(paths or [rings_folder()], memory=memory)
         if table.empty:
             print_unreadable(errors, table.remarks)
             print_line(errors, f"no dump or ring in {', '.join(map(str, paths)) or rings_folder()}")
