@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults healthy models simulate compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults fuzz healthy models simulate compat sanitize check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -77,11 +77,16 @@ models: $(VENV)/installed
 SEEDS    ?= 20000
 FIRST    ?= 1
 SIMULATE := build/simulate
-simulate: $(VENV)/tools
+simulate: $(VENV)/installed
 	$(BIN)/cmake -G Ninja -S . -B $(SIMULATE) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SIMULATION=ON
 	$(BIN)/cmake --build $(SIMULATE) --target native_simulate
 	$(SIMULATE)/native_simulate --regressions csrc/tests/simulation/regressions.txt --seeds $(SEEDS) --first $(FIRST)
-	test ! -f tests/simulation/conductor.py || { $(MAKE) $(VENV)/installed && $(BIN)/python -m tests.simulation.conductor --seeds $(SEEDS); }
+	$(BIN)/python -m tests.simulation.conductor --seeds $(SEEDS) --first $(FIRST)
+
+# Coverage-guided fuzzing of all readers: MINUTES for each target, TARGET (default: all), SEED (default: a new one).
+MINUTES ?= 5
+fuzz: $(VENV)/installed
+	$(BIN)/python -m tests.fuzz.conductor --minutes $(MINUTES) $(addprefix --target ,$(TARGET)) $(addprefix --seed ,$(SEED))
 
 # torch's own tests and frameworks, on stock torch.distributed and with the switch; about 1 GB is installed for it.
 # Its environment sees the project's, with the same torch. DeepSpeed is built, for which it imports torch.
