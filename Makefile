@@ -80,7 +80,7 @@ SIMULATE := build/simulate
 simulate: $(VENV)/installed
 	$(BIN)/cmake -G Ninja -S . -B $(SIMULATE) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DUNICOMM_SIMULATION=ON
 	$(BIN)/cmake --build $(SIMULATE) --target native_simulate
-	$(SIMULATE)/native_simulate --regressions csrc/tests/simulation/regressions.txt --seeds $(SEEDS) --first $(FIRST)
+	$(SIMULATE)/native_simulate --deaths --regressions csrc/tests/simulation/regressions.txt --seeds $(SEEDS) --first $(FIRST)
 	$(BIN)/python -m tests.simulation.conductor --seeds $(SEEDS) --first $(FIRST)
 
 # Coverage-guided fuzzing of all readers: MINUTES for each target, TARGET (default: all), SEED (default: a new one).

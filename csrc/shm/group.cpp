@@ -216,6 +216,8 @@ bool Group::must_stop(const std::vector<int>& awaited, uint64_t deadline_ns, boo
         return true;
     }
     if (uint64_t now = now_ns(); now >= deadline_ns && now >= patience_ns()) {
+        // This rank may have been stopped since it looked for a failure, and the others have told one.
+        if (relayed_failure(relayed)) return must_stop(awaited, deadline_ns, deep, fault, only_awaited);
         fault = {FaultCode::kTimeout, awaited, {}, ""};
         return true;
     }

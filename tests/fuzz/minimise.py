@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -41,6 +42,7 @@ def _inside(target: Target, room: Room, data: bytes, every: bool) -> str:
     signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # its signal ends the process
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1), os.dup2(null, 2)
+    faulthandler.disable()  # pytest's writes to a copy of stderr
     with open("/proc/self/statm") as file:
         most = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + _ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
