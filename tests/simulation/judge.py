@@ -38,24 +38,7 @@ _CREATIONS = ("create", "split", "reconf")
 _ANSWER = 1.2  # seconds in which a rank that is asked has to answer
 
 #: Defects that are known and not repaired yet: what the text of a violation holds, and the reason.
-KNOWN: tuple[tuple[str, str], ...] = (
-    (
-        r"^(no culprits|not the dead rank).*one stopped before it could answer",
-        "the last member of a rendezvous has stopped before it said that it is the last",
-    ),
-    (
-        r"^no culprits: .*ranks  did not come to the attempt",
-        "the first rank of a reconfiguration takes part, but has not invited this rank",
-    ),
-    (
-        r"^some connected, some failed: .*the store failed: the first rank's store",
-        "a split of a reconfigured communicator, whose first rank finalizes it when its own part is done",
-    ),
-    (
-        r"^some connected, some failed: .* in split .*((is|are) gone|has finalized|aborted the communicator)",
-        "a rank that awaits the outcome of a split sees a rank leave the parent, after others have it",
-    ),
-)
+KNOWN: tuple[tuple[str, str], ...] = ()
 
 
 def is_known(text: str) -> bool:

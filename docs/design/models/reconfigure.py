@@ -52,8 +52,6 @@ MUTANTS = {
     "calls are closed at once": "a rank waits until its deadline for one that died in the meeting",
     "lists not compared": "ranks with different lists become members",
     "farewell of others unread": "a rank that gave up counts as dead",
-}
-DEFECTS = {
     "late first rank not named": "all came, and a rank that is not invited by its deadline names nobody",
 }
 
@@ -281,4 +279,4 @@ def mutant(name: str) -> Attempt:
     return Attempt(size, faults, absent, odd, name)
 
 
-PROTOCOL = Protocol("reconfigure", small, large, mutant, MUTANTS, DEFECTS)
+PROTOCOL = Protocol("reconfigure", small, large, mutant, MUTANTS)

@@ -77,8 +77,6 @@ MUTANTS = {
     "nobody takes over": "a member waits for ever for the one that was elected",
     "nobody is asked who is here": "a timeout names nobody: a member died between its post and its arrival",
     "one member decides for itself": "the first member succeeds before all have come",
-}
-DEFECTS = {
     "loss not put into the store": "a member that finds another one gone raises, and the others succeed",
 }
 
@@ -369,4 +367,4 @@ def mutant(name: str) -> Meeting:
     return Meeting(size, steps, faults, watched, name)
 
 
-PROTOCOL = Protocol("rendezvous", small, large, mutant, MUTANTS, DEFECTS)
+PROTOCOL = Protocol("rendezvous", small, large, mutant, MUTANTS)

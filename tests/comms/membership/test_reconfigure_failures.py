@@ -17,6 +17,7 @@ from unicomm import (
     PeerLostError,
     ReduceOp,
 )
+from unicomm.comms.membership.reconfigure_session import ReconfigureSession
 
 SUM = ReduceOp.SUM
 REAL = ["shm", "gloo"]
@@ -156,3 +157,25 @@ def test_a_hook_that_refuses(cast):
         ranks.comms[0].reconfigure(7, ranks.handles)
     handle.remove()
     ranks.play([0, 1], lambda comm, _: comm.barrier(False))
+
+
+def test_a_first_rank_that_does_not_invite_is_named(cast, raised, monkeypatch):
+    """All ranks have come, but the first one has not invited the other by its deadline."""
+    ranks, invite, late = cast("gloo", 2), ReconfigureSession._invite, threading.Event()
+
+    def invite_late(session: ReconfigureSession) -> Any:
+        assert late.wait(LONG)
+        return invite(session)
+
+    def play(comm: Communicator, i: int) -> Any:
+        try:
+            return raised(comm.reconfigure, 7, ranks.handles, LONG if i == 0 else 1.0)
+        finally:
+            if i == 1:
+                late.set()
+
+    monkeypatch.setattr(ReconfigureSession, "_invite", invite_late)
+    error = ranks.play([0, 1], play)[1]
+    assert type(error) is CommTimeoutError
+    assert error.culprits == (0,), error
+    assert "rank 0 did not come" in error.message

@@ -382,3 +382,42 @@ def test_all_or_none_in_any_order_of_events() -> None:
     assert len({m.uid for m in members}) == 1
     close_all(members)
     assert store.num_keys() == 1
+
+
+def _lost_peer() -> None:
+    raise PeerLostError("rank 2 is gone", culprits=[2], dead=[2])
+
+
+def test_no_member_succeeds_after_one_whose_peer_is_gone():
+    """The last member comes after another one has raised: that one has put its error into the store."""
+    store = HashStore()
+    with pytest.raises(PeerLostError, match="rank 2 is gone"):
+        meet(store, "c", 0, 2, timeout=LONG, hello={}, check_peers=_lost_peer)
+    with pytest.raises(PeerLostError, match="rank 2 is gone") as raised:
+        meet(store, "c", 1, 2, timeout=LONG, hello={})
+    assert raised.value.culprits == (0,)
+
+
+def test_a_member_raises_what_its_own_connections_tell():
+    """Another member has left because of a lost peer, of which this one hears a little later."""
+    looks = iter([None, None])
+
+    def check_peers() -> None:
+        if next(looks, "lost") == "lost":
+            _lost_peer()
+
+    store = HashStore()
+    with contextlib.closing(meet_pair(store)) as rendezvous:
+        with pytest.raises(PeerLostError) as raised:
+            rendezvous._check_peers = check_peers
+            rendezvous.exchange("a", b"")
+    assert raised.value.culprits == (2,)
+
+
+def meet_pair(store: Any) -> Rendezvous:
+    """Member 1 of a meeting whose member 0 has left its next step because of a lost peer."""
+    members = meet_all(store, 2)
+    members[0]._check_peers = _lost_peer
+    with pytest.raises(PeerLostError):
+        members[0].exchange("a", b"")
+    return members[1]

@@ -158,7 +158,8 @@ class ReconfigureSession:
             time.sleep(0.002)
         for lines in asked.values():
             lines.socket.close()
-        missing = [rank for rank in others if rank not in there]
+        # If all have come, the first rank takes part, but has not invited this one.
+        missing = [rank for rank in others if rank not in there] or [0]
         return CommTimeoutError(
             f"{rank_list(missing)} did not come to the attempt {self._uuid} within {self._timeout:g} s",
             dead=dead,

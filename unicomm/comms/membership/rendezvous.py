@@ -15,7 +15,7 @@ itself). Every step works the same way, under ``<generation>/<step>/``:
 2. The member that completes ``arrived`` is the last one. It reads all posts, compares their headers and puts
    the outcome into ``result``, for which all the others wait.
 3. A member whose deadline passes, that is interrupted, or that finds a reason why the step cannot succeed
-   (meeting_faults.py), puts a failure into ``result``. ``abandon`` elects the member that finds out who is
+   (meeting_faults.py, `check_peers`), puts a failure into ``result``. ``abandon`` elects the member that finds out who is
    missing, so that a large job does not overload the store. If all have come, it puts ``question``, and the
    members that answer by ``here<rank>`` are not to blame.
 
@@ -75,6 +75,7 @@ from .rendezvous_parts import (
 
 MAX_VALUE = 1 << 20  # bytes that one member may contribute to a step: these are addresses, not tensors
 _LOOK = 0.2  # seconds between two looks at the peers
+_CAUSE = 1.0  # seconds in which a member hears on its own connections why another one has left
 _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in parts
 _UID = 16  # characters
 _NONCE = 16  # characters before a post's header, which make each post unique
@@ -368,8 +369,12 @@ class Rendezvous:
             # Only if the members disagree on their number, and the others were complete without this one.
             failure = {"kind": "mismatch", "culprits": [[self.rank, self.rank]], "differences": {}}
         if failure is not None:
+            if failure.get("peers"):
+                self._await_cause()
             raise self._explain(failure, what)
-        self._client.delete([mine, *self._answers])
+        # The member that holds the store may have read the outcome, gone on, and ended the store.
+        with contextlib.suppress(BackendError, CommTimeoutError):
+            self._client.delete([mine, *self._answers])
         self._answers = []
         return outcome[len(_SUCCESS) + DIGEST :]
 
@@ -400,9 +405,9 @@ class Rendezvous:
                 if self._check_peers is not None:
                     try:
                         self._check_peers()
-                    except CommError:
+                    except CommError as error:
                         # A member that has the outcome already may have gone on, and left.
-                        if outcome := self._client.peek(result):
+                        if outcome := self._tell_of_peers(error):
                             break
                         raise
                 if time.monotonic() >= look:
@@ -412,6 +417,24 @@ class Rendezvous:
                 pause = min(left, look - time.monotonic())
                 self._client.wait(result, min(pause, _LOOK) if self._check_peers else pause)
         return outcome
+
+    def _tell_of_peers(self, error: CommError) -> bytes:
+        """Fails this step because of an error of `check_peers`. Returns another outcome if there was one."""
+        me = [[self.rank, self.rank]]
+        failure = {"kind": "left", "culprits": me, "reason": describe(error), "peers": True}
+        with contextlib.suppress(BackendError, CommTimeoutError):  # the store may be gone with a peer
+            outcome = self._fail(self._step, failure)
+            return b"" if outcome == _FAILURE + encode(failure) else outcome
+        return b""
+
+    def _await_cause(self) -> None:
+        """Raises what `check_peers` finds, when another member has left because of what it has found."""
+        end = min(self._deadline, time.monotonic() + _CAUSE)
+        while self._check_peers is not None:
+            self._check_peers()
+            if time.monotonic() >= end:
+                return
+            time.sleep(_CAUSE / 50)
 
     def _look(self, header: bytes) -> dict[str, Any] | None:
         """Looks for a reason why this step cannot succeed, and answers the member that asks who is here."""
