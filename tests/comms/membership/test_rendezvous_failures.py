@@ -407,10 +407,11 @@ def test_a_member_raises_what_its_own_connections_tell():
             _lost_peer()
 
     store = HashStore()
-    with contextlib.closing(meet_pair(store)) as rendezvous:
-        with pytest.raises(PeerLostError) as raised:
-            rendezvous._check_peers = check_peers
-            rendezvous.exchange("a", b"")
+    rendezvous = meet_pair(store)
+    rendezvous._check_peers = check_peers
+    with pytest.raises(PeerLostError) as raised:
+        rendezvous.exchange("a", b"")
+    rendezvous.close()
     assert raised.value.culprits == (2,)
 
 
