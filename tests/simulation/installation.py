@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from unicomm.backends.gloo import backend as gloo_backend
 from unicomm.backends.out_of_band import channel_thread, fault_channel
 from unicomm.c10d import compat
 from unicomm.comms.execution import engine, message_queue
-from unicomm.comms.failures import daemon_pool, open_communicators
+from unicomm.comms.failures import daemon_pool, open_communicators, store_requests
 from unicomm.comms.membership import create, endpoint
 from unicomm.comms.membership.environment import Environment
 
@@ -125,6 +126,11 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
     yield gloo_backend, "ctypes", _NoCounting
     yield registry, "_environment", _environment
     yield open_communicators, "_open", set()
+    yield (
+        store_requests,
+        "_requests",
+        weakref.WeakKeyDictionary(),
+    )  # which the end of the process goes through
     yield from _processes()
     pools: dict[int, primitives.PerProcess] = {}
     for name, module in sorted(sys.modules.items()):

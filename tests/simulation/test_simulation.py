@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,8 +30,7 @@ from .player import Run, play
 from .program import Program, program_of, to_text
 from .scheduler import Process, Scheduler, Stuck
 
-FRESH = 10.0  # seconds for seeds that nobody has tried before
-ENOUGH = 15  # fresh seeds that a busy machine manages all the same
+SEEDS = 300  # those that are played; all runs on one state of the code play the same ones
 SCHEDULES = 12  # of each program that showed a defect
 
 
@@ -111,12 +109,10 @@ def test_what_was_found_stays_repaired(name: str) -> None:
         assert not (found := _broken(tried)), f"{name}, schedule {schedule}: {found[0]}\n{to_text(tried)}"
 
 
-def test_fresh_seeds_break_nothing() -> None:
+def test_seeds_of_this_code_break_nothing() -> None:
     """A failure's message holds the program: `python -m tests.simulation.conductor --program FILE`."""
-    first, began, errors = _first_seed(), time.monotonic(), 0
-    for count in range(10_000):
-        if count >= ENOUGH and time.monotonic() > began + FRESH:
-            break
+    first, errors = _first_seed(), 0
+    for count in range(SEEDS):
         run = play(program_of(first + count))
         errors += sum(record.error is not None for record in run.records)
         found = unexplained(violations(run))
