@@ -15,8 +15,8 @@ itself). Every step works the same way, under ``<generation>/<step>/``:
 2. The member that completes ``arrived`` is the last one. It reads all posts, compares their headers and puts
    the outcome into ``result``, for which all the others wait.
 3. A member whose deadline passes, that is interrupted, or that finds a reason why the step cannot succeed
-   (meeting_faults.py, `check_peers`), puts a failure into ``result``. ``abandon`` elects the member that finds
-   out who is missing, so that a large job does not overload the store. If all have come, it puts
+   (meeting_faults.py, `check_peers`), puts a failure into ``result``. ``abandon`` elects the member that
+   finds out who is missing, so that a large job does not overload the store. If all have come, it puts
    ``question``, and the members that answer by ``here<rank>`` are not to blame.
 
 ``result`` is written by compare-and-set only: the first outcome stands and all members take it, also a member
