@@ -50,15 +50,4 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "kill", "rank": 2, "op": 1, "after": 1}],
     },
-    "a member of a split loses the store of the first rank, which has read the outcome and finalized": {
-        "ranks": 2,
-        "host": 0,
-        "schedule": 66,
-        "ops": [
-            {"op": "create", "comm": "c1", "name": "b", "timeout": 3.0, "reconf": True},
-            {"op": "reconf", "comm": "c1", "uuid": 2, "ranks": [1, 0], "timeout": 5.0},
-            {"op": "split", "comm": "c1", "parts": [[0, 1]], "child": "c3", "timeout": 5.0},
-        ],
-        "faults": [],
-    },
 }

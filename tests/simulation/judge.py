@@ -43,6 +43,10 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"^some connected, some failed: .* in split .*((is|are) gone|has finalized|aborted the communicator)",
         "the rank that holds the store leaves the parent before all have read the outcome of the split",
     ),
+    (
+        r"^some connected, some failed: .* in split .*the store failed: the first rank's store",
+        "the same, noticed as the end of the store",
+    ),
 )
 
 

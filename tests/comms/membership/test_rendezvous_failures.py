@@ -422,3 +422,17 @@ def meet_pair(store: Any) -> Rendezvous:
     with pytest.raises(PeerLostError):
         members[0].exchange("a", b"")
     return members[1]
+
+
+def test_a_member_with_the_outcome_needs_the_store_no_longer(monkeypatch):
+    """The member that holds the store has read the outcome, gone on, and ended the store."""
+    members = meet_all(HashStore(), 2)
+
+    def gone(keys: Any) -> None:
+        raise BackendError("the store failed")
+
+    for member in members:
+        monkeypatch.setattr(member._client, "delete", gone)
+    results = outcomes([partial(member.exchange, "a", b"x") for member in members])
+    assert results == [[b"x", b"x"]] * 2
+    assert all(member._failure is None for member in members)
