@@ -472,7 +472,8 @@ class Rendezvous:
         if self._client.put_first(self._key("result"), outcome) != outcome:
             return
         if self._step > 0:
-            self._erase(self._generation, self._step - 1)
+            with contextlib.suppress(BackendError, CommTimeoutError):  # as in `_play`
+                self._erase(self._generation, self._step - 1)
             return
         self._advance(self._generation)
         before = self._generation - 1
