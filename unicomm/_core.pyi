@@ -633,6 +633,7 @@ class SymmFast:
     def atomic(
         self,
         op: int,
+        swaps: bool,
         peer: object | None,
         offset: object | None,
         first: object | None,

@@ -190,13 +190,13 @@ class SymmFast {
     }
 
     // Atomic operations of windows: adds `first` to element `offset` of the `count` elements at `base` on
-    // `peer`, or, with `second`, replaces it by `second` if it is `first`. Returns the old value, False, or
+    // `peer`, or, with `swaps`, replaces it by `second` if it is `first`. Returns the old value, False, or
     // (fault, None).
-    nb::object atomic(uint32_t op, nb::handle peer, nb::handle offset, nb::handle first, nb::handle second,
-                      nb::handle timeout, Address base, int64_t count, int dtype) {
+    nb::object atomic(uint32_t op, bool swaps, nb::handle peer, nb::handle offset, nb::handle first,
+                      nb::handle second, nb::handle timeout, Address base, int64_t count, int dtype) {
         int64_t pe = 0, at = 0;
         uint64_t value = 0, other = 0, before = 0;
-        bool swaps = !second.is_none(), is_signed = static_cast<DType>(dtype) == DType::kInt64;
+        bool is_signed = static_cast<DType>(dtype) == DType::kInt64;
         const Vtbl& table = end_->table();
         if (swaps ? !table.compare_swap : !table.fetch_add) return no();
         if (calls_.blocked() || !timeout.is_none() || !number(peer, pe) || !number(offset, at)) return no();
@@ -400,8 +400,8 @@ void bind_symm_fast(nb::module_& m) {
              any("timeout"), nb::arg("word"))
         .def("wait_signal", &SymmFast::wait_signal, nb::arg("name"), op(), any("peer"), any("async_op"),
              any("hints"), any("timeout"), nb::arg("word"), nb::arg("value"))
-        .def("atomic", &SymmFast::atomic, op(), any("peer"), any("offset"), any("first"), any("second"),
-             any("timeout"), nb::arg("base"), nb::arg("count"), nb::arg("dtype"))
+        .def("atomic", &SymmFast::atomic, op(), nb::arg("swaps"), any("peer"), any("offset"), any("first"),
+             any("second"), any("timeout"), nb::arg("base"), nb::arg("count"), nb::arg("dtype"))
         .def("broadcast", &SymmFast::broadcast, op(), any("tensor"), any("root"), any("relaxed"),
              any("timeout"))
         .def("all_to_all", &SymmFast::all_to_all, op(), any("input"), any("out"), any("relaxed"),

@@ -17,6 +17,12 @@ namespace {
 constexpr uint64_t kHeapBytes = 8 << 20;
 const Vtbl& table = host_table();
 
+int sum_at(int world, size_t i) {
+    int sum = 0;
+    for (int r = 0; r < world; ++r) sum += value(r, i);
+    return sum;
+}
+
 uint64_t deadline() { return now_ns() + limit_ns; }
 
 void check(int code, const Error& error, const char* what) {

@@ -46,7 +46,7 @@ def test_every_fault_is_played():
 
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "mpi"])  # `make chaos` plays MPI's
 def test_rounds(backend, tmp_path):
     plans = [Round.of(SEEDS.get(fault, 2), [4], [backend], [fault]) for fault in ROUNDS[backend]]
     why = mpi_places.why_not() if backend == "mpi" else namespaces.why_not()

@@ -115,7 +115,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 def _near(value: Any, rng: Random) -> Any:
     """Returns a value of the same type as `value`, or an odd one."""
     if isinstance(value, bool) or value is None or rng.random() < 0.3:
-        return rng.choice(ODD)
+        return deepcopy(rng.choice(ODD))  # else it may become a part of itself
     if isinstance(value, int):
         return rng.choice([value + 1, value - 1, -value, value * 2, value * 1000, rng.choice(NUMBERS)])
     if isinstance(value, float):
@@ -125,7 +125,7 @@ def _near(value: Any, rng: Random) -> Any:
         return rng.choice(
             [value[:at] + rng.choice(TEXTS) + value[at:], value[:at], rng.choice(TEXTS), value * 2]
         )
-    return rng.choice(ODD)
+    return deepcopy(rng.choice(ODD))
 
 
 def mutate_tree(tree: Any, rng: Random) -> Any:

@@ -584,6 +584,11 @@ def kernel_annotations() -> dict[int, list[Any]]:
     return found
 
 
+def is_this_host(host: str) -> bool:
+    """Whether torchrun's rendezvous takes a name or address for this host."""
+    return bool(_find("torch.distributed.elastic.rendezvous.utils", "_matches_machine_hostname")(host))
+
+
 # --- CUDA memory --------------------------------------------------------------------------------------------
 
 

@@ -109,23 +109,26 @@ def test_which_atomics_the_fast_path_takes():
         fast, code = inside.symmetric_memory(comm).fast, OPERATIONS["fetch_add"].code
         place = (words.data_ptr(), 2, 10)
         comm.barrier()
-        assert fast.atomic(code, comm.get_rank(), 1, 7, None, None, *place) == 0
-        assert fast.atomic(code, comm.get_rank(), 1, 7, 9, None, *place) == 7
+        assert fast.atomic(code, False, comm.get_rank(), 1, 7, None, None, *place) == 0
+        assert fast.atomic(code, True, comm.get_rank(), 1, 7, 9, None, *place) == 7
         assert words.tolist() == [0, 9]
         for refused in (
-            (2, 0, 1, None, None),
-            (0, 2, 1, None, None),
-            (0, -1, 1, None, None),
-            (0, 0, 1.5, None, None),
-            (0, 0, True, None, None),
-            (0, 0, 1 << 64, None, None),
-            (0, 0, 1, "2", None),
-            (0, 0, 1, None, 3.0),
+            (False, 2, 0, 1, None, None),
+            (False, 0, 2, 1, None, None),
+            (False, 0, -1, 1, None, None),
+            (False, 0, 0, 1.5, None, None),
+            (False, 0, 0, True, None, None),
+            (False, 0, 0, 1 << 64, None, None),
+            (True, 0, 0, 1, "2", None),
+            (True, 0, 0, 1, None, None),
+            (False, 0, 0, 1, None, 3.0),
         ):
             assert fast.atomic(code, *refused, *place) is False
-        assert fast.atomic(code, 0, 0, 1, None, None, words.data_ptr(), 2, 3) is False  # of another type
+        assert (
+            fast.atomic(code, False, 0, 0, 1, None, None, words.data_ptr(), 2, 3) is False
+        )  # of another type
         handle = comm.register_pre_hook(lambda *_: None)
-        assert fast.atomic(code, 0, 0, 1, None, None, *place) is False
+        assert fast.atomic(code, False, 0, 0, 1, None, None, *place) is False
         handle.remove()
         comm.barrier()
 

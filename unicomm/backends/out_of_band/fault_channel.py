@@ -340,7 +340,10 @@ class FaultChannel:
 
     def _verdict(self, operation: Operation) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""
-        if circle := find_circle(self._waits(operation), self.rank):
+        waits = self._waits(operation)
+        circle = find_circle(waits, self.rank)
+        # A circle of others is no cause if this rank also waits for one that is in no operation.
+        if circle and (self.rank in circle or all(peer in waits for peer in waits[self.rank])):
             return self._deadlock(operation, circle)
         absent: list[int] = []
         late: list[int] = []

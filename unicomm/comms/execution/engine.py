@@ -94,6 +94,7 @@ class Engine:
         self.finalized = False
         self.closing = False
         self.finalizing = threading.RLock()
+        self.inherited = False  # by a fork: it belongs to the parent; memory of the process is still there
         self.closed_because = "the communicator is finalized"
         self.broken: CommError | None = None
         self.vacant = vacant

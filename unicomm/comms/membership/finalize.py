@@ -143,7 +143,7 @@ def _forget(comm: EpochHolder) -> None:
     """
     engine = comm._engine
     engine.closed_because = "the communicator belongs to the process that this one was forked from"
-    engine.finalized = engine.closing = True
+    engine.finalized = engine.closing = engine.inherited = True
     engine.finalizing = threading.RLock()
     engine.fast = NoFastPath()
     engine.executor.forget()

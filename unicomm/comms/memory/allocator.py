@@ -35,7 +35,7 @@ class MemAllocator:
     """
 
     def __init__(self, engine: Engine) -> None:
-        if engine.finalized:
+        if engine.finalized and not engine.inherited:
             engine.check_open("mem_allocator")
         backend = engine.backend
         if not isinstance(backend, AllocatesMemory):

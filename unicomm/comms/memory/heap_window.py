@@ -196,7 +196,8 @@ class HeapWindow(Window):
         """Returns the old value if the fast path takes the call, else None."""
         if self._place_at is None:
             return None
-        done = self._memory.fast.atomic(OPERATIONS[op].code, *arguments, *self._place_at)
+        swaps = op == "compare_swap"
+        done = self._memory.fast.atomic(OPERATIONS[op].code, swaps, *arguments, *self._place_at)
         if isinstance(done, tuple):
             self._fast_done(op, done)
         return None if done is False else int(done)

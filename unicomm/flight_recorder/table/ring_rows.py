@@ -25,6 +25,8 @@ from unicomm.flight_recorder.texts import printable
 from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
 
+_MOST = np.iinfo(np.int64).max
+
 
 def _host_ranks(ring: Ring) -> range:
     """Returns the ranks of a ring's host, as its launcher told; none if it did not."""
@@ -113,9 +115,10 @@ class RingTableBuilder(TableStore):
         source.overwritten = max(0, ring.total - len(ring.records))  # of all ranks that share the ring
         for comm in comms:
             index = int(groups[comm.index])
-            source.created[index] = comm.coll_created
-            source.started[index] = comm.coll_started
-            source.completed[index] = comm.coll_completed
+            # The ring has 64 bits without a sign, of which a damaged one may use the last.
+            source.created[index] = min(comm.coll_created, _MOST)
+            source.started[index] = min(comm.coll_started, _MOST)
+            source.completed[index] = min(comm.coll_completed, _MOST)
             source.members[index] = None
             if comm.state == "finalized":
                 source.closed.add(index)

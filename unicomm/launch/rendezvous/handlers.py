@@ -43,9 +43,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
     StaticTCPRendezvous,
     create_rdzv_handler,
 )
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
+from unicomm.c10d import compat
 from unicomm.c10d.compat import HashStore, Store, TCPStore
 from unicomm.comms.membership.job_store import store_listener
 
@@ -113,7 +114,7 @@ def _launchers_store(params: RendezvousParameters, token: str) -> tuple[StoreSer
     if timeout is None or timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
     server = None
-    if told or (told is None and _matches_machine_hostname(host)):
+    if told or (told is None and compat.is_this_host(host)):
         try:
             listeners = _listeners(host, port, params.local_addr)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The shared-memory core in virtual time: known cases, and seeds that a change of the core changes. docs/design/simulation.md."""
+"""The shared-memory core in virtual time: docs/design/simulation.md."""
 
 import fcntl
 import hashlib
