@@ -236,18 +236,31 @@ def test_garbage(hubs, ask):
 def test_garbage_from_one_who_knows_the_token(hubs, ask):
     [hub] = hubs(1)
     context = zmq.Context()
-    guest = context.socket(zmq.DEALER)
-    guest.linger = 0
-    guest.curve_serverkey = protocol.keys(TOKEN, "hub")[0]
-    guest.curve_publickey, guest.curve_secretkey = protocol.keys(TOKEN, "guest")
-    guest.connect(hub.address)
+
+    def connected():
+        guest = context.socket(zmq.DEALER)
+        guest.linger = 0
+        guest.curve_serverkey = protocol.keys(TOKEN, "hub")[0]
+        guest.curve_publickey, guest.curve_secretkey = protocol.keys(TOKEN, "guest")
+        guest.connect(hub.address)
+        return guest
+
+    def answered(data):
+        """An answer is lost with its connection, which a busy machine may take too long to make."""
+        nonlocal guest
+        for _ in range(3):
+            guest.send(data)
+            if guest.poll(WITHIN * 1000 / 3):
+                return msgspec.msgpack.decode(guest.recv())
+            guest = connected()
+        raise AssertionError(f"no answer to {data!r}")
+
+    guest = connected()
     refused = [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Open"}), b"\x91" * 1000, bytes(60000)]
     refused += [msgspec.msgpack.encode({"type": "Read", "name": 3, "offset": "x"})]
     refused += [msgspec.msgpack.encode(Read("name", 0)).replace(b"name", b"n\xff\xffe")]
     for data in refused:
-        guest.send(data)
-        assert guest.poll(WITHIN * 1000)
-        answer = msgspec.msgpack.decode(guest.recv())
+        answer = answered(data)
         assert answer["type"] == "Refused", (data, answer)
     guest.send_multipart([b"several", b"frames"])
     guest.send(bytes(1 << 20))  # more than a request may have: the connection ends
