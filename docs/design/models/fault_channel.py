@@ -33,7 +33,6 @@ class Here(NamedTuple):
 
 class Bye(NamedTuple):
     entered: int
-    broken: bool
 
 
 class End(NamedTuple):
@@ -48,7 +47,6 @@ class Rank(NamedTuple):
 
     Attributes:
         inside: the collective it is in; 0 for none. late: its deadline has passed.
-        fled: ranks that have left because of a fault that another one tells.
         answers: of the overdue operation; None unless it has asked. there: who had entered it at that time.
         telling: the peers that still have to be told of its fault, in order; it holds the lock meanwhile.
         raised: the program has got the error. done: collectives that it has completed.
@@ -61,7 +59,6 @@ class Rank(NamedTuple):
     fault: Fault | None = None
     telling: tuple[int, ...] = ()
     left: tuple[tuple[int, int], ...] = ()
-    fled: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
     answers: tuple[tuple[int, Here], ...] | None = None
     there: frozenset[int] = frozenset()
@@ -175,12 +172,15 @@ class FaultChannels(Model[State]):
         return state._replace(wires=wires, rank=rows)
 
     def _close(self, state: State, r: int, me: Rank) -> State:
-        mine = me.fault is not None and me.fault.by == r
-        told = me.fault is not None and not mine and self.without != "goodbye of a rank that was told"
+        repeats = (
+            me.fault is not None and me.fault.by != r and self.without != "goodbye of a rank that was told"
+        )
         number = 0 if self.without == "goodbye without its number" else me.entered
         after = self._with(state, r, me._replace(closed=True, answers=None, there=frozenset()))
         for peer in range(self.world):
-            after = self._send(after, r, peer, Bye(number, told))
+            if me.fault is not None and repeats:
+                after = self._send(after, r, peer, me.fault._replace(by=r))
+            after = self._send(after, r, peer, Bye(number))
         return after
 
     # --- the thread of the channel -------------------------------------------------------------------------
@@ -224,11 +224,8 @@ class FaultChannels(Model[State]):
                 answers = tuple(sorted({**dict(me.answers), peer: message}.items()))
                 after = self._with(taken, r, me._replace(answers=answers))
         elif isinstance(message, Bye):
-            if message.broken:
-                after = self._with(taken, r, me._replace(fled=me.fled | {peer}))
-            else:
-                left = tuple(sorted({**dict(me.left), peer: message.entered}.items()))
-                after = self._with(taken, r, me._replace(left=left))
+            left = tuple(sorted({**dict(me.left), peer: message.entered}.items()))
+            after = self._with(taken, r, me._replace(left=left))
         elif isinstance(message, End):
             gone = me.gone if self.without == "ends are not noticed" else me.gone | {peer}
             after = self._with(taken, r, me._replace(gone=gone))
@@ -251,7 +248,7 @@ class FaultChannels(Model[State]):
             return
         if not me.inside or not me.late:
             return
-        here = [p for p in range(self.world) if p != r and p not in left and p not in me.gone | me.fled]
+        here = [p for p in range(self.world) if p != r and p not in left and p not in me.gone]
         if me.answers is None:
             there = frozenset(p for p in here if state.rank[p].entered >= me.inside)
             after = self._with(state, r, me._replace(answers=(), there=there))
@@ -267,7 +264,7 @@ class FaultChannels(Model[State]):
 
     def _verdict(self, r: int, me: Rank) -> Fault:
         answers, left = dict(me.answers or ()), dict(me.left)
-        others = [p for p in range(self.world) if p != r and p not in left and p not in me.fled]
+        others = [p for p in range(self.world) if p != r and p not in left]
         silent = {p for p in others if p not in answers}
         absent = silent | {p for p, a in answers.items() if a.entered < me.inside and not a.inside}
         late = {p for p, a in answers.items() if a.entered < me.inside and a.inside}
