@@ -20,6 +20,7 @@ from unicomm.comms.errors import (
 )
 
 DIGEST = 8  # bytes
+_LONGEST = 1e9  # seconds
 _MOST_RANKS = 1 << 20  # that a failure may name, if its members disagree on their number
 _MAX_NAME = 1024  # TCPStore takes keys of up to 8 KiB
 _WORTH = 4096  # bytes from which on compressing pays
@@ -132,8 +133,9 @@ def read_failure(text: bytes, size: int) -> dict[str, Any]:
         raise ValueError("a failure of no known kind")
     if missing := [name for name in kinds[failure["kind"]] if name not in failure]:
         raise ValueError(f"a failure without {missing[0]}")
-    if not isinstance(failure.get("seconds", 0), (int, float)):
-        raise ValueError("seconds are no number")
+    seconds = failure.get("seconds", 0)
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST:
+        raise ValueError("seconds are no time")
     differences = failure.get("differences", {})
     if not isinstance(differences, dict) or not all(isinstance(v, list) for v in differences.values()):
         raise ValueError("differences are no object of lists")
