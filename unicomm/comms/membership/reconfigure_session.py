@@ -173,8 +173,9 @@ class ReconfigureSession:
         """Raises if a rank is gone, or has sent that the attempt has failed. Does not wait."""
         self._check_cancelled()
         if self._first is not None:
+            gone = self._first.gone  # before its last words are read, not between
             self._heed(self._first.lines)
-            if self._first.gone:
+            if gone:
                 raise self._gone([0])
         failed: CommError | None = None
         lost = []

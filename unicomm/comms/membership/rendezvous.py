@@ -313,6 +313,8 @@ class Rendezvous:
         if self._earlier is None or self._earlier["kind"] == "timeout":
             return generation
         if self._client.put_first(f"{before}/{self.rank}", self._nonce) == self._nonce:
+            if self._earlier.get("peers"):
+                self._await_cause()
             raise self._error(self._earlier, "arrive")
         return generation
 
