@@ -64,33 +64,33 @@ def test_an_answer_that_comes_when_the_interpreter_ends(start):
     assert job[1].end() == 0
 
 
-@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
-def test_a_listener_that_answers_nothing(start, how):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        environments = hosted(2, port=listener.getsockname()[1])[1:]
-        job = start("store_waits.py", None, "connect", how, environments=environments)
-        job.next("here")
-        job.tell()
-        (error,) = job.next("error")
-        assert error["type"] == "CommTimeoutError"
-        assert error["culprits"] == [HOST]
-        assert "did not answer at 127.0.0.1:" in error["text"]
-        assert 1 <= error["share"] < 2
-        assert job.end() == [0]
-
-
-@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
-def test_a_host_that_the_name_service_does_not_know(start, how):
-    environments = hosted(2, address="no-such-host.invalid")[1:]
+def error_of_connecting(start, how, environments):
+    """What a single rank says that cannot reach its store: a timeout that names the store's host."""
     job = start("store_waits.py", None, "connect", how, environments=environments)
     job.next("here")
     job.tell()
     (error,) = job.next("error")
     assert error["type"] == "CommTimeoutError"
     assert error["culprits"] == [HOST]
+    assert job.end() == [0]
+    return error
+
+
+@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
+def test_a_listener_that_answers_nothing(start, how):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environments = hosted(2, port=listener.getsockname()[1])[1:]
+        error = error_of_connecting(start, how, environments)
+    assert "did not answer at 127.0.0.1:" in error["text"]
+    assert 1 <= error["share"] < 2
+
+
+@pytest.mark.parametrize("how", ["new_comm", "init_process_group"])
+def test_a_host_that_the_name_service_does_not_know(start, how):
+    environments = hosted(2, address="no-such-host.invalid")[1:]
+    error = error_of_connecting(start, how, environments)
     assert "'no-such-host.invalid' has no address" in error["text"]
     assert error["share"] < 2
-    assert job.end() == [0]
 
 
 @pytest.mark.parametrize("where", ["posted", "arrived", "exchange"])

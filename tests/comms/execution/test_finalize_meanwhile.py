@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from typing import Any
@@ -11,7 +10,11 @@ import pytest
 import torch
 
 import unicomm
-from tests.comms import inside
+from tests.comms.execution.finalizing import (
+    finalize_in_a_signal_handler,
+    until_on_fast_path,
+    until_on_general_path,
+)
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp
 from unicomm.c10d.compat import HashStore
@@ -31,22 +34,6 @@ def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
     return outcomes([lambda r=r: make(r) for r in range(n)])
 
 
-def until_running(comm: Communicator) -> None:
-    """Returns when the general path of another thread is within an operation."""
-    end = time.monotonic() + 20
-    while inside.executor(comm).running is None:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def until_on_fast_path(comm: Communicator) -> None:
-    """Returns when another thread is within an operation of the native path."""
-    end = time.monotonic() + 20
-    while not inside.fast_path(comm).running():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
 def test_an_operation_of_another_thread_ends_first(backend, n, hints):
     """The others come while finalize waits: all get the sum."""
@@ -59,11 +46,11 @@ def test_an_operation_of_another_thread_ends_first(backend, n, hints):
         comms[0].all_reduce(tensors[0], SUM)
 
     def ends() -> None:
-        until_running(comms[0])
+        until_on_general_path(comms[0])
         comms[0].finalize(20)
 
     def other(rank: int) -> None:
-        until_running(comms[0])
+        until_on_general_path(comms[0])
         time.sleep(0.2)
         comms[rank].all_reduce(tensors[rank], SUM)
 
@@ -85,7 +72,7 @@ def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
         if native and backend == "shm":
             until_on_fast_path(comms[0])
         else:
-            until_running(comms[0])
+            until_on_general_path(comms[0])
         comms[0].finalize(0.3)
 
     runs, ended = outcomes([lambda: comms[0].all_reduce(torch.ones(5), SUM), ends])
@@ -149,30 +136,6 @@ def test_from_a_signal_handler(backend, n, hints):
     """In the midst of an operation of the main thread: refused at once, and abort is what helps."""
     comms = ranks(n, backend, hints)
     comms[0].register_pre_hook(lambda *_: None)
-    raised: list[BaseException] = []
-
-    def handler(*_: object) -> None:
-        try:
-            comms[0].finalize()
-        except BaseException as error:
-            raised.append(error)
-        comms[0].abort()
-
-    def interrupts() -> None:
-        until_running(comms[0])
-        time.sleep(0.1)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    thread = threading.Thread(target=interrupts)
-    try:
-        thread.start()
-        with pytest.raises(CommError):
-            comms[0].all_reduce(torch.ones(5), SUM)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert [type(error) for error in raised] == [unicomm.NotReadyError]
-    assert "very thread" in str(raised[0])
+    assert "very thread" in finalize_in_a_signal_handler(comms[0], until_on_general_path)
     for comm in comms:
         comm.finalize()

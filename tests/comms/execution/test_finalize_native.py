@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-import threading
 import time
 from collections.abc import Callable
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import unicomm
-from tests.comms import inside
+from tests.comms.execution.finalizing import finalize_in_a_signal_handler, until_on_fast_path
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp, symm
 from unicomm.c10d.compat import HashStore
@@ -32,25 +30,17 @@ def ranks(n: int, memory: bool = False, **options: object) -> list[Communicator]
     return outcomes([lambda r=r: make(r) for r in range(n)])
 
 
-def until_it_runs(comm: Communicator) -> None:
-    """Returns when a thread is within an operation on the native path."""
-    end = time.monotonic() + 20
-    while not inside.fast_path(comm).running():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_the_operation_ends_first():
     """The other rank comes while finalize waits: both get the sum."""
     comms = ranks(2)
     tensors = [torch.ones(5), torch.ones(5)]
 
     def ends() -> None:
-        until_it_runs(comms[0])
+        until_on_fast_path(comms[0])
         comms[0].finalize(20)
 
     def other() -> None:
-        until_it_runs(comms[0])
+        until_on_fast_path(comms[0])
         time.sleep(0.2)
         comms[1].all_reduce(tensors[1], SUM)
 
@@ -76,7 +66,7 @@ def test_an_operation_that_cannot_end_is_aborted(what):
             window.wait_signal(1)
 
     def ends() -> None:
-        until_it_runs(comms[0])
+        until_on_fast_path(comms[0])
         comms[0].finalize(0.2)
 
     runs, ended = outcomes([run, ends])
@@ -90,31 +80,7 @@ def test_an_operation_that_cannot_end_is_aborted(what):
 def test_from_a_signal_handler():
     """In the midst of an operation of the main thread: refused at once, and abort is what helps."""
     comms = ranks(2)
-    raised: list[BaseException] = []
-
-    def handler(*_: object) -> None:
-        try:
-            comms[0].finalize()
-        except BaseException as error:
-            raised.append(error)
-        comms[0].abort()
-
-    def interrupts() -> None:
-        until_it_runs(comms[0])
-        time.sleep(0.1)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    thread = threading.Thread(target=interrupts)
-    try:
-        thread.start()
-        with pytest.raises(CommError):
-            comms[0].all_reduce(torch.ones(5), SUM)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert [type(error) for error in raised] == [unicomm.NotReadyError]
-    assert "all_reduce #1" in str(raised[0])
+    assert "all_reduce #1" in finalize_in_a_signal_handler(comms[0], until_on_fast_path)
     for comm in comms:
         comm.finalize()
 
@@ -124,7 +90,7 @@ def test_reconfigure_meanwhile():
     comms = ranks(2, enable_reconfigure=True)
 
     def reconfigures() -> object:
-        until_it_runs(comms[0])
+        until_on_fast_path(comms[0])
         return comms[0].reconfigure(2, [comms[0].get_init_handle()], timeout=20)
 
     runs, again = outcomes([comms[0].barrier, reconfigures])

@@ -1,0 +1,63 @@
+"""What the tests of `finalize` while an operation runs have in common."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.comms import inside
+from unicomm import CommError, Communicator, ReduceOp
+
+
+def until_on_fast_path(comm: Communicator) -> None:
+    """Returns when a thread is within an operation of the native path."""
+    _until(lambda: inside.fast_path(comm).running())
+
+
+def until_on_general_path(comm: Communicator) -> None:
+    """Returns when a thread is within an operation of the general path."""
+    _until(lambda: inside.executor(comm).running is not None)
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def finalize_in_a_signal_handler(comm: Communicator, until_running: Callable[[Communicator], None]) -> str:
+    """Calls `finalize`, then `abort`, in a handler that interrupts an all_reduce of the main thread.
+
+    The all_reduce has to raise a `CommError`, and `finalize` a `NotReadyError`, whose text is returned.
+    """
+    raised: list[BaseException] = []
+
+    def handler(*_: object) -> None:
+        try:
+            comm.finalize()
+        except BaseException as error:
+            raised.append(error)
+        comm.abort()
+
+    def interrupts() -> None:
+        until_running(comm)
+        time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=interrupts)
+    try:
+        thread.start()
+        with pytest.raises(CommError):
+            comm.all_reduce(torch.ones(5), ReduceOp.SUM)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert [type(error).__name__ for error in raised] == ["NotReadyError"]
+    return str(raised[0])
