@@ -2,10 +2,12 @@
 
 import importlib
 import re
+import sys
 
 import pytest
 
 from tests import ROOT
+from tests.commands import run
 from tests.old_torch import OLD_TORCH
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,6 +78,23 @@ def test_files_and_names_exist(source):
     text = re.sub(r"### Removed\n.*?(?=\n##|\Z)", "", source.read_text(), flags=re.DOTALL)  # in CHANGELOG.md
     assert sorted(lost_paths(text)) == []
     assert sorted(lost_names(text)) == []
+
+
+def test_names_that_texts_call_need_no_import_but_unicomm():
+    """As a reader types them: in a new interpreter, after `import unicomm` alone."""
+    text = "".join(page.read_text() for page in SOURCES)
+    called = sorted(set(re.findall(r"(?<![\w./])unicomm((?:\.\w+)+)\(", text)))
+    assert ".launch.notebook.launch" in called
+    program = f"""
+import operator, unicomm
+for name in {called}:
+    try:
+        operator.attrgetter(name[1:])(unicomm)
+    except AttributeError as error:
+        print(name, error)
+"""
+    ran = run([sys.executable, "-c", program])
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stdout + ran.stderr
 
 
 def test_lost_files_and_names_are_noticed():

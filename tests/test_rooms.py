@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "testing": _MEMORY | _FACES | {"backends.registry"},
 }
 #: Rooms that may import everything: the command line, and names that users import.
-FREE = {"launch", "__main__", "hooks", ""}
+FREE = {"launch", "__main__", "hooks", "functional", ""}
 #: Rooms that may import the native core.
 CORE = {"comms", "c10d", "backends", "flight_recorder", "symm", "extensions", "launch", "profiler", "testing"}
 

@@ -9,6 +9,7 @@ General layout. The first half runs a job:
     symm/             symmetric memory: one-sided access, collectives, the exchange of a mixture of experts
     torchcomms/       torchcomms' interface, for programs that import torchcomms
     hooks.py          hooks to register with communicators
+    functional.py     another name of c10d.functional
     extensions/       optional parts that are compiled on the user's machine
     _core             the native core (csrc): shared memory, reductions, recorder, tables of GPU libraries
 
@@ -81,6 +82,7 @@ _MODULES = {
     "functional": "c10d.functional",
     "objcol": "comms.objects",
     "hooks": "hooks",
+    "launch": "launch",
     "profiler": "profiler",
     "symm": "symm",
     "testing": "testing",

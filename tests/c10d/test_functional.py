@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from unicomm import Communicator, InvalidArgumentError, UnsupportedError, functional, new_comm
@@ -233,3 +234,25 @@ def test_functions_explain_themselves():
         function = getattr(functional, name)
         assert "torch.ops.unicomm::" + name in function.__doc__
         assert list(inspect.signature(function).parameters)[-1] == "group"
+
+
+def test_a_branch_of_cond_takes_torchs_operators_and_not_ours():
+    """As docs/torch-distributed.md says: torch passes only tensors and integers into a branch."""
+
+    def theirs(x, chosen, group):
+        return torch.cond(chosen, lambda y: funcol.all_reduce(y, "sum", group) + 0, lambda y: y.clone(), (x,))
+
+    def ours(x, chosen, group):
+        return torch.cond(
+            chosen, lambda y: functional.all_reduce(y, "sum", group) + 0, lambda y: y.clone(), (x,)
+        )
+
+    x, chosen = torch.ones(4), torch.tensor(True)
+    dist.init_process_group("unicomm", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for function in (theirs, torch.compile(theirs, fullgraph=True, backend="aot_eager")):
+            assert function(x, chosen, dist.group.WORLD).tolist() == [1.0] * 4
+        with pytest.raises(Exception, match="can only be of"):
+            ours(x, chosen, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()

@@ -63,6 +63,17 @@ def test_on_it_is_installed():
     )
 
 
+def test_one_line_of_one_rank_says_what_stands_behind_the_name():
+    """torch itself warns once for each rank and device."""
+    done = python(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+    )
+    assert "torch.distributed 'gloo' on cpu now is unicomm" in done.stderr
+    assert "Using TorchComms backend" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -113,9 +113,20 @@ def install() -> str:
     subgroups.install()
     torchcomms_import.install()
     store_deadline.install()
+    _say_it_once()
     env_rendezvous.install()
     env_rendezvous.fill_in()
     return ""
+
+
+def _say_it_once() -> None:
+    """Drops torch's warning for each rank and device that a group is made by torchcomms.
+
+    One line of rank 0 (in `_create`) says it, with what stands behind the backend's name.
+    """
+    logging.getLogger("torch.distributed.distributed_c10d").addFilter(
+        lambda record: not str(record.msg).startswith("Using TorchComms backend")
+    )
 
 
 class _IsGroup(type):

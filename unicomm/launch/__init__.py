@@ -11,4 +11,17 @@ notebook/  processes that run functions of a notebook as ranks, call after call
 
 job_token.py     the secret by which launchers, hubs and viewers of one job know each other
 side_process.py  a process of ours beside the launcher, as the launcher sees it: the hub, the exporter
+
+`unicomm.launch.notebook` is imported when it is first used.
 """
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "notebook":
+        return importlib.import_module(f"{__name__}.notebook")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -138,6 +138,14 @@ def test_what_is_refused(what):
     assert caught.value.hint
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_unsupported(raised):
+    error = raised(unicomm.new_comm, "nccl", torch.device("cuda"))
+    assert isinstance(error, unicomm.UnsupportedError)
+    assert "no device of type 'cuda'" in str(error)
+    assert "doctor" in error.hint
+
+
 @pytest.mark.parametrize("half", [{"WORLD_SIZE": "2"}, {"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "2"}])
 def test_a_rank_that_is_given_needs_no_variables(half, monkeypatch, raised):
     """Programs that start their ranks by multiprocessing often set WORLD_SIZE alone."""

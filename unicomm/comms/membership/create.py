@@ -12,7 +12,7 @@ import torch
 
 from unicomm.c10d.compat import Store
 from unicomm.comms.backend import Backend, ChoosesDevice, PreviousEpoch, Reconfigures, Setup
-from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError
+from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES
 from unicomm.comms.operations.reduction import RedOpType
@@ -58,7 +58,11 @@ def recorder_of(world: Environment) -> Any:
 
 
 def check_device(device: Any, backend: type[Backend]) -> torch.device:
-    """The device with its index, if the backend takes it; raises `InvalidArgumentError` otherwise."""
+    """The device with its index.
+
+    Raises `InvalidArgumentError` when the backend does not take it, and `UnsupportedError` when no index was
+    given and torch has no device of that type here.
+    """
     if device is None:
         raise InvalidArgumentError(
             "a communicator needs a device",
@@ -75,7 +79,14 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
             f"backend '{backend.name}' has no device type '{checked.type}'",
             hint=f"it takes {', '.join(sorted(backend.capabilities.device_types))}",
         )
-    return backend.which_device(checked) if issubclass(backend, ChoosesDevice) else checked
+    if not issubclass(backend, ChoosesDevice):
+        return checked
+    if checked.index is None and not torch.get_device_module(checked).is_available():
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no device of type '{checked.type}' on this machine",
+            hint="install a torch that is built for it, and its driver; `unicomm doctor` tells more",
+        )
+    return backend.which_device(checked)
 
 
 @dataclass(frozen=True)
