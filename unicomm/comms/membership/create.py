@@ -81,7 +81,7 @@ def check_device(device: Any, backend: type[Backend]) -> torch.device:
         )
     if not issubclass(backend, ChoosesDevice):
         return checked
-    if checked.index is None and not torch.get_device_module(checked).is_available():
+    if str(checked) == checked.type and not torch.get_device_module(checked).is_available():
         raise UnsupportedError(
             f"torch {torch.__version__} has no device of type '{checked.type}' on this machine",
             hint="install a torch that is built for it, and its driver; `unicomm doctor` tells more",
