@@ -261,7 +261,7 @@ def test_records_have_the_devices_times(new, fresh_recorder):
 
 def test_a_device_type_alone_is_the_current_device(monkeypatch):
     """At creation, once: tensors are on a device with a number."""
-    current = SimpleNamespace(current_device=lambda: 3)
+    current = SimpleNamespace(current_device=lambda: 3, is_available=lambda: True)
     monkeypatch.setattr(torch, "get_device_module", lambda device: current)
     assert check_device("cuda", NcclBackend) == torch.device("cuda", 3)
     assert check_device("cuda:1", NcclBackend) == torch.device("cuda", 1)
