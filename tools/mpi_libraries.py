@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import wheel_folders
+
 HOME = Path("build") / "mpi"  # of the folder that tests and benchmarks are run in
 # Name: (wheel, library, arguments of mpiexec, environment)
 _KNOWN: dict[str, tuple[str, str, list[str], dict[str, str]]] = {
@@ -60,12 +62,9 @@ def find(home: Path = HOME) -> tuple[list[Library], list[str]]:
 
 def install(wheels: Sequence[str], home: Path = HOME) -> None:
     """Installs these wheels, each below `home`; raises `CalledProcessError` when pip cannot."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     for wheel in wheels:
-        folder = home.resolve() / wheel
-        if not list(folder.glob("lib/libmpi.so.*")):
-            subprocess.run([*pip, "--ignore-installed", "--prefix", str(folder), wheel], check=True)
-        print(f"{wheel}: {folder}")
+        print(f"{wheel}: {wheel_folders.install(wheel, home, 'lib/libmpi.so.*')}")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "mpi4py>=4.1"], check=True)
 
 

@@ -1,0 +1,51 @@
+"""GPU vendors' libraries that can be opened without a GPU: their symbols, sizes and compilers are tested everywhere.
+
+    python -m tools.gpu_libraries                 installs NCCL, NVSHMEM and NVRTC under build/gpu-libraries, 700 MB
+    python -m tools.gpu_libraries run COMMAND     runs a command that finds them
+
+`make real-libraries` runs the tests that need nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .wheel_folders import install
+
+HOME = Path("build") / "gpu-libraries"
+#: Wheel: its library, below the wheel's folder.
+WHEELS = {
+    "nvidia-nccl-cu12": "lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2",
+    "nvidia-nvshmem-cu12": "lib/python*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3",
+    "nvidia-cuda-nvrtc-cu12": "lib/python*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+}
+
+
+def environment(home: Path = HOME) -> dict[str, str]:
+    """The variables by which tests find the libraries. Raises `FileNotFoundError` when one is not installed."""
+    found = {wheel: next((home.resolve() / wheel).glob(library), None) for wheel, library in WHEELS.items()}
+    missing = [wheel for wheel, path in found.items() if path is None]
+    if missing:
+        raise FileNotFoundError(f"{', '.join(missing)}: run `python -m tools.gpu_libraries`")
+    paths = {wheel: path for wheel, path in found.items() if path is not None}
+    folders = [str(path.parent) for path in paths.values()]
+    return {
+        "LD_LIBRARY_PATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
+        "UNICOMM_NVRTC": str(paths["nvidia-cuda-nvrtc-cu12"]),
+        "UNICOMM_TEST_NVSHMEM": str(paths["nvidia-nvshmem-cu12"].parents[1]),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["run"]:
+        return subprocess.run(arguments[1:], env=os.environ | environment(), check=False).returncode
+    for wheel, library in WHEELS.items():
+        print(f"{wheel}: {install(wheel, HOME, library)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
