@@ -1,7 +1,7 @@
-"""GPU vendors' libraries that can be opened without a GPU: their symbols, sizes and compilers are tested everywhere.
+"""GPU vendors' libraries that open without a GPU: their symbols, sizes and compilers are tested everywhere.
 
-    python -m tools.gpu_libraries                 installs NCCL, NVSHMEM and NVRTC under build/gpu-libraries, 700 MB
-    python -m tools.gpu_libraries run COMMAND     runs a command that finds them
+    python -m tools.gpu_libraries               installs NCCL, NVSHMEM, NVRTC in build/gpu-libraries, 700 MB
+    python -m tools.gpu_libraries run COMMAND   runs a command that finds them
 
 `make real-libraries` runs the tests that need nothing else.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .wheel_folders import install
+from tools.wheel_folders import install
 
 HOME = Path("build") / "gpu-libraries"
 #: Wheel: its library, below the wheel's folder.
@@ -25,7 +25,7 @@ WHEELS = {
 
 
 def environment(home: Path = HOME) -> dict[str, str]:
-    """The variables by which tests find the libraries. Raises `FileNotFoundError` when one is not installed."""
+    """Variables by which tests find the libraries. Raises `FileNotFoundError` when one is not installed."""
     found = {wheel: next((home.resolve() / wheel).glob(library), None) for wheel, library in WHEELS.items()}
     missing = [wheel for wheel, path in found.items() if path is None]
     if missing:

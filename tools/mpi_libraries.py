@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import wheel_folders
+from tools import wheel_folders
 
 HOME = Path("build") / "mpi"  # of the folder that tests and benchmarks are run in
 # Name: (wheel, library, arguments of mpiexec, environment)

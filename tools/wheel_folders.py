@@ -1,4 +1,4 @@
-"""Wheels of libraries, each in a folder of its own: some have files of the same names, and Python shall not see them."""
+"""Wheels of libraries, each in a folder of its own: some have files of one name, and Python sees none."""
 
 from __future__ import annotations
 
