@@ -66,6 +66,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.record_cost
 	$(BIN)/python -m benchmarks.trace_analyze
 	$(BIN)/python -m benchmarks.torch_distributed
+	$(BIN)/python -m benchmarks.training_step
 
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed $(VENV)/mpi

@@ -100,8 +100,7 @@ def name_group(group: dist.ProcessGroup, name: str, description: str) -> None:
 
 def group_of_name(name: str) -> dist.ProcessGroup:
     """Returns the process group that is registered under `name`."""
-    group: dist.ProcessGroup = _native._resolve_process_group(c10d.GroupName(name))
-    return group
+    return _native._resolve_process_group(c10d.GroupName(name))
 
 
 def add_flattened_mesh(mesh: Any, name: str, group: dist.ProcessGroup, layout: Any) -> Any:
@@ -136,8 +135,7 @@ def base_store(store: Any) -> Any:
 
 def store_of_group(group: dist.ProcessGroup) -> Store:
     """Returns the store of a process group, of any class."""
-    store: Store = c10d._get_process_group_store(group)
-    return store
+    return c10d._get_process_group_store(group)
 
 
 #: The function with which `new_group` asks for a backend to split a new group from. None where torch has
@@ -480,20 +478,17 @@ def replace_symmetric_workspace(function: Callable[[str, int], Any]) -> None:
 
 def symmetric_workspaces() -> dict[str, torch.Tensor]:
     """Returns torch's own table of the workspace tensor of each group, by group name. Writable."""
-    kept: dict[str, torch.Tensor] = symmetric_memory()._group_name_to_workspace_tensor
-    return kept
+    return symmetric_memory()._group_name_to_workspace_tensor  # type: ignore[no-any-return]
 
 
 def dtypes_of_scalar_types(scalar_types: Sequence[Any]) -> list[torch.dtype | None]:
     """Returns the dtypes of a list of dtypes as a kernel receives it, which may be numbers of C++."""
-    found: list[torch.dtype | None] = symmetric_memory()._maybe_convert_scalar_types_to_dtypes(scalar_types)
-    return found
+    return list(symmetric_memory()._maybe_convert_scalar_types_to_dtypes(scalar_types))
 
 
 def get_remote_tensors() -> Callable[..., Any]:
     """Returns torch's kernel of `symm_mem::get_remote_tensors`. Since 2.12 or 2.13."""
-    kernel: Callable[..., Any] = symmetric_memory()._get_remote_tensors_default
-    return kernel
+    return symmetric_memory()._get_remote_tensors_default  # type: ignore[no-any-return]
 
 
 #: The product of two float8 matrices with their scales.
@@ -510,6 +505,12 @@ def operators_of(namespace: str) -> list[str]:
 def has_kernel(operator: str, key: str) -> bool:
     """Whether an operator has a kernel for a dispatch key of its own."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key))
+
+
+def after_backend_select(keys: Any) -> tuple[Any, bool]:
+    """The dispatch keys of a call that stand behind BackendSelect, and whether CPU or CUDA is among them."""
+    below = keys & torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    return below, below.has(torch._C.DispatchKey.CPU) or below.has(torch._C.DispatchKey.CUDA)
 
 
 def declared_schema(operator: str) -> Any:
@@ -580,8 +581,7 @@ def mark_kernels(annotation: dict[str, Any]) -> AbstractContextManager[None] | N
 
 def kernel_annotations() -> dict[int, list[Any]]:
     """Returns the annotations of the kernels of all captured graphs, by graph node. Since 2.12."""
-    found: dict[int, list[Any]] = _find("torch.cuda._graph_annotations", "get_kernel_annotations")()
-    return found
+    return _find("torch.cuda._graph_annotations", "get_kernel_annotations")()  # type: ignore[no-any-return]
 
 
 def is_this_host(host: str) -> bool:

@@ -5,15 +5,17 @@ FakeTensorMode) or a tensor subclass (AsyncCollectiveTensor) instead sees the op
 such as `c10d::allreduce_`. If there is one, `is_observed` says so, and the method calls the operator
 (`by_operator`), whose kernel calls the method again.
 
-The kernels of this module take the place of torch's for CPU and CUDA tensors, which need a backend in C++.
-They pass groups of other classes on to torch's. C++ code that calls an operator itself also reaches unicomm's
-groups by them: the `_out` forms of torch's functional collectives, which Inductor makes of FSDP's.
+The kernels of this module stand before torch's for CPU and CUDA tensors, which need a backend in C++;
+torch's dispatcher calls them by the key BackendSelect. They pass groups of other classes on to torch's
+through the dispatcher, which releases the interpreter lock: a thread of Gloo that destroys a Work waits for
+this lock while it holds the one that the group's next operation needs. C++ code that calls an operator
+itself also reaches unicomm's groups by these kernels: the `_out` forms of torch's functional collectives,
+which Inductor makes of FSDP's.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -52,7 +54,6 @@ _NO_ARGUMENTS = {
     "device_ids",
     "tensor",
 }
-_KEYS = ("CPU", "CUDA")
 
 
 class _Call(threading.local):
@@ -120,13 +121,9 @@ def install() -> None:
     if _library is not None:
         return
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that kernels are replaced
-        for method, row in METHODS.items():
-            for key in _KEYS:
-                if compat.has_kernel(f"c10d::{row.operator}", key):
-                    kernel = _kernel(method, torch.library.get_kernel(f"c10d::{row.operator}", key))
-                    _library.impl(row.operator, kernel, key, with_keyset=True, allow_override=True)
+    for method, row in METHODS.items():
+        if compat.has_kernel(f"c10d::{row.operator}", "CPU"):
+            _library.impl(row.operator, _kernel(method), "BackendSelect", with_keyset=True)
 
 
 def _ours(boxed: Any) -> Any:
@@ -138,18 +135,20 @@ def _ours(boxed: Any) -> Any:
     return None if found is None else found()
 
 
-def _kernel(method: str, torchs: Any) -> Callable[..., Any]:
-    """Returns the kernel of a method's operator. `torchs`: torch's own, for groups of other classes."""
+def _kernel(method: str) -> Callable[..., Any]:
+    """Returns the kernel of a method's operator."""
     options = METHODS[method].options
     schema = compat.declared_schema(f"c10d::{METHODS[method].operator}")
+    operator = getattr(torch.ops.c10d, METHODS[method].operator).default
     names = [argument.name for argument in schema.arguments]
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     group_at, many = names.index("process_group"), len(schema.returns) > 1
 
     def kernel(keys: Any, *given: Any, **named: Any) -> Any:
         group = _ours(named["process_group"] if "process_group" in named else given[group_at])
-        if group is None:
-            return torchs.call_boxed(keys, *given, **named)
+        below, on_device = compat.after_backend_select(keys)
+        if group is None or not on_device:  # as when FakeTensorMode asks for shapes
+            return operator.redispatch(below, *given, **named)
         values = defaults | dict(zip(names, given, strict=False)) | named
         arguments = [values[name] for name in names if name not in _NO_ARGUMENTS]
         if options is not None:
