@@ -8,6 +8,7 @@ import json
 import math
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from benchmarks import profile_merge as generator
 from tests.flight_recorder.rings import write_ring
+from unicomm.flight_recorder.texts import printable
 from unicomm.launch.cli import app
 from unicomm.profiler import TraceError, annotate, chrome, merge, read_events, report
 from unicomm.profiler.figures import to_json
@@ -137,6 +139,30 @@ def test_odd_values_in_annotations(odd, job, tmp_path):
         (tmp_path / "notes.json").write_text(text)
         with contextlib.suppress(TraceError):
             annotate(job[0], tmp_path / "notes.json", tmp_path / "out.json")
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts in what JSON holds."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.items() if isinstance(value, dict) else value:
+            yield from texts(list(one) if isinstance(one, tuple) else one)
+
+
+def test_names_control_no_terminal(job, tmp_path):
+    """Neither in texts nor in JSON, whose readers print what they decode."""
+    hostile = "\u202eecuder_lla\x1b[2J\n"
+
+    def change(trace):
+        trace[KEY]["host"] = hostile
+        trace[KEY]["groups"][0] |= {"name": hostile, "description": hostile}
+        for row in trace[KEY]["rows"]:
+            row[generator.COLUMNS.index("op")] = hostile
+
+    found = list(texts(json.loads(to_json(report(changed(job, tmp_path, change))))))
+    assert any("ecuder_lla" in text for text in found)
+    assert [text for text in found if text != printable(text)] == []
 
 
 def test_a_deep_trace_is_said(job, notes, tmp_path):

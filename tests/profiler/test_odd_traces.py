@@ -322,7 +322,7 @@ def test_names_that_json_and_perfetto_have_to_quote(job, tmp_path):
     paths = [changed(p, tmp_path / p.name, names) for p in job]
     merge(paths, tmp_path / "m.json")
     made = operations(load(tmp_path / "m.json"))
-    assert {e["args"]["comm"] for e in made} == {'a"b\\\u20ac\n', "group1"}
+    assert {e["args"]["comm"] for e in made} == {'a"b\\\u20ac\\n', "group1"}
     merge(paths, tmp_path / "m.pftrace")
     assert 'rank 0 ("host")' in decode(tmp_path / "m.pftrace").processes
 

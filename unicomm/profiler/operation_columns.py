@@ -19,7 +19,7 @@ from unicomm.flight_recorder.ring import reader as ring
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table import clocks
 from unicomm.flight_recorder.table.table import Column, Table
-from unicomm.flight_recorder.texts import tell_apart
+from unicomm.flight_recorder.texts import printable, tell_apart
 
 from .chrome import NOTHING, Memory, Reader, TraceError, base_of
 from .trace_table import KEY, REPLAY, TraceTable, read
@@ -245,10 +245,14 @@ class _Gatherer:
         found = self.found
         for name in self.parts[0] if self.parts else ():
             setattr(found, name, np.concatenate([part[name] for part in self.parts]))
-        found.ops, found.dtypes = list(self.ops), list(self.dtypes)
-        names = tell_apart([(g.name, g.ranks, "") for g in found.groups])
+        found.ops, found.dtypes = list(map(printable, self.ops)), list(map(printable, self.dtypes))
+        names = tell_apart([(printable(g.name), g.ranks, "") for g in found.groups])
         for group, name in zip(found.groups, names, strict=True):
-            group.name = name
+            group.name, group.uid, group.description = (
+                name,
+                printable(group.uid),
+                printable(group.description),
+            )
         return found
 
 
@@ -289,7 +293,7 @@ def load_traces(paths: Sequence[Path], memory: Memory | None = None) -> tuple[li
                 f"{path} and {same} are both of rank {table.rank}: {_twice(tables[table.rank], table)}"
             )
         times = (base, table.started_ns)
-        files.append(TraceFile(Path(path), table.rank, table.host, *times, gatherer.length))
+        files.append(TraceFile(Path(path), table.rank, printable(table.host), *times, gatherer.length))
         files[-1].rows = gatherer.add(table.rank, table)
         files[-1].dropped = table.dropped
         gatherer.length += files[-1].rows
