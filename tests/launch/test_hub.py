@@ -392,12 +392,17 @@ def test_the_view_by_a_hub(hubs, notes, monkeypatch):
         assert shown.exit_code == 0
         assert "all_reduce" in shown.stdout
         assert "held up: 0-1" in shown.stdout
-        os.kill(hub.process.pid, signal.SIGKILL)
-        hub.process.close()
         monkeypatch.setattr(hub_view, "_PATIENCE", 0.5)
+        os.kill(hub.process.pid, signal.SIGSTOP)
         last = view.follow()
         assert last.jobs == [job]
         assert "did not answer" in last.findings[0].message
+        os.kill(hub.process.pid, signal.SIGKILL)
+        hub.process.close()
+        with pytest.raises(hub_view.HubEndedError, match="has ended, as hubs do with their job"):
+            view.follow()
+        assert view.last is not None
+        assert view.last.jobs == [job]
     del kept
 
 

@@ -48,6 +48,7 @@ def top(
         unicomm trace top --interval 10 >> top.log   # whole frames, one below the other
         unicomm trace top --connect localhost   # the job of `unicomm run` on this host
 
+    With --connect it ends with the job, and leaves the last frame.
     Exit code 2 when there is nothing to show.
     """
     if connect is not None:
@@ -111,7 +112,7 @@ def _connected(
         if folder is not None:
             raise ValueError("give a folder or --connect, not both")
         from unicomm.launch.hub.protocol import HubError
-        from unicomm.launch.hub.view import RemoteView
+        from unicomm.launch.hub.view import HubEndedError, RemoteView
     except (ValueError, ImportError) as error:
         if isinstance(error, ImportError):
             end_without_package(error, "`unicomm trace top --connect`", "hub")
@@ -126,7 +127,12 @@ def _connected(
             elif once:
                 console.print(view.draw(snapshot, remote.address, console.width))
             else:
-                view.run(console, lambda: remote.follow(everything), remote.address, interval)
+                try:
+                    view.run(console, lambda: remote.follow(everything), remote.address, interval)
+                except HubEndedError as ended:
+                    if console.is_terminal and remote.last is not None:  # the view has left the screen
+                        console.print(view.draw(remote.last, remote.address, console.width))
+                    print_line(errors, str(ended))
     except HubError as error:
         print_error(errors, error)
         raise typer.Exit(UNUSABLE) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import zmq
 
@@ -63,6 +64,22 @@ def find(host: str, port: int | None) -> tuple[str, str]:
     return zmq_address(host, DEFAULT_PORT if port is None else port), tokens.pop()
 
 
+class HubEndedError(HubError):
+    """Nothing listens at a hub's address any more: hubs end with their job."""
+
+
+def _listens(address: str) -> bool:
+    """Whether something listens at a zmq address; True also if that cannot be told within a second."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def snapshot_of(answer: Rings, address: str, everything: bool = False) -> live.Snapshot:
     """Returns what the rings in a hub's answer show. Raises `HubError` for damaged data."""
     rings, remarks = [], [InputRemark(address, text) for text in answer.missing]
@@ -97,11 +114,23 @@ class RemoteView:
         self._last = snapshot_of(answer, self.address, everything)
         return self._last
 
+    @property
+    def last(self) -> live.Snapshot | None:
+        """The latest snapshot that was taken."""
+        return self._last
+
     def follow(self, everything: bool = False) -> live.Snapshot:
-        """Like `take`, but while the hub does not answer it returns the latest snapshot with a remark."""
+        """Like `take`, but while the hub does not answer it returns the latest snapshot with a remark.
+
+        Raises `HubEndedError` when there is no hub any more; `last` then is the latest snapshot.
+        """
         try:
             return self.take(everything)
         except HubError as error:
             if self._last is None:
                 raise
+            if not _listens(self.address):
+                raise HubEndedError(
+                    f"the hub at {self.address} has ended, as hubs do with their job"
+                ) from None
             return live.Snapshot(self._last.jobs, [InputRemark(self.address, str(error))], self._last.older)
