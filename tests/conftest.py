@@ -99,6 +99,16 @@ def eventually() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def forked_programs() -> Iterator[Any]:
+    """Runs programs of torch.distributed as forked ranks: tests/processes/forked_programs.py."""
+    from tests.processes.forked_programs import ForkedPrograms
+
+    programs = ForkedPrograms()
+    yield programs
+    programs.close()
+
+
+@pytest.fixture(scope="session")
 def mock_nccl_library() -> Callable[..., Path]:
     """`mock_nccl_library(22105, rccl=False)`: a mock of this version of NCCL, of the latest without one.
 

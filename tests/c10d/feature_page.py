@@ -6,7 +6,7 @@ import re
 import sys
 
 from tests import ROOT
-from tests.c10d.launch import PROGRAMS, torchrun
+from tests.c10d.launch import PROGRAMS, forked, torchrun
 
 PAGE = ROOT / "docs" / "torch-features.md"
 HEAD = """# Features of torch.distributed that run on unicomm
@@ -47,10 +47,13 @@ CONTENDERS = {
 }
 
 
-def results(contender):
-    """Returns the JSON output of each rank, and stderr."""
+def results(contender, programs=None):
+    """Returns the JSON output of each rank, and stderr. `programs` forks the ranks, else torchrun runs."""
     ranks, argument, env = CONTENDERS[contender]
-    done = torchrun(ranks, PROGRAMS / "features.py", argument, **env)
+    if programs is None:
+        done = torchrun(ranks, PROGRAMS / "features.py", argument, **env)
+    else:
+        done = forked(programs, ranks, "features.py", argument, **env)
     found = re.findall(r'\{"group": .*?\}\}', done.stdout)
     assert len(found) == ranks, done.stdout[-3000:] + done.stderr[-6000:]
     return [json.loads(text) for text in found], done.stderr

@@ -8,20 +8,23 @@ from tests import commands
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def torchrun(ranks, program, *arguments, stock=False, **env):
-    """Runs a program on this host and returns the finished process.
+def torchrun(ranks, program, *arguments, **env):
+    """Runs a program on this host by torchrun and returns the finished process.
 
-    A rank that hangs ends with all stacks on stderr. A run with torch's own Gloo alone, `stock`, is repeated
-    if Gloo aborted a rank: a thread of Gloo may still release a tensor when Python ends
-    (pytorch/pytorch#190489, #179291).
+    A rank that hangs ends with all stacks on stderr.
+    """
+    command = [*commands.torchrun(ranks), program, *arguments]
+    return commands.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
+
+
+def forked(programs, ranks, program, *arguments, stock=False, **env):
+    """Runs a program by `programs`, the fixture `forked_programs`, and returns what it printed.
+
+    A run with torch's own Gloo alone, `stock`, is repeated if Gloo aborted a rank: a thread of Gloo may still
+    release a tensor when Python ends (pytorch/pytorch#190489, #179291).
     """
     for _ in range(6 if stock else 1):
-        done = _torchrun(ranks, program, *arguments, **env)
+        done = programs.run(ranks, PROGRAMS / program, *arguments, **env)
         if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
             break
     return done
-
-
-def _torchrun(ranks, program, *arguments, **env):
-    command = [*commands.torchrun(ranks), program, *arguments]
-    return commands.run(command, within=220, env=os.environ | {"OMP_NUM_THREADS": "1"} | env)

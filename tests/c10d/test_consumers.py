@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.c10d.launch import PROGRAMS, torchrun
+from tests.c10d.launch import forked
 
 CONSUMERS = 18
 
@@ -13,11 +13,11 @@ CONSUMERS = 18
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_same_numbers_as_stock_gloo(ranks, tmp_path):
+def test_same_numbers_as_stock_gloo(forked_programs, ranks, tmp_path):
     for name in ("stock", "switched"):
         stock = name == "stock"
         env = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "0" if stock else "1"}
-        done = torchrun(ranks, PROGRAMS / "consumers.py", tmp_path, name, stock=stock, **env)
+        done = forked(forked_programs, ranks, "consumers.py", tmp_path, name, stock=stock, **env)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     for rank in range(ranks):
         stock, switched = (

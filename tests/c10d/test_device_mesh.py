@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.c10d.launch import PROGRAMS, torchrun
+from tests.c10d.launch import forked
 from unicomm import InvalidArgumentError, NotReadyError, new_comm
 from unicomm.c10d.device_mesh import init_device_mesh
 
@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_two_dimensions_of_parallelism():
-    done = torchrun(4, PROGRAMS / "mesh.py")
+def test_two_dimensions_of_parallelism(forked_programs):
+    done = forked(forked_programs, 4, "mesh.py")
     said = [json.loads(text) for text in re.findall(r'\{"operations": .*?\}', done.stdout)]
     assert len(said) == 4, done.stdout[-3000:] + done.stderr[-6000:]
     assert all(dp > 0 and tp > 0 for dp, tp in (rank["operations"] for rank in said))

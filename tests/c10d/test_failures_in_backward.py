@@ -3,15 +3,10 @@
 torch's Reducer looks for tensors in the value of a future; one that had failed used to end the process.
 """
 
-import subprocess
-import sys
-import time
-
 import pytest
 import torch
 
 from tests.c10d.launch import PROGRAMS
-from tests.commands import clean_environment
 from tests.ports import free_port
 
 CAUSE = {"lost": "PeerLostError", "late": "CommTimeoutError", "mismatch": "MismatchError"}
@@ -19,9 +14,9 @@ CAUSE = {"lost": "PeerLostError", "late": "CommTimeoutError", "mismatch": "Misma
 TYPE_IS_LOST = ("ddp", "hook", "compiled")
 
 
-def play(folder, kind, fault, ranks, backend):
-    """Runs the program; returns the exit code of each rank, None for one that was still asleep."""
-    env = clean_environment() | {
+def play(programs, folder, kind, fault, ranks, backend):
+    """Runs the program; returns the exit code of each rank, None for one still asleep, and their stderr."""
+    env = {
         "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
         "UNICOMM_BACKEND": backend,
         "UNICOMM_TRACE_DIR": str(folder),
@@ -29,21 +24,15 @@ def play(folder, kind, fault, ranks, backend):
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
     }
-    command = [sys.executable, str(PROGRAMS / "failing_step.py"), kind, fault, str(folder)]
-    started = [
-        subprocess.Popen(command, env=env | {"RANK": str(r)}, stderr=(folder / f"err{r}").open("w"))
-        for r in range(ranks)
-    ]
-    end = time.monotonic() + 90
-    try:
-        for r, process in enumerate(started):
-            if not (fault == "late" and r == 1):
-                process.wait(max(0.0, end - time.monotonic()))
-        return [process.poll() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    codes, _, complaints = programs.run_each(
+        PROGRAMS / "failing_step.py",
+        [kind, fault, folder],
+        [env | {"RANK": str(rank)} for rank in range(ranks)],
+        within=90,
+        fail_together=False,
+        but=[1] if fault == "late" else [],
+    )
+    return codes, complaints
 
 
 @pytest.mark.processes
@@ -58,9 +47,9 @@ def play(folder, kind, fault, ranks, backend):
         ("compiled", "mismatch", 4, "gloo"),
     ],
 )
-def test_it_is_an_exception(tmp_path, kind, fault, ranks, backend):
-    codes = play(tmp_path, kind, fault, ranks, backend)
-    said = {r: (tmp_path / f"err{r}").read_text()[-3000:] for r in range(ranks)}
+def test_it_is_an_exception(forked_programs, tmp_path, kind, fault, ranks, backend):
+    codes, complaints = play(forked_programs, tmp_path, kind, fault, ranks, backend)
+    said = [text[-3000:] for text in complaints]
     expected = {"lost": -9, "late": None, "mismatch": 3}
     assert codes == [expected[fault] if r == 1 else 3 for r in range(ranks)], said
     for r in range(ranks):

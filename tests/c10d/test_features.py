@@ -9,17 +9,19 @@ from tests.c10d import feature_page
 TORCH_REFUSES = {"new_group_without_the_others"}
 if torch.__version__.startswith("2.11."):
     TORCH_REFUSES.add("split_group")
+# By torchrun, as users start them: with the switch, and without it by name. The others run in forked ranks.
+STARTED = ("switch, shm", '"unicomm"')
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("contender", [name for name in feature_page.CONTENDERS if name != "stock Gloo"])
-def test_features(contender):
+def test_features(forked_programs, contender):
     """The features that run are those of docs/torch-features.md; with the switch, all of them.
 
     The page was written with torch 2.13. With another version no fewer run.
     """
-    said, errors = feature_page.results(contender)
+    said, errors = feature_page.results(contender, None if contender in STARTED else forked_programs)
     runs, page = feature_page.column(said), feature_page.written()[contender]
     if not torch.__version__.startswith("2.13."):
         runs, page = (

@@ -17,6 +17,15 @@ def python(code, **env):
     return done
 
 
+def forked(programs, folder, code, **env):
+    """As `python` with the switch on, without a new start: for what happens after the import of torch."""
+    program = folder / "program.py"
+    program.write_text(code)
+    env |= {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+    codes, _, complaints = programs.run_each(program, (), [env], within=100)
+    assert codes == [0], complaints
+
+
 def test_off_it_imports_nothing():
     python(
         "import torch, sys\n"
@@ -141,9 +150,9 @@ def world(backend):
         "dist.all_reduce(torch.ones(1), group=ours); assert type(ours).__name__ == 'UnicommProcessGroup'",
     ],
 )
-def test_third_parties_backends_stay_theirs(program):
+def test_third_parties_backends_stay_theirs(forked_programs, tmp_path, program):
     end = "\ndist.destroy_process_group()"
-    python(THIRD_PARTY + program + end, TORCH_DISTRIBUTED_USE_TORCHCOMMS="1")
+    forked(forked_programs, tmp_path, THIRD_PARTY + program + end)
 
 
 def test_it_never_breaks_the_import_of_torch():
@@ -230,9 +239,11 @@ def test_a_rank_has_a_gpu_of_its_own(given, current, count, local, number):
     assert choice.device_of("cuda", given, environ, Gpus(current, count)) == torch.device("cuda", number)
 
 
-def test_a_group_has_a_communicator_for_each_device_that_is_named():
+def test_a_group_has_a_communicator_for_each_device_that_is_named(forked_programs, tmp_path):
     """The backend fake stands for a GPU that does not exist."""
-    python(
+    forked(
+        forked_programs,
+        tmp_path,
         "import torch, torch.distributed as dist\n"
         "from unicomm.c10d import choice\n"
         "choice.is_present = lambda kind: kind in ('cpu', 'cuda')\n"
@@ -251,6 +262,5 @@ def test_a_group_has_a_communicator_for_each_device_that_is_named():
         "assert devices_of('cpu:gloo,cuda:nccl') == both\n"
         "assert devices_of('gloo') == {'cpu': ('cpu', 'shm')}\n"
         "assert devices_of('nccl') == {'cuda': ('cuda:1', 'fake')}\n",
-        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
         UNICOMM_BACKEND="cuda:fake",
     )

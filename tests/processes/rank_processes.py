@@ -40,16 +40,20 @@ class Overdue(AssertionError):
 
 
 class ForkServer:
-    """Starts rank processes; one a test session."""
+    """Starts rank processes; one a test session.
 
-    def __init__(self) -> None:
+    `settings` are variables of the server, for those that `import torch` reads, as the switch is. `modules`
+    are imported beforehand as well.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None, modules: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(120)
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "server.py"), str(theirs.fileno())],
+            [sys.executable, str(PROGRAMS / "server.py"), str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=clean_environment(),
+            env=clean_environment() | (settings or {}),
             start_new_session=True,
         )
         theirs.close()

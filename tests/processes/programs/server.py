@@ -1,6 +1,6 @@
 """Forks a process for each rank, with torch and unicomm imported already: starting one takes milliseconds.
 
-    server.py DESCRIPTOR      (of a SOCK_SEQPACKET socket to the test)
+    server.py DESCRIPTOR [MODULE ...]      (of a SOCK_SEQPACKET socket to the test; more modules to import)
 
 A request is JSON: {"argv": [...], "env": {...}} with the new process's stdin, stdout and stderr attached,
 answered by its pid; or {"reap": pid}, answered by its exit code (negative: the signal). A forked process runs
@@ -11,6 +11,7 @@ own and does not outlive the server, which ends when the test closes its end of 
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -63,6 +64,8 @@ def serve(control: socket.socket) -> list[str]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     # fork() copies the calling thread alone: a server with others could hand a held lock to its children.
     assert len(os.listdir("/proc/self/task")) == 1
     gc.freeze()  # the children's collections then leave alone what they share with the server
