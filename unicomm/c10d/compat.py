@@ -445,8 +445,7 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 def work_of_future(future: torch.futures.Future[Any]) -> dist.Work:
     """Returns a Work, written in C++, that completes with `future`."""
-    make: Callable[..., dist.Work] = _native._create_work_from_future  # type: ignore[attr-defined]
-    return make(future)
+    return _native._create_work_from_future(future)  # type: ignore[attr-defined, no-any-return]
 
 
 # --- symmetric memory ---------------------------------------------------------------------------------------
@@ -508,9 +507,10 @@ def has_kernel(operator: str, key: str) -> bool:
 
 
 def after_backend_select(keys: Any) -> tuple[Any, bool]:
-    """The dispatch keys of a call that stand behind BackendSelect, and whether CPU or CUDA is among them."""
-    below = keys & torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    return below, below.has(torch._C.DispatchKey.CPU) or below.has(torch._C.DispatchKey.CUDA)
+    """A call's keys behind BackendSelect; whether a device runs it: FakeTensorMode adds Meta to its keys."""
+    key = torch._C.DispatchKey
+    below = keys & torch._C._dispatch_keyset_full_after(key.BackendSelect)
+    return below, not below.has(key.Meta) and (below.has(key.CPU) or below.has(key.CUDA))
 
 
 def declared_schema(operator: str) -> Any:
