@@ -289,7 +289,15 @@ Fault Group::await_round(const Op& op, uint64_t round, int only) {
                     awaited.push_back(p);
                     if (now != before) odd = p;
                 }
-                return odd >= 0 || must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault);
+                if (odd >= 0) return true;
+                if (!must_stop_waiting(awaited, {op.code}, op.deadline_ns, deep, fault)) return false;
+                if (fault.code != FaultCode::kPeerLost) return true;
+                // A rank that was missing may since have announced the round, returned and finalized. It is
+                // not lost, and the next look does not await it.
+                return !std::all_of(fault.culprits.begin(), fault.culprits.end(), [&](int p) {
+                    return std::find(awaited.begin(), awaited.end(), p) != awaited.end() &&
+                           segment_->announcement(p, round).round.load() == expected;
+                });
             };
             if (!waiter_.until(ready, stop)) return odd >= 0 ? damaged(odd, "the round") : break_group(fault);
         }

@@ -90,8 +90,6 @@ MUTANTS = {
     "no look at failures after reading": "a rank returns data of a tensor that has been reused meanwhile",
     "offering rank does not wait": "a tensor is reused while another rank still reads it",
     "no second look at the word": "a rank is lost although it has announced the round before it left",
-}
-DEFECTS = {
     "missing ranks not looked at again": "a rank that has finished and left is lost for one that waits for a"
     " third rank",
 }
@@ -481,4 +479,4 @@ def mutant(name: str) -> ShmRounds:
     return ShmRounds(world, program, faults, name)
 
 
-PROTOCOL = Protocol("shm_rounds", small, large, mutant, MUTANTS, DEFECTS)
+PROTOCOL = Protocol("shm_rounds", small, large, mutant, MUTANTS)
