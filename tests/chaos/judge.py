@@ -78,6 +78,11 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
         return named == causes  # what Python or torch raised within an operation interrupted it
     if plan.act in LACKS and seen.outcome == "BackendError":
         return named == causes  # they were creating something together
+    if FAULTS[plan.fault].leads and seen.outcome == "AbortedError":
+        # It had read in the first rank's store that all are connected, and the others could not any more:
+        # docs/reconfigure.md. They ended what it had begun with them.
+        failed = {r for r, s in enumerate(play.seen) if s.outcome == expected and set(s.culprits) == causes}
+        return bool(named) and named <= failed
     return _is_consequence(play, rank, seen)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore
 
 import unicomm
 from tests.chaos import creation, operations, reconfigure, symmetric, training
@@ -111,6 +112,9 @@ def main(spec: Spec) -> int:
 
     if spec.backend == "mpi":
         _initialize_mpi(spec)
+    if spec.scene == "creation" and spec.rank == 0:
+        # libuv, on which torch's store runs, keeps a pipe for its signals until the process ends.
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = list(held())
     if spec.scene in ("ddp", "fsdp2"):
         # After a backward that failed torch keeps its graph, and by that the group: its store and its Gloo.

@@ -50,4 +50,16 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [{"kind": "kill", "rank": 2, "op": 1, "after": 1}],
     },
+    "a first rank that is connected at its deadline ends the store before all have read the outcome": {
+        "ranks": 3,
+        "host": -1,
+        "schedule": 1595094849,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 10.0, "reconf": True},
+            {"op": "reconf", "comm": "c1", "uuid": 2, "ranks": [1, 2, 0], "timeout": 3.0},
+            {**_BARRIER, "comm": "c1", "root": 1, "timeout": 3.0},
+            {"op": "reconf", "comm": "c1", "uuid": 3, "ranks": [0, 1, 2], "timeout": 3.0},
+        ],
+        "faults": [],
+    },
 }

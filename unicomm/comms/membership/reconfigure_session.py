@@ -223,11 +223,14 @@ class ReconfigureSession:
         return error
 
     def settle(self) -> None:
-        """Waits until the other ranks end their calls, when they need this rank's store no longer."""
+        """Waits until the other ranks end their calls, when they need this rank's store no longer.
+
+        Also beyond the deadline for a moment: all are connected, and only the outcome is still to be read.
+        """
         with selectors.DefaultSelector() as selector:
             for link in self._links.values():
                 selector.register(link.socket, selectors.EVENT_READ, link)
-            end = time.monotonic() + min(self.remaining(), _LEAVING)
+            end = time.monotonic() + min(max(self.remaining(), _GRACE), _LEAVING)
             while selector.get_map() and time.monotonic() < end:
                 for key, _ in selector.select(end - time.monotonic()):
                     key.data.read()
