@@ -187,6 +187,9 @@ class ShmGroup:
         """Runs all messages together; returns when all are done."""
 
     def abort(self) -> None: ...
+    def give_up(self, code: int, culprits: Sequence[int]) -> None:
+        """Like `abort`, with the cause, which the other ranks get."""
+
     def expect_slow(self, seconds: float) -> None:
         """Keeps operations of all ranks from timing out for that long."""
 

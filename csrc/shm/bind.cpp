@@ -191,6 +191,13 @@ void bind_shm(nb::module_& m) {
              nb::sig("def exchange(self, messages: list[Message], timeout: float) -> Fault | None"),
              "Runs all messages together; returns when all are done.")
         .def("abort", &Group::abort, nb::call_guard<GilReleased>())
+        .def(
+            "give_up",
+            [](Group& g, int code, const std::vector<int>& culprits) {
+                GilReleased release;
+                g.give_up(FaultCode(code), culprits);
+            },
+            nb::arg("code"), nb::arg("culprits"), "Like `abort`, with the cause, which the other ranks get.")
         .def("expect_slow", &Group::expect_slow, nb::arg("seconds"),
              "Keeps operations of all ranks from timing out for that long.")
         .def("finalize", &Group::finalize)

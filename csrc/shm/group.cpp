@@ -110,6 +110,11 @@ void Group::abort() {
     waiter_.wake_others();
 }
 
+void Group::give_up(FaultCode code, const std::vector<int>& culprits) {
+    break_group({code, culprits, {}, ""});
+    abort();  // keeps the fault, and ends a wait of this rank
+}
+
 void Group::expect_slow(double seconds) {
     double us = double(now_ns()) / 1e3 + seconds * 1e6;
     constexpr double kMost = double(uint64_t{1} << (kNumberBits - 1));

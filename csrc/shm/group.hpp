@@ -103,6 +103,8 @@ class Group {
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
     void abort();  // may be called from any thread
+    // Like `abort`, with the cause, which the other ranks get.
+    void give_up(FaultCode code, const std::vector<int>& culprits);
     // Keeps operations of all ranks from timing out in the next `seconds`. Replaces what this rank asked for
     // before.
     void expect_slow(double seconds);

@@ -30,9 +30,15 @@ from unicomm.comms.backend import (
     RunsCollectives,
     Setup,
 )
-from unicomm.comms.errors import BackendError, UnsupportedError
+from unicomm.comms.errors import (
+    BackendError,
+    CommError,
+    CommTimeoutError,
+    PeerLostError,
+    UnsupportedError,
+)
 from unicomm.comms.failures import thread_quiescence
-from unicomm.comms.failures.faults import core_error
+from unicomm.comms.failures.faults import code_of, core_error
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
@@ -178,10 +184,16 @@ class ShmBackend(
     def open_exchange(self) -> Exchange:
         return _ShmExchange(self._group)
 
-    # These two may be called from any thread, also when `close` has been called.
+    # These three may be called from any thread, also when `close` has been called.
     def abort(self) -> None:
         if (group := self._group) is not None:
             group.abort()
+
+    def give_up(self, error: CommError) -> None:
+        if not error.culprits or not isinstance(error, (CommTimeoutError, PeerLostError)):
+            self.abort()
+        elif (group := self._group) is not None:
+            group.give_up(code_of(error), list(error.culprits))
 
     def expect_slow(self, name: str, seconds: float) -> None:
         if (group := self._group) is not None:

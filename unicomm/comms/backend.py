@@ -165,6 +165,10 @@ class Backend(abc.ABC):
     def abort(self) -> None:
         """Ends a running operation from another thread with `AbortedError`, here and on the other ranks."""
 
+    def give_up(self, error: CommError) -> None:
+        """Like `abort`. The other ranks get the cause `error`, where the backend can tell them."""
+        self.abort()
+
     @classmethod
     def version(cls) -> str:
         """Returns the version of the library underneath; "" if there is none."""

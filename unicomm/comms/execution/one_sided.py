@@ -29,7 +29,7 @@ def attempt(engine: Engine, job: Callable[[float], None], limit: float) -> None:
             job(limit)
     except CommError as error:
         if not isinstance(error, (MismatchError, InvalidArgumentError, UnsupportedError)):
-            engine.backend.abort()  # a rank that waits for this one elsewhere must hear of it
+            engine.backend.give_up(error)  # a rank that waits for this one elsewhere must hear of it
         raise
 
 

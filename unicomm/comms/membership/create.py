@@ -182,7 +182,10 @@ def connect(asked: Request) -> Member:
                 rendezvous.exchange("connected", b"")
     except BaseException as error:
         if engine is not None:  # another rank could not connect
-            engine.abort()
+            if isinstance(error, CommError):
+                engine.give_up(error)
+            else:
+                engine.abort()
             engine.close()
         if isinstance(error, CommError):
             error.locate(None, name, rank)
