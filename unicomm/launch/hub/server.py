@@ -243,6 +243,10 @@ class Hub:
     def _answer(self, who: bytes, answer: AnyAnswer) -> None:
         assert self._router is not None
         with contextlib.suppress(zmq.ZMQError):  # who does not take it does not get it
+            # libzmq drops an answer if its queue for this client is full. That the client has taken earlier
+            # ones it learns from commands of its own threads, which sending handles once a millisecond at
+            # most. Reading the events handles all of them.
+            self._router.get(zmq.EVENTS)
             self._router.send_multipart([who, protocol.encode(answer)], zmq.NOBLOCK)
 
     # --- the loop --------------------------------------------------------------------------------------
