@@ -261,12 +261,12 @@ class _ShmExchange(Exchange):
         assert self._exchange is not None
         self._exchange.add(list(messages))
 
-    def run(self, timeout: float, limit: float) -> list[Completed]:
+    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
         assert self._exchange is not None
         over = self._exchange.run(self._group, timeout, limit)
         if isinstance(over, tuple):
-            raise core_error(over, timeout)
-        return [(n, peer, None if fault is None else core_error(fault, timeout)) for n, peer, fault in over]
+            raise core_error(over, given)
+        return [(n, peer, None if fault is None else core_error(fault, given)) for n, peer, fault in over]
 
     def interrupt(self) -> None:
         if (exchange := self._exchange) is not None:

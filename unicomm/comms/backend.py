@@ -226,12 +226,14 @@ class Exchange(abc.ABC):
         """Takes messages. They are numbered from 0 over all calls; between two ranks they keep that order."""
 
     @abc.abstractmethod
-    def run(self, timeout: float, limit: float) -> list[Completed]:
+    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
         """Returns when a message has completed, after an `interrupt`, or after `limit` seconds.
 
         Returns the messages that have completed since the last call; the error of one concerns this message
         only. An exception ends all messages: `CommTimeoutError` after `timeout` seconds, or another
         `CommError`.
+
+        `timeout`: what is left of `given`, the timeout of the message that is due first, which errors tell.
         """
 
     def interrupt(self) -> None:  # noqa: B027
@@ -266,7 +268,7 @@ class JointExchange(Exchange):
     def add(self, messages: Sequence[Message]) -> None:
         self._messages += messages
 
-    def run(self, timeout: float, limit: float) -> list[Completed]:
+    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
         messages, self._messages = self._messages, []
         first, self._completed = self._completed, self._completed + len(messages)
         self._backend.exchange(messages, timeout)

@@ -13,6 +13,7 @@ import torch
 from tests.commands import run
 from tests.comms.calls import COLLECTIVES, call, check_sum
 from unicomm import CommTimeoutError, Communicator, PeerLostError, ReduceOp
+from unicomm.c10d.process_group import UnicommProcessGroup
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
@@ -223,6 +224,27 @@ def test_messages_that_nobody_answers(kind, backend, raised):
         over.set()
 
     run_ranks(program, 3, backend=backend, timeout=60)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_queued_message_tells_the_timeout_that_was_given(backend, raised):
+    """Not what was left of it when the wait began."""
+    over = threading.Event()
+
+    def program(comm: Communicator) -> None:
+        comm.barrier(False)
+        if comm.get_rank() > 0:
+            assert over.wait(60)
+            return
+        comm.set_timeout(5 * SHORT)
+        receiving = UnicommProcessGroup(comm).recv([torch.zeros(1)], 1, 0)
+        threading.Event().wait(SHORT)  # some of the time passes before anybody waits
+        error = raised(receiving.wait)
+        over.set()
+        assert type(error) is CommTimeoutError
+        assert error.message.startswith(f"timed out after {5 * SHORT:g} s: rank 1 "), error
+
+    run_ranks(program, 2, backend=backend, timeout=60)
 
 
 # --- ranks that have left ---------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class GlooExchange(OutOfBandExchange):
             asked_for_time = channel.patience() > time.monotonic()  # by a rank, meanwhile
             if asked_for_time or timeout > min(limit, _LONGEST):
                 return []
-            raise self._overdue(timeout) from None
+            raise self._overdue() from None
         if result is None:
             return []
         number, peer, failure = result

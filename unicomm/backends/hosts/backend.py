@@ -177,7 +177,11 @@ class HostsBackend(
             (self._near.open_exchange, lambda error, _: self._near_failed(error, False)),
             (self._far.open_exchange, self._far_failed),
             self._place,
+            self._set_limit,
         )
+
+    def _set_limit(self, seconds: float) -> None:
+        self._limit = seconds
 
     # --- failures ----------------------------------------------------------------------------------------
 

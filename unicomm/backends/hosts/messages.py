@@ -56,9 +56,18 @@ class BothExchange(Exchange):
     While only one part has messages the caller's thread runs it; else another thread runs the far one.
     """
 
-    def __init__(self, near: Part, far: Part, place: Callable[[Message], tuple[bool, Message]]) -> None:
-        """`place` returns whether a message goes to the far part, and the message for its part."""
-        self._parts, self._place = (near, far), place
+    def __init__(
+        self,
+        near: Part,
+        far: Part,
+        place: Callable[[Message], tuple[bool, Message]],
+        limited: Callable[[float], None],
+    ) -> None:
+        """`place` returns whether a message goes to the far part, and the message for its part.
+
+        `limited` is told the timeout of the message that is due first, for errors.
+        """
+        self._parts, self._place, self._limited = (near, far), place, limited
         self._open: list[Exchange | None] = [None, None]
         # By part and by a message's number in it: the message's number here, and its peer.
         self._waiting: tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]] = ({}, {})
@@ -82,13 +91,14 @@ class BothExchange(Exchange):
                 part = self._open[is_far] = self._parts[is_far][0]()
             part.add([placed])
 
-    def run(self, timeout: float, limit: float) -> list[Completed]:
+    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
         if self._interrupted:
             self._interrupted = False
             return []
+        self._limited(given)
         near, far = self._waiting
         if self._driver is None and not (near and far):
-            return self._run_part(bool(far), timeout, limit)
+            return self._run_part(bool(far), timeout, limit, given)
         if self._driver is None:
             opened = self._open[True]
             assert opened is not None
@@ -97,28 +107,28 @@ class BothExchange(Exchange):
         within = min(timeout, limit, _LONG)
         over = []
         if near:
-            over, within = self._run_part(False, _LONG, within), 0.0
+            over, within = self._run_part(False, _LONG, within, given), 0.0
         try:
             over += self._take(True, self._driver.take(within))
         except CommError as error:
             raise self._error(True, error) from error
         if not over and time.monotonic() >= end:
-            raise self._late(timeout)
+            raise self._late(given)
         return over
 
-    def _late(self, timeout: float) -> CommError:
+    def _late(self, given: float) -> CommError:
         # The caller knows which message is overdue; peers on other hosts are late more often.
         peers = sorted({peer for _, peer in (self._waiting[True] or self._waiting[False]).values()})
         late = CommTimeoutError(
-            f"messages with {rank_list(peers)} were not over after {timeout:g} s", hint=SEE_LATE_RANKS
+            f"messages with {rank_list(peers)} were not over after {given:g} s", hint=SEE_LATE_RANKS
         )
         return self._error(True, late)
 
-    def _run_part(self, is_far: bool, timeout: float, limit: float) -> list[Completed]:
+    def _run_part(self, is_far: bool, timeout: float, limit: float, given: float) -> list[Completed]:
         part = self._open[is_far]
         assert part is not None
         try:
-            return self._take(is_far, part.run(timeout, limit))
+            return self._take(is_far, part.run(timeout, limit, given))
         except CommError as error:
             raise self._error(is_far, error) from error
 
@@ -192,7 +202,7 @@ class _Driver:
             while not self._inbox.empty():
                 self._far.add([self._inbox.get()])
             try:
-                over = self._far.run(_LONG, _LONG)
+                over = self._far.run(_LONG, _LONG, _LONG)
             except CommError as error:
                 self.results.put(error)
                 self._rouse()

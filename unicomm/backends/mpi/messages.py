@@ -41,7 +41,7 @@ class MpiExchange(OutOfBandExchange):
             if now >= began + limit:
                 return []
             if now >= max(began + timeout, operations.channel.patience()):
-                raise self._overdue(timeout)
+                raise self._overdue()
             operations.nap(began, began + _HOT)
         self._interrupted = False
         return []

@@ -21,6 +21,7 @@ class OutOfBandExchange(Exchange):
         self._fresh: list[Message] = []
         self._running: dict[int, Awaited] = {}
         self._added = 0
+        self._given = 0.0  # seconds, of the message that is due first
 
     @abstractmethod
     def _start(self, number: int, message: Message) -> None:
@@ -36,8 +37,8 @@ class OutOfBandExchange(Exchange):
     def add(self, messages: Sequence[Message]) -> None:
         self._fresh += messages
 
-    def run(self, timeout: float, limit: float) -> list[Completed]:
-        backend = self._backend
+    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
+        backend, self._given = self._backend, given
         try:
             backend.check_fault()
             fresh, self._fresh = self._fresh, []
@@ -60,7 +61,7 @@ class OutOfBandExchange(Exchange):
             self._backend.count(source, send=False)
         return number, source, None
 
-    def _overdue(self, timeout: float) -> CommError:
-        """Returns the error of messages that did not complete within `timeout` seconds."""
+    def _overdue(self) -> CommError:
+        """Returns the error of messages that did not complete in time."""
         awaits = list(self._running.values())
-        return self._backend.overdue(Operation("messages", 0, timeout, 0.0, awaits))
+        return self._backend.overdue(Operation("messages", 0, self._given, 0.0, awaits))

@@ -174,10 +174,10 @@ class MessageQueue:
                 now = time.monotonic()
                 if now >= end:
                     return
-                soonest = min(op.deadline for op in self._running.values())
+                soonest = min(self._running.values(), key=lambda op: op.deadline)
                 self._engine.check_broken()
                 with self._unobserved():
-                    over = self._exchange.run(max(0.0, soonest - now), end - now)
+                    over = self._exchange.run(max(0.0, soonest.deadline - now), end - now, soonest.timeout)
                 for index, peer, error in over:
                     op = self._running.pop(index)
                     op.work.peer = peer
