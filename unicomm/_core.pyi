@@ -30,6 +30,13 @@ class FaultCode(enum.IntEnum):
 
     UNSUPPORTED = 7
 
+class WorkBase:
+    """The name and the number of an operation."""
+
+    name: str
+
+    seq: int
+
 class Recorder:
     def __init__(self, path: str, meta: str, rank: int, world: int, records: int) -> None: ...
     def add_comm(self, name: str, backend: str, uid: str, ranks: str, rank: int, size: int) -> int: ...
@@ -316,6 +323,11 @@ class FastPath(FastCalls):
     ) -> object: ...
     def pair_seq(self, peer: int, send: bool, /) -> int: ...
     def next_pair_seq(self, peer: int, send: bool, /) -> int: ...
+
+def short_method(general: object, op: int, names: tuple[str, ...], defaults: tuple[object, ...]) -> object:
+    """
+    Returns a method of a communicator that tries its fast path, and calls `general` if that does not take the operation `op`.
+    """
 
 def all_reduce_method(
     options: type,

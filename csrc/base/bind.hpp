@@ -52,6 +52,8 @@ void bind_shm(nb::module_& m);
 void bind_all_reduce_method(nb::module_& m);
 void bind_noted_property(nb::module_& m);
 void bind_fast(nb::module_& m);
+void bind_short_methods(nb::module_& m);
+void bind_work(nb::module_& m);
 void bind_nccl(nb::module_& m);
 void bind_symm(nb::module_& m);
 }  // namespace unicomm

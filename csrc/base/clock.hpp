@@ -24,8 +24,7 @@ inline uint64_t now_ns() {
 }
 
 // Timeouts beyond 1e9 seconds mean no deadline.
-inline uint64_t deadline_after(double seconds) {
-    uint64_t now = now_ns();
+inline uint64_t deadline_after(double seconds, uint64_t now = now_ns()) {
     return seconds > 1e9 ? ~uint64_t{0} : now + static_cast<uint64_t>(seconds * 1e9);
 }
 

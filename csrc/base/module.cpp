@@ -24,6 +24,7 @@ NB_MODULE(_core, m) {
         .value("INTERNAL", FaultCode::kInternal)
         .value("DEADLOCK", FaultCode::kDeadlock)
         .value("UNSUPPORTED", FaultCode::kUnsupported);
+    unicomm::bind_work(m);
     unicomm::bind_recorder(m);
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);

@@ -228,7 +228,7 @@ uint64_t Writer::begin(const NewRecord& n) {
     Record& r = recs_[(id - 1) & mask_];
     r.id.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    uint64_t now = now_ns();
+    uint64_t now = n.created_ns ? n.created_ns : now_ns();
     r.seq = n.seq;
     r.op_id = n.op_id;
     r.signature = n.signature;

@@ -140,6 +140,7 @@ struct NewRecord {
     uint8_t in_ndim = 0, out_ndim = 0;
     int64_t in_dims[kMaxDims] = {0, 0, 0, 0}, out_dims[kMaxDims] = {0, 0, 0, 0};
     bool start_now = false;
+    uint64_t created_ns = 0;  // 0: now
 };
 
 // A frame to be written, and its texts.

@@ -244,6 +244,7 @@ void bind_shm(nb::module_& m) {
     shm::set_signal_check(&signal_has_raised);
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
+    bind_short_methods(m);
     bind_all_reduce_method(m);
     bind_noted_property(m);
 }

@@ -27,12 +27,11 @@ uint64_t rounds_for(uint64_t longest, uint64_t room) {
 
 }  // namespace
 
-void Group::alone(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs) {
-    if (ins.empty() || outs.empty()) return;
-    if (op.red == Red::kNone) return copy(outs[0].data, ins[0].data, outs[0].bytes);
-    const void* source = ins[0].data;
-    int64_t count = int64_t(outs[0].bytes / uint64_t(dtype_bytes(op.dtype)));
-    fold(op.dtype, op.red, outs[0].data, &source, 1, count, &op.factor, 1);
+void Group::alone(const Op& op, Buffer in, Buffer out) {
+    if (op.red == Red::kNone) return copy(out.data, in.data, out.bytes);
+    const void* source = in.data;
+    int64_t count = int64_t(out.bytes / uint64_t(dtype_bytes(op.dtype)));
+    fold(op.dtype, op.red, out.data, &source, 1, count, &op.factor, 1);
 }
 
 Fault Group::barrier(const Op& op) {

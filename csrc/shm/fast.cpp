@@ -13,7 +13,8 @@
 #include "recorder/recorder.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
-#include "shm/group_all_reduce.hpp"
+#include "shm/methods/group_all_reduce.hpp"
+#include "shm/methods/short_methods.hpp"
 
 namespace unicomm {
 namespace {
@@ -129,9 +130,9 @@ class FastPath : public FastCalls {
         if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
         std::unique_lock running(g_.running(), std::try_to_lock);
         if (!running || blocked()) return no();
-        uint64_t deadline = deadline_after(timeout);
         OpCode code = send ? OpCode::kSend : OpCode::kRecv;
         ring::NewRecord n = record_of(uint32_t(code), next_pair_seq(int(peer), send), int(peer));
+        uint64_t deadline = deadline_after(timeout, n.created_ns);
         n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
         n.n_in = send;
         n.n_out = !send;
@@ -192,9 +193,9 @@ class FastPath : public FastCalls {
         op.red = red;
         op.root = root;
         op.count = static_cast<uint64_t>(count);
-        op.deadline_ns = deadline_after(timeout);
 
         ring::NewRecord n = record_of(uint32_t(code), next_seq(), root);
+        op.deadline_ns = deadline_after(timeout, n.created_ns);
         n.red = static_cast<uint8_t>(red);
         bool tensors = code != OpCode::kBarrier;
         n.n_in = n.n_out = tensors;
@@ -227,6 +228,12 @@ class FastPath : public FastCalls {
             return g_.all_reduce(op, static_cast<char*>(in.data), static_cast<char*>(out.data),
                                  static_cast<uint64_t>(count));
         }
+        if (g_.world() == 1) {
+            if (tensors) g_.alone(op, shm::buffer_of(in), shm::buffer_of(out));
+            return {};
+        }
+        if (code == OpCode::kBarrier) return g_.barrier(op);
+        if (code == OpCode::kBroadcast) return g_.broadcast(op, shm::buffer_of(out));
         std::vector<shm::Buffer> ins, outs;
         if (tensors) {
             ins = equal_parts(in, shm::cuts_input(code) ? g_.world() : 1);
@@ -252,6 +259,31 @@ nb::object all_reduce_of_group(nb::handle fast_path, nb::handle tensors, nb::han
                                const AllReduceOptions& reader) {
     if (Py_TYPE(fast_path.ptr()) != fast_path_type) return nb::borrow(Py_False);
     return nb::inst_ptr<FastPath>(fast_path)->all_reduce_of_group(tensors, options, reader);
+}
+
+nb::object call_fast(nb::handle fast_path, OpCode op, PyObject* const* a) {
+    if (Py_TYPE(fast_path.ptr()) != fast_path_type) return nb::borrow(Py_False);
+    FastPath& f = *nb::inst_ptr<FastPath>(fast_path);
+    switch (op) {
+        case OpCode::kSend:
+            return f.send(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kRecv:
+            return f.recv(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kBroadcast:
+            return f.broadcast(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kAllReduce:
+            return f.all_reduce(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kAllGatherSingle:
+            return f.all_gather_single(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kReduceScatterSingle:
+            return f.reduce_scatter_single(a[0], a[1], a[2], a[3], a[4], a[5]);
+        case OpCode::kAllToAllSingle:
+            return f.all_to_all_single(a[0], a[1], a[2], a[3], a[4]);
+        case OpCode::kBarrier:
+            return f.barrier(a[0], a[1], a[2]);
+        default:
+            return nb::borrow(Py_False);
+    }
 }
 
 void bind_fast(nb::module_& m) {

@@ -15,6 +15,7 @@
 #include "base/bind.hpp"
 #include "base/bind_fault.hpp"
 #include "operations/tensor.hpp"
+#include "operations/work.hpp"
 #include "recorder/recorder.hpp"
 
 namespace unicomm {
@@ -25,11 +26,11 @@ class FastCalls {
         : recorder_(std::move(recorder)),
           r_(*nb::inst_ptr<Recorder>(recorder_)),
           comm_(comm),
+          works_(nb::module_::import_("unicomm.comms.work").attr("Work")),
           timeout(timeout) {
         nb::module_ torch = nb::module_::import_("torch");
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
         parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
-        work_type_ = nb::module_::import_("unicomm.comms.work").attr("Work");
     }
     FastCalls(const FastCalls&) = delete;
     FastCalls& operator=(const FastCalls&) = delete;
@@ -113,6 +114,7 @@ class FastCalls {
         n.timeout_ms = ring::timeout_ms(timeout);
         n.frame = r_.paths.current();
         n.start_now = true;
+        n.created_ns = now_ns();
         return n;
     }
     ring::Writer& writer() { return r_.writer; }
@@ -127,17 +129,8 @@ class FastCalls {
         }
     }
 
-    // Creates a completed Work: its __init__ would only set the name and the number.
-    nb::object work(nb::handle name, uint64_t seq) {
-        auto* type = reinterpret_cast<PyTypeObject*>(work_type_.ptr());
-        nb::object made = nb::steal(type->tp_new(type, no_arguments_.ptr(), nullptr));
-        nb::int_ number(seq);
-        if (!made.is_valid() || PyObject_SetAttr(made.ptr(), name_.ptr(), name.ptr()) < 0 ||
-            PyObject_SetAttr(made.ptr(), seq_name_.ptr(), number.ptr()) < 0) {
-            throw nb::python_error();
-        }
-        return made;
-    }
+    // Returns the Work of a completed operation.
+    nb::object work(nb::handle name, uint64_t seq) { return works_.make(name, seq); }
 
   protected:
     static nb::object no() { return nb::borrow(Py_False); }
@@ -157,9 +150,8 @@ class FastCalls {
     }
 
     std::atomic<int> blocks_{0};
-    nb::object work_type_;
-    nb::tuple no_arguments_ = nb::make_tuple();
-    nb::str is_neg_{"is_neg"}, name_{"name"}, seq_name_{"seq"};
+    CompletedWorks works_;
+    nb::str is_neg_{"is_neg"};
     PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
 
   public:

@@ -97,7 +97,7 @@ class Group {
     Fault all_to_all(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs,
                      bool check_sizes);
     // All of the above for a group of one rank: nothing is sent.
-    void alone(const Op& op, const std::vector<Buffer>& ins, const std::vector<Buffer>& outs);
+    void alone(const Op& op, Buffer in, Buffer out);
     // Runs all messages together and returns when all are done. A message that does not fit the tensor of its
     // receiver is refused (kMismatch); the others continue.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);

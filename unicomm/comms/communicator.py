@@ -16,6 +16,7 @@ import torch
 from unicomm.c10d.compat import methods, not_traced
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.expect_slow import expect_slow
+from unicomm.comms.execution.fast_path import shorten
 from unicomm.comms.execution.hooks import AbortHook, PostHook, PreHook, RemovableHandle
 from unicomm.comms.execution.point_to_point import messages
 from unicomm.comms.failures import open_communicators
@@ -523,3 +524,4 @@ def communicator_of(created: Created, cls: type[C]) -> C:
 TorchComm = Communicator
 
 not_traced(methods(Communicator))
+shorten(Communicator)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
+from unicomm import _core
+
 from .errors import CommError, CommTimeoutError, NotReadyError
 from .options import seconds
 
@@ -29,7 +31,7 @@ class Runner(Protocol):
     def is_current(self) -> bool: ...
 
 
-class Work:
+class Work(_core.WorkBase):
     """The handle of an operation. That of a synchronous operation has completed.
 
     Tensors of an asynchronous operation must not be touched until `wait()` has returned. Dropping a Work

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
+
+from unicomm import _core
+from unicomm.comms.operations.table import OPERATIONS
 
 
 class NoFastPath:
@@ -46,3 +50,24 @@ class NoFastPath:
 
     send = recv = all_to_all_single = _never
     all_reduce = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
+
+
+#: The methods of a fast path, named like the communicator's.
+SHORT = (
+    *("send", "recv", "broadcast", "all_reduce", "all_gather_single", "reduce_scatter_single"),
+    *("all_to_all_single", "barrier"),
+)
+
+
+def shorten(communicator: type) -> None:
+    """Puts a native method before each method of the class that has a fast path.
+
+    The native one calls the fast path of the native core with no Python code in between. If that does not
+    take the call, it calls the method written in Python.
+    """
+    for name in SHORT:
+        method = vars(communicator)[name]
+        _, *parameters = inspect.signature(method).parameters.values()
+        defaults = tuple(p.default for p in parameters if p.default is not p.empty)
+        names = tuple(p.name for p in parameters)
+        setattr(communicator, name, _core.short_method(method, OPERATIONS[name].code, names, defaults))

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/bind.hpp"
-#include "shm/noted_property.hpp"
+#include "shm/methods/noted_property.hpp"
 
 namespace unicomm {
 

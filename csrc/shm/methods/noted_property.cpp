@@ -1,6 +1,6 @@
 // The type of the property. It calls the functions of the property in whose place it is put.
 // clang-format off: structmember.h needs Python.h before it
-#include "shm/noted_property.hpp"
+#include "shm/methods/noted_property.hpp"
 
 #include <structmember.h>
 // clang-format on
