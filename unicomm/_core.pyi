@@ -480,6 +480,109 @@ class NcclLibrary:
 def nccl_config_fields() -> list[tuple[str, bool, int]]: ...
 def nccl_config_bytes(version: int) -> int: ...
 
+class UcxFailure(RuntimeError):
+    pass
+
+class UcxLibrary:
+    """An opened libucp."""
+
+    def __init__(self, path: str, loaded_only: bool) -> None:
+        """Opens the library; raises OSError if it is none, or too old."""
+
+    @property
+    def version(self) -> tuple[int, int, int]: ...
+    @property
+    def file(self) -> str: ...
+    def functions(self) -> list[tuple[str, int, bool]]:
+        """
+        Each function that may be used: name, since which version, whether the library has it.
+        """
+
+    def set_log_level(self, level: str) -> bool:
+        """
+        Sets the level of UCX's own log, of this process. Returns False if it is none.
+        """
+
+class UcxWorker:
+    """One communicator's worker of UCX."""
+
+    def __init__(
+        self, library: UcxLibrary, rank: int, size: int, settings: Sequence[tuple[str, str]], spin: float
+    ) -> None:
+        """
+        `settings`: UCX's configuration, by names without UCX_. `spin`: seconds that a wait polls before it sleeps.
+        """
+
+    @property
+    def address(self) -> bytes: ...
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Makes the endpoints to all workers, by the ranks' addresses."""
+
+    def greet(self, seconds: float) -> bool:
+        """
+        Exchanges a message with every rank. Returns False when one did not come.
+        """
+
+    def transports(self, peer: int) -> list[str]:
+        """The ways to a peer, as transport/device; [] if this UCX does not tell."""
+
+    def stop(self) -> None:
+        """By any thread: ends all waits from now on."""
+
+    def rouse(self) -> None:
+        """By any thread: ends a wait for messages."""
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until the system has all that was sent."""
+
+    def drop(self) -> bool:
+        """
+        Ends the connections. Returns False if UCX may still touch the memory of messages.
+        """
+
+    def forget(self) -> None:
+        """For a forked child: calls nothing of UCX."""
+
+    def gather(self, head: bytes, data: int, bytes: int) -> bool:
+        """Exchanges slots with all ranks. Returns whether they call the same."""
+
+    def slot_head(self, rank: int) -> bytes: ...
+    def slot_data(self, rank: int) -> bytes: ...
+    def take_slot(self, rank: int, to: int, bytes: int) -> None:
+        """Copies a rank's data."""
+
+    def fold_slots(self, to: int, bytes: int, dtype: int, red: int, factors: Sequence[float]) -> bool:
+        """
+        Folds all ranks' data. Returns False if the element type does not have the reduction.
+        """
+
+    def reduce(
+        self,
+        shares: Sequence[tuple[int, int]],
+        out: int,
+        dtype: int,
+        red: int,
+        factors: Sequence[float],
+        to: Sequence[int],
+        from_: Sequence[int],
+        chunk: int,
+    ) -> None:
+        """
+        Folds the shares of all ranks, and passes the result on to the ranks `to`.
+        """
+
+    def broadcast(self, data: int, bytes: int, root: int, chunk: int) -> None: ...
+
+class UcxMessages:
+    """Messages of a worker that complete one by one."""
+
+    def __init__(self, worker: UcxWorker) -> None: ...
+    def add(self, number: int, send: bool, peer: int, data: int, bytes: int, tag: int) -> None: ...
+    def wait(self, limit: float, all: bool) -> list[tuple[int, int, int]] | None:
+        """
+        Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over, with -1 bytes for a message longer than its memory; None if the worker was stopped, or not `all` came in time.
+        """
+
 class SymmTable:
     """What a SHMEM library can do."""
 

@@ -55,5 +55,6 @@ void bind_fast(nb::module_& m);
 void bind_short_methods(nb::module_& m);
 void bind_work(nb::module_& m);
 void bind_nccl(nb::module_& m);
+void bind_ucx(nb::module_& m);
 void bind_symm(nb::module_& m);
 }  // namespace unicomm

@@ -30,5 +30,6 @@ NB_MODULE(_core, m) {
     unicomm::bind_reduce(m);
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
+    unicomm::bind_ucx(m);
     unicomm::bind_symm(m);
 }

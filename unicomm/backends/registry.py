@@ -26,6 +26,7 @@ _BUILT_IN = {
     "shm": "unicomm.backends.shm:ShmBackend",
     "gloo": "unicomm.backends.gloo.backend:GlooBackend",
     "mpi": "unicomm.backends.mpi.backend:MpiBackend",
+    "ucx": "unicomm.backends.ucx.backend:UcxBackend",
     "nccl": "unicomm.backends.nccl.backend:NcclBackend",
     "rccl": "unicomm.backends.nccl.backend:RcclBackend",
     "nvshmem": "unicomm.backends.shmem.backend:NvshmemBackend",

@@ -89,6 +89,11 @@ def chosen_interface() -> str:
     return named.partition(",")[0].strip()
 
 
+def reachable_at(interface: str, hostname: str) -> str:
+    """Returns the address that other hosts reach: of these hints if they are not "", else by routing."""
+    return of_interface(interface) or hostname or of_interface(chosen_interface()) or here(None).address
+
+
 def listen_address(rendezvous: SetupRendezvous, store: Store | None) -> str:
     """Collective: returns the address for this rank to listen on, as `choose` does."""
     place = here(store)

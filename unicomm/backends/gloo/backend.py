@@ -112,14 +112,7 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
 
     @classmethod
     def reachable_at(cls, hints: Mapping[str, Any]) -> str:
-        hinted = addresses.of_interface(hints["interface"]) or hints["hostname"]
-        return hinted or addresses.of_interface(addresses.chosen_interface()) or addresses.here(None).address
-
-    def all_gather_bytes(self, call: Call, mine: bytes) -> list[bytes]:
-        """Returns every rank's bytes, some kilobytes of one length, with little latency; counts as `call`."""
-        assert self._check is not None
-        with self._in_collective(call):
-            return self._check.all_gather(mine)
+        return addresses.reachable_at(hints["interface"], hints["hostname"])
 
     def run(self, call: Call) -> None:
         self._await(getattr(self, f"_{call.name}")(call))

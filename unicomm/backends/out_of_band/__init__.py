@@ -19,8 +19,8 @@ user_frame.py       the user's line in a thread of this process
 from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
-from .signatures import SignatureCheck
-from .sockets import Sockets, connect_all, patience
+from .signatures import SignatureCheck, frame_of
+from .sockets import Sockets, connect_all, patience, refuse
 
 __all__ = [
     "CHECK_HINT",
@@ -34,5 +34,7 @@ __all__ = [
     "Sockets",
     "checks_signatures",
     "connect_all",
+    "frame_of",
     "patience",
+    "refuse",
 ]

@@ -106,6 +106,12 @@ class OutOfBandBackend(Backend, RunsCollectives, ExtendsDeadlines, ChecksPeers, 
                 self._check.check(call, number)
             run()
 
+    def all_gather_bytes(self, call: Call, mine: bytes) -> list[bytes]:
+        """Returns every rank's bytes, some kilobytes of one length, with little latency; counts as `call`."""
+        assert self._check is not None
+        with self._in_collective(call):
+            return self._check.all_gather(mine)
+
     @contextlib.contextmanager
     def _in_collective(self, call: Call) -> Iterator[int]:
         number = self.channel.entered + 1

@@ -25,6 +25,12 @@ _FRAME = struct.Struct("<QIIIiQQ24x")  # number, then `Call.signature`; 64 bytes
 _MASK = (1 << 64) - 1
 
 
+def frame_of(call: Call, number: int) -> bytes:
+    """Returns the frame of a collective: 64 bytes, of which the last 24 are zero."""
+    *signature, extra = call.signature
+    return _FRAME.pack(number, *signature, extra & _MASK)
+
+
 class SignatureCheck(abc.ABC):
     """One rank's end of the comparison. One thread at a time calls `check`."""
 
@@ -47,12 +53,13 @@ class SignatureCheck(abc.ABC):
 
         `number`: of the collective, from 1.
         """
-        *signature, extra = call.signature
-        theirs = self.all_gather(_FRAME.pack(number, *signature, extra & _MASK))
+        self.compare(self.all_gather(frame_of(call, number)))
+        self.check_pairs(call)
+
+    def compare(self, theirs: list[bytes]) -> None:
+        """Raises `MismatchError` if the ranks' frames differ."""
         if any(frame != theirs[self._rank] for frame in theirs):
             self._refuse([_FRAME.unpack(frame) for frame in theirs])
-        if call.operation.splits or call.name == "all_to_all":
-            self._check_pairs(call)
 
     def _refuse(self, frames: list[tuple[Any, ...]]) -> None:
         if len({frame[0] for frame in frames}) > 1:
@@ -64,8 +71,13 @@ class SignatureCheck(abc.ABC):
         claims = [Claim(rank, *signature) for rank, signature in enumerate(signatures)]
         raise mismatch(claims, minority(signatures))
 
-    def _check_pairs(self, call: Call) -> None:
-        """Compares what each rank sends with what its peer expects: all ranks see the bytes of all pairs."""
+    def check_pairs(self, call: Call) -> None:
+        """Compares what each rank sends with what its peer expects: all ranks see the bytes of all pairs.
+
+        Does nothing for operations whose parts are alike.
+        """
+        if not call.operation.splits and call.name != "all_to_all":
+            return
         n = self._size
         row = struct.Struct(f"<{2 * n}Q")
         sent, expected = _parts(call.inputs, call.in_splits), _parts(call.outputs, call.out_splits)

@@ -54,7 +54,7 @@ def connect_all(
             mine = {"address": listener.getsockname()[:2], "secret": secret.hex(), "trouble": trouble}
             posts = rendezvous.exchange(f"{library} mesh", json.dumps(mine).encode())
             there = [json.loads(post) for post in posts]
-            _refuse([post["trouble"] for post in there], rendezvous, comm, library)
+            refuse([post["trouble"] for post in there], rendezvous, comm, library)
             for peer in range(rank):
                 address, key = there[peer]["address"], bytes.fromhex(there[peer]["secret"])
                 for number in range(each):
@@ -74,12 +74,13 @@ def connect_all(
             for s in sockets.values():
                 _tune(s)
         troubles = rendezvous.exchange(f"{library} connected", trouble.encode())
-        _refuse([text.decode() for text in troubles], rendezvous, comm, library)
+        refuse([text.decode() for text in troubles], rendezvous, comm, library)
         on_error.pop_all()
     return made
 
 
-def _refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, library: str) -> None:
+def refuse(troubles: Sequence[str], rendezvous: SetupRendezvous, comm: str, library: str) -> None:
+    """Raises `BackendError` if a rank had trouble. `troubles`: what each rank says, "" for nothing."""
     if bad := [r for r, trouble in enumerate(troubles) if trouble]:
         raise BackendError(
             f"{library} could not connect on rank {rendezvous.labels[bad[0]]}: {troubles[bad[0]]}",

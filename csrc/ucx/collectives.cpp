@@ -1,0 +1,221 @@
+// Collectives over a worker's messages.
+#include "ucx/collectives.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "reduce/fold.hpp"
+
+namespace unicomm::ucx {
+namespace {
+
+constexpr uint64_t kForever = ~uint64_t{0};
+constexpr size_t kWindow = 4;  // chunks of each rank that are received ahead
+
+size_t count_of(size_t bytes, size_t chunk) { return (bytes + chunk - 1) / chunk; }
+
+// The requests of a collective.
+class Group {
+  public:
+    explicit Group(Worker& worker) : worker_(worker) {}
+    void add(Request* request) { requests_.push_back(request); }
+    bool over() {
+        while (!requests_.empty() && requests_.back()->done) {
+            worker_.release(requests_.back());
+            requests_.pop_back();
+        }
+        return requests_.empty();
+    }
+
+  private:
+    Worker& worker_;
+    std::vector<Request*> requests_;
+};
+
+// Waits for the requests, then until all that was sent has left.
+Ended finish(Worker& worker, Group& group) {
+    Ended ended = worker.wait([&] { return group.over(); }, kForever);
+    if (ended != Ended::kDone) return ended;
+    if ((ended = worker.flush(kForever)) == Ended::kDone) worker.let_go();
+    return ended;
+}
+
+}  // namespace
+
+Slots::Slots(std::shared_ptr<Worker> worker) : worker_(std::move(worker)) {
+    memory_ = worker_->hold_always(size_t(worker_->size()) * (kHead + kData));
+    lengths_.resize(size_t(worker_->size()));
+}
+
+Ended Slots::gather(const char* head, const void* data, size_t bytes) {
+    if (bytes > kData) throw std::invalid_argument("too much for a slot");
+    const int size = worker_->size(), me = worker_->rank();
+    std::vector<Request*> receives(size_t(size), nullptr);
+    Group sends(*worker_);
+    for (int step = 1; step < size; ++step) {
+        const int from = (me - step + size) % size;
+        receives[size_t(from)] = worker_->receive(from, slot(from), kHead + kData, Kind::kSlot);
+    }
+    std::memcpy(slot(me), head, kHead);
+    if (bytes != 0) std::memcpy(slot(me) + kHead, data, bytes);
+    lengths_[size_t(me)] = kHead + bytes;
+    for (int step = 1; step < size; ++step) {
+        sends.add(worker_->send((me + step) % size, slot(me), kHead + bytes, Kind::kSlot));
+    }
+    int next = 0;
+    Ended ended = worker_->wait(
+        [&] {
+            for (; next < size; ++next) {
+                Request* request = receives[size_t(next)];
+                if (request == nullptr) continue;
+                if (!request->done) return false;
+                if (request->length == kUnknown || request->length < kHead) throw Failure("not a slot");
+                lengths_[size_t(next)] = request->length;
+                worker_->release(request);
+            }
+            return sends.over();
+        },
+        kForever);
+    return ended == Ended::kDone ? worker_->flush(kForever) : ended;
+}
+
+bool Slots::alike() const {
+    for (int rank = 1; rank < worker_->size(); ++rank) {
+        if (std::memcmp(head(rank), head(0), kCommon) != 0) return false;
+    }
+    return true;
+}
+
+Ended greet(Worker& worker, uint64_t deadline) {
+    char* const memory = worker.hold_always(size_t(worker.size()) + 1);
+    Group group(worker);
+    for (int peer = 0; peer < worker.size(); ++peer) {
+        if (peer == worker.rank()) continue;
+        group.add(worker.receive(peer, memory + peer, 1, Kind::kHello));
+        group.add(worker.send(peer, memory + worker.size(), 1, Kind::kHello));
+    }
+    Ended ended = worker.wait([&] { return group.over(); }, deadline);
+    return ended == Ended::kDone ? worker.flush(deadline) : ended;
+}
+
+Ended reduce(Worker& worker, const Reduction& r) {
+    const int size = worker.size(), me = worker.rank();
+    const size_t own = r.shares[size_t(me)].bytes, chunks = count_of(own, r.chunk);
+    const size_t ahead = std::min(chunks, kWindow), element = size_t(dtype_bytes(r.dtype));
+    char* const scratch = worker.hold(std::max<size_t>(1, size_t(size) * ahead * std::min(own, r.chunk)));
+    const size_t place = std::min(own, r.chunk);
+    auto at = [&](int rank, size_t chunk) {
+        return scratch + (size_t(rank) * ahead + chunk % ahead) * place;
+    };
+    auto length = [&](size_t bytes, size_t chunk) { return std::min(r.chunk, bytes - chunk * r.chunk); };
+
+    std::vector<Request*> receives(size_t(size) * std::max<size_t>(1, ahead), nullptr);
+    auto expect = [&](size_t chunk) {
+        for (int step = 1; step < size; ++step) {
+            const int from = (me - step + size) % size;
+            receives[size_t(from) * ahead + chunk % ahead] =
+                worker.receive(from, at(from, chunk), length(own, chunk), Kind::kShare);
+        }
+    };
+    for (size_t chunk = 0; chunk < ahead; ++chunk) expect(chunk);
+
+    // What comes back of another rank's share can only come when that rank has this one's.
+    Group others(worker);
+    for (int from : r.from) {
+        const Share& share = r.shares[size_t(from)];
+        for (size_t chunk = 0; chunk < count_of(share.bytes, r.chunk); ++chunk) {
+            others.add(worker.receive(from, share.data + chunk * r.chunk, length(share.bytes, chunk),
+                                      Kind::kResult));
+        }
+    }
+    size_t most = 0;
+    for (const Share& share : r.shares) most = std::max(most, count_of(share.bytes, r.chunk));
+    for (size_t chunk = 0; chunk < most; ++chunk) {
+        for (int step = 1; step < size; ++step) {
+            const int to = (me + step) % size;
+            const Share& share = r.shares[size_t(to)];
+            if (chunk * r.chunk >= share.bytes) continue;
+            others.add(worker.send(to, share.data + chunk * r.chunk, length(share.bytes, chunk),
+                                   Kind::kShare));
+        }
+    }
+
+    std::vector<const void*> sources(static_cast<size_t>(size));
+    for (size_t chunk = 0; chunk < chunks; ++chunk) {
+        int next = 0;
+        Ended ended = worker.wait(
+            [&] {
+                for (; next < size; ++next) {
+                    Request*& request = receives[size_t(next) * ahead + chunk % ahead];
+                    if (next == me) continue;
+                    if (!request->done) return false;
+                    if (request->length != length(own, chunk)) throw Failure("a share of another size");
+                    worker.release(request);
+                }
+                return true;
+            },
+            kForever);
+        if (ended != Ended::kDone) return ended;
+        const size_t bytes = length(own, chunk);
+        for (int rank = 0; rank < size; ++rank) {
+            sources[size_t(rank)] = rank == me ? r.shares[size_t(me)].data + chunk * r.chunk : at(rank, chunk);
+        }
+        char* const out = r.out + chunk * r.chunk;
+        if (!fold(r.dtype, r.red, out, sources.data(), size, int64_t(bytes / element),
+                  r.factors.empty() ? nullptr : r.factors.data(), size)) {
+            throw Failure("the reduction is not defined");  // checked before
+        }
+        for (int to : r.to) others.add(worker.send(to, out, bytes, Kind::kResult));
+        if (chunk + ahead < chunks) expect(chunk + ahead);
+    }
+    return finish(worker, others);
+}
+
+Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk) {
+    const int size = worker.size(), me = worker.rank();
+    // A share for each rank but the root, in order of ranks after it, cut at whole chunks.
+    const size_t all = count_of(bytes, chunk), parts = size_t(size - 1);
+    auto first = [&](size_t part) { return all * part / parts; };
+    auto rank_of = [&](size_t part) { return int((size_t(root) + 1 + part) % size_t(size)); };
+    auto length = [&](size_t c) { return std::min(chunk, bytes - c * chunk); };
+    Group others(worker);
+    if (me == root) {
+        // One chunk for each in turn, so that all have something to pass on.
+        for (size_t i = 0; i < all; ++i) {
+            for (size_t part = 0; part < parts; ++part) {
+                const size_t c = first(part) + i;
+                if (c >= first(part + 1)) continue;
+                others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kShare));
+            }
+            if (i > all / parts + 1) break;
+        }
+        return finish(worker, others);
+    }
+    std::vector<Request*> own;
+    size_t mine = 0;
+    for (size_t part = 0; part < parts; ++part) {
+        const bool is_own = rank_of(part) == me;
+        if (is_own) mine = part;
+        for (size_t c = first(part); c < first(part + 1); ++c) {
+            Request* request = worker.receive(is_own ? root : rank_of(part), data + c * chunk, length(c),
+                                              is_own ? Kind::kShare : Kind::kResult);
+            if (is_own)
+                own.push_back(request);
+            else
+                others.add(request);
+        }
+    }
+    for (size_t c = first(mine); c < first(mine + 1); ++c) {
+        Request* request = own[c - first(mine)];
+        Ended ended = worker.wait([&] { return request->done; }, kForever);
+        if (ended != Ended::kDone) return ended;
+        worker.release(request);
+        for (size_t part = 0; part < parts; ++part) {
+            if (part != mine) others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kResult));
+        }
+    }
+    return finish(worker, others);
+}
+
+}  // namespace unicomm::ucx

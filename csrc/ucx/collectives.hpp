@@ -1,0 +1,63 @@
+// Collectives over a worker's messages. All wait until they are over, or until the worker is stopped.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "operations/dtype.hpp"
+#include "operations/reduction.hpp"
+#include "ucx/worker.hpp"
+
+namespace unicomm::ucx {
+
+// The first step of every collective: each rank sends every other one a slot with what it calls, and with its
+// data if they are few. So small collectives need one message each way.
+class Slots {
+  public:
+    static constexpr size_t kHead = 64, kData = 4096;
+    // The bytes of a head that all ranks have in common; the rest of it is the rank's own.
+    static constexpr size_t kCommon = 40;
+
+    explicit Slots(std::shared_ptr<Worker> worker);
+
+    // Exchanges heads of `kHead` bytes and up to `kData` bytes of data.
+    Ended gather(const char* head, const void* data, size_t bytes);
+    // Of the last gather:
+    bool alike() const;
+    const char* head(int rank) const { return slot(rank); }
+    const char* data(int rank) const { return slot(rank) + kHead; }
+    size_t bytes(int rank) const { return lengths_[size_t(rank)] - kHead; }
+
+  private:
+    char* slot(int rank) const { return memory_ + size_t(rank) * (kHead + kData); }
+
+    std::shared_ptr<Worker> worker_;
+    char* memory_ = nullptr;  // held by the worker
+    std::vector<size_t> lengths_;
+};
+
+// Exchanges a message with every rank: UCX connects with the first one.
+Ended greet(Worker& worker, uint64_t deadline);
+
+struct Share {
+    char* data = nullptr;
+    size_t bytes = 0;
+};
+
+// Every rank gives a share to each rank, which folds what it gets in order of ranks, in chunks; a folded chunk
+// goes on at once to those that want it.
+struct Reduction {
+    DType dtype = DType::kNone;
+    Red red = Red::kSum;
+    std::vector<double> factors;
+    std::vector<Share> shares;  // for each rank; this rank's own as well
+    char* out = nullptr;        // of as many bytes as this rank's own share, and may be that share
+    std::vector<int> to;        // ranks that get what this rank folds
+    std::vector<int> from;      // ranks whose folded share comes back, into `shares`
+    size_t chunk = 0;           // bytes, a multiple of 16
+};
+Ended reduce(Worker& worker, const Reduction& reduction);
+
+// The root gives each other rank a share, chunk by chunk, and each passes its own on to the others.
+Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk);
+
+}  // namespace unicomm::ucx

@@ -1,0 +1,61 @@
+// Opens libucp and finds its functions.
+#include "ucx/library.hpp"
+
+#include <cstdlib>
+
+#include "base/dynamic_library.hpp"
+
+namespace unicomm::ucx {
+namespace {
+
+// A variable of the environment that is set while UCX is loaded, unless the user has set it.
+class SetMeanwhile {
+  public:
+    SetMeanwhile(const char* name, const char* value) : name_(name), set_(getenv(name) == nullptr) {
+        if (set_) setenv(name, value, 0);
+    }
+    ~SetMeanwhile() {
+        if (set_) unsetenv(name_);
+    }
+    SetMeanwhile(const SetMeanwhile&) = delete;
+    SetMeanwhile& operator=(const SetMeanwhile&) = delete;
+
+  private:
+    const char* name_;
+    bool set_;
+};
+
+}  // namespace
+
+Library::Library(const std::string& path, bool loaded_only) {
+    SetMeanwhile no_handlers("UCX_HANDLE_ERRORS", "none"), no_signals("UCX_ERROR_SIGNALS", "");
+    void* handle = open_library(path, loaded_only);
+#define UNICOMM_UCX_FIND(name, since, ...) \
+    functions_.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, #name));
+    UNICOMM_UCP_FUNCTIONS(UNICOMM_UCX_FIND)
+    UNICOMM_UCS_FUNCTIONS(UNICOMM_UCX_FIND)
+#undef UNICOMM_UCX_FIND
+    if (functions_.ucp_get_version == nullptr) throw SystemFailure(path + " is no UCX: no ucp_get_version");
+    unsigned major = 0, minor = 0, release = 0;
+    functions_.ucp_get_version(&major, &minor, &release);
+    version_ = version_code(int(major), int(minor));
+    release_ = int(release);
+    file_ = file_of(reinterpret_cast<void*>(functions_.ucp_get_version), path);
+    std::string title = file_ + " (UCX " + std::to_string(major) + "." + std::to_string(minor) + ")";
+    if (version_ < kOldest) throw SystemFailure(title + " is older than UCX 1.10");
+    for (const Known& known : this->known()) {
+        if (!known.there && known.since <= kOldest) throw SystemFailure(title + " has no " + known.name);
+    }
+}
+
+std::vector<Known> Library::known() const {
+    return {
+#define UNICOMM_UCX_KNOWN(name, since, ...) {#name, since, functions_.name != nullptr},
+        UNICOMM_UCP_FUNCTIONS(UNICOMM_UCX_KNOWN) UNICOMM_UCS_FUNCTIONS(UNICOMM_UCX_KNOWN)
+#undef UNICOMM_UCX_KNOWN
+    };
+}
+
+std::string Library::text(Status status) const { return functions_.ucs_status_string(status); }
+
+}  // namespace unicomm::ucx

@@ -1,0 +1,41 @@
+// Messages that complete one by one, each of which is one request of UCX.
+#include "ucx/messages.hpp"
+
+#include <utility>
+
+namespace unicomm::ucx {
+
+void Messages::add(int number, bool send, int peer, void* data, size_t bytes, uint32_t tag) {
+    Request* request = send ? worker_->send(peer, data, bytes, Kind::kMessage, tag)
+                            : worker_->receive(peer, data, bytes, Kind::kMessage, tag);
+    entries_.push_back({number, request});
+    sent_ |= send;
+}
+
+void Messages::collect() {
+    size_t left = 0;
+    for (const Entry& entry : entries_) {
+        if (!entry.request->done) {
+            entries_[left++] = entry;
+            continue;
+        }
+        finished_.push_back({entry.number, entry.request->peer, entry.request->length});
+        worker_->release(entry.request);
+    }
+    entries_.resize(left);
+}
+
+Ended Messages::wait(uint64_t deadline, bool all, bool rousable) {
+    // The last one is not told before everything that was sent has left.
+    auto done = [&] {
+        collect();
+        if (!entries_.empty()) return !all && !finished_.empty();
+        if (std::exchange(sent_, false)) worker_->begin_flush();
+        return worker_->flushed();
+    };
+    return worker_->wait(done, deadline, rousable);
+}
+
+std::vector<Finished> Messages::take() { return std::exchange(finished_, {}); }
+
+}  // namespace unicomm::ucx

@@ -1,0 +1,40 @@
+// Messages of one communicator that complete one by one.
+#pragma once
+#include <vector>
+
+#include "ucx/worker.hpp"
+
+namespace unicomm::ucx {
+
+// A message that is over. `length`: the bytes that a receive got, or `kUnknown`.
+struct Finished {
+    int number;
+    int peer;
+    size_t length;
+};
+
+class Messages {
+  public:
+    explicit Messages(std::shared_ptr<Worker> worker) : worker_(std::move(worker)) {}
+
+    // Begins a message, under a number of the caller's. `peer` may be `kAnyRank` for a receive.
+    void add(int number, bool send, int peer, void* data, size_t bytes, uint32_t tag);
+    // Returns when a message is over; or, if `all`, when all are. Throws Failure.
+    Ended wait(uint64_t deadline, bool all, bool rousable);
+    // Those that are over since the last call.
+    std::vector<Finished> take();
+
+  private:
+    struct Entry {
+        int number;
+        Request* request;
+    };
+    void collect();
+
+    std::shared_ptr<Worker> worker_;
+    std::vector<Entry> entries_;
+    std::vector<Finished> finished_;
+    bool sent_ = false;  // since the last flush
+};
+
+}  // namespace unicomm::ucx

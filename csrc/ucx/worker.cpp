@@ -1,0 +1,360 @@
+// The worker: creation, messages, waiting and the end.
+#include "ucx/worker.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/bind_fault.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace unicomm::ucx {
+namespace {
+
+// A tag: the sender's rank, the kind, the user's tag.
+constexpr int kRankAt = 40, kKindAt = 32;
+constexpr Tag kAnySender = (Tag{1} << kRankAt) - 1;
+constexpr int kSlice = 100;  // milliseconds of sleep, after which signal handlers may run
+constexpr uint64_t kLeaves = 2'000'000'000;  // ns that the end of a worker may take
+
+Tag tag_of(int rank, Kind kind, uint32_t tag) {
+    return Tag(rank) << kRankAt | Tag(kind) << kKindAt | tag;
+}
+
+bool is_request(StatusPointer got) {
+    return got != nullptr && reinterpret_cast<uintptr_t>(got) < uintptr_t(intptr_t{kLastError});
+}
+
+Status status_of(StatusPointer got) { return static_cast<Status>(reinterpret_cast<intptr_t>(got)); }
+
+}  // namespace
+
+Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Settings& settings,
+               uint64_t spin_ns)
+    : library_(std::move(library)), ucx_((*library_)()), rank_(rank), size_(size), spin_ns_(spin_ns) {
+    Config config = nullptr;
+    check("ucp_config_read", ucx_.ucp_config_read(nullptr, nullptr, &config));
+    for (const auto& [name, value] : settings) {
+        if (Status status = ucx_.ucp_config_modify(config, name.c_str(), value.c_str()); status < 0) {
+            ucx_.ucp_config_release(config);
+            throw failure(("setting " + name + "=" + value).c_str(), status);
+        }
+    }
+    Params params{};
+    params.field_mask = kFieldFeatures | kFieldMtWorkersShared | kFieldEstimatedEps;
+    params.features = kFeatureTag | kFeatureWakeup;
+    params.estimated_num_eps = size_t(size);
+    Status status = ucx_.ucp_init_version(kOldest / 100, kOldest % 100, &params, config, &context_);
+    ucx_.ucp_config_release(config);
+    check("ucp_init", status);
+    try {
+        WorkerParams worker{};
+        worker.field_mask = kWorkerThreadMode | kWorkerFlags;
+        worker.thread_mode = kSerialized;
+        worker.flags = kIgnoreRequestLeak;
+        check("ucp_worker_create", ucx_.ucp_worker_create(context_, &worker, &worker_));
+        check("ucp_worker_get_efd", ucx_.ucp_worker_get_efd(worker_, &ready_));
+        Address* address = nullptr;
+        size_t length = 0;
+        check("ucp_worker_get_address", ucx_.ucp_worker_get_address(worker_, &address, &length));
+        address_.assign(static_cast<const char*>(address), length);
+        ucx_.ucp_worker_release_address(worker_, address);
+        wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (wake_ < 0) throw_errno("eventfd");
+    } catch (...) {
+        drop();
+        throw;
+    }
+}
+
+Worker::~Worker() {
+    drop();
+    if (wake_ >= 0) close(wake_);
+}
+
+void Worker::connect(const std::vector<std::string>& addresses) {
+    for (const std::string& address : addresses) {
+        EndpointParams params{};
+        params.field_mask = kEpRemoteAddress | kEpErrorMode | kEpErrorHandler;
+        params.address = address.data();
+        params.error_mode = kErrorModePeer;  // else sends to a dead process never complete
+        params.error_handler = {&broke, this};
+        Endpoint endpoint = nullptr;
+        if (int(endpoints_.size()) != rank_) {
+            check("ucp_ep_create", ucx_.ucp_ep_create(worker_, &params, &endpoint));
+        }
+        endpoints_.push_back(endpoint);
+    }
+}
+
+std::vector<std::string> Worker::transports(int peer) const {
+    std::vector<std::string> found;
+    Endpoint endpoint = size_t(peer) < endpoints_.size() ? endpoints_[size_t(peer)] : nullptr;
+    if (endpoint == nullptr || library_->version() < kTellsTransports) return found;
+    Transport entries[16];
+    EndpointAttributes attributes{};
+    attributes.field_mask = kEpTransports;
+    attributes.transports = {entries, 16, sizeof(Transport)};
+    if (ucx_.ucp_ep_query(endpoint, &attributes) != kOk) return found;
+    for (unsigned i = 0; i < attributes.transports.count; ++i) {
+        found.push_back(std::string(entries[i].transport_name) + "/" + entries[i].device_name);
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+}
+
+// --- messages ---------------------------------------------------------------------------------------------
+
+Request* Worker::begin(int peer, bool send) {
+    if (free_.empty()) free_.push_back(&requests_.emplace_back());
+    Request* request = free_.back();
+    free_.pop_back();
+    *request = {};
+    request->worker = this;
+    request->peer = peer;
+    request->send = send;
+    return request;
+}
+
+Request* Worker::send(int peer, const void* data, size_t bytes, Kind kind, uint32_t tag) {
+    Request* request = begin(peer, true);
+    RequestParams params{};
+    params.mask = kOpCallback | kOpUserData | kOpMemoryType;
+    params.callback.send = &sent;
+    params.user_data = request;
+    params.memory_type = kHostMemory;
+    Endpoint endpoint = endpoints_.at(size_t(peer));
+    return begun(request, ucx_.ucp_tag_send_nbx(endpoint, data, bytes, tag_of(rank_, kind, tag), &params),
+                 nullptr);
+}
+
+Request* Worker::receive(int peer, void* data, size_t bytes, Kind kind, uint32_t tag) {
+    Request* request = begin(peer, false);
+    ReceiveInfo info{};
+    RequestParams params{};
+    params.mask = kOpCallback | kOpUserData | kOpMemoryType | kOpReceiveInfo;
+    params.callback.receive = &received;
+    params.user_data = request;
+    params.memory_type = kHostMemory;
+    params.receive_info = &info;
+    const bool any = peer == kAnyRank;
+    StatusPointer got = ucx_.ucp_tag_recv_nbx(worker_, data, bytes, tag_of(any ? 0 : peer, kind, tag),
+                                              any ? kAnySender : ~Tag{0}, &params);
+    return begun(request, got, &info);
+}
+
+// `got`: what the call returned that began the message; the callback is not called if it is no request.
+Request* Worker::begun(Request* request, StatusPointer got, const ReceiveInfo* info) {
+    if (is_request(got)) {
+        request->native = got;
+        return request;
+    }
+    finish(*request, status_of(got), info);
+    if (request->status < 0 && request->status != kTruncated) {
+        if (!trouble_.empty()) throw Failure(trouble_);
+        throw failure(request->send ? "a send failed" : "a receive failed", request->status);
+    }
+    return request;
+}
+
+void Worker::finish(Request& request, Status status, const ReceiveInfo* info) {
+    request.status = status;
+    if (info != nullptr && (status >= 0 || status == kTruncated)) {
+        request.length = status >= 0 ? info->length : kUnknown;
+        request.peer = int(info->sender_tag >> kRankAt);
+    }
+    request.done = true;
+}
+
+void Worker::sent(void*, Status status, void* user_data) {
+    auto* request = static_cast<Request*>(user_data);
+    finish(*request, status, nullptr);
+    request->worker->over_.push_back(request);
+}
+
+void Worker::received(void*, Status status, const ReceiveInfo* info, void* user_data) {
+    auto* request = static_cast<Request*>(user_data);
+    finish(*request, status, info);
+    request->worker->over_.push_back(request);
+}
+
+// Gives what is over back to UCX. Throws the first error.
+void Worker::reap() {
+    Request* failed = nullptr;
+    for (Request* request : over_) {
+        if (request->native != nullptr) ucx_.ucp_request_free(std::exchange(request->native, nullptr));
+        if (request->status < 0 && request->status != kTruncated) failed = request;
+    }
+    over_.clear();
+    if (failed == nullptr) return;
+    if (!trouble_.empty()) throw Failure(trouble_);
+    throw failure(failed->send ? "a send failed" : "a receive failed", failed->status);
+}
+
+void Worker::release(Request* request) { free_.push_back(request); }
+
+char* Worker::hold(size_t bytes) {
+    held_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+    return held_.back().get();
+}
+
+void Worker::let_go() { held_.clear(); }
+
+char* Worker::hold_always(size_t bytes) {
+    always_held_.push_back(std::make_unique<char[]>(bytes));
+    return always_held_.back().get();
+}
+
+void Worker::broke(void* argument, Endpoint endpoint, Status status) {
+    auto& worker = *static_cast<Worker*>(argument);
+    if (!worker.trouble_.empty()) return;
+    for (size_t peer = 0; peer < worker.endpoints_.size(); ++peer) {
+        if (worker.endpoints_[peer] == endpoint) {
+            worker.trouble_ = "rank " + std::to_string(peer) + ": " + worker.library_->text(status);
+        }
+    }
+}
+
+// --- waiting ----------------------------------------------------------------------------------------------
+
+Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool rousable) {
+    uint64_t hot = 0;
+    for (;;) {
+        while (ucx_.ucp_worker_progress(worker_) != 0) {
+        }
+        reap();
+        if (done()) return Ended::kDone;
+        if (stopped()) return Ended::kStopped;
+        if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;
+        const uint64_t now = now_ns();
+        if (now >= deadline) return Ended::kLate;
+        if (hot == 0) hot = now + spin_ns_;
+        if (now < hot) {
+            sched_yield();
+            continue;
+        }
+        const Status armed = ucx_.ucp_worker_arm(worker_);
+        if (armed == kBusy) continue;
+        check("ucp_worker_arm", armed);
+        sleep(deadline);
+        if (signal_has_raised()) return Ended::kSignal;
+    }
+}
+
+void Worker::sleep(uint64_t deadline) {
+    pollfd files[] = {{ready_, POLLIN, 0}, {wake_, POLLIN, 0}};
+    const uint64_t now = now_ns();
+    const uint64_t left = deadline > now ? (deadline - now + 999'999) / 1'000'000 : 0;
+    poll(files, 2, int(std::min<uint64_t>(left, kSlice)));
+    if (files[1].revents != 0) {
+        uint64_t count;
+        if (read(wake_, &count, sizeof count) < 0) return;
+    }
+}
+
+void Worker::begin_flush() {
+    if (flush_ != nullptr) return;
+    RequestParams params{};
+    StatusPointer got = ucx_.ucp_worker_flush_nbx(worker_, &params);
+    if (is_request(got))
+        flush_ = got;
+    else
+        check("ucp_worker_flush", status_of(got));
+}
+
+bool Worker::flushed() {
+    if (flush_ == nullptr) return true;
+    const Status status = ucx_.ucp_request_check_status(flush_);
+    if (status == kInProgress) return false;
+    ucx_.ucp_request_free(std::exchange(flush_, nullptr));
+    check("a flush failed", status);
+    return true;
+}
+
+Ended Worker::flush(uint64_t deadline) {
+    begin_flush();
+    return flush_ == nullptr ? Ended::kDone : wait([this] { return flushed(); }, deadline);
+}
+
+void Worker::stop() {
+    stopped_.store(true, std::memory_order_release);
+    rouse();
+}
+
+void Worker::rouse() {
+    roused_.store(true, std::memory_order_release);
+    const uint64_t one = 1;
+    if (write(wake_, &one, sizeof one) < 0) return;  // full: it is awake in any case
+}
+
+// --- the end ----------------------------------------------------------------------------------------------
+
+bool Worker::drop() {
+    if (context_ == nullptr) return true;
+    if (worker_ != nullptr) {
+        std::vector<StatusPointer> closing;
+        RequestParams params{};
+        params.mask = kOpFlags;
+        params.flags = kCloseForce;
+        for (Endpoint& endpoint : endpoints_) {
+            if (endpoint == nullptr) continue;
+            StatusPointer got = ucx_.ucp_ep_close_nbx(std::exchange(endpoint, nullptr), &params);
+            if (is_request(got)) closing.push_back(got);
+        }
+        for (Request& request : requests_) {
+            const bool waits = request.native != nullptr && !request.done;
+            if (waits && !request.send) ucx_.ucp_request_cancel(worker_, request.native);
+        }
+        if (flush_ != nullptr) closing.push_back(std::exchange(flush_, nullptr));
+        const uint64_t end = now_ns() + kLeaves;
+        auto over = [&] {
+            return std::all_of(requests_.begin(), requests_.end(),
+                               [](const Request& r) { return r.native == nullptr || r.done; }) &&
+                   std::all_of(closing.begin(), closing.end(), [&](StatusPointer got) {
+                       return ucx_.ucp_request_check_status(got) != kInProgress;
+                   });
+        };
+        while (!over()) {
+            if (now_ns() > end) {
+                keep_for_ever();
+                return false;
+            }
+            if (ucx_.ucp_worker_progress(worker_) == 0) sched_yield();
+        }
+        over_.clear();
+        for (Request& request : requests_) {
+            if (request.native != nullptr) ucx_.ucp_request_free(std::exchange(request.native, nullptr));
+        }
+        for (StatusPointer got : closing) ucx_.ucp_request_free(got);
+        ucx_.ucp_worker_destroy(std::exchange(worker_, nullptr));
+    }
+    ucx_.ucp_cleanup(std::exchange(context_, nullptr));
+    return true;
+}
+
+// UCX may still write to what its requests name, so neither is freed.
+void Worker::keep_for_ever() {
+    context_ = nullptr;
+    worker_ = nullptr;
+    endpoints_.clear();
+    new std::deque<Request>(std::move(requests_));
+    new std::vector<std::unique_ptr<char[]>>(std::move(held_));
+    new std::vector<std::unique_ptr<char[]>>(std::move(always_held_));
+}
+
+void Worker::forget() { keep_for_ever(); }
+
+Failure Worker::failure(const char* what, Status status) const {
+    return Failure(std::string(what) + ": " + library_->text(status));
+}
+
+void Worker::check(const char* what, Status status) const {
+    if (status < 0) throw failure(what, status);
+}
+
+}  // namespace unicomm::ucx

@@ -1,0 +1,7 @@
+"""UCX: messages between hosts by whatever network UCX drives, and TCP where it drives none.
+
+backend.py       the backend: its creation and its end
+operations.py    its operations, over one native worker
+messages.py      messages that complete one by one
+library.py       libucp as data, and the opened copy
+"""

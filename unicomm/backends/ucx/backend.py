@@ -1,0 +1,155 @@
+"""The communicator of UCX: its creation and its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from unicomm import _core
+from unicomm.backends.bootstrap import addresses
+from unicomm.backends.out_of_band import CHECK_HINT, connect_all, patience, refuse
+from unicomm.comms.backend import Capabilities, Reconfigures, Setup
+from unicomm.comms.errors import BackendError, InvalidArgumentError, first_line
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.options import Hint
+
+from .library import open_library, version_text
+from .operations import Operations
+
+_log = logging.getLogger("unicomm")
+_HINT = "choose UCX's networks by the hints 'tls' and 'devices'; log_level=info shows what UCX does"
+# Seconds that a wait polls before it sleeps: if each rank of the host has a core, and if not.
+_HOT, _CROWDED = 0.0001, 0.00001
+_LEAVE = 2.0  # seconds in which the system takes what was sent, when the communicator is closed
+
+LIBRARY = Hint("library", str, "", "File of libucp. Default: the loaded copy, of libucx, or of the system.")
+TLS = Hint("tls", str, "", "UCX_TLS of this communicator, such as tcp or ^sm. Default: UCX chooses.")
+DEVICES = Hint("devices", str, "", "UCX_NET_DEVICES of this communicator, such as eth0 or mlx5_0:1.")
+LOG_LEVEL = Hint("log_level", str, "", "UCX_LOG_LEVEL of this process from now on, such as info.")
+
+
+class UcxBackend(Operations, Reconfigures):
+    name = library = "ucx"
+    receives_from_any = True
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu"}),
+        operations=frozenset(
+            [
+                "broadcast",
+                "all_reduce",
+                "reduce",
+                "reduce_scatter",
+                "reduce_scatter_v",
+                "reduce_scatter_single",
+            ]
+        ),
+        reduce_dtypes=frozenset(DTYPES),
+        reduce_ops=frozenset(RedOpType),
+        bytes_only=True,
+        checks_mismatch=True,
+        hints=(
+            Hint(
+                "hostname",
+                str,
+                "",
+                "Name or address at which this rank is told of failures. Default: by routing.",
+            ),
+            Hint("interface", str, "", "Network interface for that, such as eth0."),
+            CHECK_HINT,
+            LIBRARY,
+            TLS,
+            DEVICES,
+            LOG_LEVEL,
+        ),
+    )
+
+    @classmethod
+    def connect(cls, setup: Setup) -> UcxBackend:
+        library = open_library(setup.hints["library"])
+        if (level := setup.hints["log_level"]) and not library.set_log_level(level):
+            raise InvalidArgumentError(
+                f"log_level={level!r} is no level of UCX's log", hint="such as warn, info or debug"
+            )
+        if setup.size == 1:
+            return cls(setup, _worker(setup, library, _HOT), {})
+        addresses.guard_store(setup.store)
+        place = addresses.here(setup.store)
+        blobs = setup.rendezvous.exchange("ucx places", json.dumps(place).encode())
+        places = [addresses.Place(*json.loads(blob)) for blob in blobs]
+        here = sum(other.network == place.network for other in places)
+        worker, trouble = None, ""
+        try:
+            worker = _worker(setup, library, _HOT if here <= len(os.sched_getaffinity(0)) else _CROWDED)
+        except BackendError as error:
+            trouble = error.message
+        host = addresses.of_interface(setup.hints["interface"]) or setup.hints["hostname"]
+        if not host:
+            cure = "name an address by the hint 'hostname'"
+            host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
+        sockets = connect_all(setup.rendezvous, host, 1, setup.name, cls.library, trouble)[0]
+        assert worker is not None
+        backend = cls(setup, worker, sockets)
+        try:
+            backend._meet(setup)
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    def _meet(self, setup: Setup) -> None:
+        """Connects to all ranks: each has to get a message from each other one."""
+        rendezvous = setup.rendezvous
+        trouble = ""
+        theirs = rendezvous.exchange("ucx addresses", self.worker.address)
+        try:
+            self.worker.connect(theirs)
+            if not self.worker.greet(patience(rendezvous)):
+                trouble = "a rank's first message did not come"
+        except RuntimeError as error:
+            trouble = first_line(error)
+        if trouble:
+            self.check_fault()  # which may be the reason
+        troubles = rendezvous.exchange("ucx connected", trouble.encode())
+        refuse([text.decode() for text in troubles], rendezvous, setup.name, self.library)
+        if _log.isEnabledFor(logging.INFO) and setup.rank == 0:
+            ways = self.worker.transports(setup.size - 1)
+            _log.info("communicator '%s': UCX %s by %s", setup.name, self.version(), ", ".join(ways))
+
+    @classmethod
+    def reachable_at(cls, hints: Mapping[str, Any]) -> str:
+        return addresses.reachable_at(hints["interface"], hints["hostname"])
+
+    def transports(self, peer: int) -> list[str]:
+        """Returns by which ways UCX reaches a rank, as transport/device; [] if this UCX does not tell."""
+        return self.worker.transports(peer)
+
+    def close(self) -> None:
+        if self.channel.fault is None and not self._dropped:
+            try:
+                self.worker.flush(_LEAVE)
+            except RuntimeError as error:  # of a connection to a rank that has left already
+                _log.debug("communicator '%s' at its end: %s", self.name, error)
+        super().close()
+        self._drop()
+
+    def forget(self) -> None:
+        self.worker.forget()
+        super().forget()
+
+    @classmethod
+    def version(cls) -> str:
+        return version_text(open_library())
+
+
+def _worker(setup: Setup, library: _core.UcxLibrary, spin: float) -> _core.UcxWorker:
+    settings = [("TLS", setup.hints["tls"]), ("NET_DEVICES", setup.hints["devices"])]
+    try:
+        return _core.UcxWorker(
+            library, setup.rank, setup.size, [(name, value) for name, value in settings if value], spin
+        )
+    except RuntimeError as error:
+        raise BackendError(f"UCX cannot start: {first_line(error)}", comm=setup.name, hint=_HINT) from error

@@ -1,0 +1,292 @@
+"""The operations of UCX, over one native worker (csrc/ucx).
+
+Every collective begins with the exchange of slots, by which the ranks compare what they call; data of up to
+4 KiB travel along, so a small collective is one message each way. Larger reductions and broadcasts run in
+chunks in the native core. Everything else is composed of messages (comms/execution/completion.py), all of
+which are under way at once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unicomm import _core
+from unicomm._core import FaultCode
+from unicomm.backends.out_of_band import (
+    COMPARE,
+    OutOfBandBackend,
+    SignatureCheck,
+    Sockets,
+    checks_signatures,
+    frame_of,
+)
+from unicomm.comms.backend import Exchange, OpensExchange, Setup
+from unicomm.comms.errors import CommError
+from unicomm.comms.failures.faults import SIZES, Claim, Fault
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.reduction import RedOpType
+
+from .messages import UcxExchange
+
+_INLINE = 4096  # bytes of a rank's data that travel with its signature
+_CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
+_MOST_CHUNKS = 256  # of a share; larger ones have larger chunks
+_FOREVER = 1e12
+_COMMON = 40  # bytes of a slot's head that all ranks have in common
+_FACTOR = struct.Struct("<d16x")  # what follows them
+kept: list[object] = []  # memory that UCX may still touch, of communicators that it did not let go of
+
+#: Collectives whose data, if they are few, travel in the slots; and which of their ranks give some.
+_IN_SLOTS = frozenset(
+    {
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "all_gather",
+        "all_gather_v",
+        "all_gather_single",
+        "gather",
+        "gather_single",
+        "barrier",
+    }
+)
+
+
+class Operations(OutOfBandBackend, OpensExchange):
+    """The part of `UcxBackend` that runs operations."""
+
+    def __init__(self, setup: Setup, worker: _core.UcxWorker, sockets: Sockets) -> None:
+        self.worker = worker
+        self._rank, self._size = setup.rank, setup.size
+        self._dropped = False
+        self._memory: Sequence[object] = ()  # of the operation that runs
+        compares = checks_signatures(setup) and setup.size > 1
+        self._slots = SlotCheck(worker, setup.rank, setup.size) if compares else None
+        super().__init__(setup, [sockets], self._slots)
+
+    def _interrupt(self) -> None:
+        self.worker.stop()
+        super()._interrupt()
+
+    def _drop(self) -> None:
+        if not self._dropped:
+            self._dropped = True
+            if not self.worker.drop():
+                kept.append((self.worker, self._memory))
+
+    # --- messages ----------------------------------------------------------------------------------------
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        # Receives first: what arrives then has its place.
+        ordered = sorted(messages, key=lambda m: m.send)
+        with self._in_messages(ordered, timeout, COMPARE):
+            self._memory = ordered
+            running = _core.UcxMessages(self.worker)
+            for number, message in enumerate(ordered):
+                self.start(running, number, message)
+            over = running.wait(_FOREVER, True)
+            if over is None:
+                raise RuntimeError("the communicator has ended")
+            for number, peer, length in over:
+                self.check_size(ordered[number], peer, length)
+
+    def start(self, running: _core.UcxMessages, number: int, message: Message) -> None:
+        """Gives a message to UCX."""
+        send, peer, tensor, tag = message
+        running.add(number, send, peer, tensor.data_ptr(), tensor.nbytes, tag)
+
+    def check_size(self, message: Message, peer: int, length: int) -> None:
+        """Raises on all ranks if a receive got a message of another size. `length`: -1 for a longer one."""
+        expected = message.tensor.nbytes
+        if message.send or length == expected:
+            return
+        # UCX does not tell how much longer a message is.
+        claim = Claim(self._rank, root=peer, amount=expected, extra=length if length >= 0 else expected + 1)
+        self.channel.give_up(
+            Fault(FaultCode.MISMATCH, self._rank, tuple(sorted((self._rank, peer))), detail=SIZES, claims=(claim,))
+        )
+        self.check_fault()
+
+    def open_exchange(self) -> Exchange:
+        return UcxExchange(self)
+
+    # --- collectives -------------------------------------------------------------------------------------
+
+    def collective(self, call: Call, run: Callable[[], None]) -> None:
+        with self._in_collective(call) as number:
+            self._memory = [*call.inputs, *call.outputs]
+            slots = self._slots
+            if slots is None:
+                run()
+            elif (given := self._given(call)) is None:
+                slots.check(call, number)
+                run()
+            else:
+                slots.check_with(call, number, given)
+                self._take(call)
+
+    def _given(self, call: Call) -> tuple[int, int] | None:
+        """Returns what this rank gives, as address and bytes, if the call's data travel in the slots.
+
+        All ranks come to the same answer, if they call the same.
+        """
+        if call.name not in _IN_SLOTS:
+            return None
+        if call.name == "barrier":
+            return 0, 0
+        if call.name == "broadcast":
+            tensor, gives = call.outputs[0], call.root == self._rank
+        elif call.name == "all_gather_v":
+            # Of different sizes, of which each rank knows all.
+            if any(t.nbytes > _INLINE for t in call.outputs):
+                return None
+            tensor, gives = call.inputs[0], True
+        else:
+            tensor, gives = call.inputs[0], True
+        if tensor.nbytes > _INLINE or (call.op is not None and not _folds(call)):
+            return None
+        return (tensor.data_ptr(), tensor.nbytes) if gives else (0, 0)
+
+    def _take(self, call: Call) -> None:
+        """Writes the outputs of a call whose data travelled in the slots."""
+        worker, rank = self.worker, self._rank
+        if call.op is not None:
+            if call.name == "all_reduce" or call.root == rank:
+                out = call.outputs[0]
+                factors = self._slots_factors(call)
+                worker.fold_slots(out.data_ptr(), out.nbytes, call.dtype_code, call.op.code, factors)
+        elif call.name == "broadcast":
+            if call.root != rank:
+                out = call.outputs[0]
+                worker.take_slot(call.root, out.data_ptr(), out.nbytes)
+        elif call.name != "barrier" and call.outputs:
+            outputs = call.outputs
+            if len(outputs) == 1:  # one tensor with all parts
+                part = outputs[0].nbytes // self._size
+                places = [(outputs[0].data_ptr() + r * part, part) for r in range(self._size)]
+            else:
+                places = [(t.data_ptr(), t.nbytes) for t in outputs]
+            for source, (address, nbytes) in enumerate(places):
+                worker.take_slot(source, address, nbytes)
+
+    def _slots_factors(self, call: Call) -> list[float]:
+        assert self._slots is not None
+        assert call.op is not None
+        return self._slots.factors() if call.op.type == RedOpType.PREMUL_SUM else []
+
+    def runs(self, call: Call) -> bool:
+        if self._size == 1:
+            return False
+        if call.name == "barrier":
+            return False  # a composed one, unless the comparison was a barrier already
+        if call.op is not None:
+            return call.op.type != RedOpType.PREMUL_SUM or self._slots is not None
+        return call.outputs[0].nbytes > 4 * _INLINE  # a broadcast; a smaller one is a tree of messages
+
+    def run(self, call: Call) -> None:
+        getattr(self, f"_{call.name}")(call)
+
+    def _broadcast(self, call: Call) -> None:
+        data = call.outputs[0]
+        share = data.nbytes // (self._size - 1)
+        self.worker.broadcast(data.data_ptr(), data.nbytes, call.root, _chunk(share))
+
+    def _all_reduce(self, call: Call) -> None:
+        flat = call.outputs[0].detach().reshape(-1)
+        others = [r for r in range(self._size) if r != self._rank]
+        shares = list(flat.tensor_split(self._size))
+        self._reduce_shares(call, shares, shares[self._rank], others, others)
+
+    def _reduce(self, call: Call) -> None:
+        flat = call.inputs[0].detach().reshape(-1)
+        shares = list(flat.tensor_split(self._size))
+        if call.root == self._rank:
+            others = [r for r in range(self._size) if r != self._rank]
+            self._reduce_shares(call, shares, shares[self._rank], [], others)
+        else:  # only the root's tensor may change
+            self._reduce_shares(call, shares, torch.empty_like(shares[self._rank]), [call.root], [])
+
+    def _reduce_scatter(self, call: Call) -> None:
+        out = call.outputs[0].detach().reshape(-1)
+        if len(call.inputs) == 1:
+            whole = call.inputs[0].detach().reshape(-1)
+            shares = list(whole.chunk(self._size)) if out.numel() else [out] * self._size
+        else:
+            shares = [t.detach().reshape(-1) for t in call.inputs]
+        own = shares[self._rank]
+        if out.data_ptr() != own.data_ptr() and any(_overlap(out, share) for share in shares):
+            shares = [share.clone() for share in shares]
+        self._reduce_shares(call, shares, out, [], [])
+
+    _reduce_scatter_single = _reduce_scatter_v = _reduce_scatter
+
+    def _reduce_shares(
+        self, call: Call, shares: list[torch.Tensor], out: torch.Tensor, to: list[int], back: list[int]
+    ) -> None:
+        assert call.op is not None
+        self._memory = [*call.inputs, *call.outputs, *shares, out]
+        largest = max(share.nbytes for share in shares)
+        self.worker.reduce(
+            [(share.data_ptr(), share.nbytes) for share in shares],
+            out.data_ptr(),
+            call.dtype_code,
+            call.op.code,
+            self._slots_factors(call),
+            to,
+            back,
+            _chunk(largest),
+        )
+
+    def failure(self, error: Exception, awaits: Any) -> CommError:
+        # Only from now on is no byte written to the tensors.
+        made = super().failure(error, awaits)
+        self._memory = ()
+        return made
+
+
+class SlotCheck(SignatureCheck):
+    """A comparison of signatures by the worker's slots, which may carry data of the call as well."""
+
+    def __init__(self, worker: _core.UcxWorker, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._worker = worker
+
+    def check(self, call: Call, number: int) -> None:
+        self.check_with(call, number, (0, 0))
+        self.check_pairs(call)
+
+    def check_with(self, call: Call, number: int, given: tuple[int, int]) -> None:
+        """Compares as `check` does, and gives data to the other ranks: address and bytes."""
+        head = frame_of(call, number)
+        if call.op is not None and call.op.factor is not None:
+            head = head[:_COMMON] + _FACTOR.pack(call.op.factor)
+        if not self._worker.gather(head, *given):
+            zeros = bytes(_FACTOR.size)
+            self.compare([self._worker.slot_head(r)[:_COMMON] + zeros for r in range(self._size)])
+
+    def factors(self) -> list[float]:
+        """Returns the factor of every rank, after a comparison of a PREMUL_SUM."""
+        return [_FACTOR.unpack(self._worker.slot_head(r)[_COMMON:])[0] for r in range(self._size)]
+
+    def all_gather(self, mine: bytes) -> list[bytes]:
+        kept = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        self._worker.gather(bytes(_COMMON + _FACTOR.size), kept.data_ptr(), len(mine))
+        return [self._worker.slot_data(r) for r in range(self._size)]
+
+
+def _folds(call: Call) -> bool:
+    """Whether the core has the reduction."""
+    assert call.op is not None
+    return _core.fold_defined(call.dtype_code, call.op.code)
+
+
+def _chunk(share: int) -> int:
+    return max(_CHUNK, (share // _MOST_CHUNKS + 15) & ~15)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
