@@ -507,10 +507,15 @@ class UcxWorker:
     """One communicator's worker of UCX."""
 
     def __init__(
-        self, library: UcxLibrary, rank: int, size: int, settings: Sequence[tuple[str, str]], spin: float
+        self,
+        library: UcxLibrary,
+        rank: int,
+        size: int,
+        settings: Sequence[tuple[str, str, bool]],
+        spin: float,
     ) -> None:
         """
-        `settings`: UCX's configuration, by names without UCX_. `spin`: seconds that a wait polls before it sleeps.
+        `settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds that a wait polls before it sleeps.
         """
 
     @property
@@ -580,7 +585,7 @@ class UcxMessages:
     def add(self, number: int, send: bool, peer: int, data: int, bytes: int, tag: int) -> None: ...
     def wait(self, limit: float, all: bool) -> list[tuple[int, int, int]] | None:
         """
-        Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over, with -1 bytes for a message longer than its memory; None if the worker was stopped, or not `all` came in time.
+        Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.
         """
 
 class SymmTable:

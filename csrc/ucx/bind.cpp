@@ -89,7 +89,7 @@ void bind_worker(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Library>, int, int, const Worker::Settings&, double>(),
              nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("settings"), nb::arg("spin"),
              nb::call_guard<nb::gil_scoped_release>(),
-             "`settings`: UCX's configuration, by names without UCX_. `spin`: seconds that a wait polls "
+             "`settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds that a wait polls "
              "before it sleeps.")
         .def_prop_ro("address",
                      [](UcxWorker& w) { return nb::bytes(w.worker->address().data(), w.worker->address().size()); })
@@ -222,8 +222,7 @@ void bind_ucx(nb::module_& m) {
             nb::arg("number"), nb::arg("send"), nb::arg("peer"), nb::arg("data"), nb::arg("bytes"),
             nb::arg("tag"))
         .def("wait", &UcxMessages::wait, nb::arg("limit"), nb::arg("all"),
-             "Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over, with -1 bytes for "
-             "a message longer than its memory; None if the worker was stopped, or not `all` came in time.");
+             "Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.");
 }
 
 }  // namespace unicomm

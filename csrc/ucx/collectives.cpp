@@ -70,7 +70,7 @@ Ended Slots::gather(const char* head, const void* data, size_t bytes) {
                 Request* request = receives[size_t(next)];
                 if (request == nullptr) continue;
                 if (!request->done) return false;
-                if (request->length == kUnknown || request->length < kHead) throw Failure("not a slot");
+                if (request->status < 0 || request->length < kHead) throw Failure("not a slot");
                 lengths_[size_t(next)] = request->length;
                 worker_->release(request);
             }
@@ -150,7 +150,7 @@ Ended reduce(Worker& worker, const Reduction& r) {
                     Request*& request = receives[size_t(next) * ahead + chunk % ahead];
                     if (next == me) continue;
                     if (!request->done) return false;
-                    if (request->length != length(own, chunk)) throw Failure("a share of another size");
+                    if (request->status < 0 || request->length != length(own, chunk)) throw Failure("a share of another size");
                     worker.release(request);
                 }
                 return true;

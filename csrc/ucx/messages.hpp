@@ -6,7 +6,7 @@
 
 namespace unicomm::ucx {
 
-// A message that is over. `length`: the bytes that a receive got, or `kUnknown`.
+// A message that is over. `length`: its bytes, for a receive, which may be more than its memory has.
 struct Finished {
     int number;
     int peer;

@@ -38,8 +38,9 @@ Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Setti
     : library_(std::move(library)), ucx_((*library_)()), rank_(rank), size_(size), spin_ns_(spin_ns) {
     Config config = nullptr;
     check("ucp_config_read", ucx_.ucp_config_read(nullptr, nullptr, &config));
-    for (const auto& [name, value] : settings) {
-        if (Status status = ucx_.ucp_config_modify(config, name.c_str(), value.c_str()); status < 0) {
+    for (const auto& [name, value, needed] : settings) {
+        const Status status = ucx_.ucp_config_modify(config, name.c_str(), value.c_str());
+        if (status < 0 && needed) {
             ucx_.ucp_config_release(config);
             throw failure(("setting " + name + "=" + value).c_str(), status);
         }
@@ -71,10 +72,7 @@ Worker::Worker(std::shared_ptr<Library> library, int rank, int size, const Setti
     }
 }
 
-Worker::~Worker() {
-    drop();
-    if (wake_ >= 0) close(wake_);
-}
+Worker::~Worker() { drop(); }
 
 void Worker::connect(const std::vector<std::string>& addresses) {
     for (const std::string& address : addresses) {
@@ -165,7 +163,7 @@ Request* Worker::begun(Request* request, StatusPointer got, const ReceiveInfo* i
 void Worker::finish(Request& request, Status status, const ReceiveInfo* info) {
     request.status = status;
     if (info != nullptr && (status >= 0 || status == kTruncated)) {
-        request.length = status >= 0 ? info->length : kUnknown;
+        request.length = info->length;
         request.peer = int(info->sender_tag >> kRankAt);
     }
     request.done = true;
@@ -212,11 +210,22 @@ char* Worker::hold_always(size_t bytes) {
 
 void Worker::broke(void* argument, Endpoint endpoint, Status status) {
     auto& worker = *static_cast<Worker*>(argument);
-    if (!worker.trouble_.empty()) return;
     for (size_t peer = 0; peer < worker.endpoints_.size(); ++peer) {
-        if (worker.endpoints_[peer] == endpoint) {
+        if (worker.endpoints_[peer] != endpoint) continue;
+        worker.broken_.resize(worker.endpoints_.size());
+        worker.broken_[peer] = true;
+        if (worker.trouble_.empty()) {
             worker.trouble_ = "rank " + std::to_string(peer) + ": " + worker.library_->text(status);
         }
+    }
+}
+
+// UCX ends the sends to a peer whose connection has ended, but not the receives from it. A rank that has left
+// is no failure for those who wait for others.
+void Worker::check_broken() const {
+    for (const Request& request : requests_) {
+        const bool waits = request.native != nullptr && !request.done;
+        if (waits && request.peer >= 0 && broken_[size_t(request.peer)]) throw Failure(trouble_);
     }
 }
 
@@ -229,6 +238,7 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
         }
         reap();
         if (done()) return Ended::kDone;
+        if (!broken_.empty()) check_broken();
         if (stopped()) return Ended::kStopped;
         if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;
         const uint64_t now = now_ns();
@@ -289,12 +299,17 @@ void Worker::stop() {
 void Worker::rouse() {
     roused_.store(true, std::memory_order_release);
     const uint64_t one = 1;
-    if (write(wake_, &one, sizeof one) < 0) return;  // full: it is awake in any case
+    std::lock_guard lock(waking_);
+    if (wake_ >= 0 && write(wake_, &one, sizeof one) < 0) return;  // full: it is awake in any case
 }
 
 // --- the end ----------------------------------------------------------------------------------------------
 
 bool Worker::drop() {
+    {
+        std::lock_guard lock(waking_);
+        if (wake_ >= 0) close(std::exchange(wake_, -1));
+    }
     if (context_ == nullptr) return true;
     if (worker_ != nullptr) {
         std::vector<StatusPointer> closing;
@@ -347,7 +362,10 @@ void Worker::keep_for_ever() {
     new std::vector<std::unique_ptr<char[]>>(std::move(always_held_));
 }
 
-void Worker::forget() { keep_for_ever(); }
+void Worker::forget() {
+    keep_for_ever();
+    if (wake_ >= 0) close(std::exchange(wake_, -1));  // without the lock, which another thread may have held
+}
 
 Failure Worker::failure(const char* what, Status status) const {
     return Failure(std::string(what) + ": " + library_->text(status));

@@ -5,8 +5,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,9 +36,8 @@ struct Request {
     bool send = false;
     bool done = false;
     Status status = kOk;
-    size_t length = 0;  // that a receive got; `kUnknown` if the message is longer than the memory
+    size_t length = 0;  // of the message that a receive got, which may be longer than its memory
 };
-constexpr size_t kUnknown = ~size_t{0};
 
 // Why a wait ended.
 enum class Ended { kDone, kStopped, kRoused, kLate, kSignal };
@@ -44,9 +45,10 @@ enum class Ended { kDone, kStopped, kRoused, kLate, kSignal };
 // All methods but `stop` and `rouse` are called by one thread at a time.
 class Worker {
   public:
-    using Settings = std::vector<std::pair<std::string, std::string>>;
+    // Names, without UCX_, and values of UCX's configuration, and whether this UCX has to have them.
+    using Settings = std::vector<std::tuple<std::string, std::string, bool>>;
 
-    // `settings`: names and values of UCX's configuration, without UCX_. `spin_ns`: for how long a wait polls
+    // `spin_ns`: for how long a wait polls
     // before it sleeps. Throws Failure.
     Worker(std::shared_ptr<Library> library, int rank, int size, const Settings& settings, uint64_t spin_ns);
     ~Worker();
@@ -99,6 +101,7 @@ class Worker {
     static void broke(void* worker, Endpoint endpoint, Status status);
     static void finish(Request& request, Status status, const ReceiveInfo* info);
     void reap();
+    void check_broken() const;
     void keep_for_ever();
     Failure failure(const char* what, Status status) const;
     void check(const char* what, Status status) const;
@@ -117,8 +120,10 @@ class Worker {
     std::vector<std::unique_ptr<char[]>> held_, always_held_;
     int ready_ = -1;  // UCX's file, which is readable when there is something to do
     int wake_ = -1;   // ours, for `stop` and `rouse`
+    std::mutex waking_;
     std::atomic<bool> stopped_{false}, roused_{false};
     StatusPointer flush_ = nullptr;
+    std::vector<bool> broken_;  // endpoints whose connection has ended; empty if none
     std::string trouble_;  // the first failure of a connection
 };
 

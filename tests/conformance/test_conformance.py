@@ -11,9 +11,9 @@ WORLDS = [1, 2, 3, 4, 8]
 
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 def test_operation(backend, world, operation):
-    if backend == "gloo" and world == 8:
+    if backend in ("gloo", "ucx") and world == 8:
         # Eight ranks of one process over TCP on two cores: the sizes that matter less are left out.
         counts = run_ranks(
             lambda comm: conformance.check(comm, operation, lambda case: case.count in (0, 17, 1000)),
@@ -29,6 +29,7 @@ def test_operation(backend, world, operation):
 #: As (backend, hosts of the ranks): those of several hosts fold in each host, then between them.
 PLACES = [
     *(("shm", "aa"), ("shm", "aaa"), ("shm", "aaaaaaaa"), ("gloo", "aa"), ("gloo", "aaaa")),
+    *(("ucx", "aa"), ("ucx", "aaaa")),
     *(("auto", "abcd"), ("auto", "aab"), ("auto", "aabb"), ("auto", "abab"), ("auto", "aaabbbcc")),
 ]
 

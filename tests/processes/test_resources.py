@@ -26,7 +26,7 @@ def test_64_ranks():
     assert max(bytes_ for _, _, bytes_ in results) <= 64 * (2 << 20)  # one segment for all of them
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 def test_nothing_piles_up(start, backend):
     job = start("cycles.py", 2, backend, 30)
     for said in job.next("usage"):

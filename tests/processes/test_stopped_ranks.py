@@ -11,7 +11,7 @@ VICTIM = 1
 TIMEOUT = 2.0
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 @pytest.mark.parametrize("moment", ["collective", "p2p", "transfer"])
 def test_stopped(start, moment, backend):
     """Within two seconds of the deadline, in one of three jobs; more where cores have more to run."""

@@ -18,7 +18,7 @@ SHORT = 0.05  # seconds that operations may take
 SOON = 10.0  # what a loaded machine may take on top
 
 
-@pytest.fixture(params=["shm", "gloo"])
+@pytest.fixture(params=["shm", "gloo", "ucx"])
 def backend(request):
     return request.param
 

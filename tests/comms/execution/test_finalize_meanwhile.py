@@ -20,7 +20,7 @@ from unicomm import CommError, Communicator, ReduceOp
 from unicomm.c10d.compat import HashStore
 
 SUM = ReduceOp.SUM
-BACKENDS = [("shm", 2, None), ("gloo", 2, None), ("auto", 3, {"hosts": "a,b,a"})]
+BACKENDS = [("shm", 2, None), ("gloo", 2, None), ("ucx", 2, None), ("auto", 3, {"hosts": "a,b,a"})]
 
 
 def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:

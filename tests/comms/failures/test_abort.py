@@ -45,7 +45,7 @@ def pending_operations(comm: Communicator) -> dict[str, Callable[[], object]]:
     }
 
 
-both_backends = pytest.mark.parametrize("backend", ["shm", "gloo"])
+both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 
 
 @both_backends
@@ -153,7 +153,7 @@ def test_messages_do_not_outlive_an_abort(raised):
     run_ranks(program, 2)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 def test_from_another_thread_of_the_rank(backend, raised):
     """What the rank itself waits in ends as well."""
     over = threading.Event()
@@ -230,7 +230,7 @@ def test_hooks_run_for_any_error_that_breaks(raised):
     run_ranks(program, 2, timeout=60)
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo", "fake"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx", "fake"])
 def test_an_idle_communicator(backend, raised):
     def program(comm: Communicator) -> None:
         assert not comm.is_aborted()

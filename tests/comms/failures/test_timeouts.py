@@ -22,7 +22,7 @@ SOON = 20.0  # what a loaded machine may take on top; a wait that does not end t
 LARGE = 2_000_000  # elements of a message that does not fit into the transport's own memory
 
 
-@pytest.fixture(params=["shm", "gloo"])
+@pytest.fixture(params=["shm", "gloo", "ucx"])
 def backend(request):
     return request.param
 

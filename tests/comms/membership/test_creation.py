@@ -80,7 +80,7 @@ def test_again_and_again(kind, tmp_path):
     assert len(set(first)) == 20
 
 
-@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 def test_both_kinds_over_one_tcp_store(backend, tmp_path):
     given = stores("tcp", tmp_path)
 

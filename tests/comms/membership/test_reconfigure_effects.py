@@ -25,7 +25,7 @@ from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.table.load import load
 
 SUM = ReduceOp.SUM
-REAL = ["shm", "gloo"]
+REAL = ["shm", "gloo", "ucx"]
 
 
 def test_hooks_stay(cast):

@@ -20,7 +20,7 @@ from unicomm import (
 from unicomm.comms.membership.reconfigure_session import ReconfigureSession
 
 SUM = ReduceOp.SUM
-REAL = ["shm", "gloo"]
+REAL = ["shm", "gloo", "ucx"]
 
 
 @pytest.mark.parametrize("there", [[0, 2], [2], [1, 2]], ids=str)

@@ -15,7 +15,7 @@ from unicomm import CommTimeoutError, Communicator, NotReadyError, ReduceOp
 from unicomm.testing import run_ranks
 
 SUM = ReduceOp.SUM
-both_backends = pytest.mark.parametrize("backend", ["shm", "gloo"])
+both_backends = pytest.mark.parametrize("backend", ["shm", "gloo", "ucx"])
 
 
 def check_members(child: Communicator, labels: list[int]) -> None:

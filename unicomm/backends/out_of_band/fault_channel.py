@@ -119,7 +119,7 @@ class FaultChannel:
             self._operation = operation
             if operation.number:
                 self.entered = operation.number
-            missing = self._left_before(operation)
+            missing = self._left_without(operation)
         if missing:  # the channel's thread may know of an earlier fault, because of which they left
             channel_thread.current.due(0.0)
             self._known.wait(10 * ANSWER)
@@ -166,6 +166,12 @@ class FaultChannel:
         """Takes those of `ranks` that have finalized for lost."""
         with self._lock:
             if left := tuple(sorted(r for r in ranks if r in self._left)):
+                self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
+
+    def check_finalized(self, awaits: Sequence[Awaited]) -> None:
+        """Takes those for lost that have finalized without their end of one of these messages."""
+        with self._lock:
+            if self._left and (left := self._left_without(Operation("", 0, 0.0, 0.0, list(awaits)))):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
@@ -317,7 +323,7 @@ class FaultChannel:
                 why = "; ".join(dict.fromkeys(filter(None, gone.values())))
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=tuple(sorted(gone)), detail=why))
             operation = self._operation
-            if self.fault is None and operation is not None and (missing := self._left_before(operation)):
+            if self.fault is None and operation is not None and (missing := self._left_without(operation)):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=missing, detail=FINALIZED))
             if operation is not None and self.fault is None and now >= operation.compare:
                 operation.compare = FOREVER
@@ -334,9 +340,13 @@ class FaultChannel:
             if now >= self._answer_by or all(peer in self._overdue_answers for peer in here):
                 self._set(self._verdict(operation))
 
-    def _left_before(self, operation: Operation) -> tuple[int, ...]:
-        """Returns the ranks that have finalized and will not enter the operation."""
-        return tuple(peer for peer, bye in sorted(self._left.items()) if bye.entered < operation.number)
+    def _left_without(self, operation: Operation) -> tuple[int, ...]:
+        """Returns the ranks that have finalized without their part in the operation, as they said."""
+        if operation.number:
+            return tuple(p for p, bye in sorted(self._left.items()) if bye.entered < operation.number)
+        # Their count does not tell of messages with tags.
+        awaits = [m for m in operation.awaits.copy() if m.number and m.peer in self._left]
+        return tuple(sorted({m.peer for m in awaits if self._lacks(m, self._left[m.peer])}))
 
     def _verdict(self, operation: Operation) -> Fault:
         """Returns the fault of an overdue operation: the ranks that it waits for."""

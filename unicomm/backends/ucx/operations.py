@@ -100,15 +100,13 @@ class Operations(OutOfBandBackend, OpensExchange):
         running.add(number, send, peer, tensor.data_ptr(), tensor.nbytes, tag)
 
     def check_size(self, message: Message, peer: int, length: int) -> None:
-        """Raises on all ranks if a receive got a message of another size. `length`: -1 for a longer one."""
+        """Raises on all ranks if a receive got a message of another size."""
         expected = message.tensor.nbytes
         if message.send or length == expected:
             return
-        # UCX does not tell how much longer a message is.
-        claim = Claim(self._rank, root=peer, amount=expected, extra=length if length >= 0 else expected + 1)
-        self.channel.give_up(
-            Fault(FaultCode.MISMATCH, self._rank, tuple(sorted((self._rank, peer))), detail=SIZES, claims=(claim,))
-        )
+        claim = Claim(self._rank, root=peer, amount=expected, extra=length)
+        both = (self._rank, peer)
+        self.channel.give_up(Fault(FaultCode.MISMATCH, self._rank, both, detail=SIZES, claims=(claim,)))
         self.check_fault()
 
     def open_exchange(self) -> Exchange:
