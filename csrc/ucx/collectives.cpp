@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <stdexcept>
 
 #include "reduce/fold.hpp"
@@ -129,47 +130,72 @@ Ended reduce(Worker& worker, const Reduction& r) {
                                       Kind::kResult));
         }
     }
-    size_t most = 0;
-    for (const Share& share : r.shares) most = std::max(most, count_of(share.bytes, r.chunk));
-    for (size_t chunk = 0; chunk < most; ++chunk) {
+
+    // Shares are sent some chunks ahead, so that folded chunks do not wait behind all of them.
+    struct Outgoing {
+        size_t next = 0;
+        std::deque<Request*> under_way;
+    };
+    std::vector<Outgoing> outgoing(static_cast<size_t>(size));
+    auto send_shares = [&] {
+        bool over = true;
         for (int step = 1; step < size; ++step) {
             const int to = (me + step) % size;
             const Share& share = r.shares[size_t(to)];
-            if (chunk * r.chunk >= share.bytes) continue;
-            others.add(worker.send(to, share.data + chunk * r.chunk, length(share.bytes, chunk),
-                                   Kind::kShare));
+            Outgoing& out = outgoing[size_t(to)];
+            while (!out.under_way.empty() && out.under_way.front()->done) {
+                worker.release(out.under_way.front());
+                out.under_way.pop_front();
+            }
+            for (; out.under_way.size() < kWindow && out.next * r.chunk < share.bytes; ++out.next) {
+                out.under_way.push_back(worker.send(to, share.data + out.next * r.chunk,
+                                                    length(share.bytes, out.next), Kind::kShare));
+            }
+            over &= out.under_way.empty();
         }
-    }
+        return over;
+    };
 
+    size_t folded = 0;
+    int next = 0;  // the rank whose part of the chunk is looked for
     std::vector<const void*> sources(static_cast<size_t>(size));
-    for (size_t chunk = 0; chunk < chunks; ++chunk) {
-        int next = 0;
-        Ended ended = worker.wait(
-            [&] {
-                for (; next < size; ++next) {
-                    Request*& request = receives[size_t(next) * ahead + chunk % ahead];
-                    if (next == me) continue;
-                    if (!request->done) return false;
-                    if (request->status < 0 || request->length != length(own, chunk)) throw Failure("a share of another size");
-                    worker.release(request);
-                }
-                return true;
-            },
-            kForever);
-        if (ended != Ended::kDone) return ended;
-        const size_t bytes = length(own, chunk);
-        for (int rank = 0; rank < size; ++rank) {
-            sources[size_t(rank)] = rank == me ? r.shares[size_t(me)].data + chunk * r.chunk : at(rank, chunk);
+    auto chunk_is_there = [&] {
+        for (; next < size; ++next) {
+            if (next == me) continue;
+            Request* request = receives[size_t(next) * ahead + folded % ahead];
+            if (!request->done) return false;
+            if (request->status < 0 || request->length != length(own, folded)) {
+                throw Failure("a share of another size");
+            }
+            worker.release(request);
         }
-        char* const out = r.out + chunk * r.chunk;
-        if (!fold(r.dtype, r.red, out, sources.data(), size, int64_t(bytes / element),
+        return true;
+    };
+    auto fold_chunk = [&] {
+        const size_t bytes = length(own, folded), place = folded * r.chunk;
+        for (int rank = 0; rank < size; ++rank) {
+            sources[size_t(rank)] = rank == me ? r.shares[size_t(me)].data + place : at(rank, folded);
+        }
+        if (!fold(r.dtype, r.red, r.out + place, sources.data(), size, int64_t(bytes / element),
                   r.factors.empty() ? nullptr : r.factors.data(), size)) {
             throw Failure("the reduction is not defined");  // checked before
         }
-        for (int to : r.to) others.add(worker.send(to, out, bytes, Kind::kResult));
-        if (chunk + ahead < chunks) expect(chunk + ahead);
-    }
-    return finish(worker, others);
+        for (int to : r.to) others.add(worker.send(to, r.out + place, bytes, Kind::kResult));
+        if (folded + ahead < chunks) expect(folded + ahead);
+        ++folded;
+        next = 0;
+    };
+    Ended ended = worker.wait(
+        [&] {
+            bool sent = send_shares();
+            while (folded < chunks && chunk_is_there()) {
+                fold_chunk();
+                sent = send_shares();
+            }
+            return sent && folded == chunks;
+        },
+        kForever);
+    return ended == Ended::kDone ? finish(worker, others) : ended;
 }
 
 Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk) {

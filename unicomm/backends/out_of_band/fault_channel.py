@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import socket
 import threading
 import time
@@ -173,6 +174,15 @@ class FaultChannel:
         with self._lock:
             if self._left and (left := self._left_without(Operation("", 0, 0.0, 0.0, list(awaits)))):
                 self._set(Fault(FaultCode.PEER_LOST, self.rank, dead=left, detail=FINALIZED))
+
+    def catch_up(self) -> None:
+        """Returns when the channel's thread has read what other ranks have told by now."""
+        end = time.monotonic() + ANSWER
+        look = select.poll()
+        for _, s in self.sockets():
+            look.register(s, select.POLLIN)
+        while look.poll(0) and self.fault is None and time.monotonic() < end:
+            time.sleep(_LOOK / 10)
 
     def elsewhere(self, ranks: Collection[int]) -> list[int]:
         """Returns those of `ranks` that are in no operation or do not answer; waits for their answers."""

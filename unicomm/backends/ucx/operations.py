@@ -122,10 +122,17 @@ class Operations(OutOfBandBackend, OpensExchange):
                 run()
             elif (given := self._given(call)) is None:
                 slots.check(call, number)
+                self._check_given_up()
                 run()
             else:
                 slots.check_with(call, number, given)
+                self._check_given_up()
                 self._take(call)
+
+    def _check_given_up(self) -> None:
+        """Raises the fault if other ranks gave the operation up, whose slots this rank got nevertheless."""
+        self.channel.catch_up()
+        self.check_fault()
 
     def _given(self, call: Call) -> tuple[int, int] | None:
         """Returns what this rank gives, as address and bytes, if the call's data travel in the slots.
