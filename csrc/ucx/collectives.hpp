@@ -10,10 +10,10 @@
 namespace unicomm::ucx {
 
 // The first step of every collective: each rank sends every other one a slot with what it calls, and with its
-// data if they are few. So small collectives need one message each way.
+// data if they are few; the backend `hosts` sends slots of its own as such data. So small collectives need one message each way.
 class Slots {
   public:
-    static constexpr size_t kHead = 64, kData = 4096;
+    static constexpr size_t kHead = 64, kData = 4096 + 64;
     // The bytes of a head that all ranks have in common; the rest of it is the rank's own.
     static constexpr size_t kCommon = 40;
 

@@ -1,8 +1,8 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
-It chooses shared memory if all ranks can share it, Gloo if no two can, else shared memory within each host
-and Gloo between hosts. It chooses for each communicator, so that a split whose ranks share a host uses
-shared memory even if its parent cannot.
+It chooses shared memory if all ranks can share it, messages if no two can, else shared memory within each
+host and messages between hosts. Messages are UCX's if all ranks have it, else Gloo's. It chooses for each
+communicator, so that a split whose ranks share a host uses shared memory even if its parent cannot.
 
 Ranks share a host if the same kernel runs them, they see each other's process numbers, and each can open the
 others' memory, which is tried. Networks do not matter: containers of one host that share its process numbers
@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unicomm.backends.gloo.backend import GlooBackend
-from unicomm.backends.hosts.backend import HostsBackend
+from unicomm.backends.hosts.backend import Far, HostsBackend, HostsOverUcx
 from unicomm.backends.hosts.layout import Layout
+from unicomm.backends.ucx.backend import UcxBackend
+from unicomm.backends.ucx.library import why_not
 from unicomm.c10d.compat import PrefixStore
 from unicomm.comms.backend import Backend, Capabilities, Reconfigures, Setup, Unconnected
 from unicomm.comms.errors import BackendError, InvalidArgumentError, UnsupportedError
+from unicomm.comms.failures.faults import rank_list
 from unicomm.comms.failures.first_cause import FirstCause
 from unicomm.comms.membership.rendezvous import meet
 from unicomm.comms.options import Hint, read_hints
@@ -31,6 +35,8 @@ from .bootstrap import addresses, host_identity
 from .shm import ShmBackend
 
 _log = logging.getLogger("unicomm")
+#: UCX without shared memory: ranks that can share memory do without UCX.
+_NETWORKS = "^sm"
 
 
 def _read_hosts(text: str) -> tuple[str, ...]:
@@ -48,6 +54,25 @@ _HOSTS = Hint(
 )
 
 
+def _read_between(text: str) -> str:
+    if text not in ("", "ucx", "gloo"):
+        raise ValueError("expected ucx or gloo")
+    return text
+
+
+_BETWEEN = Hint(
+    "between",
+    _read_between,
+    "",
+    "What carries messages between hosts: ucx or gloo. Default: ucx if all ranks have it, else gloo.",
+)
+_UCX_HINTS = tuple(
+    hint
+    for hint in UcxBackend.capabilities.hints
+    if hint.name not in {known.name for known in GlooBackend.capabilities.hints}
+)
+
+
 class AutoBackend(Unconnected, Reconfigures):
     """Chooses a backend: `connect` returns the chosen one, and no other method is ever called."""
 
@@ -55,7 +80,13 @@ class AutoBackend(Unconnected, Reconfigures):
     protocol_version = 1
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
-        hints=(*ShmBackend.capabilities.hints, *GlooBackend.capabilities.hints, _HOSTS),
+        hints=(
+            *ShmBackend.capabilities.hints,
+            *GlooBackend.capabilities.hints,
+            *_UCX_HINTS,
+            _HOSTS,
+            _BETWEEN,
+        ),
     )
 
     reachable_at = GlooBackend.reachable_at
@@ -90,7 +121,6 @@ def _named_hosts(setup: Setup) -> list[str]:
 def _connect(
     setup: Setup, layout: Layout, where: Sequence[object], places: Sequence[addresses.Place]
 ) -> Backend:
-    far_hints = _hints_of(GlooBackend, setup)
     near: Backend | None = None
     if len(layout.hosts) == 1:
         try:
@@ -104,12 +134,13 @@ def _connect(
         near, alone = _share_memory(setup, layout)
         if alone:
             layout = Layout.by([r if r in alone else w for r, w in enumerate(where)], setup.rank)
-    if not (far_hints["hostname"] or far_hints["interface"]):
+    address = ""
+    if not (setup.hints["hostname"] or setup.hints["interface"]):
         cure = "choose an interface by the hint 'interface'"
-        far_hints["hostname"] = addresses.choose_for(setup, places, cure)
+        address = addresses.choose_for(setup, places, cure)
     parts: list[Backend] = [] if near is None else [near]
     try:
-        far = GlooBackend.connect(replace(setup, hints=far_hints))
+        far = _connect_far(setup, address)
         if layout.largest == 1:
             return far
         parts.append(far)
@@ -119,7 +150,8 @@ def _connect(
         leaders = None
         if layout.is_leader:
             part = _Part("leaders", layout.leaders, layout.host)
-            leaders = part.connect(GlooBackend, setup, far_hints | {"check_mismatch": True})
+            hints = _far_hints(type(far), setup, address) | {"check_mismatch": True}
+            leaders = part.connect(type(far), setup, hints)
             parts.append(leaders)
         # No rank goes on before all are connected.
         setup.rendezvous.exchange("hosts connected", b"")
@@ -129,9 +161,45 @@ def _connect(
         raise
     assert setup.store is not None
     assert isinstance(near, ShmBackend)
-    assert leaders is None or isinstance(leaders, GlooBackend)
+    assert leaders is None or isinstance(leaders, (GlooBackend, UcxBackend))
     first_cause = FirstCause(setup.store, setup.rendezvous.uid, setup.name, setup.rank, setup.size)
-    return HostsBackend(layout, near, far, leaders, first_cause)
+    made = HostsOverUcx if isinstance(far, UcxBackend) else HostsBackend
+    return made(layout, near, far, leaders, first_cause)
+
+
+def _connect_far(setup: Setup, address: str) -> Far:
+    """Collective: returns what carries messages between hosts, which connects all ranks."""
+    wanted = setup.hints[_BETWEEN.name]
+    trouble = "the hint 'between' says so"
+    if wanted != "gloo":
+        mine = why_not(setup.hints["library"])
+        told = [blob.decode() for blob in setup.rendezvous.exchange("ucx", mine.encode())]
+        lacking = [setup.labels[r] for r, text in enumerate(told) if text]
+        trouble = f"{rank_list(lacking)}: {next(filter(None, told))}" if lacking else ""
+        if not trouble:
+            try:
+                return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
+            except BackendError as error:  # the same error on all ranks
+                if wanted:
+                    raise
+                trouble = error.message
+                _log.warning("communicator '%s': gloo between hosts: %s", setup.name, trouble)
+        elif wanted:
+            raise UnsupportedError(
+                f"no ucx between hosts, {trouble}", comm=setup.name, hint="pip install 'unicomm[ucx]'"
+            )
+    if setup.rank == 0:
+        _log.info("communicator '%s': gloo between hosts, because %s", setup.name, trouble)
+    return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
+
+
+def _far_hints(backend: type[Backend], setup: Setup, address: str) -> dict[str, Any]:
+    hints = _hints_of(backend, setup)
+    if address:
+        hints["hostname"] = address
+    if backend is UcxBackend and not hints["tls"] and "UCX_TLS" not in os.environ:
+        hints["tls"] = _NETWORKS
+    return hints
 
 
 def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int]]:
@@ -155,7 +223,7 @@ def _share_memory(setup: Setup, layout: Layout) -> tuple[Backend | None, set[int
 
 
 def _warn(setup: Setup, reason: str) -> None:
-    _log.warning("communicator '%s': gloo within a host, because of this: %s", setup.name, reason)
+    _log.warning("communicator '%s': no shared memory within a host, because of this: %s", setup.name, reason)
 
 
 def _alone(setup: Setup) -> Backend:

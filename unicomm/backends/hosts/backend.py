@@ -15,6 +15,7 @@ import torch
 from unicomm._core import FaultCode
 from unicomm.backends.gloo.backend import GlooBackend
 from unicomm.backends.shm import ShmBackend
+from unicomm.backends.ucx.backend import UcxBackend
 from unicomm.comms.backend import (
     Backend,
     Capabilities,
@@ -54,6 +55,8 @@ from .messages import BothExchange, beside
 _SLACK = 1.0
 _FAR_VERDICT = 3.0  # seconds in which ranks that wait for another host find out which rank is missing
 _FOR_OTHERS = 2 * _SLACK + GRACE + 5.0
+#: What carries messages between hosts.
+Far = GlooBackend | UcxBackend
 _HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
 
 
@@ -76,8 +79,8 @@ class HostsBackend(
         self,
         layout: Layout,
         near: ShmBackend,
-        far: GlooBackend,
-        leaders: GlooBackend | None,
+        far: Far,
+        leaders: Far | None,
         first_cause: FirstCause,
     ) -> None:
         self.layout = layout
@@ -308,6 +311,14 @@ class HostsBackend(
             for what, size in (part.memory() if isinstance(part, ReportsMemory) else {}).items():
                 held[what] = held.get(what, 0) + size
         return held
+
+
+class HostsOverUcx(HostsBackend):
+    """The same with UCX between hosts."""
+
+    @classmethod
+    def version(cls) -> str:
+        return f"shm: {ShmBackend.version()}; ucx: {UcxBackend.version()}"
 
 
 class _Straight(Unconnected):

@@ -26,6 +26,7 @@ _HINT = "choose UCX's networks by the hints 'tls' and 'devices'; log_level=info 
 _HOT, _CROWDED = 0.0001, 0.00001
 # UCX's 8 KiB a call of the kernel take up to 1.6 times as long for large data.
 _TCP = [("TCP_TX_SEG_SIZE", "64k"), ("TCP_RX_SEG_SIZE", "128k")]
+_AT_MOST = 15.0, 0.05  # seconds for connecting once all ranks have come: in all, and for each rank
 _LEAVE = 2.0  # seconds in which the system takes what was sent, when the communicator is closed
 
 LIBRARY = Hint("library", str, "", "File of libucp. Default: the loaded copy, of libucx, or of the system.")
@@ -109,7 +110,8 @@ class UcxBackend(Operations, Reconfigures):
         theirs = rendezvous.exchange("ucx addresses", self.worker.address)
         try:
             self.worker.connect(theirs)
-            if not self.worker.greet(patience(rendezvous)):
+            least, for_each = _AT_MOST
+            if not self.worker.greet(min(patience(rendezvous), least + for_each * setup.size)):
                 trouble = "a rank's first message did not come"
         except RuntimeError as error:
             trouble = first_line(error)
