@@ -29,7 +29,9 @@ def ranks(backend: str, hints: Any) -> list[Communicator]:
 
 @pytest.mark.parametrize("sent", [SMALL, LARGE])
 @pytest.mark.parametrize("expected", ["shorter", "longer", "other type"])
-@pytest.mark.parametrize(("backend", "hints"), [("shm", None), ("gloo", None), ("ucx", None), ("auto", HOSTS)])
+@pytest.mark.parametrize(
+    ("backend", "hints"), [("shm", None), ("gloo", None), ("ucx", None), ("auto", HOSTS)]
+)
 def test_who_raises(backend, hints, sent, expected):
     comms = ranks(backend, hints)
     dtype = torch.int32 if expected == "other type" else torch.float32
