@@ -55,14 +55,15 @@ MAY_IMPORT = {
     "backends.shm": _BACKEND | {"backends.bootstrap"},
     "backends.fake": _BACKEND,
     "backends.gloo": _BACKEND | _SHARED,
+    "backends.ucx": _BACKEND | _SHARED,
     "backends.mpi": _BACKEND | _SHARED,
     "backends.nccl": _BACKEND | _SHARED,
     "backends.shmem": _BACKEND | _SHARED,
     # Collectives over several hosts compose those of their parts, and `auto` meets before it chooses.
-    "backends.hosts": _BACKEND | _SHARED | {"backends.shm", "backends.gloo", "comms.execution"},
+    "backends.hosts": _BACKEND | _SHARED | {"backends.shm", "backends.gloo", "backends.ucx", "comms.execution"},
     "backends.auto": _BACKEND
     | _SHARED
-    | {"backends.shm", "backends.gloo", "backends.hosts", "comms.membership"},
+    | {"backends.shm", "backends.gloo", "backends.ucx", "backends.hosts", "comms.membership"},
     "backends.registry": _MEMBERSHIP | {"comms.communicator", "backends.bootstrap"},
     "c10d": _MEMORY | _FACES | {"backends.bootstrap", "backends.registry"},
     "symm": _MEMORY | _FACES,

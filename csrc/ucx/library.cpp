@@ -29,6 +29,7 @@ class SetMeanwhile {
 
 Library::Library(const std::string& path, bool loaded_only) {
     SetMeanwhile no_handlers("UCX_HANDLE_ERRORS", "none"), no_signals("UCX_ERROR_SIGNALS", "");
+    SetMeanwhile no_debugger("UCX_DEBUG_SIGNO", "0");  // SIGHUP, else
     void* handle = open_library(path, loaded_only);
 #define UNICOMM_UCX_FIND(name, since, ...) \
     functions_.name = reinterpret_cast<std::type_identity_t<__VA_ARGS__>*>(dlsym(handle, #name));

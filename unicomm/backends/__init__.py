@@ -4,7 +4,8 @@ registry.py    the names of backends, and `new_comm`
 auto.py        chooses the fastest backend that reaches all ranks
 shm.py         ranks of one host, over the native core's shared memory
 gloo/          TCP, by torch's ProcessGroupGloo
-hosts/         several hosts: shm within each, gloo between them
+ucx/           UCX: RDMA, TCP or what else it drives
+hosts/         several hosts: shm within each, ucx or gloo between them
 mpi/           MPI, by mpi4py
 nccl/          NCCL and RCCL
 shmem/         NVSHMEM and rocSHMEM

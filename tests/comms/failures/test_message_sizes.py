@@ -9,6 +9,7 @@ import torch
 
 import unicomm
 from tests.threads import outcomes
+from tests.ucx import BETWEEN
 from unicomm import Communicator, MismatchError
 from unicomm.c10d.compat import HashStore
 
@@ -52,9 +53,14 @@ def test_who_raises(backend, hints, sent, expected):
     elif expected == "other type":  # not compared
         assert [type(work) for work in (sends, receives)] == [unicomm.Work] * 2
     else:
-        for error in (sends, receives):
-            assert isinstance(error, MismatchError), repr(error)
-            assert error.culprits == (0, 1)
-        assert not got.any()
+        ucx = backend == "ucx" or (backend == "auto" and BETWEEN == "ucx")
+        if ucx and sent == SMALL:  # complete for its sender as soon as UCX has it
+            assert isinstance(sends, unicomm.Work), repr(sends)
+        else:
+            assert isinstance(sends, MismatchError), repr(sends)
+        assert isinstance(receives, MismatchError), repr(receives)
+        assert receives.culprits == (0, 1)
+        # UCX compares sizes when a message is there: a shorter one has been written by then.
+        assert not got.any() or (ucx and expected == "longer" and not got[sent:].any())
     for comm in comms:
         comm.finalize()

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from unicomm import _core
-from unicomm.backends.out_of_band import OutOfBandExchange
+from unicomm.backends.out_of_band import OutOfBandBackend, OutOfBandExchange
 from unicomm.comms.backend import Completed
 from unicomm.comms.operations.call import Message
 
-if TYPE_CHECKING:
-    from .operations import Operations
-
 _SLICE = 1.0  # seconds of waiting, after which the ranks' wishes for more time are looked at
-_LONGEST = 1e6
+
+
+def start(running: _core.UcxMessages, number: int, message: Message) -> None:
+    """Gives a message to UCX under a number of the caller's."""
+    send, peer, tensor, tag = message
+    running.add(number, send, peer, tensor.data_ptr(), tensor.nbytes, tag)
 
 
 class UcxExchange(OutOfBandExchange):
-    def __init__(self, operations: Operations) -> None:
-        super().__init__(operations)
-        self._operations = operations
-        self._native = _core.UcxMessages(operations.worker)
-        self._messages: dict[int, Message] = {}
+    """Attributes:
+    messages: those that are under way, by their number.
+    """
+
+    def __init__(
+        self,
+        backend: OutOfBandBackend,
+        worker: _core.UcxWorker,
+        check_size: Callable[[Message, int, int], None],
+    ) -> None:
+        """`check_size` takes a message that is over, its peer and its bytes; raises if they differ."""
+        super().__init__(backend)
+        self.messages: dict[int, Message] = {}
+        self._worker, self._check_size = worker, check_size
+        self._native = _core.UcxMessages(worker)
+        self._interrupted = False
 
     def _start(self, number: int, message: Message) -> None:
-        self._messages[number] = message
-        self._operations._memory = self._messages
-        self._operations.start(self._native, number, message)
+        self.messages[number] = message
+        start(self._native, number, message)
 
     def _wait(self, timeout: float, limit: float) -> list[Completed]:
         channel = self._backend.channel
@@ -48,13 +60,11 @@ class UcxExchange(OutOfBandExchange):
             if now >= max(began + timeout, channel.patience()):
                 raise self._overdue(timeout)
 
-    _interrupted = False
-
     def _take(self, number: int, peer: int, length: int) -> Completed:
-        self._operations.check_size(self._messages[number], peer, length)
-        del self._messages[number]
+        self._check_size(self.messages[number], peer, length)
+        del self.messages[number]
         return self._completed(number, peer)
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._operations.worker.rouse()
+        self._worker.rouse()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -25,12 +24,11 @@ from unicomm.backends.out_of_band import (
     frame_of,
 )
 from unicomm.comms.backend import Exchange, OpensExchange, Setup
-from unicomm.comms.errors import CommError
 from unicomm.comms.failures.faults import SIZES, Claim, Fault
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import RedOpType
 
-from .messages import UcxExchange
+from .messages import UcxExchange, start
 
 _INLINE = 4096  # bytes of a rank's data that travel with its signature
 _CHUNK = 1 << 18  # bytes of a share that are folded, or passed on, at once
@@ -63,7 +61,7 @@ class Operations(OutOfBandBackend, OpensExchange):
         self.worker = worker
         self._rank, self._size = setup.rank, setup.size
         self._dropped = False
-        self._memory: Sequence[object] = ()  # of the operation that runs
+        self._memory: object = ()  # of the operation that runs
         compares = checks_signatures(setup) and setup.size > 1
         self._slots = SlotCheck(worker, setup.rank, setup.size) if compares else None
         super().__init__(setup, [sockets], self._slots)
@@ -87,17 +85,12 @@ class Operations(OutOfBandBackend, OpensExchange):
             self._memory = ordered
             running = _core.UcxMessages(self.worker)
             for number, message in enumerate(ordered):
-                self.start(running, number, message)
+                start(running, number, message)
             over = running.wait(_FOREVER, True)
             if over is None:
                 raise RuntimeError("the communicator has ended")
             for number, peer, length in over:
                 self.check_size(ordered[number], peer, length)
-
-    def start(self, running: _core.UcxMessages, number: int, message: Message) -> None:
-        """Gives a message to UCX."""
-        send, peer, tensor, tag = message
-        running.add(number, send, peer, tensor.data_ptr(), tensor.nbytes, tag)
 
     def check_size(self, message: Message, peer: int, length: int) -> None:
         """Raises on all ranks if a receive got a message of another size."""
@@ -110,7 +103,9 @@ class Operations(OutOfBandBackend, OpensExchange):
         self.check_fault()
 
     def open_exchange(self) -> Exchange:
-        return UcxExchange(self)
+        opened = UcxExchange(self, self.worker, self.check_size)
+        self._memory = opened.messages
+        return opened
 
     # --- collectives -------------------------------------------------------------------------------------
 
@@ -245,12 +240,6 @@ class Operations(OutOfBandBackend, OpensExchange):
             back,
             _chunk(largest),
         )
-
-    def failure(self, error: Exception, awaits: Any) -> CommError:
-        # Only from now on is no byte written to the tensors.
-        made = super().failure(error, awaits)
-        self._memory = ()
-        return made
 
 
 class SlotCheck(SignatureCheck):

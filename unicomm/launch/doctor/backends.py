@@ -22,7 +22,7 @@ from .gpu_backends import gpu_reports
 
 def backend_reports() -> list[BackendReport]:
     """Checks all backends: those of unicomm, and those of other packages."""
-    return [_shm(), _gloo(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
+    return [_shm(), _gloo(), _ucx(), _hosts(), _mpi(), _fake(), *gpu_reports(), *_entry_points()]
 
 
 def _self_test(backend: str, ranks: int = 2, hints: Mapping[str, str] | None = None) -> Finding:
@@ -112,6 +112,18 @@ def _gloo() -> BackendReport:
     return _judge("gloo", [found, _self_test("gloo")] if found.ok else [found])
 
 
+def _ucx() -> BackendReport:
+    """Checks UCX, which is optional: without its library it is not installed, rather than broken."""
+    from unicomm.backends.ucx.library import UCX, open_library, version_text
+
+    try:
+        library = open_library()
+    except unicomm.CommError as error:
+        return BackendReport("ucx", MISSING, [Finding("libucp", None, error.message, UCX.cure)])
+    found = Finding("libucp", True, f"UCX {version_text(library)}, {library.file}")
+    return _judge("ucx", [found, _self_test("ucx")])
+
+
 def _hosts() -> BackendReport:
     """Checks what `auto` uses on several hosts, with ranks that are told to be on different hosts."""
 
@@ -126,7 +138,11 @@ def _hosts() -> BackendReport:
     found = attempt("address that other hosts reach", "connect this host to a network", address)
     if not found.ok:  # not a fault on a machine that works alone
         found = Finding(found.what, None, found.detail, found.cure)
-    return _judge("hosts", [found, _self_test("auto", 4, {"hosts": "a,a,b,b"})])
+    from unicomm.backends.ucx.library import why_not
+
+    lacks = why_not()
+    between = Finding("between hosts", True, f"gloo, as there is no ucx: {lacks}" if lacks else "ucx")
+    return _judge("hosts", [found, between, _self_test("auto", 4, {"hosts": "a,a,b,b"})])
 
 
 def _mpi() -> BackendReport:

@@ -16,7 +16,8 @@ from .findings import BROKEN, NOT_HERE, WORKS
 _SERVES = {
     "shm": "ranks of one host, through shared memory",
     "gloo": "any hosts, over TCP",
-    "hosts": "several hosts: shared memory inside, TCP between",
+    "ucx": "any hosts, over the networks that UCX drives",
+    "hosts": "several hosts: shared memory inside, UCX or TCP between",
     "mpi": "ranks of an MPI launcher",
     "fake": "one process in place of all ranks, for dry runs",
     "nccl": "NVIDIA GPUs",

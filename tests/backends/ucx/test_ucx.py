@@ -1,0 +1,127 @@
+"""The backend ucx over the real library: its interface, its effects on the process, and waiting."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import unicomm
+from tests import ROOT
+from tests.commands import run
+from unicomm.backends.ucx.library import UCX, open_library, why_not
+from unicomm.backends.vendor.library_search import in_packages
+from unicomm.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+
+HEADERS = Path(__file__).with_name("ucx_headers.cpp")
+
+
+def test_its_headers_say_what_is_declared_here():
+    libraries = in_packages(UCX.packages)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if not libraries or compiler is None:
+        pytest.skip("no package libucx, or no C++ compiler")
+    include = libraries[0].parent.parent / "include"
+    done = run(
+        [compiler, "-std=c++20", "-fsyntax-only", f"-I{include}", f"-I{ROOT / 'csrc'}", str(HEADERS)]
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_function_of_the_table_is_there():
+    library = open_library()
+    assert library.version >= (1, 10, 0)
+    assert [name for name, _, there in library.functions() if not there] == []
+
+
+def test_opening_installs_no_signal_handlers():
+    """UCX would catch fatal signals, which the recorder and Python's faulthandler have to see."""
+    code = (
+        "import json, unicomm\n"
+        "from unicomm.backends.ucx.library import open_library\n"
+        "def caught():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return next(line for line in lines if line.startswith('SigCgt'))\n"
+        "unicomm.new_comm('shm', 'cpu', rank=0, size=1).finalize()\n"
+        "before = caught()\n"
+        "open_library()\n"
+        "unicomm.new_comm('ucx', 'cpu', rank=0, size=1).finalize()\n"
+        "print(json.dumps([before, caught()]))\n"
+    )
+    done = run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(done.stdout.splitlines()[-1])
+    assert before == after
+
+
+def test_a_file_that_is_no_ucx(tmp_path):
+    hints = {"library": str(tmp_path / "no.so")}
+    code = (
+        "import unicomm\n"
+        f"try: unicomm.new_comm('ucx', 'cpu', rank=0, size=1, hints={hints!r})\n"
+        "except unicomm.UnsupportedError as error: print(error.message, '|', error.hint)\n"
+    )
+    done = run([sys.executable, "-c", code])
+    assert "UCX is not on this machine" in done.stdout, done.stderr
+    assert "unicomm[ucx]" in done.stdout
+
+
+def test_who_waits_sleeps():
+    """A rank that waits a second for another one uses less than 10 ms of its core."""
+
+    def program(comm):
+        comm.barrier(async_op=False)
+        if comm.get_rank() == 1:
+            time.sleep(1.0)
+            comm.barrier(async_op=False)
+            return 0.0
+        before = time.thread_time()
+        comm.barrier(async_op=False)
+        return time.thread_time() - before
+
+    assert run_ranks(program, 2, backend="ucx")[0] < 0.010
+
+
+def test_many_messages_are_under_way_without_a_thread_each():
+    def program(comm):
+        me, n = comm.get_rank(), 300
+        tensors = [torch.full((1000,), float(i)) for i in range(n)]
+        batch = comm.batch_op_create()
+        if me == 0:
+            for x in tensors:
+                batch.send(x, 1)
+        else:
+            tensors = [torch.zeros(1000) for _ in range(n)]
+            for x in tensors:
+                batch.recv(x, 0)
+        batch.issue(async_op=False)
+        return [float(x[-1]) for x in tensors]
+
+    assert run_ranks(program, 2, backend="ucx") == [[float(i) for i in range(300)]] * 2
+
+
+@pytest.mark.parametrize("between", ["ucx", "gloo"])
+def test_auto_takes_what_the_hint_says(between):
+    said = run_ranks(
+        lambda comm: (comm.get_backend(), comm.get_backend_version()),
+        3,
+        backend="auto",
+        hints={"hosts": "a,a,b", "between": between},
+    )
+    assert {name for name, _ in said} == {"hosts"}
+    assert all(f"; {between}: " in version for _, version in said)
+
+
+def test_auto_falls_back_to_gloo_where_a_rank_has_no_ucx(monkeypatch):
+    from unicomm.backends import auto
+
+    monkeypatch.setattr(auto, "why_not", lambda path: "there is none")
+    names = run_ranks(lambda comm: comm.get_backend(), 2, backend="auto", hints={"hosts": "a,b"})
+    assert names == ["gloo", "gloo"]
+    with pytest.raises(unicomm.UnsupportedError, match=r"no ucx between hosts, ranks? 0"):
+        run_ranks(lambda comm: None, 2, backend="auto", hints={"hosts": "a,b", "between": "ucx"})
