@@ -60,7 +60,9 @@ MAY_IMPORT = {
     "backends.nccl": _BACKEND | _SHARED,
     "backends.shmem": _BACKEND | _SHARED,
     # Collectives over several hosts compose those of their parts, and `auto` meets before it chooses.
-    "backends.hosts": _BACKEND | _SHARED | {"backends.shm", "backends.gloo", "backends.ucx", "comms.execution"},
+    "backends.hosts": _BACKEND
+    | _SHARED
+    | {"backends.shm", "backends.gloo", "backends.ucx", "comms.execution"},
     "backends.auto": _BACKEND
     | _SHARED
     | {"backends.shm", "backends.gloo", "backends.ucx", "backends.hosts", "comms.membership"},

@@ -31,6 +31,7 @@ from unicomm.testing import conformance, run_ranks
 COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {
     "shm": ("shm", {}, 2),
     "gloo": ("gloo", {}, 2),
+    "ucx": ("ucx", {}, 2),
     "mpi": ("mpi", {}, 0),
     "auto, 2 hosts": ("auto", {"hosts": "a,a,b,b"}, 4),
     "fake": ("fake", {}, 2),

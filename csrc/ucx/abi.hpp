@@ -1,8 +1,8 @@
 // The C interface of libucp (UCX), declared here: building needs no UCX headers. Each function is declared
-// once in the lists below, with the version of UCX that introduced it (X-macro: name, since, type). A function
-// that the opened library lacks is a null pointer.
-// Source of names, versions and layouts: the public headers of UCX 1.22, whose structs grow at their end
-// only and say by a mask which fields are set; versions by the headers of 1.10 to 1.22.
+// once in the lists below, with the version of UCX that introduced it (X-macro: name, since, type). A
+// function that the opened library lacks is a null pointer. Source of names, versions and layouts: the public
+// headers of UCX 1.22, whose structs grow at their end only and say by a mask which fields are set; versions
+// by the headers of 1.10 to 1.22.
 #pragma once
 #include <sys/socket.h>
 
@@ -15,7 +15,7 @@ using Config = void*;
 using Context = void*;
 using NativeWorker = void*;
 using Endpoint = void*;
-using Address = void;  // an opaque blob
+using Address = void;         // an opaque blob
 using StatusPointer = void*;  // null, a request, or a status below zero as an address
 using Tag = uint64_t;
 

@@ -89,10 +89,12 @@ void bind_worker(nb::module_& m) {
         .def(nb::init<std::shared_ptr<Library>, int, int, const Worker::Settings&, double>(),
              nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("settings"), nb::arg("spin"),
              nb::call_guard<nb::gil_scoped_release>(),
-             "`settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds that a wait polls "
+             "`settings`: names without UCX_, values, and whether this UCX has to have them. `spin`: seconds "
+             "that a wait polls "
              "before it sleeps.")
-        .def_prop_ro("address",
-                     [](UcxWorker& w) { return nb::bytes(w.worker->address().data(), w.worker->address().size()); })
+        .def_prop_ro(
+            "address",
+            [](UcxWorker& w) { return nb::bytes(w.worker->address().data(), w.worker->address().size()); })
         .def(
             "connect",
             [](UcxWorker& w, const std::vector<nb::bytes>& addresses) {
@@ -117,8 +119,10 @@ void bind_worker(nb::module_& m) {
         .def(
             "transports", [](UcxWorker& w, int peer) { return w.worker->transports(peer); }, nb::arg("peer"),
             "The ways to a peer, as transport/device; [] if this UCX does not tell.")
-        .def("stop", [](UcxWorker& w) { w.worker->stop(); }, "By any thread: ends all waits from now on.")
-        .def("rouse", [](UcxWorker& w) { w.worker->rouse(); }, "By any thread: ends a wait for messages.")
+        .def(
+            "stop", [](UcxWorker& w) { w.worker->stop(); }, "By any thread: ends all waits from now on.")
+        .def(
+            "rouse", [](UcxWorker& w) { w.worker->rouse(); }, "By any thread: ends a wait for messages.")
         .def(
             "flush",
             [](UcxWorker& w, double seconds) {
@@ -126,14 +130,15 @@ void bind_worker(nb::module_& m) {
                 return w.worker->flush(deadline_after(seconds)) == Ended::kDone;
             },
             nb::arg("seconds"), "Waits until the system has all that was sent.")
-        .def("drop", [](UcxWorker& w) { return w.worker->drop(); }, nb::call_guard<nb::gil_scoped_release>(),
-             "Ends the connections. Returns False if UCX may still touch the memory of messages.")
-        .def("forget", [](UcxWorker& w) { w.worker->forget(); }, "For a forked child: calls nothing of UCX.")
+        .def(
+            "drop", [](UcxWorker& w) { return w.worker->drop(); }, nb::call_guard<nb::gil_scoped_release>(),
+            "Ends the connections. Returns False if UCX may still touch the memory of messages.")
+        .def(
+            "forget", [](UcxWorker& w) { w.worker->forget(); }, "For a forked child: calls nothing of UCX.")
         .def("gather", &UcxWorker::gather, nb::arg("head"), nb::arg("data"), nb::arg("bytes"),
              "Exchanges slots with all ranks. Returns whether they call the same.")
         .def(
-            "slot_head",
-            [](UcxWorker& w, int rank) { return nb::bytes(w.slots.head(rank), Slots::kHead); },
+            "slot_head", [](UcxWorker& w, int rank) { return nb::bytes(w.slots.head(rank), Slots::kHead); },
             nb::arg("rank"))
         .def(
             "slot_data",
@@ -168,8 +173,14 @@ void bind_worker(nb::module_& m) {
             [](UcxWorker& w, const std::vector<std::pair<uintptr_t, size_t>>& shares, uintptr_t out,
                uint8_t dtype, int red, const std::vector<double>& factors, const std::vector<int>& to,
                const std::vector<int>& from, size_t chunk) {
-                Reduction reduction{static_cast<DType>(dtype), static_cast<Red>(red), factors, {},
-                                    memory(out),               to,                    from,    chunk};
+                Reduction reduction{static_cast<DType>(dtype),
+                                    static_cast<Red>(red),
+                                    factors,
+                                    {},
+                                    memory(out),
+                                    to,
+                                    from,
+                                    chunk};
                 for (auto [data, bytes] : shares) reduction.shares.push_back({memory(data), bytes});
                 if (int(shares.size()) != w.worker->size()) throw nb::value_error("a share for each rank");
                 if (chunk == 0 || chunk % 16 != 0) throw nb::value_error("chunk is no multiple of 16");
@@ -194,7 +205,9 @@ void bind_ucx(nb::module_& m) {
     nb::class_<Library>(m, "UcxLibrary", "An opened libucp.")
         .def(nb::init<const std::string&, bool>(), nb::arg("path"), nb::arg("loaded_only"),
              "Opens the library; raises OSError if it is none, or too old.")
-        .def_prop_ro("version", [](Library& l) { return std::make_tuple(l.version() / 100, l.version() % 100, l.release()); })
+        .def_prop_ro(
+            "version",
+            [](Library& l) { return std::make_tuple(l.version() / 100, l.version() % 100, l.release()); })
         .def_prop_ro("file", &Library::file)
         .def(
             "functions",
@@ -209,7 +222,8 @@ void bind_ucx(nb::module_& m) {
             [](Library& l, const std::string& level) {
                 return l().ucs_global_opts_set_value("LOG_LEVEL", level.c_str()) == kOk;
             },
-            nb::arg("level"), "Sets the level of UCX's own log, of this process. Returns False if it is none.");
+            nb::arg("level"),
+            "Sets the level of UCX's own log, of this process. Returns False if it is none.");
     bind_worker(m);
     nb::class_<UcxMessages>(m, "UcxMessages", "Messages of a worker that complete one by one.")
         .def(nb::init<const UcxWorker&>(), nb::arg("worker"))
@@ -222,7 +236,8 @@ void bind_ucx(nb::module_& m) {
             nb::arg("number"), nb::arg("send"), nb::arg("peer"), nb::arg("data"), nb::arg("bytes"),
             nb::arg("tag"))
         .def("wait", &UcxMessages::wait, nb::arg("limit"), nb::arg("all"),
-             "Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the worker was stopped, or not `all` came in time.");
+             "Waits up to `limit` seconds. Returns (number, peer, bytes) of those that are over; None if the "
+             "worker was stopped, or not `all` came in time.");
 }
 
 }  // namespace unicomm

@@ -238,7 +238,8 @@ Ended broadcast(Worker& worker, char* data, size_t bytes, int root, size_t chunk
         if (ended != Ended::kDone) return ended;
         worker.release(request);
         for (size_t part = 0; part < parts; ++part) {
-            if (part != mine) others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kResult));
+            if (part != mine)
+                others.add(worker.send(rank_of(part), data + c * chunk, length(c), Kind::kResult));
         }
     }
     return finish(worker, others);

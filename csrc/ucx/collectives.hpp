@@ -10,7 +10,8 @@
 namespace unicomm::ucx {
 
 // The first step of every collective: each rank sends every other one a slot with what it calls, and with its
-// data if they are few; the backend `hosts` sends slots of its own as such data. So small collectives need one message each way.
+// data if they are few; the backend `hosts` sends slots of its own as such data. So small collectives need
+// one message each way.
 class Slots {
   public:
     static constexpr size_t kHead = 64, kData = 4096 + 64;
@@ -43,8 +44,8 @@ struct Share {
     size_t bytes = 0;
 };
 
-// Every rank gives a share to each rank, which folds what it gets in order of ranks, in chunks; a folded chunk
-// goes on at once to those that want it.
+// Every rank gives a share to each rank, which folds what it gets in order of ranks, in chunks; a folded
+// chunk goes on at once to those that want it.
 struct Reduction {
     DType dtype = DType::kNone;
     Red red = Red::kSum;

@@ -27,9 +27,9 @@ class Library {
     // Opens `path` as dlopen does; with `loaded_only` only if it is already in the process. Throws
     // SystemFailure if it cannot be opened, is no UCX, or is older than `kOldest`.
     //
-    // UCX installs handlers of fatal signals, and of SIGHUP, when it is loaded, unless the environment forbids it. It does
-    // not here, as unicomm's own records of crashes and Python's faulthandler need theirs; a user's own
-    // variables are obeyed.
+    // UCX installs handlers of fatal signals, and of SIGHUP, when it is loaded, unless the environment
+    // forbids it. It does not here, as unicomm's own records of crashes and Python's faulthandler need
+    // theirs; a user's own variables are obeyed.
     Library(const std::string& path, bool loaded_only);
     Library(const Library&) = delete;
     Library& operator=(const Library&) = delete;

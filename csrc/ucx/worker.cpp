@@ -18,12 +18,10 @@ namespace {
 // A tag: the sender's rank, the kind, the user's tag.
 constexpr int kRankAt = 40, kKindAt = 32;
 constexpr Tag kAnySender = (Tag{1} << kRankAt) - 1;
-constexpr int kSlice = 100;  // milliseconds of sleep, after which signal handlers may run
+constexpr int kSlice = 100;                  // milliseconds of sleep, after which signal handlers may run
 constexpr uint64_t kLeaves = 2'000'000'000;  // ns that the end of a worker may take
 
-Tag tag_of(int rank, Kind kind, uint32_t tag) {
-    return Tag(rank) << kRankAt | Tag(kind) << kKindAt | tag;
-}
+Tag tag_of(int rank, Kind kind, uint32_t tag) { return Tag(rank) << kRankAt | Tag(kind) << kKindAt | tag; }
 
 bool is_request(StatusPointer got) {
     return got != nullptr && reinterpret_cast<uintptr_t>(got) < uintptr_t(intptr_t{kLastError});

@@ -124,7 +124,7 @@ class Worker {
     std::atomic<bool> stopped_{false}, roused_{false};
     StatusPointer flush_ = nullptr;
     std::vector<bool> broken_;  // endpoints whose connection has ended; empty if none
-    std::string trouble_;  // the first failure of a connection
+    std::string trouble_;       // the first failure of a connection
 };
 
 }  // namespace unicomm::ucx

@@ -149,7 +149,7 @@ def test_backends_that_ran_on_mock_libraries_never_pass_as_supported():
 def test_what_is_verified_ships_with_the_package_and_names_backends_that_exist():
     ran = verified.load()
     names = {row.backend for row in ran.on_hardware}
-    assert names == {"shm", "gloo", "hosts", "mpi", "fake"}
+    assert names == {"shm", "gloo", "ucx", "hosts", "mpi", "fake"}
     assert not names & set(ran.never)
     assert {row.backend for row in ran.on_mocks} <= set(ran.never)
     for row in ran.on_hardware + ran.on_mocks:

@@ -159,6 +159,7 @@ def new_comm(
 
     Args:
         backend: "auto" (the fastest that reaches all ranks), "shm" (ranks of one host), "gloo" (TCP),
+            "ucx" (the networks of UCX),
             "mpi" (ranks that mpiexec started), "nccl", "rccl", "nvshmem", "rocshmem" (GPUs), "fake" (one
             process plays any rank), or a registered one.
         device: the device of the tensors; required.

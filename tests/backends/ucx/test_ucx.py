@@ -27,9 +27,7 @@ def test_its_headers_say_what_is_declared_here():
     if not libraries or compiler is None:
         pytest.skip("no package libucx, or no C++ compiler")
     include = libraries[0].parent.parent / "include"
-    done = run(
-        [compiler, "-std=c++20", "-fsyntax-only", f"-I{include}", f"-I{ROOT / 'csrc'}", str(HEADERS)]
-    )
+    done = run([compiler, "-std=c++20", "-fsyntax-only", f"-I{include}", f"-I{ROOT / 'csrc'}", str(HEADERS)])
     assert done.returncode == 0, done.stderr
 
 
