@@ -58,7 +58,7 @@ class UcxExchange(OutOfBandExchange):
                 self._interrupted = False
                 return []
             if now >= max(began + timeout, channel.patience()):
-                raise self._overdue(timeout)
+                raise self._overdue()
 
     def _take(self, number: int, peer: int, length: int) -> Completed:
         self._check_size(self.messages[number], peer, length)
