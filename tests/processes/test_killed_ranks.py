@@ -175,9 +175,10 @@ def test_after_its_message_has_arrived(start):
     check_first_error(job[2], 1)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "ucx"])
 @pytest.mark.parametrize("moment", ["collective", "p2p", "asynchronous"])
-def test_over_gloo(start, rings, moment):
-    job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60, "gloo")
+def test_over_messages(start, rings, moment, backend):
+    job = start("faults.py", 4, moment, VICTIM, "SIGKILL", 60, backend)
     job.next("ready")
     for survivor in job.but(VICTIM):
         survivor.tell()
