@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -162,6 +163,11 @@ def values(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> Tensor:
     return wide.to(dtype)
 
 
+# Ranks that are threads, and cases that differ in the reduction alone, have the same values. Nobody writes
+# into them: an operation gets copies.
+_values = lru_cache(maxsize=128)(values)
+
+
 def _place(comm: Communicator, tensor: Tensor, layout: str) -> Tensor:
     """The same values on the communicator's device, lying in memory as `layout` says."""
     if comm.get_device().type not in ("cpu", "meta"):
@@ -263,7 +269,7 @@ class _Run:
         count = self.case.count if count is None else count
         if self.case.rounds:
             return narrow_values(rank, self.n, count, self.case.dtype, self.op, salt)
-        return values(rank, count, self.case.dtype, salt)
+        return _values(rank, count, self.case.dtype, salt)
 
     def placed(self, tensor: Tensor) -> Tensor:
         return _place(self.comm, tensor, self.case.layout)
