@@ -29,6 +29,7 @@ PICTURE = {
     "c10d": {"c10d"},
     "registry": {"backends.registry"},
     "symm": {"symm"},
+    "rehearse": {"rehearse"},
     "profiler": {"profiler"},
     "faces": {
         f"comms.{name}" for name in ("communicator", "properties", "batch", "window", "persistent", "objects")

@@ -70,8 +70,10 @@ MAY_IMPORT = {
     "c10d": _MEMORY | _FACES | {"backends.bootstrap", "backends.registry"},
     "symm": _MEMORY | _FACES,
     "torchcomms": _MEMORY | _FACES | {"backends.registry", "c10d"},
+    # It plays any backend's part, under the switch of torch.distributed.
+    "rehearse": _MEMORY | _FACES | {"backends.registry", "c10d"},
     "profiler": _EXECUTION | {"comms.communicator"},
-    "testing": _MEMORY | _FACES | {"backends.registry"},
+    "testing": _MEMORY | _FACES | {"backends.registry", "rehearse"},
 }
 #: Rooms that may import everything: the command line, and names that users import.
 FREE = {"launch", "__main__", "hooks", "functional", ""}

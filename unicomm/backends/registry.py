@@ -35,6 +35,7 @@ _BUILT_IN = {
     "auto": "unicomm.backends.auto:AutoBackend",
 }
 _registered: dict[str, type[Backend]] = {}
+_stand_in: type[Backend] | None = None  # the backend behind all names
 
 
 def register_backend(name: str, backend: type[Backend]) -> None:
@@ -86,8 +87,16 @@ def backend_names() -> list[str]:
     return sorted({*_BUILT_IN, *_registered, *_installed()})
 
 
+def stand_in(backend: type[Backend]) -> None:
+    """Makes every known name mean `backend` in this process. For a process that only plays a rank."""
+    global _stand_in
+    _stand_in = backend
+
+
 def find_backend(name: str) -> type[Backend]:
     """Returns the class of a backend; `UnsupportedError` with the cure if its library is missing."""
+    if _stand_in is not None and (name == _stand_in.name or name in backend_names()):
+        return _stand_in
     if name in _registered:
         return _registered[name]
     if name in _BUILT_IN:

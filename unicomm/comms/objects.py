@@ -37,16 +37,20 @@ def _begin(comm: Communicator, op: str, codec: str, root: Any = None) -> int:
     return -1 if root is None else comm._engine.check.check_rank(OPERATIONS[op], "root", root)
 
 
+def encoded(obj: Any, codec: str) -> bytes:
+    """Returns the bytes in which an object travels."""
+    if codec == "pickle":
+        return pickle.dumps(obj)
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return buffer.getvalue()
+
+
 def _encode(comm: Communicator, op: str, obj: Any, codec: str) -> torch.Tensor:
     try:
-        if codec == "pickle":
-            data = pickle.dumps(obj)
-        else:
-            buffer = io.BytesIO()
-            torch.save(obj, buffer)
-            data = buffer.getvalue()
-            if codec == "safe":
-                _decode_saved(data)  # here rather than at the receivers, where it would come too late
+        data = encoded(obj, codec)
+        if codec == "safe":
+            _decode_saved(data)  # here rather than at the receivers, where it would come too late
     except (pickle.PickleError, AttributeError, TypeError) as error:
         how = "safely" if codec == "safe" else "by pickle"
         comm._engine.invalid(

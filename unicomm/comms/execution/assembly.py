@@ -8,6 +8,7 @@ from unicomm.comms.execution.device.executor import StreamExecutor
 from unicomm.comms.execution.device.fast import StreamFast
 
 from .engine import Engine
+from .executor import MakesExecutor
 from .hooks import Hooks
 from .host import HostExecutor
 from .member import Member
@@ -21,7 +22,9 @@ def new_engine(member: Member, hooks: Hooks | None = None, vacant: CommError | N
     """
     engine = Engine(member, hooks, vacant)
     streams = streams_of(member.backend)
-    if streams is None:
+    if isinstance(member.backend, MakesExecutor):
+        engine.executor = member.backend.executor(engine)
+    elif streams is None:
         engine.executor = HostExecutor(engine)
     else:
         engine.executor = StreamExecutor(engine, streams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from unicomm.comms.errors import CommError
 from unicomm.comms.streams import Streams
@@ -113,3 +113,11 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def forget(self) -> None:
         """Gives up everything that is pending, in a forked child. Takes no lock."""
+
+
+class MakesExecutor(abc.ABC):
+    """A backend whose operations run in an executor of its own."""
+
+    @abc.abstractmethod
+    def executor(self, engine: Any) -> Executor:
+        """Returns the executor of a new communicator; called once, with its `Engine`."""

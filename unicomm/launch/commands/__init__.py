@@ -1,6 +1,7 @@
 """The subcommands of `unicomm`, one file each, and what the larger ones do.
 
 run.py              unicomm run, whose options torchrun's parser reads
+rehearse.py         unicomm rehearse
 doctor.py           unicomm doctor
 trace.py            unicomm trace: show, analyze, selftest
 trace_top.py        unicomm trace top

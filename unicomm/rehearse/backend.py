@@ -1,0 +1,207 @@
+"""The backend of a rehearsal: one process plays one rank, moves nothing, and records what it issues.
+
+An asynchronous operation counts as completed when the program waits for it, so that a ring tells where
+the program waits. Its values are there at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+
+from unicomm.comms.backend import (
+    Backend,
+    Capabilities,
+    Exchange,
+    ExtendsDeadlines,
+    JointExchange,
+    OpensExchange,
+    RunsCollectives,
+    Setup,
+)
+from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.executor import Executor, MakesExecutor
+from unicomm.comms.execution.issued import ANY_RANK, IssuedOperation
+from unicomm.comms.operations import recording
+from unicomm.comms.operations.call import Call, Message
+from unicomm.comms.operations.dtypes import DTYPES
+from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.table import OPERATIONS, Kind
+from unicomm.comms.work import Work
+
+from . import received, values
+from .notes import Notes
+
+#: Functions whose messages are objects, which differ in size from rank to rank.
+OBJECTS = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+_DEPTH = 24  # frames between an operation and the function of objects that it belongs to
+
+
+class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines, MakesExecutor):
+    name = "rehearse"
+    protocol_version = 1
+    receives_from_any = True
+    capabilities = Capabilities(
+        device_types=frozenset({"cpu", "cuda", "xpu", "mps", "meta"}),
+        operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
+        reduce_dtypes=frozenset(DTYPES),
+        reduce_ops=frozenset(RedOpType),
+        moves_data=False,
+    )
+    notes: ClassVar[Notes]
+
+    def __init__(self, setup: Setup) -> None:
+        self.rank, self.size = setup.rank, setup.size
+        self.capabilities = replace(type(self).capabilities, moves_data=setup.device.type != "meta")
+        self._notes = self.notes.of_group(setup.name, list(setup.labels))
+        self._from = setup.rank
+
+    @classmethod
+    def connect(cls, setup: Setup) -> RehearsalBackend:
+        return cls(setup)
+
+    def executor(self, engine: Engine) -> Executor:
+        return RehearsalExecutor(engine)
+
+    def run(self, call: Call) -> None:
+        with torch.no_grad():
+            values.fill(call, self.rank, self.size, self._notes)
+        if call.name != "barrier":
+            received.mark(call.outputs if call.root != self.rank or call.op is not None else ())
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> None:
+        """Messages from any rank come from one rank after the other."""
+        known = []
+        for message in messages:
+            if message.peer == ANY_RANK:
+                self._from = (self._from + 1) % self.size
+                if self._from == self.rank:
+                    self._from = (self._from + 1) % self.size
+                message = message._replace(peer=self._from)  # noqa: PLW2901
+            known.append(message)
+        with torch.no_grad():
+            values.exchange(known, self.rank, self._notes)
+        received.mark([message.tensor for message in known if not message.send])
+
+    @property
+    def last_sender(self) -> int:
+        return self._from
+
+    def open_exchange(self) -> Exchange:
+        return JointExchange(self)
+
+    def expect_slow(self, name: str, seconds: float) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class RehearsedWork(Work):
+    """The handle of an asynchronous operation, which is over when the program waits for it."""
+
+    def __init__(self, op: IssuedOperation, peer: int, over: Callable[[], None]) -> None:
+        super().__init__(op.name, op.seq, False)
+        self.peer = peer
+        self._over: Callable[[], None] | None = over
+
+    def _waited(self) -> None:
+        if self._over is not None:
+            over, self._over = self._over, None
+            over()
+
+    def wait(self, timeout: timedelta | float | None = None) -> None:
+        self._waited()
+        super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Returns True, so that a program that asks again and again goes on; it counts as waiting."""
+        self._waited()
+        return True
+
+
+class RehearsalExecutor(Executor):
+    """Runs each operation in the caller's thread, at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, op: IssuedOperation) -> Work:
+        engine, recorder = self._engine, self._engine.member.recorder
+        calls = op.calls
+        op.calls = [_as_shown(call) for call in calls]
+        op.begin(engine.member, True)
+        op.calls = calls
+        records = list(op.records)
+
+        def over() -> None:
+            for record in records:
+                recorder.finish(record, recording.COMPLETED, 0)
+
+        peer = calls[0].peer if op.name != "batch" else -1
+        try:
+            assert op.run is not None
+            if op.queued:
+                engine.backend.exchange([calls[0].message], op.timeout)
+                if peer == ANY_RANK:
+                    peer = engine.backend.last_sender  # type: ignore[attr-defined]
+            else:
+                op.run()
+        except BaseException as error:
+            engine.failed(op, error)
+            raise
+        if op.args is not None:
+            engine.hooks.finished(op.args, None)
+        if not op.async_op:
+            over()
+            return Work(op.name, op.seq, False)
+        return RehearsedWork(op, peer, over)
+
+    def settle(self, op: IssuedOperation, work: Work) -> None:
+        pass
+
+    def run_after_pending(self, job: Callable[[], None]) -> None:
+        job()
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def pending(self) -> Sequence[Work]:
+        return ()
+
+    def drain(self, timeout: float) -> bool:
+        return True
+
+    def forget(self) -> None:
+        pass
+
+
+def _as_shown(call: Call) -> Call:
+    """Returns the call as it is recorded: bytes of objects, whose number differs, count as one."""
+    if call.dtype is not torch.uint8 and not (call.operation.is_message and _is_bytes(call)):
+        return call
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return call
+        if frame.f_code.co_name in OBJECTS:
+            one = torch.zeros(1, dtype=torch.uint8)
+            return call.changed(inputs=[one] * bool(call.inputs), outputs=[one] * bool(call.outputs))
+        frame = frame.f_back
+    return call
+
+
+def _is_bytes(call: Call) -> bool:
+    return (call.inputs or call.outputs)[0].dtype is torch.uint8

@@ -1,0 +1,47 @@
+"""Findings as workflow commands of GitHub Actions, which shows them at their lines in a pull request."""
+
+from __future__ import annotations
+
+import os
+
+from unicomm.flight_recorder.analysis.verdict import Finding, Report
+
+
+def to_annotations(report: Report) -> str:
+    """Returns a line for each finding but a good one: `::error file=...,line=...,title=...::sentence`."""
+    if report.good:
+        return ""
+    return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
+
+
+def _annotation(finding: Finding) -> str:
+    properties = {"title": f"unicomm rehearse: {finding.verdict.value}"}
+    file, _, line = _place(finding).rpartition(":")
+    if file and line.isdigit():
+        properties = {"file": _relative(file), "line": line, **properties}
+    text = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::error {text}::{_data(finding.sentence)}"
+
+
+def _place(finding: Finding) -> str:
+    """Returns the line of the culprit, "" if it is unknown."""
+    if finding.cause is not None and finding.cause.file:
+        return f"{finding.cause.file}:{finding.cause.line}"
+    culprits = set(finding.culprits)
+    for side in finding.sides:
+        if side.where and culprits & set(side.ranks):
+            return side.where
+    return next((edge.where for edge in finding.edges if edge.where), "")
+
+
+def _relative(file: str) -> str:
+    path = os.path.relpath(file)
+    return file if path.startswith("..") else path
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

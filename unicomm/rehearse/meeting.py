@@ -1,0 +1,76 @@
+"""How the ranks of a rehearsal meet: each has a store of its own, and torch's ways to a store lead there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, MutableSequence
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed as dist
+
+from unicomm.c10d.compat import HashStore, rendezvous_handlers
+from unicomm.comms import objects
+
+from .notes import OwnObjects
+
+_SCHEMES = ("env", "tcp", "file")
+_PATIENCE = timedelta(seconds=5)
+
+
+def install() -> None:
+    """Has `init_process_group` meet in a store of this process, and objects come from the own rank."""
+    store = HashStore()
+    store.set_timeout(_PATIENCE)  # a key that another rank sets never comes
+
+    def rendezvous(url: str, timeout: timedelta = _PATIENCE, **more: Any) -> Iterator[Any]:
+        asked = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
+        rank = int(asked.get("rank", os.environ["RANK"]))
+        yield store, rank, int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        raise RuntimeError("the ranks of a rehearsal do not meet again")
+
+    rendezvous_handlers().update(dict.fromkeys(_SCHEMES, rendezvous))
+    dist.broadcast_object_list = _own_list(dist.broadcast_object_list, _pickled)
+    dist.recv_object_list = _own_list(dist.recv_object_list, _pickled)
+    objects.broadcast_object_list = _own_list(objects.broadcast_object_list, _saved)
+    objects.recv_object_list = _own_list(objects.recv_object_list, _saved_alone)
+
+
+def _own_list(function: Callable[..., Any], encode: Callable[..., list[bytes]]) -> Callable[..., Any]:
+    """Wraps a function that replaces a list of objects: those that nobody has noted stay as they are."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        # torch's functions begin with the list, ours with the communicator.
+        found = next((value for value in (*args, *named.values()) if isinstance(value, MutableSequence)), [])
+        try:
+            own = encode(found, named.get("codec", "safe"))
+        except Exception:  # an object that cannot travel; the function itself says so
+            own = []
+        with OwnObjects(*own):
+            return function(*args, **named)
+
+    return call
+
+
+def _int64(*numbers: int) -> bytes:
+    return torch.tensor(numbers, dtype=torch.int64).numpy().tobytes()
+
+
+def _pickled(values: MutableSequence[Any], _: str) -> list[bytes]:
+    each = [pickle.dumps(value) for value in values]
+    return [_int64(*map(len, each)), b"".join(each)]
+
+
+def _saved(values: MutableSequence[Any], codec: str) -> list[bytes]:
+    data = objects.encoded(list(values), codec)
+    return [_int64(len(data), len(values)), data]
+
+
+def _saved_alone(values: MutableSequence[Any], codec: str) -> list[bytes]:
+    data = objects.encoded(list(values), codec)
+    return [_int64(len(data)), data]

@@ -1,0 +1,165 @@
+"""One rank of a rehearsal: what a forked process does before, while and after it runs the program."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed.config as torch_config
+
+from unicomm.backends import registry
+from unicomm.c10d import switch
+from unicomm.flight_recorder.recording import ending
+
+from . import meeting
+from .backend import RehearsalBackend
+from .notes import Notes, ended
+from .received import Received
+
+#: Threads in which ranks compute: they are processes, and several run at once.
+_THREADS = 1
+READS, FACTS = ".reads", ".facts"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a rehearsal have in common.
+
+    Attributes:
+        program: a file, or a function without arguments that is the program.
+        arguments: of the program, as in `sys.argv`.
+        nnodes, nproc_per_node: the job's shape; a rank's node is its number divided by `nproc_per_node`.
+        folder: of this rehearsal: rings, notes, the ranks' output.
+        records: the operations of a rank that a ring holds.
+        runs: the ranks that are run.
+        patience: seconds that a rank may take.
+    """
+
+    program: str | Callable[[], object]
+    arguments: Sequence[str]
+    nnodes: int
+    nproc_per_node: int
+    folder: Path
+    records: int
+    runs: Sequence[int]
+    patience: float
+
+    @property
+    def size(self) -> int:
+        return self.nnodes * self.nproc_per_node
+
+    @property
+    def rings(self) -> Path:
+        return self.folder / "rings"
+
+    @property
+    def notes(self) -> Path:
+        return self.folder / "notes"
+
+    def output(self, rank: int) -> Path:
+        return self.folder / "output" / f"rank-{rank}.log"
+
+    def reads(self, rank: int) -> Path:
+        return self.folder / "output" / f"rank-{rank}{READS}"
+
+
+def run_rank(job: Job, rank: int, pipe: int) -> NoReturn:
+    """Runs the program as `rank` in this forked process, and ends it. `pipe`: to the parent."""
+    code = 1
+    try:
+        _prepare(job, rank, pipe)
+        with Received() as reads:
+            code = _run_program(job)
+        job.reads(rank).write_text(json.dumps([[*place, n] for place, n in reads.found.items()]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            atexit._run_exitfuncs()
+            ending.close()
+            ended(job.notes, rank).touch()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _prepare(job: Job, rank: int, pipe: int) -> None:
+    atexit._clear()  # what the parent has registered is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _redirect(job.output(rank))
+    local = job.nproc_per_node
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(job.size),
+        LOCAL_RANK=str(rank % local),
+        LOCAL_WORLD_SIZE=str(local),
+        GROUP_RANK=str(rank // local),
+        GROUP_WORLD_SIZE=str(job.nnodes),
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(job.size),
+        ROLE_NAME="default",
+        MASTER_ADDR="localhost",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="rehearsal",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        OMP_NUM_THREADS=str(_THREADS),
+        TORCH_DISTRIBUTED_USE_TORCHCOMMS="1",
+        UNICOMM_BACKEND=RehearsalBackend.name,
+        UNICOMM_TRACE_DIR=str(job.rings),
+        UNICOMM_TRACE_KEEP="always",
+        UNICOMM_TRACE_RECORDS=str(job.records),
+    )
+    torch.set_num_threads(_THREADS)
+    # torch says for each group that the switch is on.
+    logging.getLogger("torch.distributed.distributed_c10d").addFilter(
+        lambda record: not record.getMessage().startswith("Using TorchComms")
+    )
+    RehearsalBackend.notes = Notes(job.notes, rank, job.runs, job.patience, pipe)
+    registry.stand_in(RehearsalBackend)
+    torch_config.use_torchcomms = True  # torch has read its variable at its import
+    if reason := switch.install():
+        raise RuntimeError(f"torch.distributed cannot be rehearsed: {reason}")
+    meeting.install()
+    ending.begin(job.rings, rank)
+
+
+def _redirect(path: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+    # A test runner may have put objects of its own in their place.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def _run_program(job: Job) -> int:
+    """Returns the exit code. An exception is noted beside the ring, as in a real run."""
+    try:
+        if callable(job.program):
+            job.program()
+        else:
+            sys.argv = [job.program, *job.arguments]
+            sys.path.insert(0, str(Path(job.program).resolve().parent))
+            runpy.run_path(job.program, run_name="__main__")
+    except SystemExit as end:
+        return 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0

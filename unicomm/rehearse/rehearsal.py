@@ -1,0 +1,170 @@
+"""`rehearse`: runs a program as many ranks, plays their operations and judges them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from unicomm.flight_recorder.analysis.verdict import Report
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.reader import InputRemark
+from unicomm.flight_recorder.table.table import Table
+
+from .judge import judge
+from .play import Rules
+from .rank import Job
+from .ranks import import_for, import_shared, run_ranks
+from .recorded_table import end_remarks, read_remarks, read_table
+
+RECORDS = 16384
+PATIENCE = 300.0
+
+
+@dataclass
+class Rehearsal:
+    """The result of a rehearsal.
+
+    Attributes:
+        report: the analyzer's report on the schedule that was played. `report.good` says that all is well.
+        table: the operations of that schedule.
+        ranks: the ranks that were run.
+        output: the output of the first rank.
+        unusable: why nothing can be said, "" if something can.
+    """
+
+    report: Report
+    table: Table
+    ranks: Sequence[int]
+    output: str
+    unusable: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the operations of all ranks fit together, and no schedule hangs."""
+        return self.report.good and not self.unusable
+
+
+def rehearse(
+    program: str | Path | Callable[[], object],
+    ranks: int = 8,
+    *,
+    arguments: Sequence[str] = (),
+    nnodes: int = 1,
+    sample: bool = False,
+    jobs: int | None = None,
+    rules: Rules | None = None,
+    records: int = RECORDS,
+    patience: float = PATIENCE,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Rehearsal:
+    """Runs `program` once for each rank, in forked processes that move no data, and judges the operations.
+
+    Args:
+        program: a Python file, or a function without arguments that stands for the program.
+        ranks: the number of ranks of the whole job; a multiple of `nnodes`.
+        sample: runs some ranks only, see `sample_of`.
+        jobs: how many ranks run at a time; by default as many as this process may use cores.
+        records: the operations of a rank that are kept. patience: seconds that a rank may take.
+        progress: called with the number of ranks that are over and that are to be run.
+
+    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, `FileNotFoundError` without the program.
+    """
+    if ranks < 1 or ranks % nnodes:
+        raise ValueError(f"{ranks} ranks cannot be spread over {nnodes} nodes")
+    import_shared()
+    if not callable(program):
+        path = Path(program)
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no program {path}")
+        import_for(path)
+        program = str(path)
+    folder = Path(tempfile.mkdtemp(prefix="unicomm-rehearsal-"))
+    try:
+        job = Job(program, tuple(arguments), nnodes, ranks // nnodes, folder, records, range(ranks), patience)
+        if sample:
+            job = replace(job, runs=_chosen(job))
+        chosen, jobs = job.runs, jobs or len(os.sched_getaffinity(0))
+        ends = run_ranks(job, chosen, jobs, lambda done: progress(done, len(chosen)))
+        table = read_table(job)
+        table.remarks += read_remarks(job, chosen)
+        table.remarks += end_remarks(ends, {rank: job.output(rank) for rank in ends})
+        wrapped = [source.rank for source in table.sources if source.wrapped]
+        if wrapped:
+            text = f"more than {records} operations: raise --records, or rehearse fewer steps"
+            table.remarks.append(InputRemark("", f"rank {wrapped[0]} has {text}"))
+        report, played = judge(table, rules or Rules())
+        output = job.output(0).read_text(errors="replace")
+        return Rehearsal(report, played, chosen, output, _unusable(report, played, ends))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unusable(report: Report, table: Table, ends: dict[int, str]) -> str:
+    """Returns why the ranks' operations cannot be judged, "" if they can."""
+    for finding in report.findings:
+        text = finding.cause.message if finding.cause is not None else ""
+        if "CUDA" in text and not torch.cuda.is_available():
+            return (
+                f"the program asks for a GPU, and this machine has none ({text}): let it choose its device,"
+                ' as in torch.device("cuda" if torch.cuda.is_available() else "cpu")'
+            )
+    if ends:
+        rank, why = min(ends.items())
+        return f"rank {rank} {why}: nothing is known of what it would have done"
+    if not len(table) and report.good:
+        return "the program has issued no operation: does it create a communicator or a process group?"
+    return ""
+
+
+def _chosen(job: Job) -> list[int]:
+    """Returns the ranks of the sample.
+
+    Rank 0 goes ahead alone and shows the groups; it is run again with the others.
+    """
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        ahead = replace(job, folder=Path(folder), runs=[0])
+        run_ranks(ahead, [0], 1)
+        return sample_of(read_table(ahead), job.size)
+
+
+def sample_of(table: Table, size: int) -> list[int]:
+    """Returns ranks that stand for all: of each dimension of rank 0's groups the first, second and last.
+
+    A group of rank 0 that is an arithmetic progression is a dimension of a mesh, unless it is the product of
+    others. In a group with messages, such as a pipeline, each rank needs its neighbour: all of it is run.
+    """
+    kinds = table.kind
+    chains = set(table.group[(kinds == OpKind.SEND) | (kinds == OpKind.RECV)].tolist())
+    dimensions: dict[int, tuple[int, bool]] = {}  # by stride: size, and whether it is a chain
+    others: set[int] = set()
+    for index, group in enumerate(table.groups):
+        ranks = group.ranks.tolist()
+        if 0 not in ranks or len(ranks) < 2:
+            continue
+        stride, chain = ranks[1] - ranks[0], index in chains
+        if ranks == list(range(0, stride * len(ranks), stride)):
+            known, linked = dimensions.get(stride, (len(ranks), False))
+            shorter = min(known, len(ranks))
+            dimensions[stride] = (shorter, linked if shorter < len(ranks) else linked or chain)
+        else:
+            others |= set(ranks) if chain else _ends(ranks)
+    if not dimensions:
+        return sorted(others | _ends(range(size)))
+    offsets = [
+        [stride * at for at in (range(n) if chain else sorted(_ends(range(n))))]
+        for stride, (n, chain) in dimensions.items()
+    ]
+    mesh = {sum(each) for each in itertools.product(*offsets)}
+    return sorted(rank for rank in mesh | others if rank < size)
+
+
+def _ends(ranks: Iterable[int]) -> set[int]:
+    found = list(ranks)
+    return {found[0], found[min(1, len(found) - 1)], found[-1]}
