@@ -17,6 +17,7 @@ The second half looks at jobs:
 
     flight_recorder/  the ring that every process writes, and the analyzer that reads it
     profiler/         operations of all ranks on one timeline, from torch.profiler's traces
+    rehearse/         programs run as many ranks that move nothing: whether their operations fit together
     launch/           the `unicomm` command: run, trace, profile, doctor, build; live ranks in notebooks
     testing/          ranks as threads, and the conformance suite, for other people's tests
 

@@ -18,7 +18,7 @@ Rehearse = Callable[..., rehearsal.Rehearsal]
 
 @pytest.fixture
 def rehearse() -> Rehearse:
-    """Returns `rehearse(program, ranks=64)`, which fails the test if the ranks' operations do not fit together.
+    """Returns `rehearse(program, ranks=64)`, which fails the test if the operations do not fit.
 
     It takes the arguments of `unicomm.rehearse.rehearsal.rehearse`, and returns its result.
     """
