@@ -1,7 +1,7 @@
 """`auto`: the fastest backend that reaches all ranks of the communicator.
 
 It chooses shared memory if all ranks can share it, messages if no two can, else shared memory within each
-host and messages between hosts. Messages are UCX's if all ranks have it, else Gloo's. It chooses for each
+host and messages between hosts: Gloo's, or UCX's if the hint `between` says so. It chooses for each
 communicator, so that a split whose ranks share a host uses shared memory even if its parent cannot.
 
 Ranks share a host if the same kernel runs them, they see each other's process numbers, and each can open the
@@ -64,7 +64,7 @@ _BETWEEN = Hint(
     "between",
     _read_between,
     "",
-    "What carries messages between hosts: ucx or gloo. Default: ucx if all ranks have it, else gloo.",
+    "What carries messages between hosts: gloo (the default) or ucx, which is experimental.",
 )
 _UCX_HINTS = tuple(
     hint
@@ -169,27 +169,16 @@ def _connect(
 
 def _connect_far(setup: Setup, address: str) -> Far:
     """Collective: returns what carries messages between hosts, which connects all ranks."""
-    wanted = setup.hints[_BETWEEN.name]
-    trouble = "the hint 'between' says so"
-    if wanted != "gloo":
+    if setup.hints[_BETWEEN.name] == "ucx":
         mine = why_not(setup.hints["library"])
         told = [blob.decode() for blob in setup.rendezvous.exchange("ucx", mine.encode())]
-        lacking = [setup.labels[r] for r, text in enumerate(told) if text]
-        trouble = f"{rank_list(lacking)}: {next(filter(None, told))}" if lacking else ""
-        if not trouble:
-            try:
-                return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
-            except BackendError as error:  # the same error on all ranks
-                if wanted:
-                    raise
-                trouble = error.message
-                _log.warning("communicator '%s': gloo between hosts: %s", setup.name, trouble)
-        elif wanted:
+        if lacking := [setup.labels[r] for r, text in enumerate(told) if text]:
             raise UnsupportedError(
-                f"no ucx between hosts, {trouble}", comm=setup.name, hint="pip install 'unicomm[ucx]'"
+                f"no ucx between hosts, {rank_list(lacking)}: {next(filter(None, told))}",
+                comm=setup.name,
+                hint="pip install 'unicomm[ucx]'",
             )
-    if setup.rank == 0:
-        _log.info("communicator '%s': gloo between hosts, because %s", setup.name, trouble)
+        return UcxBackend.connect(replace(setup, hints=_far_hints(UcxBackend, setup, address)))
     return GlooBackend.connect(replace(setup, hints=_far_hints(GlooBackend, setup, address)))
 
 
