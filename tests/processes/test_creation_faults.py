@@ -18,11 +18,13 @@ def test_missing_ranks(start, rings, came):
     present = "ranks 0-2" if came == 3 else "rank 0"
     job.next("here")
     job.tell()
-    for error in job.next("error"):
+    errors = job.next("error")
+    began = min(error["began"] for error in errors)  # a rank may hear of the deadline of one that began before
+    for error in errors:
         assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == absent
         assert f"{names} did not arrive within 2 s; {present} did" in error["text"]
-        assert 2 <= error["at"] - error["began"] < 4
+        assert 2 <= error["at"] - began < 10
     for said in job.next("failed"):
         assert said["after"] == said["before"]
     assert job.end() == [0] * came
