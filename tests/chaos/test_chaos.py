@@ -34,8 +34,8 @@ ROUNDS = {
     ),
     "mpi": ("kill", "abort", "kill in ddp"),
 }
-#: Played by `make chaos` alone, as it finds a defect that is open: at a deadline, a rank that waits in symmetric
-#: memory for the stopped one counts as late, too (seed 2, four ranks, shm: sometimes).
+#: Played by `make chaos` alone, as it finds a defect that is open: at a deadline, a rank that waits in
+#: symmetric memory for the stopped one counts as late, too (seed 2, four ranks, shm: sometimes).
 UNPLAYED = {"stop in symm"}
 SEEDS = {"kill two": 5, "no descriptors": 3, "abort": 8, "leave": 12, "kill": 7}  # the others have 2
 

@@ -19,7 +19,7 @@ def test_missing_ranks(start, rings, came):
     job.next("here")
     job.tell()
     errors = job.next("error")
-    began = min(error["began"] for error in errors)  # a rank may hear of the deadline of one that began before
+    began = min(error["began"] for error in errors)  # others may hear of its deadline before their own
     for error in errors:
         assert error["type"] == "CommTimeoutError"
         assert error["culprits"] == absent
