@@ -9,6 +9,14 @@
 
 namespace unicomm {
 
+// A function of the list that a vendor's table has, and whether the opened library has it. `since`: a
+// version.
+struct KnownFunction {
+    const char* name;
+    int since;
+    bool there;
+};
+
 // Opens `path` as dlopen does; with `loaded_only` only if this process has already loaded it. Throws
 // SystemFailure with the loader's message.
 inline void* open_library(const std::string& path, bool loaded_only = false) {

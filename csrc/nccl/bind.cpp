@@ -369,7 +369,7 @@ void bind_nccl(nb::module_& m) {
         "functions",
         [](const Library& self) {
             std::vector<std::tuple<std::string, int, bool>> list;
-            for (const Known& k : self.known()) list.emplace_back(k.name, k.since, k.there);
+            for (const KnownFunction& k : self.known()) list.emplace_back(k.name, k.since, k.there);
             return list;
         },
         nb::sig("def functions(self) -> list[tuple[str, int, bool]]"),

@@ -28,7 +28,7 @@ Library::Library(const std::string& path, bool loaded_only) {
     file_ = file_of(reinterpret_cast<void*>(functions_.GetVersion), path);
 }
 
-std::vector<Known> Library::known() const {
+std::vector<KnownFunction> Library::known() const {
     return {
 #define UNICOMM_NCCL_KNOWN(name, since, ...) {#name, since, functions_.name != nullptr},
         UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_KNOWN)

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/dynamic_library.hpp"
 #include "nccl/abi.hpp"
 
 namespace unicomm::nccl {
@@ -12,13 +13,6 @@ struct Functions {
 #define UNICOMM_NCCL_MEMBER(name, since, ...) std::type_identity_t<__VA_ARGS__>* name = nullptr;
     UNICOMM_NCCL_FUNCTIONS(UNICOMM_NCCL_MEMBER)
 #undef UNICOMM_NCCL_MEMBER
-};
-
-// A function of the list, and whether the opened library has it.
-struct Known {
-    const char* name;
-    int since;
-    bool there;
 };
 
 class Library {
@@ -34,7 +28,7 @@ class Library {
     int version() const { return version_; }
     // The file that it was loaded from.
     const std::string& file() const { return file_; }
-    std::vector<Known> known() const;
+    std::vector<KnownFunction> known() const;
 
   private:
     Functions functions_;

@@ -213,7 +213,7 @@ void bind_ucx(nb::module_& m) {
             "functions",
             [](const Library& l) {
                 std::vector<std::tuple<std::string, int, bool>> found;
-                for (const Known& k : l.known()) found.emplace_back(k.name, k.since, k.there);
+                for (const KnownFunction& k : l.known()) found.emplace_back(k.name, k.since, k.there);
                 return found;
             },
             "Each function that may be used: name, since which version, whether the library has it.")

@@ -44,12 +44,12 @@ Library::Library(const std::string& path, bool loaded_only) {
     file_ = file_of(reinterpret_cast<void*>(functions_.ucp_get_version), path);
     std::string title = file_ + " (UCX " + std::to_string(major) + "." + std::to_string(minor) + ")";
     if (version_ < kOldest) throw SystemFailure(title + " is older than UCX 1.10");
-    for (const Known& known : this->known()) {
+    for (const KnownFunction& known : this->known()) {
         if (!known.there && known.since <= kOldest) throw SystemFailure(title + " has no " + known.name);
     }
 }
 
-std::vector<Known> Library::known() const {
+std::vector<KnownFunction> Library::known() const {
     return {
 #define UNICOMM_UCX_KNOWN(name, since, ...) {#name, since, functions_.name != nullptr},
         UNICOMM_UCP_FUNCTIONS(UNICOMM_UCX_KNOWN) UNICOMM_UCS_FUNCTIONS(UNICOMM_UCX_KNOWN)

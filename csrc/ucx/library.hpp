@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/dynamic_library.hpp"
 #include "ucx/abi.hpp"
 
 namespace unicomm::ucx {
@@ -13,13 +14,6 @@ struct Functions {
     UNICOMM_UCP_FUNCTIONS(UNICOMM_UCX_MEMBER)
     UNICOMM_UCS_FUNCTIONS(UNICOMM_UCX_MEMBER)
 #undef UNICOMM_UCX_MEMBER
-};
-
-// A function of the list, and whether the opened library has it.
-struct Known {
-    const char* name;
-    int since;
-    bool there;
 };
 
 class Library {
@@ -40,7 +34,7 @@ class Library {
     int release() const { return release_; }
     // The file that it was loaded from.
     const std::string& file() const { return file_; }
-    std::vector<Known> known() const;
+    std::vector<KnownFunction> known() const;
     std::string text(Status status) const;
 
   private:

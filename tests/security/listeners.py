@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -35,14 +34,11 @@ class Listener:
         process: what the process is: "launcher", "hub", "rank", ..., else its command line.
         address: the address that it is bound to.
         port: its port.
-        uses_ucx: whether its process has loaded UCX, which listens as silently as Gloo does; a process of
-            these tests uses one of both.
     """
 
     process: str
     address: str
     port: int
-    uses_ucx: bool = False
 
     @property
     def bound(self) -> str:
@@ -69,7 +65,7 @@ def listeners(processes: Iterable[psutil.Process]) -> list[Listener]:
             for one in process.net_connections("tcp"):
                 if one.status == psutil.CONN_LISTEN:
                     where = (one.laddr.ip, one.laddr.port)
-                    found.setdefault(where, Listener(what, *where, _uses_ucx(process)))
+                    found.setdefault(where, Listener(what, *where))
     return sorted(found.values())
 
 
@@ -89,12 +85,6 @@ def _what(process: psutil.Process) -> str:
     if process.environ().keys() & {"RANK", "PMI_RANK"}:
         return "rank"
     return next((name for part, name in _PROCESSES if part in line), line)
-
-
-def _uses_ucx(process: psutil.Process) -> bool:
-    with contextlib.suppress(OSError):  # it has ended
-        return "/libuct.so" in Path(f"/proc/{process.pid}/maps").read_text()
-    return False
 
 
 def is_store(address: str, port: int) -> bool:
@@ -159,7 +149,7 @@ def purpose(one: Listener) -> tuple[str, str]:
         return "metrics, by HTTP", "nothing"
     if garbage.result() == b"":
         return "`reconfigure`", "the secret of the init handle"
-    return "UCX's connections" if one.uses_ucx else "Gloo's connections", "nothing"
+    return "Gloo's connections", "nothing"
 
 
 def reaches(target: str) -> bool:

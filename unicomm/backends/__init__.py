@@ -5,7 +5,7 @@ auto.py        chooses the fastest backend that reaches all ranks
 shm.py         ranks of one host, over the native core's shared memory
 gloo/          TCP, by torch's ProcessGroupGloo
 ucx/           UCX: RDMA, TCP or what else it drives
-hosts/         several hosts: shm within each, ucx or gloo between them
+hosts/         several hosts: shm within each, gloo (or ucx, if asked for) between them
 mpi/           MPI, by mpi4py
 nccl/          NCCL and RCCL
 shmem/         NVSHMEM and rocSHMEM

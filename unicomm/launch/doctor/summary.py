@@ -17,7 +17,7 @@ _SERVES = {
     "shm": "ranks of one host, through shared memory",
     "gloo": "any hosts, over TCP",
     "ucx": "any hosts, over the networks that UCX drives",
-    "hosts": "several hosts: shared memory inside, UCX or TCP between",
+    "hosts": "several hosts: shared memory inside, TCP between",
     "mpi": "ranks of an MPI launcher",
     "fake": "one process in place of all ranks, for dry runs",
     "nccl": "NVIDIA GPUs",

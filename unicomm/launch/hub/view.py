@@ -73,10 +73,8 @@ def _listens(address: str) -> bool:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ConnectionRefusedError)
     return True
 
 
