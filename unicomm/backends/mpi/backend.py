@@ -12,6 +12,7 @@ from unicomm.backends.out_of_band import CHECK_HINT, connect_all
 from unicomm.comms.backend import Capabilities, ChecksProcess, Exchange, OpensExchange, Setup
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
 from unicomm.comms.failures.daemon_pool import call_within
+from unicomm.comms.failures.faults import FINALIZED, FaultCode
 from unicomm.comms.options import Hint
 
 from .messages import MpiExchange
@@ -102,7 +103,10 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         for request, _ in self._prepared.values():
             request.Free()
         self._prepared.clear()
-        if self.channel.fault is None:
+        fault = self.channel.fault
+        if fault is not None and fault.code == FaultCode.PEER_LOST and fault.detail != FINALIZED:
+            mpi_library.lose()
+        if fault is None:
             # Collective by the standard, which expects it to be local; in all known libraries it is.
             self._comm.Free()
 
