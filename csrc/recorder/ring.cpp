@@ -83,7 +83,12 @@ Writer::Writer(const std::string& path, const std::string& meta, int rank, int w
     int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
     void* mem = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (fd >= 0) ::close(fd);
-    if (mem == MAP_FAILED) throw_errno("cannot map the recorder's ring");
+    if (mem == MAP_FAILED) {
+        int code = errno;
+        if (fd >= 0) ::unlink(path.c_str());
+        errno = code;
+        throw_errno("cannot map the recorder's ring");
+    }
     base_ = static_cast<char*>(mem);
     head_ = reinterpret_cast<Header*>(base_);
     comms_ = reinterpret_cast<Comm*>(base_ + comm_off);

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.chaos.play import Play, Seen
-from tests.chaos.rounds import FAULTS, LACKS
-from tests.chaos.spec import RINGS
+from tests.chaos.rounds import FAULTS, LACKS, Round
+from tests.chaos.spec import CREATION, RINGS
 
 #: What the program, torch or Python raise when the process has no room, beside our own error.
 _NO_ROOM = tuple(f"unexpected {name}" for name in ("MemoryError", "RuntimeError", "OSError", "ImportError"))
@@ -47,6 +47,7 @@ def _of_rank(play: Play, rank: int, seen: Seen) -> list[str]:
         and "Error" in seen.outcome
         and rank not in plan.victims
         and took > FAULTS[plan.fault].within
+        and not _could_not_tell(plan)
     ):
         wrong.append(f"{seen.outcome} only after {took:.1f} s")
     return wrong
@@ -74,6 +75,8 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
         return True
     if plan.scene == "creation" and seen.outcome == "BackendError":
         return named == causes  # the store's process is gone, which held nothing but the store for them
+    if _could_not_tell(plan) and seen.outcome == "CommTimeoutError":
+        return named == causes
     if plan.act == "no address space" and seen.outcome == "AbortedError":
         return named == causes  # what Python or torch raised within an operation interrupted it
     if plan.act in LACKS and seen.outcome == "BackendError":
@@ -84,6 +87,11 @@ def _may_end_so(play: Play, rank: int, seen: Seen) -> bool:
         failed = {r for r, s in enumerate(play.seen) if s.outcome == expected and set(s.culprits) == causes}
         return bool(named) and named <= failed
     return _is_consequence(play, rank, seen)
+
+
+def _could_not_tell(plan: Round) -> bool:
+    """Who has no room for the thread that asks the store comes nowhere, and the others wait for it."""
+    return plan.act == "no address space" and plan.at == CREATION
 
 
 def _was_aborted(play: Play, rank: int) -> bool:

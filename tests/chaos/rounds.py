@@ -193,7 +193,10 @@ class Round:
         victims = tuple(draw("victims").sample(range(size), 2 if fault == "kill two" else 1))
         if what.scene == "creation":
             victims = (0,)
-        at, delay = draw("step").randrange(scene.steps), draw("delay").random() * scene.longest_delay
+        # In the first step of that scene some ranks may not have reached the store yet: for them, one that is
+        # gone is one that has not come.
+        first = 1 if what.scene == "creation" else 0
+        at, delay = draw("step").randrange(first, scene.steps), draw("delay").random() * scene.longest_delay
         if what.act == "full" or (what.act in LACKS and draw("creation").random() < 0.25):
             at = CREATION
         placement: tuple[int, ...] = ()

@@ -1,8 +1,11 @@
 """Dispatch and combine with gradients, against the same arithmetic on all rows in one place; the example."""
 
+import contextlib
+import gc
 import importlib.util
 import json
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 
 from tests import ROOT
 from tests.symm.exchanges import plans
-from unicomm import InvalidArgumentError, NotReadyError, symm
+from unicomm import CommError, InvalidArgumentError, NotReadyError, symm
 from unicomm.testing import run_ranks
 
 EXAMPLE = ROOT / "examples" / "moe.py"
@@ -130,6 +133,25 @@ def test_too_little_capacity_is_an_error_on_all_ranks(raised):
         assert isinstance(error, InvalidArgumentError)
         assert error.culprits == (0,)
         assert rows == 4
+
+
+def test_a_failed_backward_keeps_nothing_alive():
+    """Its error's traceback holds the graph, which holds the exchange and its communicator."""
+
+    def program(comm):
+        symm.init(comm)
+        exchange = symm.ExpertExchange(comm, 1, 4, WIDTH)
+        x = torch.ones(4, WIDTH, requires_grad=True)
+        rows, route = exchange.dispatch(x, [2, 2])
+        out = exchange.combine(rows * 2, route)
+        comm.abort()
+        with contextlib.suppress(CommError):
+            out.sum().backward()
+        return weakref.ref(comm), weakref.ref(exchange)
+
+    kept = run_ranks(program, 2)
+    gc.collect()
+    assert [(comm(), exchange()) for comm, exchange in kept] == [(None, None)] * 2
 
 
 def test_the_example(monkeypatch, tmp_path):

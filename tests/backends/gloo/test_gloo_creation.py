@@ -17,7 +17,7 @@ from unicomm.backends.gloo import connect as gloo_connect
 from unicomm.backends.out_of_band import sockets as mesh
 from unicomm.backends.out_of_band.fault_channel import FaultChannel
 from unicomm.comms.failures.process_sockets import internet_sockets
-from unicomm.comms.membership import split
+from unicomm.comms.membership import create, split
 from unicomm.testing import run_ranks
 
 LONG = 300.0  # seconds; who waits for that fails by pytest's own timeout
@@ -167,3 +167,28 @@ def test_who_is_elsewhere(eventually):
             watch.close()
         ends[2][1].close()
     assert not faults
+
+
+def test_a_member_without_room_for_its_recorder_is_named(monkeypatch, raised):
+    recorder_of = create.recorder_of
+    failing = threading.local()
+
+    def lack(world):
+        if getattr(failing, "now", False):
+            raise OSError(12, "cannot map the recorder's ring")
+        return recorder_of(world)
+
+    monkeypatch.setattr(create, "recorder_of", lack)
+
+    def program(comm: Communicator) -> None:
+        me = comm.get_rank()
+        failing.now = me == 1
+        error = raised(comm.split, [0, 1, 2], "again")
+        if me == 1:
+            assert type(error) is BackendError
+            assert "cannot map the recorder's ring" in str(error)
+        else:
+            assert type(error) is PeerLostError
+            assert error.culprits == (1,)
+
+    run_ranks(program, 3, backend="gloo", timeout=LONG)

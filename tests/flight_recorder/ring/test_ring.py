@@ -1,12 +1,14 @@
 """Reading rings: layout, contents, wrap, damage."""
 
 import struct
+import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.commands import run
 from tests.flight_recorder.rings import ALL_REDUCE, RECV, SEND, write_ring
 from unicomm import _core
 from unicomm.flight_recorder.ring import reader as ring_module
@@ -176,3 +178,19 @@ def test_ranks_text_refuses(text):
 def test_recv_is_told_from_send():
     assert ring_module.RECEIVE == 8
     assert (SEND, RECV) == (1, 2)
+
+
+def test_a_ring_that_cannot_be_mapped_leaves_no_file(tmp_path):
+    program = f"""
+import resource
+from unicomm import _core
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
+try:
+    _core.Recorder({str(tmp_path / "a.ucring")!r}, "{{}}", 0, 1, 1 << 16)
+except OSError as error:
+    print(error)
+"""
+    ended = run([sys.executable, "-c", program], within=60)
+    assert "cannot map the recorder's ring" in ended.stdout, ended.stdout + ended.stderr
+    assert not list(tmp_path.iterdir())

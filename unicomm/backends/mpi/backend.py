@@ -7,12 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from unicomm._core import FaultCode
 from unicomm.backends.bootstrap import addresses, mpi_library
 from unicomm.backends.out_of_band import CHECK_HINT, connect_all
 from unicomm.comms.backend import Capabilities, ChecksProcess, Exchange, OpensExchange, Setup
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
 from unicomm.comms.failures.daemon_pool import call_within
-from unicomm.comms.failures.faults import FINALIZED, FaultCode
+from unicomm.comms.failures.faults import FINALIZED
 from unicomm.comms.options import Hint
 
 from .messages import MpiExchange

@@ -337,7 +337,9 @@ class Engine:
             if self.broken is not None:
                 return
             self.ended.clear()
-            self.broken = error
+            # Without the traceback, whose frames may hold a graph of torch that holds this communicator.
+            # Python does not see what C++ objects hold, so nothing of that would ever be freed.
+            self.broken = error.again(error.message)
         try:
             self.fast.block()
             self.executor.broke(error)

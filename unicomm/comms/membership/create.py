@@ -135,7 +135,12 @@ def connect(asked: Request) -> Member:
             rank=rank,
             hint="pass store=, or start the program with torchrun",
         )
-    recorder = recorder_of(asked.world)
+    recorder: Any = None
+    unrecorded: OSError | None = None
+    try:
+        recorder = recorder_of(asked.world)
+    except OSError as error:  # raised where the other members hear of it
+        unrecorded = error
     began = time.monotonic()
     hello = {
         "backend": backend.name,
@@ -158,6 +163,8 @@ def connect(asked: Request) -> Member:
         else:
             rendezvous = meet(None, name, 0, 1, timeout=timeout, hello=hello)
         with rendezvous:  # tells the other members if this one cannot connect, so that they do not wait
+            if unrecorded is not None:
+                raise unrecorded
             if asked.number is not None:
                 labels = asked.number(rendezvous)
             left = max(0.1, timeout - (time.monotonic() - began))

@@ -1,9 +1,10 @@
-"""Rank 2 is killed, and the others raise. The end of one may have mpiexec end the other, so each first waits until
-both have said what they got.
+"""Rank 2 is killed, and the others raise.
+
+The end of one may have mpiexec end the other, so each first waits until both have said what they got.
 
 `in an operation`: rank 2 is killed while the others wait for it, and what they raise ends them.
-`between operations`: they know of its end before they call the next one, catch its error, and end as if nothing
-had happened.
+`between operations`: they know of its end before they call the next one, catch its error, and end as if
+nothing had happened.
 """
 
 import os
