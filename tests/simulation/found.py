@@ -62,4 +62,31 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [],
     },
+    "messages that a thread posts while another one finalizes go to a worker that has been closed": {
+        "ranks": 2,
+        "host": -1,
+        "schedule": 3007,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 5.0, "reconf": False},
+            {"op": "later", "comm": "c1", "do": "finalize", "rank": 1, "after": 0.01},
+            {
+                "op": "coll",
+                "comm": "c1",
+                "kind": "all_reduce",
+                "root": 0,
+                "count": 0,
+                "later": True,
+                "timeout": 3.0,
+            },
+            {
+                "op": "msgs",
+                "comm": "c1",
+                "sends": [[0, 1, 0, 5], [0, 1, 0, 1], [0, 1, 0, 5], [1, 0, 1, 5]],
+                "any": False,
+                "order": 585,
+                "timeout": 5.0,
+            },
+        ],
+        "faults": [],
+    },
 }

@@ -16,15 +16,16 @@ from unicomm import CommError, Communicator, ReduceOp
 
 def until_on_fast_path(comm: Communicator) -> None:
     """Returns when a thread is within an operation of the native path."""
-    _until(lambda: inside.fast_path(comm).running())
+    until(lambda: inside.fast_path(comm).running())
 
 
 def until_on_general_path(comm: Communicator) -> None:
     """Returns when a thread is within an operation of the general path."""
-    _until(lambda: inside.executor(comm).running is not None)
+    until(lambda: inside.executor(comm).running is not None)
 
 
-def _until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
+    """Returns when the condition holds."""
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end

@@ -12,9 +12,11 @@ import torch
 import unicomm
 from tests.comms.execution.finalizing import (
     finalize_in_a_signal_handler,
+    until,
     until_on_fast_path,
     until_on_general_path,
 )
+from tests.comms.inside import executor, post
 from tests.threads import outcomes
 from unicomm import CommError, Communicator, ReduceOp
 from unicomm.c10d.compat import HashStore
@@ -81,6 +83,55 @@ def test_an_operation_that_cannot_end_is_aborted(backend, n, hints, native):
     assert "all_reduce #1" in str(ended)
     with pytest.raises(CommError):
         comms[0].barrier()
+    for comm in comms[1:]:
+        comm.finalize()
+
+
+def post_when_drained(comm: Communicator, post: Any) -> None:
+    """Has another thread call `post` between two waits of finalize for what is pending."""
+    drain = executor(comm).drain
+
+    def drain_and_post(timeout: float) -> bool:
+        executor(comm).drain = drain
+        drained = bool(drain(timeout))
+        thread = threading.Thread(target=post)
+        thread.start()
+        thread.join(20)
+        return drained
+
+    executor(comm).drain = drain_and_post
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+@pytest.mark.parametrize("worked", [False, True])
+def test_messages_that_another_thread_posts_at_the_last_moment_end_first(backend, n, hints, worked):
+    comms = ranks(n, backend, hints)
+    if worked:  # the worker's thread runs already
+        outcomes([lambda c=c: c.barrier(async_op=True).wait() for c in comms])
+    got, works = torch.zeros(3), []
+    post_when_drained(comms[0], lambda: works.append(post(comms[0], "recv", got, 1)))
+
+    def sends() -> None:
+        until(lambda: works)
+        post(comms[1], "send", torch.ones(3), 0).wait()
+
+    assert outcomes([lambda: comms[0].finalize(20), sends]) == [None, None]
+    works[0].wait()
+    assert got.tolist() == [1, 1, 1]
+    for comm in comms:
+        comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "n", "hints"), BACKENDS)
+def test_messages_posted_at_the_last_moment_are_aborted_if_they_cannot_end(backend, n, hints):
+    comms = ranks(n, backend, hints)
+    outcomes([lambda c=c: c.barrier(async_op=True).wait() for c in comms])
+    works: list[Any] = []
+    post_when_drained(comms[0], lambda: works.append(post(comms[0], "recv", torch.zeros(3), 1)))
+    with pytest.raises(unicomm.CommTimeoutError, match="still pending"):
+        comms[0].finalize(0.3)
+    with pytest.raises(CommError):
+        works[0].wait()
     for comm in comms[1:]:
         comm.finalize()
 

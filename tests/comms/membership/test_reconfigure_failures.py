@@ -6,7 +6,9 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
+from tests.comms import inside
 from tests.comms.membership.casts import LONG
 from unicomm import (
     AbortedError,
@@ -38,6 +40,30 @@ def test_who_did_not_come_is_named(there, cast, raised):
         assert "the last reconfiguration failed" in after.message
         assert raised(ranks.comms[i].reconfigure, 7, handles).message.startswith("uuid=7 was used")
     ranks.become([3, 2, 1, 0])
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_messages_posted_at_the_last_moment_end(backend, cast):
+    """Another thread posts one when the epoch's messages have been ended, before it refuses more."""
+    ranks = cast(backend, 2)
+    ranks.become([0, 1])
+    engine, works = inside.engine(ranks.comms[0]), []
+    retire = engine.retire
+
+    def post_and_retire(reason: Any) -> None:
+        receive = threading.Thread(
+            target=lambda: works.append(inside.post(ranks.comms[0], "recv", torch.zeros(3), 1))
+        )
+        receive.start()
+        receive.join(LONG)
+        retire(reason)
+
+    engine.retire = post_and_retire
+    ranks.become([1, 0])
+    (work,) = works
+    assert work.is_completed()
+    with pytest.raises(AbortedError, match="ended by reconfigure"):
+        work.wait()
 
 
 def test_attempts_do_not_mix(cast, raised):

@@ -81,9 +81,9 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
     engine.ended.wait(timeout)
     deadline = time.monotonic() + timeout
     late: list[str] = []
-    executor.seal()
-    drained = executor.is_current() or executor.drain(timeout)
-    ended = drained and _stop_issuing(engine, max(0.0, deadline - time.monotonic()))
+    ended = _run_pending(engine, deadline) and _stop_issuing(engine, max(0.0, deadline - time.monotonic()))
+    # What other threads have issued between these two is pending now, and nothing comes behind it.
+    ended = ended and _run_pending(engine, deadline)
     if not ended:
         late = [f"{work.name} #{work.seq}" for work in executor.pending()]
         if (op := executor.running) is not None and (text := f"{op.name} #{op.seq}") not in late:
@@ -121,6 +121,18 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
             f"still pending after {timeout:g} s, and aborted: {', '.join(late)}",
             "wait for all works before finalize, or find who is missing with `unicomm trace show`",
         )
+
+
+def _run_pending(engine: Engine, deadline: float) -> bool:
+    """Has the worker run what is pending, queued messages included; waits for that until the deadline.
+
+    Returns whether nothing is left. The worker's own thread cannot wait.
+    """
+    executor = engine.executor
+    executor.seal()
+    if executor.is_current():
+        return engine.broken is not None or not executor.busy
+    return executor.drain(max(0.0, deadline - time.monotonic()))
 
 
 def _stop_issuing(engine: Engine, seconds: float) -> bool:

@@ -257,6 +257,10 @@ def end_epoch(comm: EpochHolder, uuid: int) -> PreviousEpoch | None:
     elif engine.broken is None and member.size > 1 and not (reusable and reusable.can_reuse_epoch):
         engine.backend.abort()  # ranks that wait for this one need not wait any longer
     engine.retire(error)
+    with engine.quiet(_PATIENCE):
+        executor.seal()  # messages that other threads have issued meanwhile
+    if executor.busy and not executor.drain(0.0):
+        engine.break_(error, engine.backend.abort)
     ended = executor.close(_PATIENCE) and executor.drain(_PATIENCE)
     left = None
     with engine.quiet(_PATIENCE) as free:
