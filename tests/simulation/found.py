@@ -89,4 +89,14 @@ FOUND: dict[str, Program] = {
         ],
         "faults": [],
     },
+    "a rank for which the store did not answer meets its own post at the next attempt": {
+        "ranks": 2,
+        "host": 1,
+        "schedule": 3007,
+        "ops": [
+            {"op": "create", "comm": "c1", "name": "a", "timeout": 10.0, "reconf": False},
+            {"op": "create", "comm": "c2", "name": "a", "timeout": 5.0, "reconf": True},
+        ],
+        "faults": [{"kind": "stop", "rank": 1, "op": 0, "after": 86, "seconds": 30.0}],
+    },
 }

@@ -344,6 +344,36 @@ def test_store_that_dies_during_the_wait() -> None:
     members[0].close()  # the store may be gone by then, and nobody minds
 
 
+def test_a_member_that_lost_the_store_for_a_moment_meets_at_its_next_attempt() -> None:
+    """It finds its own post there. One member waits since before that attempt, and one comes after it."""
+    store, lost, again = HashStore(), threading.Event(), threading.Event()
+
+    def fail(operation: str, arguments: tuple[Any, ...]) -> None:
+        if operation == "check" and not lost.is_set():
+            lost.set()
+            raise RuntimeError("recv failed")
+        if operation == "add" and lost.is_set():
+            again.set()  # its post is there
+
+    def tries_again() -> Rendezvous:
+        watched = Watched(store, fail)
+        (error,) = meet_all(watched, 3, ranks=[0])
+        assert isinstance(error, BackendError)
+        while not store.check(["unicomm/c/world/0/0/1"]):
+            time.sleep(0.01)
+        return meet(watched, "c", 0, 3, timeout=LONG, hello={})
+
+    def comes(rank: int, after: threading.Event) -> Rendezvous:
+        after.wait(LONG)
+        return meet(store, "c", rank, 3, timeout=LONG, hello={})
+
+    members = outcomes([tries_again, partial(comes, 1, lost), partial(comes, 2, again)])
+    assert len({member.uid for member in members}) == 1
+    assert exchange_all(members, [b"0", b"1", b"2"]) == [[b"0", b"1", b"2"]] * 3
+    close_all(members)
+    close_all(meet_all(store, 3))
+
+
 def test_all_or_none_in_any_order_of_events() -> None:
     # Deadlines of a few milliseconds, delays between any two store operations, members that leave: whatever
     # happens, a meeting and an exchange succeed on all members or on none, and peace follows.

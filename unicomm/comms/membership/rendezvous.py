@@ -25,7 +25,8 @@ outcome in step 0 ends the generation: its writer increments ``generation``. A m
 generation increments it too, in case the writer has died in between. Hence a late member never meets the
 posts of a failed attempt. If members were missing in that attempt, the late member starts the next attempt,
 which members that retry join. Any other failure is raised on the late member at once; it posts in the old
-generation, so that it raises this failure only once.
+generation, so that it raises this failure only once. A member for which the store failed in the middle of a
+meeting leaves its post behind. At its next attempt it replaces that post, if there is no outcome yet.
 
 Cleaning. A member deletes its post after a success, when the last member has read it. The shared keys of a
 step are deleted when all members have posted in the next step, because all have read the outcome then; those
@@ -37,6 +38,7 @@ the failed attempt.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +53,7 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     NotReadyError,
 )
-from unicomm.comms.failures.store_client import CHUNK, StoreClient
+from unicomm.comms.failures.store_client import CHUNK, StoreClient, is_store_failure
 from unicomm.comms.failures.store_requests import serves
 
 from .meeting_faults import MeetingFaults, Waiting
@@ -80,6 +82,10 @@ _PART = 4 << 20  # TCPStore takes values of up to 8 MiB; longer outcomes go in p
 _UID = 16  # characters
 _NONCE = 16  # characters before a post's header, which make each post unique
 _SUCCESS, _IN_PARTS, _FAILURE = b"+", b"*", b"-"  # how outcomes begin
+
+#: Nonces of this process's posts in meetings whose outcome it has not read, because the store failed.
+_left_behind: set[bytes] = set()
+os.register_at_fork(after_in_child=_left_behind.clear)
 
 
 def _first_outcome(processes: list[bytes]) -> bytes:
@@ -347,6 +353,8 @@ class Rendezvous:
             body = self._play(encoded, value, combine, what)
         except CommError as error:
             self._failure = error
+            if self._step == 0 and is_store_failure(error):
+                _left_behind.add(self._nonce)
             raise
         except BaseException as error:
             if not isinstance(error, _Late):
@@ -357,7 +365,12 @@ class Rendezvous:
 
     def _play(self, header: bytes, value: bytes, combine: Callable[[list[bytes]], bytes], what: str) -> bytes:
         mine, post = self._key(str(self.rank)), self._nonce + header + b"\n" + value
-        if self._client.put_first(mine, post) != post:
+        found = self._client.put_first(mine, post)
+        if found[:_NONCE] in _left_behind:  # of this member's last attempt, which has no outcome yet
+            self._client.replace(mine, found, post)
+            _left_behind.discard(found[:_NONCE])
+            found = post
+        if found != post:
             self._fail(self._step, {"kind": "twice", "culprits": [[self.rank, self.rank]]})
         elif self._client.add(self._key("arrived")) >= self.size:
             self._complete(combine)
