@@ -1,9 +1,8 @@
 """The backend protocol: what a backend has to do, and what it may do besides.
 
 A backend moves validated buffers and nothing else. Every backend is a `Backend`: it connects, runs sends and
-receives together, closes and aborts. Whatever else a backend can do it declares by deriving from further
-classes of this module, such as `RunsCollectives` or `UsesStreams`; unicomm asks with `isinstance`. Data that
-has to be known besides, such as element types, is in its `Capabilities`.
+receives together, closes and aborts. What else it can do it declares by deriving from other classes, such as
+`RunsCollectives`; unicomm asks with `isinstance`. Data, such as element types, is in its `Capabilities`.
 
 A collective that a backend does not run itself is composed from `exchange` by comms/execution/completion.py.
 docs/backends.md tells how to write a backend; `unicomm.testing.conformance` is the suite that it has to pass.
@@ -12,7 +11,7 @@ docs/backends.md tells how to write a backend; `unicomm.testing.conformance` is 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -105,10 +104,8 @@ class Setup:
         device: the device of the tensors. timeout: seconds that connecting may take.
         name: the communicator's name.
         hints: the values of all hints that the backend declares, with defaults filled in.
-        parent: the backend of the communicator that this one is split from. color: a number that the ranks of
-            one part share.
-        reconfigurable: the communicator may be connected with other ranks later.
-        reconfiguring: the communicator is being connected with other ranks now.
+        parent: the backend that this one is split from. color: a number that the ranks of one part share.
+        reconfigurable, reconfiguring: it may be connected with other ranks later; it is so now.
         previous: what this rank's previous epoch left; None if this rank joins, or nothing was left.
     """
 
@@ -135,8 +132,7 @@ class Backend(abc.ABC):
 
     Attributes:
         name: the backend's name.
-        protocol_version: the `PROTOCOL_VERSION` that the class was written for. Every registered backend
-            states it as a number; `unicomm.register_backend` refuses other versions.
+        protocol_version: the `PROTOCOL_VERSION` for which it is written; others are refused.
         capabilities: of the class; an instance may have others.
     """
 
@@ -219,7 +215,12 @@ Completed = tuple[int, int, CommError | None]
 
 
 class Exchange(abc.ABC):
-    """Messages that complete one by one. One thread at a time calls its methods, except `interrupt`."""
+    """Messages that complete one by one. One thread at a time calls its methods, except `interrupt`.
+
+    `waited_for` returns the numbers of those for which threads wait now, as far as the caller tells.
+    """
+
+    waited_for: Callable[[], Collection[int]] = tuple
 
     @abc.abstractmethod
     def add(self, messages: Sequence[Message]) -> None:

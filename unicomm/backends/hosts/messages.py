@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from unicomm.comms.backend import Completed, Exchange
 from unicomm.comms.errors import CommError, CommTimeoutError
@@ -89,6 +90,7 @@ class BothExchange(Exchange):
             part = self._open[is_far]
             if part is None:
                 part = self._open[is_far] = self._parts[is_far][0]()
+                part.waited_for = partial(self._waited_in, is_far)
             part.add([placed])
 
     def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
@@ -115,6 +117,10 @@ class BothExchange(Exchange):
         if not over and time.monotonic() >= end:
             raise self._late(given)
         return over
+
+    def _waited_in(self, is_far: bool) -> list[int]:
+        awaited = self.waited_for()
+        return [number for number, (at, _) in self._waiting[is_far].copy().items() if at in awaited]
 
     def _late(self, given: float) -> CommError:
         # The caller knows which message is overdue; peers on other hosts are late more often.
@@ -157,6 +163,9 @@ class BothExchange(Exchange):
 
     def close(self) -> None:
         near, far = self._open
+        for part in (near, far):
+            if part is not None:
+                part.waited_for = tuple  # it refers to this object
         if near is not None:
             near.close()
         if self._driver is not None:

@@ -39,6 +39,7 @@ class OutOfBandExchange(Exchange):
 
     def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
         backend, self._given = self._backend, given
+        backend.channel.messages = self._awaited
         try:
             backend.check_fault()
             fresh, self._fresh = self._fresh, []
@@ -54,6 +55,14 @@ class OutOfBandExchange(Exchange):
             self._abandon()
             raise backend.failure(error, list(self._running.values())) from error
 
+    def _awaited(self) -> list[Awaited]:
+        """The messages for which the program waits, as other ranks hear that ask where this one is."""
+        running = self._running
+        return [found for number in self.waited_for() if (found := running.get(number)) is not None]
+
+    def close(self) -> None:
+        self._backend.channel.messages = list  # none
+
     def _completed(self, number: int, source: int) -> Completed:
         """Takes note that a message has completed. `source`: its peer, also for a receive from any rank."""
         awaited = self._running.pop(number)
@@ -64,4 +73,4 @@ class OutOfBandExchange(Exchange):
     def _overdue(self) -> CommError:
         """Returns the error of messages that did not complete in time."""
         awaits = list(self._running.values())
-        return self._backend.overdue(Operation("messages", 0, self._given, 0.0, awaits))
+        return self._backend.overdue(Operation(awaits[0].name, 0, self._given, 0.0, awaits))

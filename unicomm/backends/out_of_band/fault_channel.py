@@ -49,6 +49,10 @@ class Awaited(NamedTuple):
     nbytes: int
     tag: int = 0
 
+    @property
+    def name(self) -> str:
+        return "send" if self.send else "recv"
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Operation:
@@ -77,6 +81,7 @@ class FaultChannel:
         sent, taken: number of messages that this rank has begun to send and to receive, by peer.
         inside: name of the operation of which this communicator's are parts, and which may wait elsewhere; ""
             for none.
+        messages: returns the messages that the rank waits for outside of operations.
         fault: why the communicator is broken. fault_at: since when, by this process's monotonic clock.
     """
 
@@ -85,6 +90,7 @@ class FaultChannel:
         self.rank = rank
         self.entered = 0
         self.inside = ""
+        self.messages: Callable[[], list[Awaited]] = list
         self.sent: dict[int, int] = {}
         self.taken: dict[int, int] = {}
         self.fault: Fault | None = None
@@ -313,10 +319,11 @@ class FaultChannel:
 
     def _here(self, peer: int) -> Here:
         operation = self._operation
-        awaits = [] if operation is None else operation.awaits.copy()
+        awaits = self.messages() if operation is None else operation.awaits.copy()
+        inside = awaits[0].name if awaits else self.inside
         return Here(
             self.entered,
-            self.inside if operation is None else operation.name,
+            inside if operation is None else operation.name,
             self.sent.get(peer, 0),
             self.taken.get(peer, 0),
             where_is(self._thread),
@@ -384,8 +391,8 @@ class FaultChannel:
                 if peer in self._slow:
                     asked = f" (it had asked for time, for '{self._slow[peer][1]}')"
                     where[peer] = where.get(peer, "") + asked
-        if dead or absent:  # ranks in an earlier collective wait for these, and are not to blame
-            waiting = [peer for peer in late if _is_collective(self._overdue_answers[peer].inside)]
+        if dead or absent:
+            waiting = self._wait_for({*dead, *absent}, late)
             late = [peer for peer in late if peer not in waiting]
             where = {peer: text for peer, text in where.items() if peer not in waiting}
         return Fault(
@@ -397,6 +404,21 @@ class FaultChannel:
             where=where,
             timeout=operation.timeout,
         )
+
+    def _wait_for(self, causes: set[int], late: Sequence[int]) -> set[int]:
+        """Returns those of `late` that wait for `causes`, and are not to blame.
+
+        Those in an earlier collective do. Those in messages do if their waits lead there.
+        """
+        answers = self._overdue_answers
+        waiting = {peer for peer in late if _is_collective(answers[peer].inside)}
+        while more := {
+            peer
+            for peer in late
+            if peer not in waiting and not (causes | waiting).isdisjoint(answers[peer].awaits)
+        }:
+            waiting |= more
+        return waiting
 
     def _waits(self, operation: Operation) -> dict[int, list[int]]:
         """Returns for which ranks each rank waits that has answered, itself included."""

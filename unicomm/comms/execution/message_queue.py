@@ -51,10 +51,17 @@ class QueuedWork(Work):
         if self._pending:
             limit = seconds(timeout, _FOREVER)
             end = time.monotonic() + limit
-            self._queue.drive_for(self, limit)
-            if self._pending and timeout is not None:
-                timeout = max(1e-9, end - time.monotonic())
-        super().wait(timeout)
+            awaited = self._queue.awaited
+            awaited.append(self)
+            try:
+                self._queue.drive_for(self, limit)
+                if self._pending and timeout is not None:
+                    timeout = max(1e-9, end - time.monotonic())
+                super().wait(timeout)
+            finally:
+                awaited.remove(self)
+        else:
+            super().wait(timeout)
 
     def is_completed(self) -> bool:
         if self._pending:
@@ -63,14 +70,19 @@ class QueuedWork(Work):
 
 
 class MessageQueue:
-    """The queue of one communicator. An operation in it is one message; its `work` is a `QueuedWork`."""
+    """The queue of one communicator. An operation in it is one message; its `work` is a `QueuedWork`.
+
+    `awaited`: the works that threads wait for.
+    """
 
     GRACE = 0.001  # seconds from the last message until the worker takes over
 
     def __init__(self, engine: Engine, worker: Worker) -> None:
         self._engine = engine
         self._worker = worker
+        self.awaited: list[QueuedWork] = []
         self._exchange = open_exchange(engine.backend)
+        self._exchange.waited_for = self._waited_for
         self._lock = threading.Lock()
         self._driving = threading.Lock()  # held by the thread that runs the messages
         self._driver = 0
@@ -192,6 +204,10 @@ class MessageQueue:
         finally:
             self._driver = 0
 
+    def _waited_for(self) -> list[int]:
+        awaited = self.awaited.copy()
+        return [number for number, op in self._running.copy().items() if op.work in awaited]
+
     def _take(self) -> bool:
         """Starts the posted messages. Closes the queue and returns False when none is left."""
         with self._lock:
@@ -222,6 +238,7 @@ class MessageQueue:
                 return
             self._closed = True
         self._exchange.close()
+        self._exchange.waited_for = tuple  # it refers to this queue
         self._engine.fast.unblock()
 
     def _start(self, op: IssuedOperation) -> None:

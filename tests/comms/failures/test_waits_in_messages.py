@@ -1,0 +1,103 @@
+"""Timeouts while ranks wait in messages of a process group for the rank that is really missing."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import unicomm
+from tests.comms.inside import post
+from tests.threads import outcomes
+from unicomm import CommTimeoutError, Communicator, DeadlockError
+from unicomm.c10d.compat import HashStore
+
+BACKENDS = [("shm", None), ("gloo", None), ("auto", {"hosts": "a,b,c,d"})]
+
+
+def ranks(n: int, backend: str, hints: Any) -> list[Communicator]:
+    store = HashStore()
+
+    def make(rank: int) -> Communicator:
+        return unicomm.new_comm(
+            backend, "cpu", name="m", store=store, rank=rank, size=n, timeout=30, hints=hints
+        )
+
+    return outcomes([partial(make, r) for r in range(n)])
+
+
+def receive(comm: Communicator, peer: int) -> None:
+    post(comm, "recv", torch.zeros(1), peer).wait()
+
+
+@pytest.mark.parametrize(("backend", "hints"), BACKENDS)
+def test_the_ranks_that_wait_for_the_late_one_are_not_named(backend, hints):
+    """Rank 2 is late. Rank 0 waits for a message of it, rank 3 for one of rank 0; rank 1 gives up."""
+    comms = ranks(4, backend, hints)
+    over = threading.Event()
+    jobs = [
+        lambda: receive(comms[0], 2),
+        lambda: comms[1].barrier(timeout=1.5),
+        lambda: over.wait(30),
+        lambda: receive(comms[3], 0),
+    ]
+
+    def job(rank: int) -> None:
+        try:
+            jobs[rank]()
+        finally:
+            if rank == 1:
+                over.set()
+
+    got = outcomes([partial(job, r) for r in range(4)])
+    for rank in (0, 1, 3):
+        assert type(got[rank]) is CommTimeoutError, repr(got[rank])
+        assert got[rank].culprits == (2,), repr(got[rank])
+    for comm in comms:
+        comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "hints"), BACKENDS[1:])
+def test_a_receive_that_no_thread_waits_for_is_no_wait(backend, hints):
+    """Rank 0 has posted one and computes: it is the one that is missing in rank 1's barrier."""
+    comms = ranks(3, backend, hints)
+    over, posted = threading.Event(), threading.Event()
+    works: list[Any] = []
+
+    def computes() -> None:
+        works.append(post(comms[0], "recv", torch.zeros(1), 2))
+        posted.set()
+        over.wait(30)
+
+    def waits(rank: int) -> None:
+        posted.wait(30)
+        try:
+            comms[rank].barrier(timeout=1.5)
+        finally:
+            over.set()
+
+    got = outcomes([computes, partial(waits, 1), partial(waits, 2)])
+    for error in got[1:]:
+        assert type(error) is CommTimeoutError, repr(error)
+        assert error.culprits == (0,), repr(error)
+    for comm in comms:
+        comm.finalize()
+
+
+@pytest.mark.parametrize(("backend", "hints"), BACKENDS[1:])
+def test_a_circle_of_messages_is_named_whole(backend, hints):
+    """Ranks 0 and 2 wait for each other's message, and rank 1 finds that at its own deadline."""
+    comms = ranks(3, backend, hints)
+    jobs = [
+        lambda: receive(comms[0], 2),
+        lambda: comms[1].barrier(timeout=1.5),
+        lambda: receive(comms[2], 0),
+    ]
+    for error in outcomes(jobs):
+        assert type(error) is DeadlockError, repr(error)
+        assert error.culprits == (0, 2)
+    for comm in comms:
+        comm.finalize()
