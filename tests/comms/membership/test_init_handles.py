@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
 from datetime import timedelta
 
 import pytest
@@ -97,6 +98,47 @@ def test_the_store_of_an_attempt(cast):
     ranks.become([1, 0])
     with pytest.raises(RuntimeError, match="the first rank's store"):
         far.check(["a"])
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        return near, server.accept()[0]
+
+
+def test_a_late_answer_is_not_that_to_the_next_request():
+    """After a timeout the connection is of no use: what comes on it answers the request before."""
+    near, far = tcp_pair()
+    store = RemoteStore(near, 5.0)
+    near.settimeout(0.05)
+    with pytest.raises(RuntimeError, match="timed out"):
+        store.check(["a"])
+    with contextlib.suppress(OSError):
+        far.sendall(answer(dist.HashStore(), 3, [b"a"]))  # the answer, for "no"
+    with pytest.raises(RuntimeError, match="timed out"):
+        store.check(["b"])
+    far.close()
+
+
+def test_no_answer_is_taken_after_an_interrupt(monkeypatch):
+    near, far = tcp_pair()
+    store = RemoteStore(near, 5.0)
+
+    class Interrupted:
+        sendall = near.sendall
+
+        @staticmethod
+        def recv(_: int) -> bytes:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_socket", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            store.check(["a"])
+    far.sendall(answer(dist.HashStore(), 3, [b"a"]))
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.check(["b"])
+    far.close()
 
 
 def test_a_handle_is_read_as_it_was_written(cast):

@@ -89,6 +89,8 @@ class RemoteStore(Store):
         )  # torch's: it reaches this store through a PrefixStore, too
         self._socket = s
         self._lock = threading.Lock()
+        # Why a request has no answer. What comes on the connection then may still be that answer.
+        self._unanswered = ""
         s.settimeout(_SECONDS)
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -98,17 +100,27 @@ class RemoteStore(Store):
         self._socket.close()
 
     def _ask(self, name: str, *fields: bytes) -> list[bytes]:
-        operation, said = _OPERATIONS.index(name), bytearray()
-        try:
-            with self._lock:
-                self._socket.sendall(frame(operation, fields))
-                while (found := take_frame(said)) is None:
-                    data = self._socket.recv(1 << 20)
-                    if not data:
-                        raise ConnectionError("its rank has ended it, or is gone")
-                    said += data
-        except (OSError, ValueError) as error:
-            raise RuntimeError(f"the first rank's store: {error}") from error
+        with self._lock:
+            if self._unanswered:
+                raise RuntimeError(f"the first rank's store: {self._unanswered}")
+            self._unanswered = "an earlier request was interrupted"
+            try:
+                answer = self._exchange(frame(_OPERATIONS.index(name), fields))
+            except (OSError, ValueError) as error:
+                self._unanswered = str(error)
+                self._socket.close()
+                raise RuntimeError(f"the first rank's store: {error}") from error
+            self._unanswered = ""
+            return answer
+
+    def _exchange(self, request: bytes) -> list[bytes]:
+        said = bytearray()
+        self._socket.sendall(request)
+        while (found := take_frame(said)) is None:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise ConnectionError("its rank has ended it, or is gone")
+            said += data
         return found[1]
 
     # Names and arguments are torch's; C++ calls these, too.

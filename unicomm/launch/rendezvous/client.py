@@ -35,20 +35,21 @@ class LaunchersStore(RemoteStore):
         return self._connection.seen_as
 
     def _ask(self, name: str, *fields: bytes) -> list[bytes]:
-        if self._connection.interrupted:
+        if self._unanswered:
             self._reconnect()
         return super()._ask(name, *fields)
 
     def _reconnect(self) -> None:
-        """After an interruption, as by a signal, the rest of an answer may still be under way."""
+        """After a timeout, or an interruption by a signal, an answer may still be under way."""
         with self._lock:
-            if self._connection.interrupted:
+            if self._unanswered:
                 self._connection.close()
                 try:
                     self._connection = call(*self._at, self._token, _GREETING)
                 except RendezvousConnectionError as error:
                     raise RuntimeError(str(error)) from error
                 self._socket = self._connection  # type: ignore[assignment]
+                self._unanswered = ""
 
 
 def call(host: str, port: int, token: str, timeout: float) -> SignedSocket:

@@ -121,13 +121,11 @@ class SignedSocket:
 
     Attributes:
         seen_as: this host's address, as the other side sees it.
-        interrupted: whether a request has no answer yet. If its caller does not wait any more, as after a
-            signal, the connection cannot be used again.
     """
 
     def __init__(self, s: socket.socket, token: str) -> None:
         """Greets the host. Raises `TokensDifferError`, `NoLauncherError`, or `OSError`."""
-        self._socket, self.interrupted = s, False
+        self._socket = s
         hello = HELLO.pack(MAGIC, bool(token), secrets.token_bytes(32))
         s.sendall(hello)
         said = _read(s, WELCOME, greeting=True)
@@ -145,7 +143,6 @@ class SignedSocket:
         s.sendall(_mac(_key(token), b"caller", spoken))
 
     def sendall(self, data: bytes) -> None:
-        self.interrupted = True
         self._socket.sendall(LENGTH.pack(len(data)) + data + self._seals.caller.sign(data))
 
     def recv(self, most: int) -> bytes:
@@ -155,7 +152,6 @@ class SignedSocket:
             raise ConnectionError(f"a message of {length} bytes")
         data, mac = _read(self._socket, length), _read(self._socket, MAC)
         self._seals.host.check(data, mac)
-        self.interrupted = False
         return data
 
     def settimeout(self, seconds: float | None) -> None:
