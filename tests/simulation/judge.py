@@ -38,16 +38,7 @@ _CREATIONS = ("create", "split", "reconf")
 _ANSWER = 1.2  # seconds in which a rank that is asked has to answer
 
 #: Defects that are known and not repaired yet: what the text of a violation holds, and the reason.
-KNOWN: tuple[tuple[str, str], ...] = (
-    (
-        r"^some connected, some failed: .* in split .*((is|are) gone|has finalized|aborted the communicator)",
-        "the rank that holds the store leaves the parent before all have read the outcome of the split",
-    ),
-    (
-        r"^some connected, some failed: .* in split .*the store failed: the first rank's store",
-        "the same, noticed as the end of the store",
-    ),
-)
+KNOWN: tuple[tuple[str, str], ...] = ()
 
 
 def is_known(text: str) -> bool:

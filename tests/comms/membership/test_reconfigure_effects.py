@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import unicomm.profiler
 from tests.comms.membership.casts import LONG
 from unicomm import Communicator, ReduceOp, UnsupportedError
 from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.comms.membership import store_users
 from unicomm.comms.membership.handles import Handle
+from unicomm.comms.membership.remote_store import RemoteStore
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.recording import writer
 from unicomm.flight_recorder.table.load import load
@@ -121,6 +124,37 @@ def test_nothing_is_left_behind(backend, cast, raised, eventually):
         eventually(as_before)
     except AssertionError:
         raise AssertionError(f"before {before}, after {left_open()}") from None
+
+
+@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("then", ["finalize", "reconfigure"])
+def test_the_first_rank_keeps_the_store_for_those_that_split(backend, then, cast, monkeypatch):
+    """It is through with the split, and goes on, while another rank has not read the outcome."""
+    ranks = cast(backend, 3)
+    ranks.become([0, 1, 2])
+    ask = RemoteStore._ask
+
+    def slowly(store: RemoteStore, name: str, *fields: bytes) -> list[bytes]:
+        if any(field.endswith(b"/result") for field in fields):
+            time.sleep(0.1)
+        return ask(store, name, *fields)
+
+    monkeypatch.setattr(RemoteStore, "_ask", slowly)
+    monkeypatch.setattr(store_users, "_PATIENCE", LONG)
+
+    def act(comm: Communicator, i: int) -> Communicator | None:
+        child = comm.split([0, 1, 2], "child", timeout=LONG)
+        if i == 0 and then == "finalize":
+            comm.finalize()
+        elif then == "reconfigure" and i < 2:
+            comm.reconfigure(7, ranks.handles[:2])
+        return child
+
+    children = ranks.play([0, 1, 2], act)
+    assert all(isinstance(child, Communicator) for child in children.values()), children
+    ranks.play([0, 1, 2], lambda _, i: children[i].barrier())
+    for child in children.values():
+        child.finalize()
 
 
 def test_strangers_are_hung_up_on(cast, eventually):

@@ -13,6 +13,7 @@ endpoint.py             where other ranks reach a communicator that can be recon
 reconfigure_session.py  the ranks of a reconfiguration find each other
 epoch.py                what reconfigure replaces in a communicator, and what it keeps
 create.py               creation
+store_users.py          which ranks still need the store of an epoch
 split.py                a new communicator of some ranks of another one
 finalize.py             finalize, the end of the process, forked children
 reconfigure.py          a communicator with other ranks, as a new epoch

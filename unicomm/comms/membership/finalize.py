@@ -22,6 +22,7 @@ from unicomm.comms.execution.host import on_fast_path
 from unicomm.comms.failures import daemon_pool, open_communicators
 
 from .epoch import EpochHolder
+from .store_users import await_users
 
 _log = logging.getLogger("unicomm")
 _EXIT_GRACE = 5.0  # seconds that pending operations of open communicators have when the process ends
@@ -50,6 +51,7 @@ def close(comm: EpochHolder, timeout: float) -> None:
             "finalize when reconfigure has returned",
         )
     try:
+        await_users(comm._member.store, timeout)
         dynamic.endpoint.close()
         _finalize_once(comm, timeout)
         comm._member.store = None  # the store of the epoch

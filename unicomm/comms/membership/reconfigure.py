@@ -32,6 +32,7 @@ from .handles import Handle
 from .reconfigure_session import ReconfigureSession
 from .remote_store import RemoteStore
 from .rendezvous import Rendezvous
+from .store_users import await_users
 
 _LABELS = "the ranks' numbers in the job"
 _MOST_LABEL = 1 << 31
@@ -152,6 +153,8 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
     dynamic.session = session
     left: PreviousEpoch | None = None
     try:
+        if comm._engine.broken is None:
+            await_users(before.store, plan.timeout / 4)
         left = end_epoch(comm, plan.uuid)
         asked = Request(
             before.asked_for,

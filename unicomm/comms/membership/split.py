@@ -18,6 +18,7 @@ from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
 
 from .create import Created, Request, create
+from .store_users import using
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Split:
             color=min(self.ranks),
             meeting=self.meeting,
         )
-        with engine.located("split"):
+        size, limit = len(self.ranks), options.timeout
+        with engine.located("split"), using(store if size > 1 else None, asked.name, size, limit):
             try:
                 return create(asked)
             except (BackendError, CommTimeoutError) as error:
