@@ -28,6 +28,10 @@ def store(comm: Communicator) -> Any:
     return comm._member.store
 
 
+def endpoint(comm: Communicator) -> Any:
+    return comm._dynamic.endpoint
+
+
 def post(comm: Communicator, kind: str, tensor: Any, peer: int, timeout: float | None = None) -> Work:
     """Posts a message as a process group does."""
     return point_to_point.post(comm._engine, kind, tensor, peer, timeout)

@@ -161,8 +161,6 @@ class _Judge:
         assert error is not None
         if kind == "msgs" and self._ops[record.op]["any"]:
             return []  # every rank may be the one that was to send
-        if record.parent_broken:
-            return []  # the error is that of an operation of the parent
         named = [r for r in error.culprits if r not in error.late]
         if kind in ("create", "split"):
             return named
@@ -234,14 +232,6 @@ class _Judge:
             return [f"some connected, some failed: ranks {good} are connected, but {self._text(failed[0])}"]
         return []
 
-    def _parent(self, record: Record) -> list[int]:
-        """The members of the communicator that a rank has split."""
-        parent = self._ops[record.op]["comm"]
-        for op in reversed(self._ops[: record.op]):
-            if op["op"] == "split" and op["child"] == parent:
-                return next((part for part in op["parts"] if record.rank in part), [])
-        return list(range(self._run.program["ranks"]))
-
     def _of_single_kill(self) -> list[str]:
         """If one rank was killed and nothing else happened, every error names exactly that rank."""
         run = self._run
@@ -259,11 +249,8 @@ class _Judge:
             if record.ended < run.died[dead]:
                 continue
             named = {record.members[r] for r in error.culprits if r < len(record.members)}
-            if kind == "create":
+            if kind in ("create", "split"):
                 named = set(error.culprits)
-            elif kind == "split":  # ranks of the parent if it knows why, else global ones
-                parent = self._parent(record)
-                named = {*error.culprits, *(parent[r] for r in error.culprits if r < len(parent))}
             # A rank that could not reach the dead one left, and says why.
             if dead not in named and f"rank {dead}" not in error.message:
                 found.append(f"not the dead rank {dead}: {self._text(record)}")

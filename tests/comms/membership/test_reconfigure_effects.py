@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import unicomm
 import unicomm.profiler
+from tests.comms import inside
 from tests.comms.membership.casts import LONG
 from unicomm import Communicator, ReduceOp, UnsupportedError
 from unicomm.c10d.process_group import UnicommProcessGroup
@@ -124,6 +125,30 @@ def test_nothing_is_left_behind(backend, cast, raised, eventually):
         eventually(as_before)
     except AssertionError:
         raise AssertionError(f"before {before}, after {left_open()}") from None
+
+
+@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("gone", ["late", "finalized", "the store's"])
+def test_errors_of_a_split_name_global_ranks(backend, gone, cast, raised):
+    """Whether the meeting, the parent or the store has noticed that a rank is missing."""
+    ranks = cast(backend, 3)
+    ranks.become([0, 1, 2])
+    ranks.become([2, 1, 0])  # whose global ranks are these
+    missing = 2 if gone == "the store's" else 0
+
+    def act(comm: Communicator, i: int) -> Any:
+        if i != missing:
+            return raised(comm.split, [0, 1, 2], "child", timeout=2.0)
+        if gone == "finalized":
+            comm.finalize()
+        elif gone == "the store's":
+            inside.endpoint(comm).serve_nothing()
+        return None
+
+    for i, error in ranks.play([0, 1, 2], act).items():
+        if i != missing:
+            assert error.culprits == (missing,), repr(error)
+            assert f"global rank {missing}" in str(error)
 
 
 @pytest.mark.parametrize("backend", REAL)

@@ -166,10 +166,11 @@ def requests_of(base: Any) -> StoreRequests | None:
         return _requests.setdefault(base, StoreRequests())
 
 
-def set_host(store: Store, host: StoreHost) -> None:
-    """Says which process holds a store. The first word counts."""
+def set_host(store: Store, host: StoreHost, replace: bool = False) -> None:
+    """Says which process holds a store. The first word counts, except with `replace`."""
+    base = base_store(store)
     with _lock:
-        _hosts.setdefault(base_store(store), host)
+        _hosts[base] = host if replace else _hosts.get(base, host)
 
 
 def host_of(store: Any) -> StoreHost:

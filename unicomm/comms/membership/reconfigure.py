@@ -22,6 +22,7 @@ from unicomm.comms.errors import (
 from unicomm.comms.execution.assembly import new_engine
 from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
+from unicomm.comms.failures.store_requests import StoreHost, set_host
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints
 from unicomm.comms.work import Work
@@ -172,6 +173,10 @@ def _run(comm: EpochHolder, dynamic: ReconfigureState, plan: _Plan) -> None:
             previous=left,
         )
         after = connect(asked)
+        if after.store is not None:  # splits name global ranks
+            holder = after.labels[0]
+            words = f"global rank {holder}, which holds the store of the epoch"
+            set_host(after.store, StoreHost(words, holder), replace=True)
         dynamic.recorded.add(comm._member.recorder_index)
         comm._engine, comm._member = new_engine(after, comm._engine.hooks), after
     except CommError as caught:

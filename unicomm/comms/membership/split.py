@@ -13,6 +13,7 @@ from unicomm.comms.errors import BackendError, CommError, CommTimeoutError
 from unicomm.comms.execution.engine import Engine
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.execution.member import Member
+from unicomm.comms.failures.faults import rank_list
 from unicomm.comms.failures.store_client import is_store_failure
 from unicomm.comms.operations.call import OpArgs
 from unicomm.comms.options import CommOptions, copy_hints, read_hints
@@ -75,6 +76,12 @@ class Split:
 
     def _check_peers(self) -> None:
         """Raises if the parent is broken, or knows that a member of the child is gone."""
+        try:
+            self._check_parent()
+        except CommError as error:
+            raise self._in_global_ranks(error) from None
+
+    def _check_parent(self) -> None:
         with self.engine.located("split"):
             self.engine.check_open("split")
             if not isinstance(self.member.backend, ChecksPeers):
@@ -84,6 +91,21 @@ class Split:
             except CommError as error:
                 self.engine.break_(error)
                 raise
+
+    def _in_global_ranks(self, error: CommError) -> CommError:
+        """An error of the parent, whose ranks it names, as one of the split: these all name global ranks."""
+        labels = self.member.labels
+        if not error.culprits or list(labels) == list(range(len(labels))):
+            return error
+
+        def named(ranks: Sequence[int]) -> list[int]:
+            return [labels[r] for r in ranks if r < len(labels)]
+
+        culprits = named(error.culprits)
+        found = error.again(f"{error.message} (global {rank_list(culprits)})")
+        found.culprits = tuple(culprits)
+        found.sort_culprits(named(error.dead), named(error.absent), named(error.late))
+        return found
 
     def _wait_until_idle(self) -> None:
         executor, timeout = self.engine.executor, self.options.timeout
