@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from tests import ROOT
 from tests.wait_tables import Looks
 from unicomm import CommTimeoutError, Communicator, DeadlockError, ReduceOp, new_comm
 from unicomm.testing import run_ranks
@@ -134,6 +140,26 @@ def places() -> dict[str, list[str]]:
     }
 
 
+@contextlib.contextmanager
+def signal_after_looks(waits: int, act: Callable[[], None]) -> Iterator[None]:
+    """Has the main thread call `act` in a signal handler when `waits` ranks have looked often enough.
+
+    Another process watches the looks: a thread here would be one that may end the deadlock.
+    """
+    code = (
+        "import os, signal; from tests.wait_tables import Looks\n"
+        f"Looks({waits}, [{os.getpid()}]).wait(); os.kill({os.getpid()}, signal.SIGUSR1)"
+    )
+    before = signal.signal(signal.SIGUSR1, lambda *_: act())
+    watcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.wait()
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("harmless", [True, False])
 def test_threads_that_threading_does_not_know(harmless, raised):
@@ -149,20 +175,27 @@ def test_threads_that_threading_does_not_know(harmless, raised):
     def rank(comm: Communicator) -> tuple[bool, str, object]:
         me, other = comm.get_rank(), 1 - comm.get_rank()
         mine = comm if me == 0 else spare[me]
-        error = raised(mine.recv, torch.ones(1), other, False, timeout=25.0 if harmless else 3.0)
+        error = raised(mine.recv, torch.ones(1), other, False, timeout=25.0 if harmless else FOR_EVER)
         comm.abort()
         return isinstance(error, CommTimeoutError), error.message, places()
 
     spare: dict[int, Communicator] = {}
+    watched: list[Communicator] = []
 
     def both(comm: Communicator) -> tuple[bool, str, object]:
         with comm.split([0, 1], "other") as spare[comm.get_rank()]:
+            watched.extend((comm, spare[comm.get_rank()]))
             result = rank(comm)
             spare[comm.get_rank()].abort()
             return result
 
+    def end() -> None:
+        for comm in watched:
+            comm.abort()
+
     try:
-        said = run_ranks(both, 2, timeout=50)
+        with contextlib.nullcontext() if harmless else signal_after_looks(2, end):
+            said = run_ranks(both, 2, timeout=50)
     finally:
         before.release()
     assert any("these ranks wait for each other" in text for _, text, _ in said) == harmless, said
