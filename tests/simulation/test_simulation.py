@@ -48,8 +48,7 @@ def _broken(program: Program) -> list[str]:
 def _first_seed() -> int:
     """0, or with UNICOMM_SIMULATE_NEW=1 a seed that is another one after each change of the code under test.
 
-    About one seed in a thousand still finds a defect. `make test` would fail by chance for changes that have
-    nothing to do with it.
+    A seed that finds a defect would fail `make test` by chance, for changes that have nothing to do with it.
     """
     if os.environ.get("UNICOMM_SIMULATE_NEW", "0") != "1":
         return 0
