@@ -65,6 +65,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.communicators
 	$(BIN)/python -m benchmarks.record_cost
 	$(BIN)/python -m benchmarks.call_cost
+	$(BIN)/python -m benchmarks.group_calls
 	$(BIN)/python -m benchmarks.trace_analyze
 	$(BIN)/python -m benchmarks.torch_distributed
 	$(BIN)/python -m benchmarks.training_step

@@ -260,6 +260,8 @@ class FastPath(FastCalls):
     """
 
     def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None: ...
+    @property
+    def group(self) -> ShmGroup: ...
     def next_seq(self) -> int: ...
     @property
     def seq(self) -> int: ...
@@ -328,6 +330,23 @@ def short_method(general: object, op: int, names: tuple[str, ...], defaults: tup
     """
     Returns a method of a communicator that tries its fast path, and calls `general` if that does not take the operation `op`.
     """
+
+class SingleMessages:
+    """Messages of a process group that need not wait."""
+
+    def __init__(self, fast: FastPath) -> None: ...
+    @property
+    def patience(self) -> float:
+        """Seconds that a receive waits in the core at most."""
+
+    @patience.setter
+    def patience(self, arg: float, /) -> None: ...
+    def post(
+        self, send: bool, tensors: object, peer: object, tag: object, wait: bool
+    ) -> int | tuple[int, int, int] | None:
+        """
+        Returns the message's number once it is complete. None: nothing has happened. (number, op_id, record): it has begun, the queue has to run it, and the fast path is blocked until then.
+        """
 
 def all_reduce_method(
     options: type,

@@ -54,6 +54,7 @@ void bind_noted_property(nb::module_& m);
 void bind_fast(nb::module_& m);
 void bind_short_methods(nb::module_& m);
 void bind_work(nb::module_& m);
+void bind_single_messages(nb::module_& m);
 void bind_nccl(nb::module_& m);
 void bind_ucx(nb::module_& m);
 void bind_symm(nb::module_& m);

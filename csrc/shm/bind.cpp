@@ -245,6 +245,7 @@ void bind_shm(nb::module_& m) {
     m.def("usable_cores", &shm::usable_cores);
     bind_fast(m);
     bind_short_methods(m);
+    bind_single_messages(m);
     bind_all_reduce_method(m);
     bind_noted_property(m);
 }

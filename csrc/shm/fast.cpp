@@ -35,6 +35,8 @@ class FastPath : public FastCalls {
 
     ~FastPath() override { g_.deadlock().recorded_in(nullptr, 0); }
     void give_up() override { g_.abort(); }
+    void wake_waiting() override { g_.wake_me(); }
+    nb::object group() const { return group_; }
     uint64_t next_seq() { return ++seq_; }
     uint64_t seq() const { return seq_; }
 
@@ -302,6 +304,7 @@ void bind_fast(nb::module_& m) {
             nb::arg("comm"), nb::arg("timeout"),
             nb::sig(
                 "def __init__(self, group: ShmGroup, recorder: Recorder, comm: int, timeout: float) -> None"))
+        .def_prop_ro("group", &FastPath::group, nb::sig("def group(self) -> ShmGroup"))
         .def("next_seq", &FastPath::next_seq)
         .def_prop_ro("seq", &FastPath::seq)
         .def("all_reduce", &FastPath::all_reduce, any("tensor"), any("op"), any("async_op"), any("hints"),

@@ -36,15 +36,33 @@ class FastCalls {
     FastCalls& operator=(const FastCalls&) = delete;
     virtual ~FastCalls() = default;
     virtual void give_up() = 0;  // aborts the communicator, for all ranks
+    // Wakes the thread that waits in the core but ends its wait once the fast path is blocked.
+    virtual void wake_waiting() {}
 
     // The general path blocks the fast path while it issues an operation, while operations are pending or
     // hooks are registered, and for good once the communicator is broken or finalized.
-    void block() { ++blocks_; }
+    void block() {
+        ++blocks_;
+        if (gives_way_) wake_waiting();
+    }
     void unblock() { --blocks_; }
     bool blocked() const { return blocks_.load() != 0; }
     bool plain(nb::handle async_op, nb::handle hints, nb::handle timeout_arg) const {
         return !blocked() && async_op.ptr() == Py_False && hints.is_none() && timeout_arg.is_none();
     }
+
+    // While it lives, its thread waits and ends the wait once the fast path is blocked.
+    class GivesWay {
+      public:
+        explicit GivesWay(FastCalls& calls) : calls_(calls) { calls_.gives_way_ = true; }
+        ~GivesWay() { calls_.gives_way_ = false; }
+        GivesWay(const GivesWay&) = delete;
+        GivesWay& operator=(const GivesWay&) = delete;
+        bool now() const { return calls_.blocked(); }
+
+      private:
+        FastCalls& calls_;
+    };
 
     // An operation on a fast path, while it runs: an object on the stack of its thread. Made and destroyed
     // with the GIL, which guards the list of them.
@@ -150,6 +168,7 @@ class FastCalls {
     }
 
     std::atomic<int> blocks_{0};
+    std::atomic<bool> gives_way_{false};
     CompletedWorks works_;
     nb::str is_neg_{"is_neg"};
     PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded

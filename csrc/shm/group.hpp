@@ -117,6 +117,7 @@ class Group {
     Fault await(const std::function<bool()>& ready, const std::function<std::vector<int>()>& awaited,
                 uint64_t deadline_ns, const WaitKind* kind = nullptr);
     void wake() { waiter_.wake_others(); }
+    void wake_me() { waiter_.wake_me(); }       // has a wait of this rank look again; from any thread
     std::mutex& running() { return running_; }  // held while an operation runs
     DeadlockDetector& deadlock() { return deadlock_; }
     int rank() const { return rank_; }

@@ -421,6 +421,39 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
     return {};
 }
 
+bool Exchange::can_run_at_once(const Message& m) {
+    if (group_.is_broken_ || group_.segment_->header().failures.load(std::memory_order_acquire) > 0)
+        return false;
+    const Layout& l = group_.segment_->layout();
+    const Group::Ends& ends = group_.ends_[size_t(m.peer)];
+    uint64_t chunks = std::max<uint64_t>(1, (m.buffer.bytes + l.p2p_chunk - 1) / l.p2p_chunk);
+    bool can = false;
+    if (m.send) {
+        auto state = static_cast<RankState>(group_.segment_->control(m.peer).state.load());
+        can = state == RankState::kHere && ends.sent == ends.sends_done && chunks <= l.p2p_depth &&
+              unacknowledged(m.peer) + chunks <= l.p2p_depth;
+    } else if (ChunkHeader h; group_.early_.empty() && ends.received == ends.receives_done) {
+        can = front(m.peer, h) && h.tag == m.tag && fits(m, h.total, h.count, h.dtype) && !h.heap_size &&
+              unread(m.peer) >= chunks;
+    }
+    return can && damaged_ < 0;
+}
+
+bool Exchange::run_at_once(const Message& m) {
+    Transfer t;
+    t.message = m;
+    Group::Ends& ends = group_.ends_[size_t(m.peer)];
+    if (m.send) {
+        t.number = ends.sent++;
+        step_send(t);
+    } else {
+        t.number = ends.received++;
+        step_recv(t);
+    }
+    if (!t.finished) group_.damaged(std::max(damaged_, 0), "a message");
+    return t.finished && !t.fault;
+}
+
 Fault Group::exchange(const std::vector<Message>& messages, uint64_t deadline_ns) {
     Exchange exchange(*this, false);
     for (const Message& m : messages) exchange.add(m);

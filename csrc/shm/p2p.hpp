@@ -6,6 +6,7 @@
 #include <list>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "shm/group.hpp"
 
 namespace unicomm::shm {
@@ -29,6 +30,22 @@ class Exchange {
     // Makes `run`, or its next call, return. May be called from any thread.
     void interrupt();
     size_t unfinished() const { return transfers_.size(); }
+
+    // Of a message that is not in an Exchange, while no other is. Whether it needs no other rank to act any
+    // more: a send that fits into the channel, or a receive of a message that has arrived whole and fits it.
+    // False also if anything is wrong.
+    bool can_run_at_once(const Message& message);
+    // Waits until a message from the sender of the receive `message` has arrived, until `give_way()`, which
+    // is asked again after each `wake_me` of the group, or until `return_ns`. Returns what `can_run_at_once`
+    // returns then.
+    template <class GiveWay>
+    bool arrives(const Message& message, uint64_t return_ns, GiveWay give_way) {
+        auto ready = [&] { return unread(message.peer) > 0 || damaged_ >= 0 || give_way(); };
+        group_.waiter_.until(ready, [&](bool) { return group_.is_broken_ || now_ns() >= return_ns; });
+        return can_run_at_once(message);
+    }
+    // Runs a message that can. False if a rank's memory turned out to be damaged, which breaks the group.
+    bool run_at_once(const Message& message);
 
   private:
     bool can_step(Transfer& t);

@@ -29,6 +29,7 @@ from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from . import batch_isend_irecv as batches
 from . import group_names
 from .calls import dispatcher
+from .calls.short import short_barrier, short_message
 from .calls.sparse import all_reduce_sparse
 from .calls.torch_method import torch_method
 from .compat import (
@@ -453,6 +454,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         work = self._for(outputs[0]).scatter(outputs[0], ins, opts.rootRank, opts.asyncOp, None, _limit(opts))
         return ProcessGroupWork([work], outputs)
 
+    @short_barrier
     @torch_method("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
         limit, later = (None, False) if opts is None else (_limit(opts), opts.asyncOp)
@@ -506,12 +508,14 @@ class UnicommProcessGroup(dist.ProcessGroup):
 
     # --- point-to-point -------------------------------------------------------------------------------
 
+    @short_message("send")
     @torch_method("send")
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Sends a tensor. On the CPU a receive with the same tag gets it; on devices tags have no meaning."""
         work = batches.post(self._for(tensors[0])._engine, "send", tensors[0], dst, tag)
         return MessageWork(work, tensors)
 
+    @short_message("recv")
     @torch_method("recv")
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         return self._receive(tensors, src, tag)

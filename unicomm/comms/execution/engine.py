@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from unicomm import _core
 from unicomm.comms.backend import Backend, HasFastPath, PreparesOperations, device_streams, streams_of
 from unicomm.comms.errors import (
     AbortedError,
@@ -58,6 +59,7 @@ class Engine:
 
     Attributes:
         fast: the native or short path for common operations, which also numbers all operations.
+        single: the native path of a process group's messages that need not wait, or None.
         executor: runs the issued operations.
         order: held while an operation is issued.
         timeout: seconds that an operation may take unless its call says otherwise.
@@ -86,6 +88,7 @@ class Engine:
             native = backend.fast_path(member.recorder, member.recorder_index, self.timeout)
         self.has_native_path = bool(native)
         self.fast: Any = native or NoFastPath()
+        self.single = _core.SingleMessages(native) if isinstance(native, _core.FastPath) else None
         if hooks is None:
             hooks = Hooks(self._hooks_changed)
         else:
@@ -123,7 +126,8 @@ class Engine:
             self.check_open(op.name)
             if not op.async_op:
                 executor.check_can_wait(op.name)
-            op.op_id = next_op_id()
+            if not op.records:
+                op.op_id = next_op_id()
             if hooks.active:
                 op.args = op.arguments(self.fast)
                 hooks.before(op.args)
@@ -363,6 +367,11 @@ class Engine:
         self.finalized = self.closing = True
         self.symmetric = None
         self.fast.block()
+
+    def drop_fast_path(self) -> None:
+        """Replaces the fast path, which holds the backend's memory, by one that takes no call."""
+        self.fast = NoFastPath()
+        self.single = None
 
     def let_go(self, nothing: Backend) -> None:
         """Drops the backend and its store.

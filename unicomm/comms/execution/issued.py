@@ -85,6 +85,8 @@ class IssuedOperation:
 
     def take_numbers(self, numbers: Any) -> None:
         """Numbers the operation: a collective in the communicator, a message within its pair of ranks."""
+        if self.messages:  # by the native path that has begun it
+            return
         first = self.calls[0]
         if first.operation.is_collective:
             self.seq = first.seq = numbers.next_seq()
@@ -99,6 +101,8 @@ class IssuedOperation:
 
     def begin(self, member: Member, started: bool) -> None:
         """Begins the operation's records. `started`: it runs in this very call."""
+        if self.records:
+            return
         begin, index, op_id = member.recorder.begin, member.recorder_index, self.op_id
         flags = recording.ASYNC if self.async_op else 0
         batch = 0

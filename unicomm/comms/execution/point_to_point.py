@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unicomm.comms.backend import OpensExchange
+from unicomm.comms.failures import faults
+from unicomm.comms.operations import recording
 from unicomm.comms.operations.call import MOST_TAG, Call, Message
 from unicomm.comms.operations.table import OPERATIONS, Kind, Operation
 from unicomm.comms.options import Hints, Timeout
@@ -72,11 +74,35 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, ta
     message = message._replace(tag=tag)
     limit = engine.per_op(kind, None, timeout)
 
+    call = _call(row, message, limit, True)
+
     def run() -> None:
         completion.exchange(engine.group, [message], limit)
 
-    call = _call(row, message, limit, True)
     return engine.issue(IssuedOperation(kind, (call,), run, limit, async_op=True, queued=True))
+
+
+def post_begun(
+    engine: Engine, kind: str, tensor: Any, peer: int, tag: int, begun: tuple[int, int, int]
+) -> Work:
+    """Queues a message that `_core.SingleMessages` has numbered and recorded: `begun` is what it returned."""
+    seq, op_id, record = begun
+    row = OPERATIONS[kind]
+    message = Message(kind == "send", peer, tensor, tag)
+    call = _call(row, message, engine.timeout, True)
+    call.seq = seq
+    op = IssuedOperation(
+        kind, (call,), None, engine.timeout, async_op=True, queued=True, seq=seq,
+        messages=((message.send, peer, seq),), records=(record,),
+    )  # fmt: skip
+    op.op_id = op_id
+    try:
+        return engine.issue(op)
+    except BaseException as error:
+        engine.member.recorder.finish(record, recording.FAILED, faults.code_of(error))
+        raise
+    finally:
+        engine.fast.unblock()
 
 
 def _call(row: Operation, message: Message, timeout: float, async_op: bool) -> Call:

@@ -17,7 +17,6 @@ from unicomm.comms.backend import SurvivesFork
 from unicomm.comms.errors import AbortedError, BackendError, CommError, CommTimeoutError, NotReadyError
 from unicomm.comms.execution.device import watchdog
 from unicomm.comms.execution.engine import Engine
-from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.host import on_fast_path
 from unicomm.comms.failures import daemon_pool, open_communicators
 
@@ -100,7 +99,7 @@ def _finalize(comm: EpochHolder, timeout: float) -> None:
     engine.fast.block()
     ended = executor.close(_THREAD_ENDS if late else max(timeout, _THREAD_ENDS)) and ended
     if ended:
-        engine.fast = NoFastPath()  # the real one holds the backend's memory
+        engine.drop_fast_path()
         if (symmetric := engine.symmetric) is not None:
             engine.symmetric = None
             if engine.broken is not None:  # the rank that broke it may not come to this point
@@ -159,7 +158,7 @@ def _forget(comm: EpochHolder) -> None:
     engine.closed_because = "the communicator belongs to the process that this one was forked from"
     engine.finalized = engine.closing = engine.inherited = True
     engine.finalizing = threading.RLock()
-    engine.fast = NoFastPath()
+    engine.drop_fast_path()
     engine.executor.forget()
     if isinstance(comm._member.backend, SurvivesFork):
         comm._member.backend.forget()

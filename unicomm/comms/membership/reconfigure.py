@@ -20,7 +20,6 @@ from unicomm.comms.errors import (
     NotReadyError,
 )
 from unicomm.comms.execution.assembly import new_engine
-from unicomm.comms.execution.fast_path import NoFastPath
 from unicomm.comms.execution.hooks import next_op_id
 from unicomm.comms.failures.store_requests import StoreHost, set_host
 from unicomm.comms.operations.call import OpArgs
@@ -273,7 +272,7 @@ def end_epoch(comm: EpochHolder, uuid: int) -> PreviousEpoch | None:
     left = None
     with engine.quiet(_PATIENCE) as free:
         if ended := ended and free:
-            engine.fast = NoFastPath()  # the real one holds the backend's memory
+            engine.drop_fast_path()
             left = None if reusable is None else reusable.take_epoch()
             engine.backend.close()
             if isinstance(member.store, RemoteStore):
