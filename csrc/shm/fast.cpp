@@ -44,7 +44,7 @@ class FastPath : public FastCalls {
                           nb::handle timeout_arg) {
         Tensor t;
         uint8_t red = 0;
-        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !reduction(op, t.dtype, red))
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, true, t) || !reduction(op, t.dtype, red))
             return no();
         return run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel);
     }
@@ -66,7 +66,7 @@ class FastPath : public FastCalls {
     nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle async_op, nb::handle hints,
                          nb::handle timeout_arg) {
         Tensor t;
-        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(root.ptr()))
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, true, t) || !PyLong_CheckExact(root.ptr()))
             return no();
         long r = PyLong_AsLong(root.ptr());
         if (r == -1 && PyErr_Occurred()) PyErr_Clear();
@@ -83,7 +83,8 @@ class FastPath : public FastCalls {
     nb::object all_gather_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
                                  nb::handle timeout_arg) {
         Tensor out, in;
-        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
+            return no();
         if (in.dtype != out.dtype || out.numel != in.numel * g_.world() || overlap(in, out)) return no();
         return run(OpCode::kAllGatherSingle, Red::kNone, -1, in, out, in.numel);
     }
@@ -92,7 +93,8 @@ class FastPath : public FastCalls {
                                      nb::handle hints, nb::handle timeout_arg) {
         Tensor out, in;
         uint8_t red = 0;
-        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
+            return no();
         if (!reduction(op, in.dtype, red)) return no();
         if (in.dtype != out.dtype || in.numel != out.numel * g_.world() || overlap(in, out)) return no();
         return run(OpCode::kReduceScatterSingle, static_cast<Red>(red), -1, in, out, out.numel);
@@ -101,7 +103,8 @@ class FastPath : public FastCalls {
     nb::object all_to_all_single(nb::handle output, nb::handle input, nb::handle async_op, nb::handle hints,
                                  nb::handle timeout_arg) {
         Tensor out, in;
-        if (!plain(async_op, hints, timeout_arg) || !read(output, out) || !read(input, in)) return no();
+        if (!plain(async_op, hints, timeout_arg) || !read(output, true, out) || !read(input, false, in))
+            return no();
         if (in.dtype != out.dtype || in.numel != out.numel || in.numel % g_.world() || overlap(in, out))
             return no();
         return run(OpCode::kAllToAllSingle, Red::kNone, -1, in, out, in.numel);
@@ -125,7 +128,8 @@ class FastPath : public FastCalls {
     nb::object message(bool send, nb::handle tensor, nb::handle peer_arg, nb::handle async_op,
                        nb::handle hints, nb::handle timeout_arg) {
         Tensor t;
-        if (!plain(async_op, hints, timeout_arg) || !read(tensor, t) || !PyLong_CheckExact(peer_arg.ptr()))
+        if (!plain(async_op, hints, timeout_arg) || !read(tensor, !send, t) ||
+            !PyLong_CheckExact(peer_arg.ptr()))
             return no();
         long peer = PyLong_AsLong(peer_arg.ptr());
         if (peer == -1 && PyErr_Occurred()) PyErr_Clear();

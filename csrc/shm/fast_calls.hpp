@@ -14,6 +14,7 @@
 
 #include "base/bind.hpp"
 #include "base/bind_fault.hpp"
+#include "operations/array.hpp"
 #include "operations/tensor.hpp"
 #include "operations/work.hpp"
 #include "recorder/recorder.hpp"
@@ -29,6 +30,7 @@ class FastCalls {
           works_(nb::module_::import_("unicomm.comms.work").attr("Work")),
           timeout(timeout) {
         nb::module_ torch = nb::module_::import_("torch");
+        array_type_ = reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy").attr("ndarray").ptr());
         tensor_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("Tensor").ptr());
         parameter_type_ = reinterpret_cast<PyTypeObject*>(torch.attr("nn").attr("Parameter").ptr());
     }
@@ -116,6 +118,12 @@ class FastCalls {
         return t.numel != 1 || t.dtype > DType::kFloat16 || !negated(tensor);
     }
 
+    // The same, also for a numpy array. `writes`: the operation writes to it.
+    bool read(nb::handle value, bool writes, Tensor& t) {
+        if (Py_TYPE(value.ptr()) != array_type_) return read(value, t);
+        return read_array(value.ptr(), writes, t) && t.contiguous && (t.data || !t.numel);
+    }
+
     static bool overlap(const Tensor& a, const Tensor& b) {
         auto *x = static_cast<char*>(a.data), *y = static_cast<char*>(b.data);
         return x < y + b.bytes && y < x + a.bytes;
@@ -171,7 +179,8 @@ class FastCalls {
     std::atomic<bool> gives_way_{false};
     CompletedWorks works_;
     nb::str is_neg_{"is_neg"};
-    PyTypeObject *tensor_type_, *parameter_type_;  // live as long as torch, which is never unloaded
+    // Live as long as torch and numpy, which are never unloaded.
+    PyTypeObject *tensor_type_, *parameter_type_, *array_type_;
 
   public:
     double timeout;
