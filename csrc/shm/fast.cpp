@@ -120,11 +120,72 @@ class FastPath : public FastCalls {
         return message(false, tensor, src, async_op, hints, timeout_arg);
     }
 
+    // `items`: a list of P2POp (unicomm/comms/batch.py).
+    nb::object batch(nb::handle items, nb::handle async_op, nb::handle hints, nb::handle timeout_arg) {
+        if (!plain(async_op, hints, timeout_arg) || !PyList_CheckExact(items.ptr())) return no();
+        size_t count = size_t(PyList_GET_SIZE(items.ptr()));
+        std::vector<Tensor> tensors(count);
+        std::vector<shm::Message> messages;
+        for (size_t i = 0; i < count; ++i) {
+            shm::Message m;
+            if (!read_item(PyList_GET_ITEM(items.ptr(), Py_ssize_t(i)), m, tensors[i])) return no();
+            messages.push_back(m);
+        }
+        // What is received may not overlap anything else.
+        for (size_t i = 0; i < count; ++i) {
+            for (size_t j = 0; j < count && !messages[i].send; ++j) {
+                if (i != j && overlap(tensors[i], tensors[j])) return no();
+            }
+        }
+        std::unique_lock running(g_.running(), std::try_to_lock);
+        if (!running || blocked() || count == 0) return no();
+        std::vector<uint64_t> records;
+        ring::NewRecord first, n;
+        for (size_t i = 0; i < count; ++i) {
+            const shm::Message& m = messages[i];
+            n = record_of_message(m.send, tensors[i], next_pair_seq(m.peer, m.send), m.peer);
+            if (i == 0) first = n;
+            n.op_id = first.op_id;
+            n.created_ns = first.created_ns;
+            n.batch = first.op_id + 1;
+            n.flags |= ring::kBatch;
+            records.push_back(r_.writer.begin(n));
+        }
+        Fault fault;
+        {
+            Running now(*this, n.op, n.seq);
+            GilReleased release;
+            fault = g_.exchange(messages, deadline_after(timeout, first.created_ns));
+        }
+        auto state = fault ? ring::State::kFailed : ring::State::kCompleted;
+        for (uint64_t record : records) r_.writer.finish(record, state, static_cast<uint32_t>(fault.code));
+        if (fault) return nb::make_tuple(n.seq, fault_tuple(fault));
+        raise_late_signals();
+        return FastCalls::work(batch_, n.seq);
+    }
+
     // Messages are numbered per peer and direction, here for the general path, too.
     uint64_t pair_seq(int peer, bool send) { return pairs_[2 * size_t(peer) + send]; }
     uint64_t next_pair_seq(int peer, bool send) { return ++pairs_[2 * size_t(peer) + send]; }
 
   private:
+    bool read_item(nb::handle item, shm::Message& m, Tensor& t) {
+        nb::object kind = nb::getattr(item, kind_, nb::none()),
+                   value = nb::getattr(item, tensor_, nb::none());
+        nb::object peer = nb::getattr(item, peer_, nb::none());
+        if (!PyUnicode_CheckExact(kind.ptr()) || !PyLong_CheckExact(peer.ptr())) return false;
+        m.send = kind.equal(send_);
+        if (!m.send && !kind.equal(recv_)) return false;
+        long to = PyLong_AsLong(peer.ptr());
+        if (to == -1 && PyErr_Occurred()) PyErr_Clear();
+        if (to < 0 || to >= g_.world() || to == g_.rank() || !read(value, !m.send, t)) return false;
+        m.peer = int(to);
+        m.buffer = shm::buffer_of(t);
+        m.dtype = t.dtype;
+        m.count = uint64_t(t.numel);
+        return true;
+    }
+
     nb::object message(bool send, nb::handle tensor, nb::handle peer_arg, nb::handle async_op,
                        nb::handle hints, nb::handle timeout_arg) {
         Tensor t;
@@ -136,17 +197,8 @@ class FastPath : public FastCalls {
         if (peer < 0 || peer >= g_.world() || peer == g_.rank()) return no();
         std::unique_lock running(g_.running(), std::try_to_lock);
         if (!running || blocked()) return no();
-        OpCode code = send ? OpCode::kSend : OpCode::kRecv;
-        ring::NewRecord n = record_of(uint32_t(code), next_pair_seq(int(peer), send), int(peer));
+        ring::NewRecord n = record_of_message(send, t, next_pair_seq(int(peer), send), int(peer));
         uint64_t deadline = deadline_after(timeout, n.created_ns);
-        n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
-        n.n_in = send;
-        n.n_out = !send;
-        if (send) {
-            describe(t, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
-        } else {
-            describe(t, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
-        }
         uint64_t record = r_.writer.begin(n);
         Fault fault;
         {
@@ -254,6 +306,7 @@ class FastPath : public FastCalls {
     std::vector<uint64_t> pairs_;  // guarded by the GIL
     nb::object op_, reduce_op_type_;
     nb::str names_[kOpCodes];
+    nb::str batch_{"batch"}, kind_{"kind"}, tensor_{"tensor"}, peer_{"peer"}, send_{"send"}, recv_{"recv"};
     uint8_t red_ = 0;
 };
 
@@ -326,6 +379,7 @@ void bind_fast(nb::module_& m) {
              any("timeout"))
         .def("recv", &FastPath::recv, any("tensor"), any("src"), any("async_op"), any("hints"),
              any("timeout"))
+        .def("batch", &FastPath::batch, any("items"), any("async_op"), any("hints"), any("timeout"))
         .def("pair_seq", &FastPath::pair_seq, nb::sig("def pair_seq(self, peer: int, send: bool, /) -> int"))
         .def("next_pair_seq", &FastPath::next_pair_seq,
              nb::sig("def next_pair_seq(self, peer: int, send: bool, /) -> int"));

@@ -15,6 +15,7 @@
 #include "base/bind.hpp"
 #include "base/bind_fault.hpp"
 #include "operations/array.hpp"
+#include "operations/opcode.hpp"
 #include "operations/tensor.hpp"
 #include "operations/work.hpp"
 #include "recorder/recorder.hpp"
@@ -141,6 +142,19 @@ class FastCalls {
         n.frame = r_.paths.current();
         n.start_now = true;
         n.created_ns = now_ns();
+        return n;
+    }
+    // That of a send or receive.
+    ring::NewRecord record_of_message(bool send, const Tensor& t, uint64_t seq, int peer) {
+        ring::NewRecord n = record_of(uint32_t(send ? OpCode::kSend : OpCode::kRecv), seq, peer);
+        n.flags = static_cast<uint16_t>(ring::kP2P | (send ? 0 : ring::kReceive));
+        n.n_in = send;
+        n.n_out = !send;
+        if (send) {
+            describe(t, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
+        } else {
+            describe(t, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
+        }
         return n;
     }
     ring::Writer& writer() { return r_.writer; }

@@ -51,7 +51,13 @@ class BatchSendRecv:
         if not self.ops:
             hint = "add sends and receives first; an issued batch is empty again"
             self._comm._engine.invalid("batch", "cannot issue an empty batch", hint)
+        engine = self._comm._engine
+        if done := engine.fast.batch(self.ops, async_op, hints, timeout):
+            if not isinstance(done, Work):
+                engine.fast_failed("batch", done)
+            self.ops = []
+            return done
         items = [(op.kind, op.tensor, op.peer) for op in self.ops]
-        work = messages(self._comm._engine, items, async_op, hints, timeout, batch=True)
+        work = messages(engine, items, async_op, hints, timeout, batch=True)
         self.ops = []
         return work

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "base/clock.hpp"
-#include "operations/opcode.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/fast_calls.hpp"
 #include "shm/p2p.hpp"
@@ -55,7 +54,8 @@ class SingleMessages {
         bool now = exchange_.can_run_at_once(message);
         if (!now && send) return nb::none();
         nb::object seq = next_pair_seq_(int(*peer), send);
-        ring::NewRecord n = recorded(send, t, nb::cast<uint64_t>(seq), int(*peer));
+        ring::NewRecord n = calls_.record_of_message(send, t, nb::cast<uint64_t>(seq), int(*peer));
+        n.flags |= ring::kAsync;
         uint64_t record = calls_.writer().begin(n);
         if (now && t.bytes <= kWithGil) {
             now = exchange_.run_at_once(message);
@@ -84,20 +84,6 @@ class SingleMessages {
         long found = PyLong_AsLong(value.ptr());
         if (found == -1 && PyErr_Occurred()) PyErr_Clear();
         return found < 0 ? std::nullopt : std::optional(found);
-    }
-
-    ring::NewRecord recorded(bool send, const Tensor& t, uint64_t seq, int peer) {
-        OpCode code = send ? OpCode::kSend : OpCode::kRecv;
-        ring::NewRecord n = calls_.record_of(uint32_t(code), seq, peer);
-        n.flags = static_cast<uint16_t>(ring::kAsync | ring::kP2P | (send ? 0 : ring::kReceive));
-        n.n_in = send;
-        n.n_out = !send;
-        if (send) {
-            describe(t, true, n.in_numel, n.in_dtype, n.in_ndim, n.in_dims);
-        } else {
-            describe(t, true, n.out_numel, n.out_dtype, n.out_ndim, n.out_dims);
-        }
-        return n;
     }
 
     nb::object fast_, group_;  // keeps them alive

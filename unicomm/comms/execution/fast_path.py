@@ -48,7 +48,7 @@ class NoFastPath:
     def _never(self, *_: object) -> Any:
         return False
 
-    send = recv = all_to_all_single = _never
+    send = recv = batch = all_to_all_single = _never
     all_reduce = broadcast = barrier = all_gather_single = reduce_scatter_single = _never
 
 
