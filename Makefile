@@ -66,6 +66,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.record_cost
 	$(BIN)/python -m benchmarks.call_cost
 	$(BIN)/python -m benchmarks.group_calls
+	$(BIN)/python -m benchmarks.one_copy
 	$(BIN)/python -m benchmarks.trace_analyze
 	$(BIN)/python -m benchmarks.torch_distributed
 	$(BIN)/python -m benchmarks.training_step

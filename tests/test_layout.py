@@ -20,6 +20,7 @@ COMMS_ROOMS = ("operations", "execution", "membership", "failures", "memory")
 PRIVATE = {
     "tests/c10d/test_group_all_reduce.py": "whether the native fast path took a call is not public",
     "tests/c10d/test_single_messages.py": "whether a message went through the queue is not public",
+    "tests/processes/programs/one_copy.py": "how a message was moved is not public",
 }
 # The recorder's reading half runs where neither torch nor the native core is.
 WRITERS = {

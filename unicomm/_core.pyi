@@ -193,6 +193,11 @@ class ShmGroup:
     def exchange(self, messages: list[Message], timeout: float) -> Fault | None:
         """Runs all messages together; returns when all are done."""
 
+    def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int]) -> None:
+        """
+        Has long messages read where they lie, by the ranks `readers`, which can read the memory of this one. `proofs`: of the processes of all ranks.
+        """
+
     def abort(self) -> None: ...
     def give_up(self, code: int, culprits: Sequence[int]) -> None:
         """Like `abort`, with the cause, which the other ranks get."""
@@ -238,6 +243,13 @@ def set_thread_check(check: Callable[[int, int, list[int]], list[int] | None]) -
     """
 
 def usable_cores() -> int: ...
+def proof_of_reading() -> tuple[int, int]:
+    """A word of this process that nobody can guess: its address and value."""
+
+def can_read(pid: int, proof: tuple[int, int]) -> bool:
+    """
+    Whether this process can read the memory of another one, which has this proof.
+    """
 
 class FastCalls:
     """What native fast paths share: whether they may be used now."""

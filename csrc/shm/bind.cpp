@@ -3,6 +3,7 @@
 #include "base/bind.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include "base/bind_fault.hpp"
 #include "shm/dispatch.hpp"
 #include "shm/memory/heap.hpp"
+#include "shm/memory/peer_memory.hpp"
 #include "shm/p2p.hpp"
 
 namespace unicomm {
@@ -190,6 +192,12 @@ void bind_shm(nb::module_& m) {
         .def("exchange", &exchange, nb::arg("messages"), nb::arg("timeout"),
              nb::sig("def exchange(self, messages: list[Message], timeout: float) -> Fault | None"),
              "Runs all messages together; returns when all are done.")
+        .def("offer_memory", &Group::offer_memory, nb::arg("proofs"), nb::arg("readers"),
+             nb::sig(
+                 "def offer_memory(self, proofs: Sequence[tuple[int, int]], readers: Sequence[int]) -> None"),
+             "Has long messages read where they lie, by the ranks `readers`, which can read the memory of "
+             "this "
+             "one. `proofs`: of the processes of all ranks.")
         .def("abort", &Group::abort, nb::call_guard<GilReleased>())
         .def(
             "give_up",
@@ -243,6 +251,11 @@ void bind_shm(nb::module_& m) {
           "`check(comm, rank, threads)` returns the waiting threads that matter, or None.");
     shm::set_signal_check(&signal_has_raised);
     m.def("usable_cores", &shm::usable_cores);
+    m.def("proof_of_reading", &shm::proof_of_reading, nb::sig("def proof_of_reading() -> tuple[int, int]"),
+          "A word of this process that nobody can guess: its address and value.");
+    m.def("can_read", &shm::can_read, nb::arg("pid"), nb::arg("proof"),
+          nb::sig("def can_read(pid: int, proof: tuple[int, int]) -> bool"),
+          "Whether this process can read the memory of another one, which has this proof.");
     bind_fast(m);
     bind_short_methods(m);
     bind_single_messages(m);

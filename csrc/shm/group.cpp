@@ -17,6 +17,8 @@ constexpr uint64_t kSignalsNs = 100000000;  // between two checks for signals
 std::atomic<SignalCheck> signal_check{nullptr};
 constexpr uint64_t kDirectBytes = 64 * 1024;  // below, the extra round costs more than the staging copy
 
+constexpr uint64_t kReadBytes = 4 * 1024 * 1024;  // from another process, between two looks at the ranks
+
 uint32_t offer_tag(uint64_t round) { return uint32_t(with_checksum(round + 1) >> 32) | 1; }
 
 uint32_t pack(const Op& op) { return op.code | uint32_t(op.dtype) << 16 | uint32_t(op.red) << 24; }
@@ -61,6 +63,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, const std::vector<int>&
       deadlock_(*segment_, rank, name),
       pids_(pids),
       heaps_(static_cast<size_t>(world_)),
+      readers_(static_cast<size_t>(world_)),
       factors_(static_cast<size_t>(world_)),
       ends_(static_cast<size_t>(world_)) {
     RankControl& me = segment_->control(rank_);
@@ -432,6 +435,35 @@ Fault Group::reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes
         return break_group({FaultCode::kInternal, {rank}, {}, "a tensor outside of its heap was offered"});
     }
     data = base + offer.at + offset;
+    return {};
+}
+
+void Group::offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers) {
+    if (proofs.size() != size_t(world_)) throw SystemFailure("the proofs are not those of all ranks");
+    proofs_ = std::move(proofs);
+    for (int r : readers) readers_.at(size_t(r)) = true;
+}
+
+// A rank that gives up says so before its call returns, and only then may its memory change or go. And the
+// pid belongs to the peer while the peer lives and has its proof. So what counts is what is known after the
+// read.
+Fault Group::read_in(int rank, uint64_t at, Buffer to, bool& there) {
+    there = true;
+    for (uint64_t done = 0; done < to.bytes && there; done += kReadBytes) {
+        simulation::point("read");
+        uint64_t now = std::min(kReadBytes, to.bytes - done);
+        int pid = pids_[size_t(rank)];
+        there = !proofs_.empty() && read_memory(pid, at + done, to.data + done, now) == now &&
+                can_read(pid, proofs_[size_t(rank)]);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        Fault fault;
+        if (watch_.dead(rank) || aborted_) {
+            if (!must_stop({rank}, ~uint64_t{0}, true, fault, true))
+                fault = {FaultCode::kPeerLost, {rank}, {}, "process ended"};
+            return break_group(fault);
+        }
+        if (Fault f = peer_failure()) return f;
+    }
     return {};
 }
 

@@ -22,6 +22,7 @@
 #include "operations/dtype.hpp"
 #include "reduce/fold.hpp"
 #include "shm/memory/heap.hpp"
+#include "shm/memory/peer_memory.hpp"
 #include "shm/memory/segment.hpp"
 #include "shm/staging.hpp"
 #include "shm/waiting/culprits.hpp"
@@ -65,6 +66,7 @@ struct Transfer {
     uint64_t number = kUnmatched;  // number of the message in its channel
     uint64_t done = 0;             // bytes
     uint64_t offered = 0;          // the tail of the channel once the receiver has read the offer
+    bool staged = false;           // the receiver could not read an offer of it
     bool begun = false;            // the first chunk has arrived; an empty message has one, too
     bool finished = false;
     bool fresh = true;  // not looked at yet
@@ -102,6 +104,9 @@ class Group {
     // receiver is refused (kMismatch); the others continue.
     Fault exchange(const std::vector<Message>& messages, uint64_t deadline_ns);
 
+    // Has long messages read in this process, where they lie, by the `readers`, ranks that can. `proofs`: of
+    // the processes of all ranks.
+    void offer_memory(std::vector<Proof> proofs, const std::vector<int>& readers);
     void abort();  // may be called from any thread
     // Like `abort`, with the cause, which the other ranks get.
     void give_up(FaultCode code, const std::vector<int>& culprits);
@@ -171,6 +176,9 @@ class Group {
     Fault share_chunk(const Op& op, bool first, uint64_t bytes);
     Fault reach(int rank, const Offer& offer, uint64_t offset, uint64_t bytes, const char*& data);
     static Offer offer_of(const char* data);
+    // Reads what `rank` keeps in place for this rank. `there` is set to false if it cannot be read although
+    // the rank is well.
+    Fault read_in(int rank, uint64_t at, Buffer to, bool& there);
     Fault leave(const Op& op, int awaited);  // waits for rank `awaited`; -1: all ranks; its own rank: none
     Fault reduce_offered(const Op& op, const std::vector<Buffer>& ins, Buffer out);
     void stage_parts(const std::vector<Buffer>& ins, uint64_t n, uint64_t room);
@@ -221,6 +229,8 @@ class Group {
     std::vector<int> pids_;
     std::vector<std::unique_ptr<PeerHeap>> heaps_;  // heaps of the other ranks, opened at the first offer
     const char* offer_ = nullptr;                   // is published with the next announcement
+    std::vector<bool> readers_;                     // may read long messages of this rank in place
+    std::vector<Proof> proofs_;
     std::atomic<uint64_t> direct_ops_{0};
     int offers_ = 0;                          // offers of all ranks in this round
     std::atomic<uint64_t> signals_at_ns_{0};  // when to check for signals again

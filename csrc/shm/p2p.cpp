@@ -243,16 +243,24 @@ void Exchange::step_send(Transfer& t) {
         if (damaged_ >= 0) return;
         if (t.offered) {
             if (on_the_way > 0) return;
-            return finish(t);
+            if (c.unreadable.load(std::memory_order_acquire) != with_checksum(t.number + 1)) return finish(t);
+            t.offered = 0;
+            t.staged = true;
         }
         if (on_the_way >= l.p2p_depth) return;
         auto* header = reinterpret_cast<ChunkHeader*>(group_.segment_->chunk(me, m.peer, ends.head));
         // A message that fits into the ring is complete for the sender once it is copied, wherever the tensor
         // lies.
-        bool offer = t.done == 0 && m.buffer.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth &&
-                     Heap::holds(m.buffer.data, m.buffer.bytes);
+        bool offer = t.done == 0 && !t.staged && m.buffer.bytes > uint64_t(l.p2p_chunk) * l.p2p_depth;
+        bool in_heap = offer && Heap::holds(m.buffer.data, m.buffer.bytes);
+        offer = in_heap || (offer && group_.readers_[size_t(m.peer)]);
         uint64_t now = offer ? 0 : std::min<uint64_t>(l.p2p_chunk, m.buffer.bytes - t.done);
-        Offer where = offer ? Group::offer_of(m.buffer.data) : Offer{};
+        Offer where{};
+        if (in_heap) {
+            where = Group::offer_of(m.buffer.data);
+        } else if (offer) {
+            where = {reinterpret_cast<uint64_t>(m.buffer.data), kInItsProcess, -1, 0};
+        }
         ChunkHeader said{t.number,        m.buffer.bytes,
                          m.count,         uint32_t(m.dtype),
                          uint32_t(now),   where.at,
@@ -294,6 +302,20 @@ Fault Exchange::step_recv(Transfer& t) {
         }
         const char* data = group_.segment_->chunk(m.peer, me, ends.tail) + sizeof header;
         uint64_t left = m.buffer.bytes - t.done, now = header.bytes;
+        if (header.heap_size == kInItsProcess && t.done == 0) {
+            bool there = false;
+            if (Fault f = group_.read_in(m.peer, header.at, m.buffer, there)) return f;
+            if (there) {
+                group_.direct_ops_.fetch_add(1);
+                t.done = m.buffer.bytes;
+                finish(t);
+            } else {
+                c.unreadable.store(with_checksum(t.number + 1), std::memory_order_release);
+            }
+            c.tail.store(with_checksum(++ends.tail), std::memory_order_release);
+            group_.waiter_.wake_others();
+            continue;
+        }
         if (header.heap_size) {
             now = left;
             ++group_.direct_ops_;

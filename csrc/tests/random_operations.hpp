@@ -314,11 +314,21 @@ inline Fault one_operation(Group& g, std::mt19937& rng) {
     return OperationRun(g, random_operation(rng, g.world(), sizes)).run();
 }
 
+// Has some pairs of ranks, which are threads, read each other's long messages in place.
+inline void offer_memory(Group& g) {
+    std::vector<int> readers;
+    for (int r = (g.rank() + 1) % 2; r < g.world(); r += 2) readers.push_back(r);
+    g.offer_memory(std::vector<shm::Proof>(size_t(g.world()), shm::proof_of_reading()), readers);
+}
+
 inline void on_ranks(int world, const std::function<void(Group&)>& body) {
     auto segment = std::make_shared<Segment>(world, 64 * 1024, 64 * 1024);
     std::vector<int> pids(static_cast<size_t>(world), static_cast<int>(getpid()));
     std::vector<std::unique_ptr<Group>> groups;
-    for (int r = 0; r < world; ++r) groups.push_back(std::make_unique<Group>(segment, r, pids));
+    for (int r = 0; r < world; ++r) {
+        groups.push_back(std::make_unique<Group>(segment, r, pids));
+        offer_memory(*groups.back());
+    }
     std::vector<std::thread> threads;
     for (auto& g : groups) threads.emplace_back([&] { body(*g); });
     for (auto& t : threads) t.join();

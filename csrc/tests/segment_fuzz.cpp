@@ -86,7 +86,10 @@ void segment(unsigned seed, Tally& tally) {
     auto segment = std::make_shared<Segment>(world, 16 * 1024, 16 * 1024);
     std::vector<int> pids(static_cast<size_t>(world), static_cast<int>(getpid()));
     std::vector<std::unique_ptr<Group>> groups;
-    for (int r = 0; r < world; ++r) groups.push_back(std::make_unique<Group>(segment, r, pids, "fuzz"));
+    for (int r = 0; r < world; ++r) {
+        groups.push_back(std::make_unique<Group>(segment, r, pids, "fuzz"));
+        offer_memory(*groups.back());
+    }
     pid_t child = damage(control_words(*segment), seed);
     std::vector<std::thread> threads;
     for (auto& g : groups) {

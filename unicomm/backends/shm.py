@@ -43,7 +43,7 @@ from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS, Kind
-from unicomm.comms.options import Hint, parse_size
+from unicomm.comms.options import Hint, parse_bool, parse_size
 
 _HINTS = (
     Hint(
@@ -53,6 +53,12 @@ _HINTS = (
         "Bytes staged at a time for collectives; two slots a rank. Default: 760K for two ranks, else 512K.",
     ),
     Hint("p2p_bytes", parse_size, 512 * 1024, "Bytes a rank's messages may fill before a send must wait."),
+    Hint(
+        "one_copy",
+        lambda text: None if text == "auto" else parse_bool(text),
+        None,
+        "Whether ranks read each other's longer messages where they lie. auto: with more ranks than cores.",
+    ),
 )
 
 
@@ -112,6 +118,8 @@ class ShmBackend(
                 "pid": pid,
                 "fd": segment.fd if segment else -1,
                 "trouble": trouble,
+                "proof": _core.proof_of_reading(),
+                "cores": sorted(os.sched_getaffinity(0)),
             }
             everyone = [json.loads(blob) for blob in rendezvous.exchange("shm", json.dumps(mine).encode())]
             _same_host(setup, [info["host"] for info in everyone])
@@ -125,12 +133,14 @@ class ShmBackend(
                 except OSError as error:
                     trouble = str(error)
             # No rank goes on before all have mapped it; only then may the creator close its descriptor.
-            answers = rendezvous.exchange("shm mapped", trouble.encode())
+            readable = _readable(everyone, setup.hints["one_copy"])
+            said = rendezvous.exchange("shm mapped", json.dumps([trouble, readable]).encode())
+            answers = [json.loads(blob) for blob in said]
             if segment is not None:
                 segment.close_fd()
-            bad = [r for r, answer in enumerate(answers) if answer]
+            bad = [r for r, (answer, _) in enumerate(answers) if answer]
             if bad or group is None:
-                reason = answers[bad[0]].decode() if bad else "no segment"
+                reason = answers[bad[0]][0] if bad else "no segment"
                 raise BackendError(
                     f"no shared memory on rank {setup.labels[bad[0]] if bad else 0}: {reason}",
                     comm=setup.name,
@@ -141,6 +151,8 @@ class ShmBackend(
         except BaseException:
             segment = group = None  # which the error's traceback would keep
             raise
+        readers = [r for r, (_, can_read) in enumerate(answers) if setup.rank in can_read]
+        group.offer_memory([tuple(info["proof"]) for info in everyone], readers)
         return cls(group, setup.rank)
 
     @classmethod
@@ -275,6 +287,15 @@ class _ShmExchange(Exchange):
     def close(self) -> None:
         # Both hold the segment, which must not outlive the communicator if a user keeps the message queue.
         self._group = self._exchange = None
+
+
+def _readable(everyone: list[dict[str, Any]], one_copy: bool | None) -> list[int]:
+    """Returns the ranks whose memory this process can and should read: docs/design/one-copy.md."""
+    if one_copy is None:
+        one_copy = len(everyone) > len({core for info in everyone for core in info["cores"]})
+    if not one_copy:
+        return []
+    return [r for r, info in enumerate(everyone) if _core.can_read(info["pid"], tuple(info["proof"]))]
 
 
 def _slot_bytes(size: int) -> int:

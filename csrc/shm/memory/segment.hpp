@@ -11,7 +11,7 @@
 
 namespace unicomm::shm {
 
-constexpr uint64_t kMagic = 0x324d485343494e55ull;  // "UNICSHM2"
+constexpr uint64_t kMagic = 0x334d485343494e55ull;  // "UNICSHM3"
 constexpr int kLine = 64;
 
 // What a rank publishes at the start of a round. Each rank has two, used in turn.
@@ -78,14 +78,18 @@ struct alignas(128) Channel {
     char pad[kLine - 8];
     Shared<uint64_t> tail;      // with checksum: chunks read
     Shared<uint64_t> rejected;  // with checksum: 1 + number of the message that the receiver refused
+    // With checksum: 1 + number of the message that the receiver could not read in the sender's process.
+    Shared<uint64_t> unreadable;
 };
+constexpr uint64_t kInItsProcess = ~uint64_t{0};
 struct ChunkHeader {
     uint64_t message;  // number of the message in this channel, from 0
     uint64_t total;    // bytes of the whole message
     uint64_t count;
     uint32_t dtype;
-    uint32_t bytes;          // of this chunk
-    uint64_t at, heap_size;  // as in Offer; heap_size > 0: the whole message is there
+    uint32_t bytes;  // of this chunk
+    // As in Offer; heap_size > 0: the whole message is there. kInItsProcess: at this address of the sender.
+    uint64_t at, heap_size;
     int32_t heap_fd;
     uint32_t tag;
     uint64_t checksum;  // of the fields above and the number of the chunk; `head` is written after it

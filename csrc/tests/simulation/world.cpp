@@ -63,6 +63,7 @@ class World {
                 scheduler_.create_for(r);
                 groups_[size_t(comm)].push_back(
                     std::make_unique<Group>(segment, r, pids, "comm" + std::to_string(comm)));
+                testing::offer_memory(*groups_[size_t(comm)].back());
             }
         }
         for (int r = 0; r < c.world; ++r) {
