@@ -426,7 +426,8 @@ Fault Exchange::run(uint64_t deadline_ns, uint64_t return_ns, std::vector<Done>&
         begin_pass();
         for (Transfer& t : transfers_) {
             if (!can_step(t)) continue;
-            if (damaged_ >= 0) return group_.damaged(damaged_, "a message");  // a receive may have no peer yet
+            if (damaged_ >= 0)
+                return group_.damaged(damaged_, "a message");  // a receive may have no peer yet
             if (t.message.send) {
                 step_send(t);
             } else if (Fault f = step_recv(t)) {

@@ -279,6 +279,30 @@ def test_an_end_of_the_communicator_while_a_receive_is_handed_over(raised):
     on_groups(program)
 
 
+def test_a_receive_that_nobody_waits_for_yet_has_begun_but_not_started():
+    """Its record has the number of the call, and the queue starts it."""
+
+    def program(group: UnicommProcessGroup) -> None:
+        comm, peer, x = group.get_comm(), 1 - group.rank(), torch.zeros(3)
+        comm.barrier()
+        if group.rank() == 1:
+            until(comm._engine.backend._group.failed)
+            return
+        issue, seen = comm._engine.issue, []
+
+        def looked(op):
+            [record] = [r for r in recorded.of(comm) if r["peer"] == peer]
+            seen.append((int(record["seq"]), int(record["state"]), int(record["started_ns"])))
+            return issue(op)
+
+        comm._engine.issue = looked
+        dist.irecv(x, group_src=peer, group=group)
+        assert seen == [(1, 1, 0)]
+        comm.abort()
+
+    on_groups(program)
+
+
 def test_hooks_and_other_calls_have_the_general_way():
     def program(group: UnicommProcessGroup) -> None:
         seen = []
