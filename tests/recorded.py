@@ -24,8 +24,10 @@ def path() -> Path:
 def of(comm: Communicator) -> list[Any]:
     """The records of one rank's communicator, in order."""
     found = ring()
-    mine = [c.index for c in found.comms if (c.uid, c.rank) == (comm.get_uid(), comm.get_rank())]
-    return [record for record in found.records if record["comm"] in mine]
+    [mine] = [c for c in found.comms if (c.uid, c.rank) == (comm.get_uid(), comm.get_rank())]
+    # The ring uses the place of a finalized communicator again.
+    records = (record for record in found.records if record["comm"] == mine.index)
+    return [record for record in records if record["created_ns"] >= mine.created_ns]
 
 
 def total() -> int:
