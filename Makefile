@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults fuzz healthy models simulate compat sanitize real-libraries check format stubs docs clean
+.PHONY: demo test bench chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -78,6 +78,10 @@ chaos: $(VENV)/installed $(VENV)/mpi
 # The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.
 faults: $(VENV)/installed
 	$(BIN)/python -m tests.faults.conductor --write
+
+# The whole corpus of programs, rehearsed as 8 to 64 ranks, ten of them for real: the table in docs/rehearse.md.
+rehearsals: $(VENV)/installed
+	$(BIN)/python -m tests.rehearse.corpus_conductor --ranks 8 32 --some 64 --real --write
 
 # Random legal programs as real processes, analyzed while they run and afterwards: no finding is allowed.
 healthy: $(VENV)/installed

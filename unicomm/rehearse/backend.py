@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -35,7 +36,10 @@ from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.comms.work import Work
 
 from . import received, values
+from .details import Details
 from .notes import Notes
+from .real_values import Mailbox
+from .turns import Stuck
 
 #: Functions whose messages are objects, which differ in size from rank to rank.
 OBJECTS = {
@@ -57,11 +61,16 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
         moves_data=False,
     )
     notes: ClassVar[Notes]
+    details: ClassVar[Details]
+    mail: ClassVar[Mailbox | None] = None  # with real values
+    leave: ClassVar[Callable[[], NoReturn]]  # ends the rank where it is
 
     def __init__(self, setup: Setup) -> None:
         self.rank, self.size = setup.rank, setup.size
         self.capabilities = replace(type(self).capabilities, moves_data=setup.device.type != "meta")
         self._notes = self.notes.of_group(setup.name, list(setup.labels))
+        self.mailbox = None if self.mail is None else self.mail.of_group(setup.name, setup.labels, setup.rank)
+        self.details.add_group(setup.name, setup.labels)
         self._from = setup.rank
 
     @classmethod
@@ -73,12 +82,22 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
 
     def run(self, call: Call) -> None:
         with torch.no_grad():
+            if self.mailbox is not None:
+                self.mailbox.fill(call)
+                return
             values.fill(call, self.rank, self.size, self._notes)
         if call.name != "barrier":
             received.mark(call.outputs if call.root != self.rank or call.op is not None else ())
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
-        """Messages from any rank come from one rank after the other."""
+        """Made-up messages from any rank come from one rank after the other."""
+        if self.mailbox is not None:
+            for message in messages:
+                if message.send:
+                    self.mailbox.send(message)
+                else:
+                    self._from = self.mailbox.receive(message)
+            return
         known = []
         for message in messages:
             if message.peer == ANY_RANK:
@@ -109,21 +128,40 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
 
 
 class RehearsedWork(Work):
-    """The handle of an asynchronous operation, which is over when the program waits for it."""
+    """The handle of an asynchronous operation, which is over when the program waits for it.
 
-    def __init__(self, op: IssuedOperation, peer: int, over: Callable[[], None]) -> None:
+    `fill`: receives its data, and returns the other rank of a message. `over`: notes that the program waits.
+    """
+
+    def __init__(self, op: IssuedOperation, fill: Callable[[], int], over: Callable[[], None]) -> None:
         super().__init__(op.name, op.seq, False)
-        self.peer = peer
+        self._fill: Callable[[], int] | None = fill
         self._over: Callable[[], None] | None = over
+        self._telling = False
+
+    def _filled(self) -> None:
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            self.peer = fill()
 
     def _waited(self) -> None:
-        if self._over is not None:
+        self._filled()
+        if self._over is not None and not self._telling:
             over, self._over = self._over, None
             over()
 
     def wait(self, timeout: timedelta | float | None = None) -> None:
         self._waited()
         super().wait(timeout)
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Calls back at once. The program has not waited yet, even if the callback asks for the state."""
+        self._filled()
+        self._telling = True
+        try:
+            super().add_done_callback(callback)
+        finally:
+            self._telling = False
 
     def is_completed(self) -> bool:
         """Returns True, so that a program that asks again and again goes on; it counts as waiting."""
@@ -143,30 +181,56 @@ class RehearsalExecutor(Executor):
         op.calls = [_as_shown(call) for call in calls]
         op.begin(engine.member, True)
         op.calls = calls
+        RehearsalBackend.details.add(calls)
         records = list(op.records)
 
         def over() -> None:
             for record in records:
                 recorder.finish(record, recording.COMPLETED, 0)
 
-        peer = calls[0].peer if op.name != "batch" else -1
-        try:
-            assert op.run is not None
-            if op.queued:
-                engine.backend.exchange([calls[0].message], op.timeout)
-                if peer == ANY_RANK:
-                    peer = engine.backend.last_sender  # type: ignore[attr-defined]
-            else:
-                op.run()
-        except BaseException as error:
-            engine.failed(op, error)
-            raise
-        if op.args is not None:
-            engine.hooks.finished(op.args, None)
+        fill = self._start(op, calls)
+        if op.async_op and self._backend.mailbox is not None:
+            return RehearsedWork(op, fill, over)
+        peer = fill()
         if not op.async_op:
             over()
             return Work(op.name, op.seq, False)
-        return RehearsedWork(op, peer, over)
+        work = RehearsedWork(op, lambda: peer, over)
+        work.peer = peer
+        return work
+
+    @property
+    def _backend(self) -> RehearsalBackend:
+        return self._engine.backend  # type: ignore[return-value]
+
+    def _start(self, op: IssuedOperation, calls: Sequence[Call]) -> Callable[[], int]:
+        """Sends what an operation sends. Returns a function that receives the rest and returns the peer."""
+        backend, run = self._backend, op.run
+        if backend.mailbox is not None:
+            if calls[0].operation.is_message:
+                found = [call.message for call in calls]
+                backend.exchange([message for message in found if message.send], op.timeout)
+                run = partial(backend.exchange, [m for m in found if not m.send], op.timeout)
+            elif calls[0].operation.is_collective:
+                backend.mailbox.publish(calls[0])
+        elif op.queued:
+            run = partial(backend.exchange, [calls[0].message], op.timeout)
+        assert run is not None
+        peer = calls[0].peer if op.name != "batch" else -1
+
+        def fill() -> int:
+            try:
+                run()
+            except Stuck:
+                RehearsalBackend.leave()
+            except BaseException as error:
+                self._engine.failed(op, error)
+                raise
+            if op.args is not None:
+                self._engine.hooks.finished(op.args, None)
+            return backend.last_sender if peer == ANY_RANK and op.queued else peer
+
+        return fill
 
     def settle(self, op: IssuedOperation, work: Work) -> None:
         pass

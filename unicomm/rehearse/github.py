@@ -16,22 +16,23 @@ def to_annotations(report: Report) -> str:
 
 def _annotation(finding: Finding) -> str:
     properties = {"title": f"unicomm rehearse: {finding.verdict.value}"}
-    file, _, line = _place(finding).rpartition(":")
+    file, _, line = place_of(finding).rpartition(":")
     if file and line.isdigit():
         properties = {"file": _relative(file), "line": line, **properties}
     text = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::error {text}::{_data(finding.sentence)}"
 
 
-def _place(finding: Finding) -> str:
-    """Returns the line of the culprit, "" if it is unknown."""
+def place_of(finding: Finding) -> str:
+    """Returns the line of the culprit, else one of the others; "" if none is known."""
     if finding.cause is not None and finding.cause.file:
         return f"{finding.cause.file}:{finding.cause.line}"
     culprits = set(finding.culprits)
     for side in finding.sides:
         if side.where and culprits & set(side.ranks):
             return side.where
-    return next((edge.where for edge in finding.edges if edge.where), "")
+    places = [edge.where for edge in finding.edges] + [side.where for side in finding.sides]
+    return next((where for where in places if where), "")
 
 
 def _relative(file: str) -> str:

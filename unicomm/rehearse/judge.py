@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from unicomm.flight_recorder.analysis.analyze import analyze
+from unicomm.flight_recorder.analysis.matching import messages, unfit_parts
 from unicomm.flight_recorder.analysis.verdict import Finding, Report, Verdict
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.table.table import Column, Source, Table
 
+from .details import Details
+from .groups import never_made
 from .play import Played, Plays, Rules, hanging_schedule
-
-#: Findings whose arguments depend on received data, which a rehearsal makes up.
-_OF_VALUES = {Verdict.SPLIT_MISMATCH}
+from .recorded_table import add_details
 
 
-def judge(recorded: Table, rules: Rules) -> tuple[Report, Table]:
+def judge(
+    recorded: Table,
+    rules: Rules,
+    details: Mapping[int, Details] | None = None,
+) -> tuple[Report, Table]:
     """Plays the recorded operations and has the analyzer explain how they end.
 
-    Returns the report, and the table that it is about.
+    Returns the report, and the table that it is about. `details`: by rank, what rings do not hold.
     """
-    plays = Plays(recorded, rules)
+    details = details or {}
+    tags = add_details(recorded, details)
+    read_values = any("depends on received data" in remark.message for remark in recorded.remarks)
+    not_compared = read_values and bool(unfit_parts(recorded))
+    if read_values:
+        recorded.parts.clear()
+    plays = Plays(recorded, rules, tags)
     search = hanging_schedule(plays)
     table = played_table(recorded, plays, search.played)
     report = analyze(table)
-    read_values = any("depends on received data" in remark.message for remark in table.remarks)
     if read_values:
-        kept = [f for f in report.findings if f.verdict not in _OF_VALUES]
-        if len(kept) < len(report.findings):
-            report.remarks.append(
-                InputRemark("", "parts of uneven exchanges come from received data and were not compared")
-            )
-            report.findings = kept or [_good(table)]
+        kept = [f for f in report.findings if f.verdict is not Verdict.SPLIT_MISMATCH]
+        not_compared = not_compared or len(kept) < len(report.findings)
+        report.findings = kept or [_good(table)]
+    if not_compared:
+        said = "parts of uneven exchanges come from received data and were not compared"
+        report.remarks.append(InputRemark("", said))
+    if not any(finding.cause for finding in report.findings) and (found := never_made(recorded, details)):
+        report.findings = [*found, *(f for f in report.findings if f.verdict is not Verdict.GOOD)]
     report.remarks.append(InputRemark("", _proof(rules, search.plays, search.exhausted, report.good)))
     return report, table
 
@@ -94,7 +107,17 @@ def played_table(recorded: Table, plays: Plays, played: Played) -> Table:
         completed_ns=completed[index],
         sources=sources,
         remarks=list(recorded.remarks),
+        parts={new: recorded.parts[row] for new, row in enumerate(index.tolist()) if row in recorded.parts},
+        coming=_coming(recorded, keep),
     )
+
+
+def _coming(recorded: Table, keep: Column) -> frozenset[int]:
+    """Returns the played messages whose other side was not issued, but would be, by their new rows."""
+    found = messages(recorded)
+    lost = (found.partner >= 0) & keep[found.rows] & ~keep[found.partner]
+    new = np.cumsum(keep) - 1
+    return frozenset(new[found.rows[lost]].tolist())
 
 
 def _without_receive(plays: Plays, played: Played, peer: Column) -> list[int]:

@@ -22,8 +22,11 @@ _SCHEMES = ("env", "tcp", "file")
 _PATIENCE = timedelta(seconds=5)
 
 
-def install() -> None:
-    """Has `init_process_group` meet in a store of this process, and objects come from the own rank."""
+def install(own_objects: bool) -> None:
+    """Has `init_process_group` meet in a store of this process.
+
+    `own_objects`: whether objects that no other rank has noted are the own rank's.
+    """
     store = HashStore()
     store.set_timeout(_PATIENCE)  # a key that another rank sets never comes
 
@@ -34,6 +37,8 @@ def install() -> None:
         raise RuntimeError("the ranks of a rehearsal do not meet again")
 
     rendezvous_handlers().update(dict.fromkeys(_SCHEMES, rendezvous))
+    if not own_objects:
+        return
     dist.broadcast_object_list = _own_list(dist.broadcast_object_list, _pickled)
     dist.recv_object_list = _own_list(dist.recv_object_list, _pickled)
     objects.broadcast_object_list = _own_list(objects.broadcast_object_list, _saved)

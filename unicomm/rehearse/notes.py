@@ -20,6 +20,8 @@ import torch
 
 from unicomm.comms.operations.parts import bytes_of
 
+from .turns import Stuck
+
 _MOST = {True: 1 << 20, False: 1 << 12}  # bytes of a value of integers, and of another one
 _LOOK = 0.002  # seconds
 GO_ON = -1
@@ -51,8 +53,12 @@ class Notes:
     def file(self, key: object) -> Path:
         return self.folder / hashlib.sha256(repr(key).encode()).hexdigest()[:24]
 
-    def wait(self, key: object, sender: int) -> bytes | None:
-        """Returns the noted value, and waits for it if it may come; else None."""
+    def wait(self, key: object, sender: int, whole: bool) -> bytes | None:
+        """Returns the noted value, and waits for it if it may come; else None.
+
+        `whole`: integers or bytes, as of objects, which cannot be made up. Raises `Stuck` if they never
+        come, because their sender is over: a real rank would wait for ever.
+        """
         path, told = self.file(key), False
         comes = sender in self.runs and (sender < self.rank or current_objects() is not None)
         until = time.monotonic() + self.patience
@@ -64,7 +70,7 @@ class Notes:
                     return path.read_bytes()
                 except FileNotFoundError:
                     if over:
-                        return None
+                        break
                 if not told:
                     told = True
                     self._tell(sender)
@@ -73,6 +79,9 @@ class Notes:
             if told:
                 given_up(self.folder, self.rank).unlink(missing_ok=True)
                 self._tell(GO_ON)
+        if whole and comes and ended(self.folder, sender).exists():
+            raise Stuck
+        return None
 
     def _tell(self, sender: int) -> None:
         os.write(self.pipe, b"%d\n" % sender)
@@ -93,12 +102,12 @@ class GroupNotes:
 
     def __init__(self, notes: Notes, key: tuple[object, ...], labels: list[int]) -> None:
         self._notes, self._key, self._labels = notes, key, labels
-        self._counts: Counter[tuple[str, int]] = Counter()
+        self._counts: Counter[tuple[str, int, int]] = Counter()
 
-    def count(self, kind: str, peer: int) -> int:
-        """Counts the messages of a kind to or from a peer."""
-        self._counts[kind, peer] += 1
-        return self._counts[kind, peer]
+    def count(self, kind: str, peer: int, tag: int) -> int:
+        """Counts the messages of a kind and tag to or from a peer."""
+        self._counts[kind, peer, tag] += 1
+        return self._counts[kind, peer, tag]
 
     def put(self, key: object, tensor: torch.Tensor) -> None:
         """Notes a value that is sent, if it is small."""
@@ -115,7 +124,9 @@ class GroupNotes:
         data = None
         if _is_small(tensor) and not (objects and objects.own):
             known = 0 <= sender < len(self._labels)
-            data = self._notes.wait((self._key, key), self._labels[sender] if known else -1)
+            data = self._notes.wait(
+                (self._key, key), self._labels[sender] if known else -1, _is_whole(tensor)
+            )
         if objects is not None:
             data = objects.take(data)
         if data is None or len(data) != target.numel():
@@ -126,8 +137,11 @@ class GroupNotes:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.numel() * tensor.element_size() <= _MOST[whole]
+    return tensor.numel() * tensor.element_size() <= _MOST[_is_whole(tensor)]
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 # --- objects of the own rank ------------------------------------------------------------------------------

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from unicomm.flight_recorder.analysis.matching import call_signatures
+from unicomm.flight_recorder.analysis.matching import call_signatures, unfit_parts
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import BATCH
 from unicomm.flight_recorder.table.table import Table
 
 #: A choice: the row of a receive from any rank, and the row of the send that it gets.
 Choice = tuple[int, int]
+
+#: Group, sender, receiver, tag: messages of a channel arrive in their order.
+Channel = tuple[int, int, int, int]
 
 _MOST_PLAYS = 512
 
@@ -75,8 +78,13 @@ class Played:
 class Plays:
     """Plays the operations of a table, as often as wanted."""
 
-    def __init__(self, table: Table, rules: Rules) -> None:
+    def __init__(self, table: Table, rules: Rules, tags: Mapping[int, int] | None = None) -> None:
+        """`tags`: of messages that have one, by row."""
         self.rules = rules
+        self.tag = [0] * len(table)
+        for row, tag in (tags or {}).items():
+            self.tag[row] = tag
+        self.unfit = {(one.group, one.seq) for one in unfit_parts(table)}
         kinds = table.kind
         self.message = ((kinds == OpKind.SEND) | (kinds == OpKind.RECV)).tolist()
         self.send = (kinds == OpKind.SEND).tolist()
@@ -122,10 +130,10 @@ class _Play:
         self.created, self.started, self.completed = [0] * n, [0] * n, [0] * n
         self.queues: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # by rank and group
         self.arrived: dict[tuple[int, int], list[int]] = defaultdict(list)  # by group and number
-        self.misfits: set[tuple[int, int]] = set()  # of `arrived`
-        self.sends: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # by group, from, to
-        self.recvs: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
-        self.from_any: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # by group and rank
+        self.misfits = set(plays.unfit)  # of `arrived`
+        self.sends: dict[Channel, deque[int]] = defaultdict(deque)
+        self.recvs: dict[Channel, deque[int]] = defaultdict(deque)
+        self.from_any: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # by group, rank and tag
         self.ready = deque(sorted(plays.steps))
         self.chosen: list[Choice] = []
 
@@ -183,7 +191,7 @@ class _Play:
 
     def _join(self, row: int) -> None:
         p = self.p
-        group, rank, peer = p.group[row], p.rank[row], p.peer[row]
+        group, rank, peer, tag = p.group[row], p.rank[row], p.peer[row], p.tag[row]
         if not p.message[row]:
             rows = self.arrived[group, p.seq[row]]
             rows.append(row)
@@ -196,16 +204,16 @@ class _Play:
         elif p.send[row]:
             if p.rules.buffered:
                 self._complete([row])
-            if self.recvs[group, rank, peer]:
-                self._pair(row, self.recvs[group, rank, peer].popleft())
+            if self.recvs[group, rank, peer, tag]:
+                self._pair(row, self.recvs[group, rank, peer, tag].popleft())
             else:
-                self.sends[group, rank, peer].append(row)
+                self.sends[group, rank, peer, tag].append(row)
         elif peer < 0:
-            self.from_any[group, rank].append(row)
-        elif self.sends[group, peer, rank]:
-            self._pair(self.sends[group, peer, rank].popleft(), row)
+            self.from_any[group, rank, tag].append(row)
+        elif self.sends[group, peer, rank, tag]:
+            self._pair(self.sends[group, peer, rank, tag].popleft(), row)
         else:
-            self.recvs[group, peer, rank].append(row)
+            self.recvs[group, peer, rank, tag].append(row)
 
     def _pair(self, send: int, recv: int) -> None:
         a, b = self.p.call[send], self.p.call[recv]
@@ -224,16 +232,16 @@ class _Play:
     # --- receives from any rank -----------------------------------------------------------------------
 
     def _open(self) -> Iterator[Choice]:
-        for (group, rank), rows in self.from_any.items():
+        for place, rows in self.from_any.items():
             if rows:
-                for (g, _, to), sends in self.sends.items():
-                    if (g, to) == (group, rank) and sends:
+                for (group, _, to, tag), sends in self.sends.items():
+                    if (group, to, tag) == place and sends:
                         yield rows[0], sends[0]
 
     def _match(self, recv: int, send: int) -> None:
         p = self.p
-        self.from_any[p.group[recv], p.rank[recv]].popleft()
-        self.sends[p.group[send], p.rank[send], p.peer[send]].popleft()
+        self.from_any[p.group[recv], p.rank[recv], p.tag[recv]].popleft()
+        self.sends[p.group[send], p.rank[send], p.peer[send], p.tag[send]].popleft()
         self.chosen.append((recv, send))
         self._pair(send, recv)
 

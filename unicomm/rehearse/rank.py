@@ -24,12 +24,15 @@ from unicomm.flight_recorder.recording import ending
 
 from . import meeting
 from .backend import RehearsalBackend
+from .details import Details
 from .notes import Notes, ended
+from .real_values import Mailbox
 from .received import Received
+from .turns import Turn
 
 #: Threads in which ranks compute: they are processes, and several run at once.
 _THREADS = 1
-READS, FACTS = ".reads", ".facts"
+READS, DETAILS = ".reads", ".details"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Job:
         records: the operations of a rank that a ring holds.
         runs: the ranks that are run.
         patience: seconds that a rank may take.
+        real: whether ranks receive real values.
     """
 
     program: str | Callable[[], object]
@@ -54,6 +58,7 @@ class Job:
     records: int
     runs: Sequence[int]
     patience: float
+    real: bool = False
 
     @property
     def size(self) -> int:
@@ -73,15 +78,40 @@ class Job:
     def reads(self, rank: int) -> Path:
         return self.folder / "output" / f"rank-{rank}{READS}"
 
+    def details(self, rank: int) -> Path:
+        return self.folder / "output" / f"rank-{rank}{DETAILS}"
 
-def run_rank(job: Job, rank: int, pipe: int) -> NoReturn:
+
+def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
     """Runs the program as `rank` in this forked process, and ends it. `pipe`: to the parent."""
     code = 1
     try:
         _prepare(job, rank, pipe)
-        with Received() as reads:
+        reads = Received()
+
+        def write() -> None:
+            RehearsalBackend.details.write(job.details(rank))
+            job.reads(rank).write_text(json.dumps([[*place, n] for place, n in reads.found.items()]))
+
+        def leave() -> NoReturn:
+            """Ends the rank in an operation that never completes."""
+            write()
+            ending.close()
+            ended(job.notes, rank).touch()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+        RehearsalBackend.leave = leave
+        if job.real:
+            turn = Turn(pipe, from_parent)
+            RehearsalBackend.mail = Mailbox(job.notes, turn)
+            turn.begin()
             code = _run_program(job)
-        job.reads(rank).write_text(json.dumps([[*place, n] for place, n in reads.found.items()]))
+        else:
+            with reads:
+                code = _run_program(job)
+        write()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -128,11 +158,12 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
         lambda record: not record.getMessage().startswith("Using TorchComms")
     )
     RehearsalBackend.notes = Notes(job.notes, rank, job.runs, job.patience, pipe)
+    RehearsalBackend.details = Details()
     registry.stand_in(RehearsalBackend)
     torch_config.use_torchcomms = True  # torch has read its variable at its import
     if reason := switch.install():
         raise RuntimeError(f"torch.distributed cannot be rehearsed: {reason}")
-    meeting.install()
+    meeting.install(own_objects=not job.real)
     ending.begin(job.rings, rank)
 
 

@@ -15,10 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .notes import GO_ON, ended, given_up
 from .rank import Job, run_rank
+from .turns import run_in_turns
 
 _LOOK = 0.2  # seconds between two looks at the deadlines of ranks
 _STILL = 1.0  # seconds in which ranks that all wait may still find what they wait for
@@ -86,6 +88,11 @@ def run_ranks(
         folder.mkdir(mode=0o700, exist_ok=True)
     gc.collect()
     gc.freeze()  # pages that the collector does not touch stay shared
+    if job.real:
+        try:
+            return run_in_turns(ranks, partial(_fork_with_turn, job), job.patience, jobs, progress)
+        finally:
+            gc.unfreeze()
     pool = _Pool(job, ranks)
     over = 0
     try:
@@ -181,7 +188,15 @@ class _Pool:
         self.running.clear()
 
 
-def _fork(job: Job, rank: int) -> tuple[int, int]:
+def _fork_with_turn(job: Job, rank: int) -> tuple[int, int, int]:
+    """Returns a pipe from the process that ends with it, a pipe to it, and the process."""
+    theirs, ours = os.pipe()
+    out, pid = _fork(job, rank, theirs, ours)
+    os.close(theirs)
+    return out, ours, pid
+
+
+def _fork(job: Job, rank: int, from_parent: int = -1, to_rank: int = -1) -> tuple[int, int]:
     """Returns a pipe from the process that ends with it, and the process."""
     ours, theirs = os.pipe()
     with warnings.catch_warnings():
@@ -189,6 +204,8 @@ def _fork(job: Job, rank: int) -> tuple[int, int]:
         pid = os.fork()
     if pid == 0:
         os.close(ours)
-        run_rank(job, rank, theirs)
+        if to_rank >= 0:
+            os.close(to_rank)
+        run_rank(job, rank, theirs, from_parent)
     os.close(theirs)
     return ours, pid

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from unicomm.flight_recorder.ring.call_path import Whose, whose_of
+from .places import is_users
 
 _MARK = "_unicomm_received"
 _READS: Mapping[str, str] = {
@@ -90,6 +90,8 @@ class Received(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling():  # only shapes are known
+            return result
         if _marked(args) or (kwargs and _marked(tuple(kwargs.values()))):
             name = getattr(func, "__name__", "")
             if name in _READS:
@@ -103,5 +105,5 @@ class Received(TorchFunctionMode):
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back  # type: ignore[assignment]
         # Reads within torch, as in its collectives of objects, are no branches of the program.
-        if frame is not None and whose_of(frame.f_code.co_filename) is Whose.USER:
+        if frame is not None and is_users(frame.f_code.co_filename):
             self.found[frame.f_code.co_filename, frame.f_lineno, what] += 1

@@ -8,13 +8,58 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.endings import ENDING
 from unicomm.flight_recorder.ring.folder import SUFFIX
 from unicomm.flight_recorder.ring.reader import InputRemark, Ring, RingError
 from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.flight_recorder.table.table import UNKNOWN, Table
 
+from .details import Details
 from .rank import Job
+
+
+def read_details(job: Job, ranks: Iterable[int]) -> dict[int, Details]:
+    """Reads what the ranks have noted beside their rings."""
+    return {rank: Details.read(job.details(rank)) for rank in ranks}
+
+
+def add_details(table: Table, details: Mapping[int, Details]) -> dict[int, int]:
+    """Adds the sizes of parts to a table. Returns the tags of messages by row, and numbers these by tags."""
+    tags: dict[int, int] = {}
+    for source in table.sources:
+        if (one := details.get(source.rank)) is None:
+            continue
+        first = source.begin - source.overwritten
+        table.parts |= {first + at: parts for at, parts in one.parts.items() if first + at >= source.begin}
+        tags |= {first + at: tag for at, tag in one.tags.items() if first + at >= source.begin}
+    if tags:
+        _number_by_tags(table, tags)
+    return tags
+
+
+def _number_by_tags(table: Table, tags: Mapping[int, int]) -> None:
+    """Gives a receive the number of the send with the same tag; a ring numbers them in their order."""
+    kinds = table.kind
+    channels: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
+    for row in np.flatnonzero(((kinds == OpKind.SEND) | (kinds == OpKind.RECV)) & (table.peer >= 0)).tolist():
+        send, rank, peer = bool(kinds[row] == OpKind.SEND), int(table.rank[row]), int(table.peer[row])
+        key = (int(table.group[row]), rank if send else peer, peer if send else rank)
+        channels.setdefault(key, ([], []))[0 if send else 1].append(row)
+    for sends, receives in channels.values():
+        open_sends: dict[int, list[int]] = {}
+        for number, row in enumerate(sends, 1):
+            table.seq[row] = number
+            open_sends.setdefault(tags.get(row, 0), []).append(number)
+        lone = len(sends)
+        for row in receives:
+            if waiting := open_sends.get(tags.get(row, 0)):
+                table.seq[row] = waiting.pop(0)
+            else:
+                lone += 1
+                table.seq[row] = lone
 
 
 def read_table(job: Job) -> Table:

@@ -21,7 +21,7 @@ from .judge import judge
 from .play import Rules
 from .rank import Job
 from .ranks import import_for, import_shared, run_ranks
-from .recorded_table import end_remarks, read_remarks, read_table
+from .recorded_table import end_remarks, read_details, read_remarks, read_table
 
 RECORDS = 16384
 PATIENCE = 300.0
@@ -60,6 +60,7 @@ def rehearse(
     sample: bool = False,
     jobs: int | None = None,
     rules: Rules | None = None,
+    real_values: bool = False,
     records: int = RECORDS,
     patience: float = PATIENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -70,14 +71,20 @@ def rehearse(
         program: a Python file, or a function without arguments that stands for the program.
         ranks: the number of ranks of the whole job; a multiple of `nnodes`.
         sample: runs some ranks only, see `sample_of`.
-        jobs: how many ranks run at a time; by default as many as this process may use cores.
+        jobs: how many ranks run at a time; by default as many as this process may use cores, and one with
+            real values.
+        real_values: whether the ranks receive what others have sent. All ranks are then alive at once, each
+            waits for the data that it needs, and the data is kept in files until the end.
         records: the operations of a rank that are kept. patience: seconds that a rank may take.
         progress: called with the number of ranks that are over and that are to be run.
 
-    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, `FileNotFoundError` without the program.
+    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, or if real values are asked of a sample;
+    `FileNotFoundError` without the program.
     """
     if ranks < 1 or ranks % nnodes:
         raise ValueError(f"{ranks} ranks cannot be spread over {nnodes} nodes")
+    if real_values and sample:
+        raise ValueError("real values need all ranks, not a sample")
     import_shared()
     if not callable(program):
         path = Path(program)
@@ -87,10 +94,20 @@ def rehearse(
         program = str(path)
     folder = Path(tempfile.mkdtemp(prefix="unicomm-rehearsal-"))
     try:
-        job = Job(program, tuple(arguments), nnodes, ranks // nnodes, folder, records, range(ranks), patience)
+        job = Job(
+            program,
+            tuple(arguments),
+            nnodes,
+            ranks // nnodes,
+            folder,
+            records,
+            range(ranks),
+            patience,
+            real_values,
+        )
         if sample:
             job = replace(job, runs=_chosen(job))
-        chosen, jobs = job.runs, jobs or len(os.sched_getaffinity(0))
+        chosen, jobs = job.runs, jobs or (1 if real_values else len(os.sched_getaffinity(0)))
         ends = run_ranks(job, chosen, jobs, lambda done: progress(done, len(chosen)))
         table = read_table(job)
         table.remarks += read_remarks(job, chosen)
@@ -99,7 +116,7 @@ def rehearse(
         if wrapped:
             text = f"more than {records} operations: raise --records, or rehearse fewer steps"
             table.remarks.append(InputRemark("", f"rank {wrapped[0]} has {text}"))
-        report, played = judge(table, rules or Rules())
+        report, played = judge(table, rules or Rules(), read_details(job, chosen))
         output = job.output(0).read_text(errors="replace")
         return Rehearsal(report, played, chosen, output, _unusable(report, played, ends))
     finally:

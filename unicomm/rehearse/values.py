@@ -106,14 +106,14 @@ def _scatter(call: Call, rank: int, size: int, notes: GroupNotes) -> None:
 def exchange(messages: Sequence[Message], rank: int, notes: GroupNotes) -> None:
     """Notes what is sent and writes what is received: a noted value, else the like of what was sent last."""
     for message in messages:
-        tensor = message.tensor
+        tensor, tag = message.tensor, message.tag
         if tensor.device.type == "meta":
             continue
         if message.send:
-            key = ("message", rank, message.peer, notes.count("send", message.peer))
+            key = ("message", rank, message.peer, tag, notes.count("send", message.peer, tag))
             notes.put(key, tensor)
             continue
-        key = ("message", message.peer, rank, notes.count("recv", message.peer))
+        key = ("message", message.peer, rank, tag, notes.count("recv", message.peer, tag))
         if not notes.get(key, message.peer, tensor):
             smooth(tensor)
 

@@ -297,6 +297,11 @@ class BlockingRanks:
         )
         evidence = self.evidence.last_operations([peer], int(table.group[row]))
         elsewhere = [r for r in self.waits.lonely.get(peer, ()) if int(table.peer[r]) != rank]
+        culprit = peer
+        if not elsewhere and (meant := self._meant(rank, row)) is not None:
+            culprit = rank
+            said += f" Rank {int(table.rank[meant])} waits for rank {rank} with the other side"
+            said += f"{at_place(table, meant)}: a wrong peer?"
         for stray in elsewhere[:2]:
             evidence.append(
                 f"rank {peer} has a {table.op_name(stray)} with rank {int(table.peer[stray])}"
@@ -304,8 +309,8 @@ class BlockingRanks:
             )
         return Finding(
             Verdict.UNMATCHED_P2P,
-            [peer],
-            self.waits.victims([(peer,)], [peer]),
+            [culprit],
+            [r for r in self.waits.victims([(peer,)], [culprit]) if r != peer],
             **_operation(table, row),
             confidence=0.85 if source else 0.5,
             sentence=said,
@@ -316,6 +321,15 @@ class BlockingRanks:
                 "check peers, and the order where both ranks exchange several messages",
             ],
         )
+
+    def _meant(self, rank: int, row: int) -> int | None:
+        """Returns the row of a rank that waits for `rank` with the other side of a message like `row`."""
+        table = self.table
+        for before in self.waits.reverse.get((rank,), ()):
+            for other in self.waits.lonely.get(before[0], ()) if len(before) == 1 else ():
+                if int(table.peer[other]) == rank and table.op_name(other) != table.op_name(row):
+                    return other
+        return None
 
     # --- ranks without waiting peers, and operations that all ranks have joined --------------------
 

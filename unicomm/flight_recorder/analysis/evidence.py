@@ -121,8 +121,9 @@ class Evidence:
         return None
 
     def has_both_sides(self, edge: Edge) -> bool:
-        """Returns whether the message of an edge was issued by both ranks."""
-        rows = self.waits.paired.get(edge.rank, ())
+        """Returns whether the message of an edge was issued by both ranks, or is known to come."""
+        paired, lonely = (waits.get(edge.rank, ()) for waits in (self.waits.paired, self.waits.lonely))
+        rows = [*paired, *(row for row in lonely if row in self.table.coming)]
         return any(self._is_message(row, edge) for row in rows)
 
     def _is_message(self, row: int, edge: Edge) -> bool:

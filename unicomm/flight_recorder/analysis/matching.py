@@ -161,7 +161,29 @@ def uneven_exchanges(table: Table, cells: CollectiveIndex) -> list[CollectiveRow
         group, _ = cells.key(int(index))
         if count[index] == table.groups[group].size:
             chosen.append(int(index))
-    return list(rows_of(table, cells, chosen[:_CLOSE_LOOKS]))
+    found = list(rows_of(table, cells, chosen[:_CLOSE_LOOKS]))
+    known = {(one.group, one.seq) for one in found}
+    return found + [one for one in unfit_parts(table)[:_CLOSE_LOOKS] if (one.group, one.seq) not in known]
+
+
+def unfit_parts(table: Table) -> list[CollectiveRows]:
+    """Returns the exchanges in which a rank sends another rank more or less than that expects.
+
+    Only exchanges are compared whose parts are known on all members.
+    """
+    exchanges: dict[tuple[int, int], list[int]] = {}
+    for row in table.parts:
+        exchanges.setdefault((int(table.group[row]), int(table.seq[row])), []).append(row)
+    out = []
+    for (group, seq), rows in exchanges.items():
+        ranks = table.groups[group].ranks.tolist()
+        by_rank = {int(table.rank[row]): table.parts[row] for row in rows}
+        if len(by_rank) < len(ranks):
+            continue
+        sent, taken = (np.asarray([by_rank[rank][i] for rank in ranks]) for i in (0, 1))
+        if (sent != taken.T).any():
+            out.append(CollectiveRows(group, seq, np.asarray(sorted(rows))))
+    return sorted(out, key=lambda one: (one.group, one.seq))
 
 
 @dataclass

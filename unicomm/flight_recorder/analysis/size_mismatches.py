@@ -48,7 +48,8 @@ class SizeMismatches:
                 confidence,
                 f"{capital(who)} has parts in {op_text(table, row)} that do not fit the other ranks'"
                 f"{at_place(table, row)}: {note}.",
-                [f"the ranks send {sent} elements in total and expect {taken}"],
+                self._differing_parts(rows)
+                or [f"the ranks send {sent} elements in total and expect {taken}"],
                 [Side([int(table.rank[row])], table.describe(row), place(table, row))],
                 next_steps=[
                     f"compare the split sizes that {who} passes with those of the other ranks"
@@ -60,6 +61,19 @@ class SizeMismatches:
             unfinished = bool((table.state[rows] != State.COMPLETED).any())
             out.append(Mismatch(finding, one.group, one.seq, unfinished))
         return out[:4]
+
+    def _differing_parts(self, rows: Column) -> list[str]:
+        """Returns the first part whose receiver expects another size, if the parts are known."""
+        table = self.table
+        sent, taken = (
+            {int(table.rank[r]): table.parts[r][i] for r in rows.tolist() if r in table.parts} for i in (0, 1)
+        )
+        ranks = table.groups[int(table.group[rows[0]])].ranks.tolist()
+        for i, a in enumerate(ranks):
+            for j, b in enumerate(ranks):
+                if a in sent and b in taken and sent[a][j] != taken[b][i]:
+                    return [f"rank {a} sends {sent[a][j]} elements to rank {b}, which expects {taken[b][i]}"]
+        return []
 
     def _odd_one(self, rows: Column) -> tuple[list[int], str, float]:
         """Returns (culprits, reason, confidence), by the shapes of the parts if known, else by history."""
@@ -105,6 +119,9 @@ class SizeMismatches:
         table = self.table
         out = []
         for row in rows.tolist():
+            if row in table.parts:
+                out.append(table.parts[row][0 if side == "in" else 1])
+                continue
             shapes = table.shapes[int(getattr(table.calls, f"{side}_shape")[table.call[row]])]
             ours = table.source_of[int(table.rank[row])].exact_p2p
             out.append([] if ours and len(shapes) > 1 else _counts(shapes))

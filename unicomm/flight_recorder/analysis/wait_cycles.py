@@ -27,6 +27,13 @@ def _leaves_its_loop(
     return sorted(usual[False]) if len(usual) == 2 else []
 
 
+def _do_not_fit(edges: list[Edge], lone: int) -> bool:
+    """Returns whether a send and a receive name each other and are no pair."""
+    if len(edges) != 2 or lone != 2 or edges[0].group != edges[1].group:
+        return False
+    return {edge.operation.split(" ", 1)[0] for edge in edges} == {"send", "recv"}
+
+
 def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: set[WaitNode]) -> list[Finding]:
     """Returns the finding about a component of more than one node.
 
@@ -63,6 +70,11 @@ def cycle_finding(table: Table, waits: WaitGraph, evidence: Evidence, inside: se
         said += f" {first.waits_for[0]}" + (f" at {first.where}" if first.where else "")
         said += ", which has no other side and no earlier message like it: a wrong peer?"
         steps = [f"check the peer that rank {first.rank} names there"]
+    elif _do_not_fit(edges, len(lone)):
+        kind, confidence, culprits, first = Verdict.UNMATCHED_P2P, 0.9, ranks, edges[0]
+        said = " and ".join(f"rank {e.rank} is in {e.operation} #{e.seq_num} at {e.where}" for e in edges)
+        said = f"{capital(said)}: they wait for each other, and their messages do not fit."
+        steps = ["compare the tags of the two messages"]
     elif lone and len(groups) == 1 and same_group:
         crowd = max(len(s.waiting) for s in stucks)
         first = next(e for e in edges if e.p2p)

@@ -31,6 +31,7 @@ WRAPPERS = {
     "lightning_fabric/": "Lightning",
     "pytorch_lightning/": "Lightning",
     "transformers/trainer": "transformers",
+    "typing_extensions": "typing_extensions",  # torch's deprecated functions
 }
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/(?!.*/(?:site|dist)-packages/)")
 _HIDDEN = re.compile(

@@ -164,6 +164,10 @@ class Table:
     sources: list[Source]
     remarks: list[InputRemark]
     endings: list[Ending] = field(default_factory=list)  # how the processes of ranks ended, by rank
+    #: The elements that an exchange sends to and receives from each member, by row, where a source tells.
+    parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    #: Messages whose other side would come later, by row: a rehearsal knows the rest of the program.
+    coming: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.rank)

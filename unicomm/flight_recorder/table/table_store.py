@@ -232,6 +232,8 @@ class TableStore:
             sources=sources,
             remarks=self.remarks,
             endings=self._endings(sources),
+            parts={},
+            coming=frozenset(),
         )
         for group_index, group in enumerate(table.groups):
             if not group.size:  # no configuration lists its members: take the ranks that used it

@@ -20,6 +20,11 @@ SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--hel
 _LAST_LINES = 20
 
 
+class Values(str, enum.Enum):
+    MADE_UP = "made-up"
+    REAL = "real"
+
+
 class Sends(str, enum.Enum):
     RENDEZVOUS = "rendezvous"
     BUFFERED = "buffered"
@@ -34,7 +39,13 @@ def rehearse(
         bool,
         typer.Option("--sample", help="run the first, second and last rank of each dimension of the mesh"),
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="ranks at a time; default: one a core")] = None,
+    values: Annotated[
+        Values,
+        typer.Option(help="made-up: from a rank's own data; real: what others sent, one rank at a time"),
+    ] = Values.MADE_UP,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="ranks at a time; default: one a core; real values: 1")
+    ] = None,
     sends: Annotated[
         Sends, typer.Option(help="rendezvous: a send waits for its receive; buffered: it does not")
     ] = Sends.RENDEZVOUS,
@@ -51,12 +62,13 @@ def rehearse(
     """Finds the hang before the cluster does: runs a program as many ranks on this machine, without data.
 
     Each rank is a process that runs the unchanged program, one after the other. Nothing is sent; what a rank
-    would receive is made up from its own data. Then the operations of all ranks are compared, and played by
-    the rules by which they block. The verdicts are those of `unicomm trace analyze`.
+    would receive is made up from its own data, unless `--values real` moves it. Then the operations of all
+    ranks are compared, and played by the rules by which they block. The verdicts are those of `unicomm trace
+    analyze`.
 
         unicomm rehearse --nproc-per-node 4 train.py --steps 3
         unicomm rehearse --nnodes 128 --nproc-per-node 8 --sample train.py
-        unicomm rehearse --sends buffered --github train.py
+        unicomm rehearse --values real --sends buffered --github train.py
 
     A few steps are enough. The program has to run on the CPU where there is no GPU.
 
@@ -82,6 +94,7 @@ def rehearse(
                 arguments=arguments or (),
                 nnodes=nnodes,
                 sample=sample,
+                real_values=values is Values.REAL,
                 jobs=jobs,
                 rules=rules,
                 records=records,

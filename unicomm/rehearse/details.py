@@ -1,0 +1,72 @@
+"""What a rank's ring has no room for: tags of messages, sizes of parts, and where groups are made."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unicomm.comms.operations.call import Call
+
+from .places import user_place
+
+#: The name of a group and its members' ranks in the job, as text.
+GroupKey = tuple[str, str]
+
+
+@dataclass
+class Details:
+    """The details of one rank.
+
+    Attributes:
+        tags: the tag of a message, by its place among the rank's operations; messages without a tag have 0.
+        parts: the numbers of elements that an exchange sends to and receives from each rank of its group, by
+            the operation's place.
+        groups: the line of the program that made a group first, "file:line".
+    """
+
+    tags: dict[int, int] = field(default_factory=dict)
+    parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    groups: dict[GroupKey, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """Adds operations. Called once for all that are recorded, in their order."""
+        for call in calls:
+            if call.tag:
+                self.tags[self._count] = call.tag
+            if call.name in ("all_to_all", "all_to_all_v_single"):
+                sent, taken = _elements(call.in_splits, call.inputs), _elements(call.out_splits, call.outputs)
+                self.parts[self._count] = (sent, taken)
+            self._count += 1
+
+    def add_group(self, name: str, ranks: Sequence[int]) -> None:
+        """Adds a group that the program makes at this moment."""
+        self.groups.setdefault((name, ",".join(map(str, ranks))), user_place())
+
+    def write(self, path: Path) -> None:
+        groups = [[*key, where] for key, where in self.groups.items()]
+        tables = [[[at, *value] for at, value in self.parts.items()], list(self.tags.items()), groups]
+        path.write_text(json.dumps(tables))
+
+    @classmethod
+    def read(cls, path: Path) -> Details:
+        """Reads a file; a rank that has left none has no details."""
+        if not path.exists():
+            return cls()
+        parts, tags, groups = json.loads(path.read_text())
+        return cls(
+            dict(tags),
+            {at: (sent, taken) for at, sent, taken in parts},
+            {(name, ranks): where for name, ranks, where in groups},
+        )
+
+
+def _elements(rows: Sequence[int] | None, tensors: Sequence[Any]) -> list[int]:
+    """Returns the elements of each part: of a tensor each, or of one tensor that is cut by `rows`."""
+    if rows is None:
+        return [tensor.numel() for tensor in tensors]
+    return [n * math.prod(tensors[0].shape[1:]) for n in rows]
