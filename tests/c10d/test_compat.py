@@ -195,3 +195,15 @@ def test_no_other_module_names_a_private_part_of_torch():
         if private.search(line)
     ]
     assert found == []
+
+
+def test_callbacks_are_called_at_the_end_of_the_backward_pass():
+    order = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: compat.at_end_of_backward(lambda: order.append("end")))
+    x.register_hook(lambda _: order.append("x"))
+    y.sum().backward()
+    assert order == ["x", "end"]
+    compat.at_end_of_backward(lambda: order.append("outside"))
+    assert order == ["x", "end"]

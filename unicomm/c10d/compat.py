@@ -1,10 +1,8 @@
-"""The private parts of torch that unicomm uses. No other module names one.
+"""The private parts of torch that unicomm uses. No other module names one; this one imports none of unicomm.
 
 Each function or constant here stands for a private part and says what that part is. "Since" names the first
 torch that has it; without it, every torch from 2.11 on has it. tests/c10d/test_compat.py holds
 each torch version to what is written here.
-
-This module imports nothing of unicomm, so any module may import it.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -589,12 +587,12 @@ def is_this_host(host: str) -> bool:
     return bool(_find("torch.distributed.elastic.rendezvous.utils", "_matches_machine_hostname")(host))
 
 
-# --- CUDA memory --------------------------------------------------------------------------------------------
-
-
 def custom_allocator(allocate: int, free: int) -> Any:
-    """Returns an allocator for `torch.cuda.MemPool` over two C functions, given by address.
-
-    The public `CUDAPluggableAllocator` takes the path of a library and names instead.
-    """
+    """Returns an allocator for `torch.cuda.MemPool` over two C functions; the public one takes a library."""
     return torch._C._cuda_customAllocator(allocate, free)
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Has `callback` called when the backward pass that runs in this thread is over, if there is one."""
+    with suppress(RuntimeError):
+        torch.autograd.Variable._execution_engine.queue_callback(callback)

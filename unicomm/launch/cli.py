@@ -9,7 +9,7 @@ import typer
 
 from unicomm import __version__
 
-from .commands import build, doctor, profile, rehearse, run, trace
+from .commands import bench, build, doctor, profile, rehearse, run, trace
 
 app = typer.Typer(
     help="unicomm: one communicator for PyTorch, and a flight recorder that is always on.",
@@ -23,6 +23,7 @@ app.add_typer(
 )
 app.add_typer(build.app, name="build", help="Builds optional parts with this machine's compiler.")
 app.command(context_settings=run.SETTINGS)(run.run)
+app.command()(bench.bench)
 app.command(context_settings=rehearse.SETTINGS)(rehearse.rehearse)
 app.command()(doctor.doctor)
 

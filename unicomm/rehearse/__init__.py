@@ -14,6 +14,7 @@ places.py           the line of the program that runs
 turns.py            one rank at a time, while the others wait for data
 recorded_table.py   the ranks' rings as one table
 play.py             the blocking rules, and the search for a schedule that hangs
+forecast/           bytes, time and memory of the communication, for a topology
 groups.py           groups that a member never makes
 judge.py            the end of a schedule as a table for the analyzer
 github.py           findings as annotations of a pull request

@@ -7,6 +7,7 @@ the program waits. Its values are there at once.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from unicomm.c10d.compat import at_end_of_backward
 from unicomm.comms.backend import (
     Backend,
     Capabilities,
@@ -162,6 +164,7 @@ class RehearsedWork(Work):
             super().add_done_callback(callback)
         finally:
             self._telling = False
+        at_end_of_backward(self._waited)  # C++ waits there for the future that torch has asked for
 
     def is_completed(self) -> bool:
         """Returns True, so that a program that asks again and again goes on; it counts as waiting."""
@@ -181,21 +184,28 @@ class RehearsalExecutor(Executor):
         op.calls = [_as_shown(call) for call in calls]
         op.begin(engine.member, True)
         op.calls = calls
-        RehearsalBackend.details.add(calls)
+        details, begin = RehearsalBackend.details, time.process_time_ns()
+        places = details.add(calls)
         records = list(op.records)
 
         def over() -> None:
             for record in records:
                 recorder.finish(record, recording.COMPLETED, 0)
 
+        def waited() -> None:
+            over()
+            details.add_events((-1 - place for place in places), time.process_time_ns())
+
         fill = self._start(op, calls)
         if op.async_op and self._backend.mailbox is not None:
-            return RehearsedWork(op, fill, over)
+            details.add_events(places, begin)
+            return RehearsedWork(op, fill, waited)
         peer = fill()
+        details.add_events(places, begin)
         if not op.async_op:
             over()
             return Work(op.name, op.seq, False)
-        work = RehearsedWork(op, lambda: peer, over)
+        work = RehearsedWork(op, lambda: peer, waited)
         work.peer = peer
         return work
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from .places import user_place
 
 #: The name of a group and its members' ranks in the job, as text.
 GroupKey = tuple[str, str]
+Event = tuple[int, int, int]
+STEP = -(1 << 40)  # a step of an optimizer is over
 
 
 @dataclass
@@ -25,16 +28,20 @@ class Details:
         tags: the tag of a message, by its place among the rank's operations; messages without a tag have 0.
         parts: the numbers of elements that an exchange sends to and receives from each rank of its group, by
             the operation's place.
+        events: what the rank does, in its order: (the place of an operation that it issues, or -1 - the
+            place of one that it waits for, or `STEP`; its processor time in nanoseconds before and after).
         groups: the line of the program that made a group first, "file:line".
     """
 
     tags: dict[int, int] = field(default_factory=dict)
     parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     groups: dict[GroupKey, str] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
     _count: int = 0
 
-    def add(self, calls: Sequence[Call]) -> None:
-        """Adds operations. Called once for all that are recorded, in their order."""
+    def add(self, calls: Sequence[Call]) -> range:
+        """Adds operations and returns their places. Called once for all that are recorded, in their order."""
+        first = self._count
         for call in calls:
             if call.tag:
                 self.tags[self._count] = call.tag
@@ -42,6 +49,12 @@ class Details:
                 sent, taken = _elements(call.in_splits, call.inputs), _elements(call.out_splits, call.outputs)
                 self.parts[self._count] = (sent, taken)
             self._count += 1
+        return range(first, self._count)
+
+    def add_events(self, places: Iterable[int], begin: int) -> None:
+        """Adds what a rank has done since its processor time was `begin`: the places as in `events`."""
+        for place in places:
+            self.events.append((place, begin, begin := time.process_time_ns()))
 
     def add_group(self, name: str, ranks: Sequence[int]) -> None:
         """Adds a group that the program makes at this moment."""
@@ -49,7 +62,12 @@ class Details:
 
     def write(self, path: Path) -> None:
         groups = [[*key, where] for key, where in self.groups.items()]
-        tables = [[[at, *value] for at, value in self.parts.items()], list(self.tags.items()), groups]
+        tables = [
+            [[at, *value] for at, value in self.parts.items()],
+            list(self.tags.items()),
+            groups,
+            self.events,
+        ]
         path.write_text(json.dumps(tables))
 
     @classmethod
@@ -57,11 +75,12 @@ class Details:
         """Reads a file; a rank that has left none has no details."""
         if not path.exists():
             return cls()
-        parts, tags, groups = json.loads(path.read_text())
+        parts, tags, groups, events = json.loads(path.read_text())
         return cls(
             dict(tags),
             {at: (sent, taken) for at, sent, taken in parts},
             {(name, ranks): where for name, ranks, where in groups},
+            [(what, begin, end) for what, begin, end in events],
         )
 
 

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed.config as torch_config
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicomm.backends import registry
 from unicomm.c10d import switch
@@ -24,7 +26,7 @@ from unicomm.flight_recorder.recording import ending
 
 from . import meeting
 from .backend import RehearsalBackend
-from .details import Details
+from .details import STEP, Details
 from .notes import Notes, ended
 from .real_values import Mailbox
 from .received import Received
@@ -158,7 +160,8 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
         lambda record: not record.getMessage().startswith("Using TorchComms")
     )
     RehearsalBackend.notes = Notes(job.notes, rank, job.runs, job.patience, pipe)
-    RehearsalBackend.details = Details()
+    details = RehearsalBackend.details = Details()
+    register_optimizer_step_post_hook(lambda *_: details.add_events([STEP], time.process_time_ns()))
     registry.stand_in(RehearsalBackend)
     torch_config.use_torchcomms = True  # torch has read its variable at its import
     if reason := switch.install():

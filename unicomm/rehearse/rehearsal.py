@@ -17,6 +17,8 @@ from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import InputRemark
 from unicomm.flight_recorder.table.table import Table
 
+from .forecast.forecast import Forecast, forecast
+from .forecast.topology import Topology
 from .judge import judge
 from .play import Rules
 from .rank import Job
@@ -36,6 +38,7 @@ class Rehearsal:
         table: the operations of that schedule.
         ranks: the ranks that were run.
         output: the output of the first rank.
+        forecast: the figures for the topology asked for, None without one.
         unusable: why nothing can be said, "" if something can.
     """
 
@@ -44,6 +47,7 @@ class Rehearsal:
     ranks: Sequence[int]
     output: str
     unusable: str = ""
+    forecast: Forecast | None = None
 
     @property
     def good(self) -> bool:
@@ -61,6 +65,7 @@ def rehearse(
     jobs: int | None = None,
     rules: Rules | None = None,
     real_values: bool = False,
+    topology: Topology | None = None,
     records: int = RECORDS,
     patience: float = PATIENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -75,6 +80,7 @@ def rehearse(
             real values.
         real_values: whether the ranks receive what others have sent. All ranks are then alive at once, each
             waits for the data that it needs, and the data is kept in files until the end.
+        topology: forecasts the times of the communication on these links.
         records: the operations of a rank that are kept. patience: seconds that a rank may take.
         progress: called with the number of ranks that are over and that are to be run.
 
@@ -116,9 +122,11 @@ def rehearse(
         if wrapped:
             text = f"more than {records} operations: raise --records, or rehearse fewer steps"
             table.remarks.append(InputRemark("", f"rank {wrapped[0]} has {text}"))
-        report, played = judge(table, rules or Rules(), read_details(job, chosen))
+        details = read_details(job, chosen)
+        report, played = judge(table, rules or Rules(), details)
+        figures = topology and forecast(table, details, topology, job.nproc_per_node)
         output = job.output(0).read_text(errors="replace")
-        return Rehearsal(report, played, chosen, output, _unusable(report, played, ends))
+        return Rehearsal(report, played, chosen, output, _unusable(report, played, ends), figures or None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

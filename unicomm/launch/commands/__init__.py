@@ -2,6 +2,7 @@
 
 run.py              unicomm run, whose options torchrun's parser reads
 rehearse.py         unicomm rehearse
+bench.py            unicomm bench
 doctor.py           unicomm doctor
 trace.py            unicomm trace: show, analyze, selftest
 trace_top.py        unicomm trace top

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,10 @@ def rehearse(
     in_order: Annotated[
         bool, typer.Option("--in-order", help="messages of a group run in order, as on a GPU without a batch")
     ] = False,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="forecast for a preset, as 8xH100+400G, or for a TOML file"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     github: Annotated[bool, typer.Option("--github", help="print annotations for a pull request")] = False,
     html: Annotated[Path | None, typer.Option(help="write one HTML file with a timeline")] = None,
@@ -68,6 +73,7 @@ def rehearse(
 
         unicomm rehearse --nproc-per-node 4 train.py --steps 3
         unicomm rehearse --nnodes 128 --nproc-per-node 8 --sample train.py
+        unicomm rehearse --nnodes 2 --topology 8xH100+400G train.py
         unicomm rehearse --values real --sends buffered --github train.py
 
     A few steps are enough. The program has to run on the CPU where there is no GPU.
@@ -84,6 +90,8 @@ def rehearse(
     if html is not None and not html.parent.is_dir():
         print_error(errors, f"--html {html}: the folder {html.parent} does not exist")
         raise typer.Exit(UNUSABLE)
+    from unicomm.rehearse.forecast.topology import load
+
     rules = Rules(buffered=sends is Sends.BUFFERED, messages_in_order=in_order)
     try:
         with progress(errors, MofNCompleteColumn()) as bar:
@@ -92,6 +100,7 @@ def rehearse(
                 program,
                 nnodes * nproc_per_node,
                 arguments=arguments or (),
+                topology=None if topology is None else load(topology),
                 nnodes=nnodes,
                 sample=sample,
                 real_values=values is Values.REAL,
@@ -125,14 +134,18 @@ def _write(
     from unicomm.flight_recorder.reports import report_html
     from unicomm.flight_recorder.reports.report_data import to_json
     from unicomm.flight_recorder.reports.report_text import render
+    from unicomm.rehearse.forecast.forecast_text import render as render_forecast
     from unicomm.rehearse.github import to_annotations
 
     if html is not None:
         report_html.write(done.report, done.table, html)
         print_line(errors, f"wrote {html}", "dim")
     if json:
-        sys.stdout.write(to_json(done.report) + "\n")
+        report = {**loads(to_json(done.report)), "forecast": done.forecast and done.forecast.to_json()}
+        sys.stdout.write(dumps(report, indent=2) + "\n")
     elif github:
         sys.stdout.write(to_annotations(done.report))
     else:
         console.print(render(done.report, verbose))
+        if done.forecast is not None:
+            console.print(render_forecast(done.forecast), highlight=False, soft_wrap=True)

@@ -1,0 +1,130 @@
+"""The forecast: figures of a timeline, for each step of the optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from unicomm.flight_recorder.table.table import Table
+
+from ..details import Details
+from .timeline import Flight, RankTime, Timeline
+from .topology import Topology
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The communication of a rank in one kind of group, in a step on average over its ranks.
+
+    Attributes:
+        groups: the name of the group, or of several groups that differ in their ranks only.
+        size: ranks of a group. operations, bytes: of a rank in a step. seconds: in which they run.
+    """
+
+    groups: str
+    size: int
+    operations: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast.
+
+    Attributes:
+        topology: its name. ranks: of the job. steps: over which the figures are means; the first optimizer
+            step of a rank is left out, as it warms up. Below two, the figures are the whole program's.
+        step: seconds of a step. compute: of them, those in which a rank computes.
+        exposed, hidden: seconds of communication in which a rank waits, and in which it computes meanwhile.
+        peak_bytes: the most bytes of tensors in unfinished operations of one rank at a time.
+        traffic: by group, most bytes first.
+    """
+
+    topology: str
+    ranks: int
+    steps: int
+    step: float
+    compute: float
+    exposed: float
+    hidden: float
+    peak_bytes: float
+    traffic: Sequence[Traffic]
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def forecast(table: Table, details: Mapping[int, Details], topology: Topology, per_node: int) -> Forecast:
+    """Returns the forecast for a table of recorded operations whose ranks are on nodes of `per_node`."""
+    timeline = Timeline(table, details, topology, per_node)
+    times = timeline.run()
+    windows = {rank: _window(one) for rank, one in times.items()}
+    steps = max(1, min((len(one.steps) for one in times.values()), default=0) - 1)
+    n = len(times) * steps
+    exposed = sum(_overlap(one.exposed, windows[rank]) for rank, one in times.items()) / n
+    length = sum(end - begin for begin, end in windows.values()) / n
+    flying = sum(_overlap(_merged(one.flights), windows[rank]) for rank, one in times.items()) / n
+    return Forecast(
+        topology.name,
+        len(table.ranks),
+        steps,
+        length,
+        length - exposed,
+        exposed,
+        max(0.0, flying - exposed),
+        max((_peak(one.flights, timeline.bytes) for one in times.values()), default=0.0),
+        _traffic(timeline, times, windows, n),
+    )
+
+
+def _window(one: RankTime) -> tuple[float, float]:
+    """Returns the time from the first to the last step of a rank, or all of it."""
+    return (one.steps[0], one.steps[-1]) if len(one.steps) > 1 else (0.0, one.end)
+
+
+def _overlap(spans: Sequence[tuple[float, float]], window: tuple[float, float]) -> float:
+    begin, end = window
+    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)
+
+
+def _merged(flights: Sequence[Flight]) -> list[tuple[float, float]]:
+    """Returns the spans in which at least one operation runs, from the arrival of its rank."""
+    out: list[tuple[float, float]] = []
+    for a, b in sorted((one.ready, one.end) for one in flights if one.end >= 0):
+        if out and a <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], b))
+        else:
+            out.append((a, b))
+    return out
+
+
+def _peak(flights: Sequence[Flight], size: Sequence[float]) -> float:
+    """Returns the most bytes of operations that are under way at one time."""
+    changes = [(one.ready, size[one.row]) for one in flights if one.end >= 0]
+    changes += [(one.end, -size[one.row]) for one in flights if one.end >= 0]
+    most = now = 0.0
+    for _, change in sorted(changes, key=lambda one: (one[0], -one[1])):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _traffic(
+    timeline: Timeline,
+    times: Mapping[int, RankTime],
+    windows: Mapping[int, tuple[float, float]],
+    n: int,
+) -> list[Traffic]:
+    sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for rank, one in times.items():
+        begin, end = windows[rank]
+        for flight in one.flights:
+            if begin <= flight.ready <= end and flight.end >= 0:
+                group = timeline.table.groups[timeline.group[flight.row]]
+                total = sums[group.name.partition(" (")[0], group.size]
+                for i, value in enumerate((1.0, timeline.bytes[flight.row], flight.end - flight.begin)):
+                    total[i] += value
+    found = [Traffic(name, size, *(value / n for value in total)) for (name, size), total in sums.items()]
+    return sorted(found, key=lambda one: -one.bytes)

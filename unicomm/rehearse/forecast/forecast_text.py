@@ -1,0 +1,44 @@
+"""A forecast as text."""
+
+from __future__ import annotations
+
+from unicomm.flight_recorder.texts import span
+
+from .forecast import Forecast
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size_text(count: float) -> str:
+    """Returns a number of bytes with its unit."""
+    for factor, unit in _UNITS:
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def render(forecast: Forecast) -> str:
+    """Returns the forecast as lines of text."""
+    one, several = forecast, forecast.steps != 1
+    lines = [
+        f"forecast for {one.ranks} ranks on {one.topology}"
+        f" (mean of {one.steps} step{'s' * several}; {_share(one.exposed, one.step)} of it is waiting)",
+        f"  step {_time(one.step)}: {_time(one.compute)} computing, {_time(one.exposed)} waiting;"
+        f" {_time(one.hidden)} of communication hidden behind computing",
+        f"  at most {size_text(one.peak_bytes)} in unfinished operations of a rank",
+        "  a rank in a step:",
+    ]
+    lines += [
+        f"    {each.operations:7.1f} operations, {size_text(each.bytes):>8}, {_time(each.seconds):>8}"
+        f"  in {each.groups} of {each.size}"
+        for each in one.traffic
+    ]
+    return "\n".join(lines)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def _time(seconds: float) -> str:
+    return span(int(seconds * 1e9))
