@@ -6,6 +6,8 @@ import pytest
 
 from unicomm.flight_recorder.analysis.verdict import Verdict
 from unicomm.flight_recorder.corpus.simulated_job import Action, Event, SimulatedJob
+from unicomm.flight_recorder.ring.reader import InputRemark
+from unicomm.rehearse.details import Details
 from unicomm.rehearse.judge import judge
 from unicomm.rehearse.play import Plays, Rules, hanging_schedule
 
@@ -131,3 +133,57 @@ def test_all_choices_of_a_receive_from_any_rank_may_be_good():
     assert search.plays > 1
     report, _ = judge(table, Rules())
     assert report.good
+
+
+def tags(*by_rank):
+    return {rank: Details(tags=dict(enumerate(of_rank))) for rank, of_rank in enumerate(by_rank)}
+
+
+def test_messages_meet_by_their_tags():
+    table = recorded(
+        [
+            [send(1, numel=8, waits=False), send(1, numel=3, waits=False), Action("barrier")],
+            [recv(0, numel=3, waits=False), recv(0, numel=8, waits=False), Action("barrier")],
+        ]
+    )
+    assert judge(table, Rules(), tags([1, 2], [2, 1]))[0].good
+    assert list(table.seq[table.peer >= 0]) == [1, 2, 2, 1]
+
+
+def test_messages_whose_tags_cross_hang_if_their_calls_block():
+    table = recorded([[send(1, numel=8), send(1, numel=3)], [recv(0, numel=3), recv(0, numel=8)]])
+    report, _ = judge(table, Rules(), tags([1, 2], [2, 1]))
+    assert [finding.verdict for finding in report.findings] == [Verdict.WAIT_CYCLE]
+
+
+def test_messages_with_different_tags_are_no_pair():
+    report, _ = judge(recorded([[send(1)], [recv(0)]]), Rules(), tags([1], [2]))
+    assert [finding.verdict for finding in report.findings] == [Verdict.UNMATCHED_P2P]
+    assert "do not fit" in report.findings[0].sentence
+
+
+def test_sends_that_meet_in_the_midst_of_a_schedule_are_a_deadlock():
+    # Rank 0 has sent before, rank 1 has not; the receives stand behind the sends that hang.
+    programs = [[send(1), send(1), recv(1)], [recv(0), send(0), recv(0)]]
+    assert verdicts(programs) == [Verdict.WAIT_CYCLE]
+
+
+def parts(*by_rank):
+    return {rank: Details(parts={0: of_rank}) for rank, of_rank in enumerate(by_rank)}
+
+
+def test_parts_of_an_exchange_are_compared_one_by_one():
+    program = [Action("all_to_all_v_single", numel=4)]
+    fitting = parts(([1, 3], [1, 3]), ([3, 1], [3, 1]))
+    assert judge(recorded([program] * 2), Rules(), fitting)[0].good
+    report, _ = judge(recorded([program] * 2), Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2])))
+    assert [finding.verdict for finding in report.findings] == [Verdict.SPLIT_MISMATCH]
+    assert report.findings[0].evidence == ["elements from rank 0 to rank 0: 1 sent, 2 expected"]
+
+
+def test_parts_are_not_compared_if_the_program_reads_received_data():
+    table = recorded([[Action("all_to_all_v_single", numel=4)]] * 2)
+    table.remarks.append(InputRemark("x.py:1", "a number depends on received data"))
+    report, _ = judge(table, Rules(), parts(([1, 3], [2, 2]), ([3, 1], [2, 2])))
+    assert report.good
+    assert any("were not compared" in remark.message for remark in report.remarks)

@@ -30,8 +30,8 @@ def never_made(table: Table, details: Mapping[int, Details]) -> list[Finding]:
             name, where = table.groups[other].name, _place(other, theirs, table, details)
             sides.append(Side(theirs, f"makes '{name}'", where))
     at = f" at {sides[0].where}" if sides[0].where else ""
-    said = f"{capital(ranks_text(absent))} never made the group '{group.name}'"
-    said += f" of {ranks_text(group.ranks.tolist())}, which {ranks_text(makers)} made{at}."
+    sentence = f"{capital(ranks_text(absent))} never made the group '{group.name}'"
+    sentence += f" of {ranks_text(group.ranks.tolist())}, which {ranks_text(makers)} made{at}."
     return [
         Finding(
             Verdict.MEMBERSHIP,
@@ -39,7 +39,7 @@ def never_made(table: Table, details: Mapping[int, Details]) -> list[Finding]:
             victims,
             group.name,
             confidence=0.9 if len(culprits) < len(victims) else 0.5,
-            sentence=said,
+            sentence=sentence,
             evidence=[f"{ranks_text(s.ranks)}: {s.what}" + f" at {s.where}" * bool(s.where) for s in sides],
             sides=sides,
             next_steps=[

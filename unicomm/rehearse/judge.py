@@ -44,8 +44,8 @@ def judge(
         not_compared = not_compared or len(kept) < len(report.findings)
         report.findings = kept or [_good(table)]
     if not_compared:
-        said = "parts of uneven exchanges come from received data and were not compared"
-        report.remarks.append(InputRemark("", said))
+        text = "parts of uneven exchanges come from received data and were not compared"
+        report.remarks.append(InputRemark("", text))
     if not any(finding.cause for finding in report.findings) and (found := never_made(recorded, details)):
         report.findings = [*found, *(f for f in report.findings if f.verdict is not Verdict.GOOD)]
     report.remarks.append(InputRemark("", _proof(rules, search.plays, search.exhausted, report.good)))
@@ -53,21 +53,25 @@ def judge(
 
 
 def _good(table: Table) -> Finding:
-    said = f"All good: {len(table)} operations fit together, as far as they do not depend on received data."
-    return Finding(Verdict.GOOD, confidence=0.6, sentence=said)
+    sentence = (
+        f"All good: {len(table)} operations fit together, as far as they do not depend on received data."
+    )
+    return Finding(Verdict.GOOD, confidence=0.6, sentence=sentence)
 
 
 def _proof(rules: Rules, plays: int, exhausted: bool, good: bool) -> str:
     sends = "a send waits for its receive" if not rules.buffered else "sends are buffered"
     order = "messages of a group run in order" if rules.messages_in_order else "messages run side by side"
-    said = f"rules: {sends}; {order}"
+    rules_text = f"rules: {sends}; {order}"
     if not exhausted:
-        return f"{said}; {plays} schedules were played, and there are more"
+        return f"{rules_text}; {plays} schedules were played, and there are more"
     if not good:
-        return f"{said}; the schedule shown has the fewest choices of those that end so ({plays} played)"
+        return (
+            f"{rules_text}; the schedule shown has the fewest choices of those that end so ({plays} played)"
+        )
     if plays == 1:
-        return f"{said}; all schedules end alike under them, so none hangs"
-    return f"{said}; all {plays} schedules that differ were played, and none hangs"
+        return f"{rules_text}; all schedules end alike under them, so none hangs"
+    return f"{rules_text}; all {plays} schedules that differ were played, and none hangs"
 
 
 def played_table(recorded: Table, plays: Plays, played: Played) -> Table:

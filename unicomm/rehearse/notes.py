@@ -59,7 +59,7 @@ class Notes:
         `whole`: integers or bytes, as of objects, which cannot be made up. Raises `Stuck` if they never
         come, because their sender is over: a real rank would wait for ever.
         """
-        path, told = self.file(key), False
+        path, asked = self.file(key), False
         comes = sender in self.runs and (sender < self.rank or current_objects() is not None)
         until = time.monotonic() + self.patience
         try:
@@ -71,12 +71,12 @@ class Notes:
                 except FileNotFoundError:
                     if over:
                         break
-                if not told:
-                    told = True
+                if not asked:
+                    asked = True
                     self._tell(sender)
                 time.sleep(_LOOK)
         finally:
-            if told:
+            if asked:
                 given_up(self.folder, self.rank).unlink(missing_ok=True)
                 self._tell(GO_ON)
         if whole and comes and ended(self.folder, sender).exists():

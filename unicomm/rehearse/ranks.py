@@ -162,8 +162,8 @@ class _Pool:
         for descriptor, one in list(self.running.items()):
             why = ""
             if descriptor in ready:
-                if said := os.read(descriptor, 1 << 16):
-                    one.wants = int(said.split()[-1])
+                if message := os.read(descriptor, 1 << 16):
+                    one.wants = int(message.split()[-1])
                     continue
             elif now > one.until:
                 os.kill(one.pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ class Rehearsal:
         ranks: the ranks that were run.
         output: the output of the first rank.
         forecast: the figures for the topology asked for, None without one.
-        unusable: why nothing can be said, "" if something can.
+        unusable: why the rehearsal has no result, "" if it has one.
     """
 
     report: Report

@@ -49,14 +49,17 @@ class Turn:
 
 @dataclass
 class _Rank:
-    """A rank as the parent sees it. `files`: those that it waits for, None while it runs."""
+    """A rank as the parent sees it.
+
+    `files`: those that it waits for, None while it runs. `request`: what it has written of its next wait.
+    """
 
     pid: int
     rank: int
     to: int
     until: float
     files: list[bytes] | None = None
-    said: bytes = b""
+    request: bytes = b""
 
     @property
     def ready(self) -> bool:
@@ -84,14 +87,14 @@ def run_in_turns(
             _give(list(alive.values()), jobs, patience)
             for out in select.select(list(alive), [], [], _LOOK)[0]:
                 one = alive[out]
-                one.said += (said := os.read(out, 1 << 16))
-                if not said:
+                one.request += (data := os.read(out, 1 << 16))
+                if not data:
                     del alive[out]
                     if why := _ended(one, out):
                         ends.setdefault(one.rank, why)
                     progress(len(ranks) - len(alive))
-                elif one.said.endswith(b"\n"):
-                    one.files, one.said = [f for f in one.said[:-1].split(b"\0") if f], b""
+                elif one.request.endswith(b"\n"):
+                    one.files, one.request = [f for f in one.request[:-1].split(b"\0") if f], b""
             for one in alive.values():
                 if one.files is None and time.monotonic() > one.until:
                     os.kill(one.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 batch = 96 if rank == 0 else 64
-capacity = batch // size * 2
+capacity = 2 * batch // size
 slots = torch.zeros(size * capacity, 8)
 received = torch.empty_like(slots)
 dist.all_to_all_single(received, slots)

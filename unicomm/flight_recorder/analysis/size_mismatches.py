@@ -72,7 +72,7 @@ class SizeMismatches:
         for i, a in enumerate(ranks):
             for j, b in enumerate(ranks):
                 if a in sent and b in taken and sent[a][j] != taken[b][i]:
-                    return [f"rank {a} sends {sent[a][j]} elements to rank {b}, which expects {taken[b][i]}"]
+                    return [f"elements from rank {a} to rank {b}: {sent[a][j]} sent, {taken[b][i]} expected"]
         return []
 
     def _odd_one(self, rows: Column) -> tuple[list[int], str, float]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .topology import Link, Topology
+from .topology import Link, Measured, Topology
 
 _REDUCES = ("reduce", "broadcast")
 _MESSAGES = ("send", "recv")
@@ -42,29 +42,33 @@ def seconds(op: str, data: float, shape: Shape, topology: Topology) -> float:
 
     `data`: the bytes of a rank's whole vector: what is reduced, gathered or exchanged in all; of a message.
     """
-    if shape.size < 2 and op not in _MESSAGES:
-        return 0.0
-    alone = topology.measured_within if shape.nodes == 1 else topology.measured_between
-    if shape.nodes == 1 or shape.local == 1:
-        points = alone.get("send" if op in _MESSAGES else op, {}).get(2 if op in _MESSAGES else shape.size)
-        if points:
-            return interpolated(points, data)
     if op in _MESSAGES:
-        link = topology.within if shape.nodes == 1 else topology.between
-        return link.latency + data / link.bandwidth
-    within = _phase(op, data, shape.local, topology.within, shape.local)
+        local = shape.nodes == 1
+        points = (topology.measured_within if local else topology.measured_between).get("send", {}).get(2)
+        link = topology.within if local else topology.between
+        return interpolated(points, data) if points else link.latency + data / link.bandwidth
+    within = _phase(op, data, shape.local, topology.within, topology.measured_within, shape.local, 1)
     if shape.nodes == 1:
         return within
     # Between nodes each rank moves its part of the data, over its own link or over its share of one.
     part = data / shape.local if op not in _REDUCES else data
-    return within + _phase(op, part, shape.nodes, topology.between, shape.local)
+    sharing = 1 if op in _REDUCES else shape.local
+    link, measured = topology.between, topology.measured_between
+    return within + _phase(op, part, shape.nodes, link, measured, sharing, sharing)
 
 
-def _phase(op: str, data: float, n: int, link: Link, sharing: int) -> float:
-    """Returns the time among `n` ranks; `sharing` ranks of each node do the same at that time."""
+def _phase(op: str, data: float, n: int, link: Link, measured: Measured, sharing: int, more: int) -> float:
+    """Returns the time among `n` ranks.
+
+    `sharing`: the ranks of a node that do the same at that time. `more`: how many of them do so for each one
+    that was measured.
+    """
     if n < 2:
         return 0.0
-    rate = link.bandwidth / (sharing if link.shared else 1)
+    shared = sharing if link.shared else 1
+    if points := measured.get(op, {}).get(n):
+        return interpolated(points, data * (more if link.shared else 1))
+    rate = link.bandwidth / shared
     steps, levels = n - 1, math.ceil(math.log2(n))
     if op == "barrier":
         return levels * link.latency

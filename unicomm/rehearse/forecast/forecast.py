@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 from unicomm.flight_recorder.table.table import Table
 
@@ -34,9 +36,10 @@ class Forecast:
     """A forecast.
 
     Attributes:
-        topology: its name. ranks: of the job. steps: over which the figures are means; the first optimizer
-            step of a rank is left out, as it warms up. Below two, the figures are the whole program's.
-        step: seconds of a step. compute: of them, those in which a rank computes.
+        topology: its name. ranks: of the job. steps: how many are compared; the first optimizer step of a
+            rank is left out, as it warms up. With fewer than two, the whole program counts as one step.
+        step: seconds of the median step, on average over the ranks.
+        compute: of them, those in which a rank computes.
         exposed, hidden: seconds of communication in which a rank waits, and in which it computes meanwhile.
         peak_bytes: the most bytes of tensors in unfinished operations of one rank at a time.
         traffic: by group, most bytes first.
@@ -60,28 +63,33 @@ def forecast(table: Table, details: Mapping[int, Details], topology: Topology, p
     """Returns the forecast for a table of recorded operations whose ranks are on nodes of `per_node`."""
     timeline = Timeline(table, details, topology, per_node)
     times = timeline.run()
-    windows = {rank: _window(one) for rank, one in times.items()}
-    steps = max(1, min((len(one.steps) for one in times.values()), default=0) - 1)
-    n = len(times) * steps
-    exposed = sum(_overlap(one.exposed, windows[rank]) for rank, one in times.items()) / n
-    length = sum(end - begin for begin, end in windows.values()) / n
-    flying = sum(_overlap(_merged(one.flights), windows[rank]) for rank, one in times.items()) / n
+    windows = [_windows(one) for one in times.values()]
+    flying = [_merged(one.flights) for one in times.values()]
+    figures = []
+    for step in zip(*windows, strict=False):
+        each = [
+            (window[1] - window[0], _overlap(one.exposed, window), _overlap(spans, window))
+            for one, spans, window in zip(times.values(), flying, step, strict=True)
+        ]
+        figures.append(tuple(statistics.mean(column) for column in zip(*each, strict=True)))
+    whole = {rank: (steps[0][0], steps[-1][1]) for rank, steps in zip(times, windows, strict=True)}
+    length, exposed, under_way = sorted(figures)[len(figures) // 2] if figures else (0.0, 0.0, 0.0)
     return Forecast(
         topology.name,
         len(table.ranks),
-        steps,
+        len(figures),
         length,
         length - exposed,
         exposed,
-        max(0.0, flying - exposed),
+        max(0.0, under_way - exposed),
         max((_peak(one.flights, timeline.bytes) for one in times.values()), default=0.0),
-        _traffic(timeline, times, windows, n),
+        _traffic(timeline, times, whole, len(figures)),
     )
 
 
-def _window(one: RankTime) -> tuple[float, float]:
-    """Returns the time from the first to the last step of a rank, or all of it."""
-    return (one.steps[0], one.steps[-1]) if len(one.steps) > 1 else (0.0, one.end)
+def _windows(one: RankTime) -> list[tuple[float, float]]:
+    """Returns the times of each step of a rank but the first, or of all of it."""
+    return list(pairwise(one.steps)) if len(one.steps) > 1 else [(0.0, one.end)]
 
 
 def _overlap(spans: Sequence[tuple[float, float]], window: tuple[float, float]) -> float:
@@ -115,8 +123,9 @@ def _traffic(
     timeline: Timeline,
     times: Mapping[int, RankTime],
     windows: Mapping[int, tuple[float, float]],
-    n: int,
+    steps: int,
 ) -> list[Traffic]:
+    n = len(times) * max(steps, 1)
     sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for rank, one in times.items():
         begin, end = windows[rank]

@@ -22,7 +22,7 @@ def render(forecast: Forecast) -> str:
     one, several = forecast, forecast.steps != 1
     lines = [
         f"forecast for {one.ranks} ranks on {one.topology}"
-        f" (mean of {one.steps} step{'s' * several}; {_share(one.exposed, one.step)} of it is waiting)",
+        f" (median of {one.steps} step{'s' * several}; {_share(one.exposed, one.step)} of it is waiting)",
         f"  step {_time(one.step)}: {_time(one.compute)} computing, {_time(one.exposed)} waiting;"
         f" {_time(one.hidden)} of communication hidden behind computing",
         f"  at most {size_text(one.peak_bytes)} in unfinished operations of a rank",
