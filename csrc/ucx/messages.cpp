@@ -9,7 +9,6 @@ void Messages::add(int number, bool send, int peer, void* data, size_t bytes, ui
     Request* request = send ? worker_->send(peer, data, bytes, Kind::kMessage, tag)
                             : worker_->receive(peer, data, bytes, Kind::kMessage, tag);
     entries_.push_back({number, request});
-    sent_ |= send;
 }
 
 void Messages::collect() {
@@ -26,16 +25,17 @@ void Messages::collect() {
 }
 
 Ended Messages::wait(uint64_t deadline, bool all, bool rousable) {
-    // The last one is not told before everything that was sent has left.
     auto done = [&] {
         collect();
-        if (!entries_.empty()) return !all && !finished_.empty();
-        if (std::exchange(sent_, false)) worker_->begin_flush();
-        return worker_->flushed();
+        return entries_.empty() ? worker_->flushed() : !all && !finished_.empty();
     };
     return worker_->wait(done, deadline, rousable);
 }
 
-std::vector<Finished> Messages::take() { return std::exchange(finished_, {}); }
+std::vector<Finished> Messages::take() {
+    // A wait that was roused, or had no time left, may have ended before the flush.
+    if (entries_.empty() && !worker_->flushed()) return {};
+    return std::exchange(finished_, {});
+}
 
 }  // namespace unicomm::ucx

@@ -21,7 +21,8 @@ class Messages {
     void add(int number, bool send, int peer, void* data, size_t bytes, uint32_t tag);
     // Returns when a message is over; or, if `all`, when all are. Throws Failure.
     Ended wait(uint64_t deadline, bool all, bool rousable);
-    // Those that are over since the last call.
+    // Those that are over since the last call. The last of all are not told before everything has left: then
+    // the caller may do something else for a while.
     std::vector<Finished> take();
 
   private:
@@ -34,7 +35,6 @@ class Messages {
     std::shared_ptr<Worker> worker_;
     std::vector<Entry> entries_;
     std::vector<Finished> finished_;
-    bool sent_ = false;  // since the last flush
 };
 
 }  // namespace unicomm::ucx

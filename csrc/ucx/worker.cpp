@@ -114,6 +114,7 @@ Request* Worker::begin(int peer, bool send) {
     request->worker = this;
     request->peer = peer;
     request->send = send;
+    ++events_;
     return request;
 }
 
@@ -165,17 +166,18 @@ void Worker::finish(Request& request, Status status, const ReceiveInfo* info) {
         request.peer = int(info->sender_tag >> kRankAt);
     }
     request.done = true;
+    ++events_;
 }
 
 void Worker::sent(void*, Status status, void* user_data) {
     auto* request = static_cast<Request*>(user_data);
-    finish(*request, status, nullptr);
+    request->worker->finish(*request, status, nullptr);
     request->worker->over_.push_back(request);
 }
 
 void Worker::received(void*, Status status, const ReceiveInfo* info, void* user_data) {
     auto* request = static_cast<Request*>(user_data);
-    finish(*request, status, info);
+    request->worker->finish(*request, status, info);
     request->worker->over_.push_back(request);
 }
 
@@ -265,28 +267,32 @@ void Worker::sleep(uint64_t deadline) {
     }
 }
 
-void Worker::begin_flush() {
-    if (flush_ != nullptr) return;
-    RequestParams params{};
-    StatusPointer got = ucx_.ucp_worker_flush_nbx(worker_, &params);
-    if (is_request(got))
-        flush_ = got;
-    else
-        check("ucp_worker_flush", status_of(got));
-}
-
 bool Worker::flushed() {
-    if (flush_ == nullptr) return true;
-    const Status status = ucx_.ucp_request_check_status(flush_);
-    if (status == kInProgress) return false;
-    ucx_.ucp_request_free(std::exchange(flush_, nullptr));
-    check("a flush failed", status);
-    return true;
+    for (;;) {
+        if (flush_ != nullptr) {
+            const Status status = ucx_.ucp_request_check_status(flush_);
+            if (status == kInProgress) return false;
+            ucx_.ucp_request_free(std::exchange(flush_, nullptr));
+            // What is lost with a connection concerns those who wait for its rank, whose requests fail.
+            if (broken_.empty()) check("a flush failed", status);
+            flushed_ = flushing_;
+        }
+        // A flush that began before the last message, for a wait that was given up, does not cover it.
+        if (flushed_ == events_) return true;
+        flushing_ = events_;
+        RequestParams params{};
+        StatusPointer got = ucx_.ucp_worker_flush_nbx(worker_, &params);
+        if (is_request(got)) {
+            flush_ = got;
+        } else {
+            if (broken_.empty()) check("ucp_worker_flush", status_of(got));
+            flushed_ = flushing_;
+        }
+    }
 }
 
 Ended Worker::flush(uint64_t deadline) {
-    begin_flush();
-    return flush_ == nullptr ? Ended::kDone : wait([this] { return flushed(); }, deadline);
+    return flushed() ? Ended::kDone : wait([this] { return flushed(); }, deadline);
 }
 
 void Worker::stop() {

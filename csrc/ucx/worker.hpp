@@ -76,10 +76,11 @@ class Worker {
     // waits that are `rousable`. Called without the GIL. Throws Failure.
     Ended wait(const std::function<bool()>& done, uint64_t deadline, bool rousable = false);
     // Waits until the system has all that was sent: UCX completes a send that it has only buffered, and sends
-    // the rest when it is called next, which may be much later. Throws Failure.
+    // the rest when it is called next, which may be much later. It answers receives in the same way. Throws
+    // Failure.
     Ended flush(uint64_t deadline);
-    // Begins such a flush; `flushed` says whether it is over.
-    void begin_flush();
+    // Whether the system has all of that by now; begins a flush if none covers the last message. Throws
+    // Failure.
     bool flushed();
 
     // By any thread: `stop` ends all waits from now on, `rouse` the running one, or the next.
@@ -99,7 +100,7 @@ class Worker {
     static void sent(void* native, Status status, void* request);
     static void received(void* native, Status status, const ReceiveInfo* info, void* request);
     static void broke(void* worker, Endpoint endpoint, Status status);
-    static void finish(Request& request, Status status, const ReceiveInfo* info);
+    void finish(Request& request, Status status, const ReceiveInfo* info);
     void reap();
     void check_broken() const;
     void keep_for_ever();
@@ -122,6 +123,9 @@ class Worker {
     int wake_ = -1;   // ours, for `stop` and `rouse`
     std::mutex waking_;
     std::atomic<bool> stopped_{false}, roused_{false};
+    // Messages that have begun or completed: in all, when the flush began that is under way, and when the
+    // last one began that is over.
+    uint64_t events_ = 0, flushing_ = 0, flushed_ = 0;
     StatusPointer flush_ = nullptr;
     std::vector<bool> broken_;  // endpoints whose connection has ended; empty if none
     std::string trouble_;       // the first failure of a connection

@@ -1,0 +1,62 @@
+"""A message that ucx tells as sent arrives although its sender does nothing more for the worker."""
+
+import threading
+
+import pytest
+import torch
+
+from unicomm import _core
+from unicomm.backends.ucx.library import open_library, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+
+# Small buffers of the system and copied sends, which UCX completes while the end of one is in the worker.
+_SETTINGS = [
+    *(("TLS", "tcp", True), ("NET_DEVICES", "lo", True), ("RNDV_THRESH", "inf", True)),
+    *(("ZCOPY_THRESH", "inf", True), ("TCP_SNDBUF", "32k", True), ("TCP_RCVBUF", "32k", True)),
+]
+_BYTES = 3000  # of a message
+_MOST = 2000  # messages, more than the system takes
+_WITHIN = 10.0  # seconds
+
+
+@pytest.fixture
+def workers():
+    """Two connected workers."""
+    pair = [_core.UcxWorker(open_library(), rank, 2, _SETTINGS, 0.0001) for rank in range(2)]
+    for worker in pair:
+        worker.connect([one.address for one in pair])
+    other = threading.Thread(target=pair[1].greet, args=(_WITHIN,))
+    other.start()
+    assert pair[0].greet(_WITHIN)
+    other.join()
+    yield pair
+    for worker in pair:
+        worker.drop()
+
+
+def _receives(worker, number):
+    out = torch.zeros(_BYTES, dtype=torch.uint8)
+    receiving = _core.UcxMessages(worker)
+    receiving.add(number, False, 0, out.data_ptr(), _BYTES, 0)
+    return receiving.wait(_WITHIN, True) == [(number, 0, _BYTES)] and bool((out == number % 251).all())
+
+
+def test_a_send_that_is_told_has_left(workers):
+    """Also by a wait that ended early, while the end of the message did not fit into the system."""
+    sender, receiver = workers
+    kept, told = [], 0
+    for number in range(_MOST):
+        kept.append(torch.full((_BYTES,), number % 251, dtype=torch.uint8))
+        sending = _core.UcxMessages(sender)
+        sending.add(number, True, 1, kept[-1].data_ptr(), _BYTES, 0)
+        if not sending.wait(0.0, False) and not sending.wait(0.02, False):
+            break  # this is the message whose end did not fit
+        told += 1
+    assert 0 < told < _MOST - 1
+    for number in range(told):  # the sender's worker is not called meanwhile
+        assert _receives(receiver, number)
+    rest = threading.Thread(target=sending.wait, args=(_WITHIN, True))
+    rest.start()
+    assert _receives(receiver, told)
+    rest.join()
