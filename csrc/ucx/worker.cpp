@@ -234,12 +234,14 @@ void Worker::check_broken() const {
 Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool rousable) {
     uint64_t hot = 0;
     for (;;) {
+        // First: what ranks sent before they told of a fault that came later is taken.
+        const bool stop = stopped();
         while (ucx_.ucp_worker_progress(worker_) != 0) {
         }
         reap();
         if (done()) return Ended::kDone;
         if (!broken_.empty()) check_broken();
-        if (stopped()) return Ended::kStopped;
+        if (stop) return Ended::kStopped;
         if (rousable && roused_.exchange(false, std::memory_order_acq_rel)) return Ended::kRoused;
         const uint64_t now = now_ns();
         if (now >= deadline) return Ended::kLate;
@@ -251,7 +253,7 @@ Ended Worker::wait(const std::function<bool()>& done, uint64_t deadline, bool ro
         const Status armed = ucx_.ucp_worker_arm(worker_);
         if (armed == kBusy) continue;
         check("ucp_worker_arm", armed);
-        sleep(deadline);
+        if (!stopped()) sleep(deadline);
         if (signal_has_raised()) return Ended::kSignal;
     }
 }

@@ -225,6 +225,9 @@ class FaultChannel:
         if self.fault is not None:
             return self.fault
         self.fault_at = time.monotonic()
+        if fault.by == self.rank:
+            running = self._operation is not None and self._operation.number > 0
+            fault = dataclasses.replace(fault, after=self.entered - running)
         self.fault = fault
         if tell:
             self._tell(fault)

@@ -117,17 +117,23 @@ class Operations(OutOfBandBackend, OpensExchange):
                 run()
             elif (given := self._given(call)) is None:
                 slots.check(call, number)
-                self._check_given_up()
+                self._check_given_up(number)
                 run()
             else:
                 slots.check_with(call, number, given)
-                self._check_given_up()
+                self._check_given_up(number)
                 self._take(call)
 
-    def _check_given_up(self) -> None:
-        """Raises the fault if other ranks gave the operation up, whose slots this rank got nevertheless."""
+    def _check_given_up(self, number: int) -> None:
+        """Raises the fault if other ranks gave this collective up, whose slots this rank got nevertheless.
+
+        A fault that a rank found after it had completed the collective is left to the next operation: another
+        rank may have finalized since.
+        """
         self.channel.catch_up()
-        self.check_fault()
+        fault = self.channel.fault
+        if fault is not None and fault.after < number:
+            self.check_fault()
 
     def _given(self, call: Call) -> tuple[int, int] | None:
         """Returns what this rank gives, as address and bytes, if the call's data travel in the slots.

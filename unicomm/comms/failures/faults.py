@@ -95,6 +95,7 @@ class Fault:
         timeout: seconds, of the operation that has timed out.
         claims: what the ranks have called.
         library: the library that failed, for messages.
+        after: number of collectives that the rank that reported it had completed; 0 if that is not known.
     """
 
     code: FaultCode
@@ -108,6 +109,7 @@ class Fault:
     timeout: float = 0.0
     claims: tuple[Claim, ...] = ()
     library: str = "shm"
+    after: int = 0
 
     @property
     def named(self) -> list[int]:
@@ -378,6 +380,7 @@ def fault_to_dict(fault: Fault) -> dict[str, Any]:
         "detail": fault.detail[:_LONGEST_TEXT],
         "timeout": fault.timeout,
         "claims": [list(claim) for claim in fault.claims[:_MOST_PLACES]],
+        "after": fault.after,
     }
 
 
@@ -385,9 +388,10 @@ def fault_from_dict(fields: Mapping[str, Any], library: str = "") -> Fault:
     """The fault that another rank has sent. Raises `ValueError` for anything else: nothing is trusted."""
     try:
         code, by, where = FaultCode(fields["fault"]), fields["by"], fields["where"]
+        after = fields["after"]
         detail, timeout, claims = fields["detail"], fields["timeout"], fields["claims"]
         ranks = {kind: tuple(fields[kind]) for kind in _RANK_FIELDS}
-        good = type(by) is int and 0 <= by < 1 << 63 and isinstance(detail, str)
+        good = all(type(n) is int and 0 <= n < 1 << 63 for n in (by, after)) and isinstance(detail, str)
         good = good and all(type(r) is int and 0 <= r < _MOST_RANK for some in ranks.values() for r in some)
         good = good and isinstance(timeout, (int, float)) and 0 <= timeout <= _LONGEST_TIME
         if not good or code is FaultCode.NONE or len(claims) > _MOST_PLACES:
@@ -401,6 +405,7 @@ def fault_from_dict(fields: Mapping[str, Any], library: str = "") -> Fault:
             timeout=float(timeout),
             claims=tuple(_read_claim(claim) for claim in claims),
             library=library,
+            after=after,
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no fault: {error}") from None

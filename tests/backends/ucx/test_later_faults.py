@@ -1,0 +1,39 @@
+"""A fault that a rank finds after a collective on ucx does not fail the ranks that are still in it."""
+
+import pytest
+import torch
+
+from unicomm import AbortedError, ReduceOp
+from unicomm.backends.ucx.library import why_not
+from unicomm.testing import run_ranks
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no UCX: {why_not()}")
+
+
+def test_an_abort_after_a_collective(eventually, raised):
+    def program(comm):
+        channel, x = comm.unsafe_backend.channel, torch.ones(3)
+        if comm.get_rank() == 1:
+            # Has all data of the first collective, and looks for faults only when there is one.
+            channel.catch_up = lambda: eventually(lambda: channel.fault is not None)
+        comm.all_reduce(x, ReduceOp.SUM, async_op=False)
+        assert x.tolist() == [2.0] * 3
+        if comm.get_rank() == 0:
+            comm.abort()
+        error = raised(comm.barrier, async_op=False)
+        assert type(error) is AbortedError
+        assert error.culprits == (0,)
+
+    run_ranks(program, 2, backend="ucx", timeout=60)
+
+
+def test_an_abort_within_a_collective(eventually, raised):
+    def program(comm):
+        channel = comm.unsafe_backend.channel
+        if comm.get_rank() == 1:
+            channel.catch_up = lambda: eventually(lambda: channel.fault is not None)
+        else:
+            channel.catch_up = comm.abort  # it has given its data, and got the other's
+        assert type(raised(comm.all_reduce, torch.ones(3), ReduceOp.SUM, async_op=False)) is AbortedError
+
+    run_ranks(program, 2, backend="ucx", timeout=60)
