@@ -11,9 +11,11 @@ from tests.chaos.training import LAYERS
 
 PATIENT = 60.0  # seconds: the timeout of operations where none is meant to pass
 SHORT = 10.0  # and where one is, after far more than any needs that nothing happens to
-BACKENDS = ("shm", "gloo", "hosts", "mpi")
-CONNECTED = ("shm", "gloo", "hosts")  # without a launcher's help
-LINKED = ("gloo", "hosts")  # those that reach another host
+BACKENDS = ("shm", "gloo", "ucx", "hosts", "hosts-ucx", "mpi")
+CONNECTED = ("shm", "gloo", "ucx", "hosts", "hosts-ucx")  # without a launcher's help
+LINKED = ("gloo", "ucx", "hosts", "hosts-ucx")  # those that reach another host
+#: What `auto` makes for ranks on two hosts: by the backend that carries messages between them.
+BETWEEN = {"hosts": "gloo", "hosts-ucx": "ucx"}
 
 #: What a rank does to itself, told by its Spec. The others are done from outside.
 OWN = ("abort", "leave", "full", "filled", "no descriptors", "no memory", "no address space")
@@ -90,7 +92,7 @@ FAULTS = {
         "PeerLostError",
         _ONCE,
         "no memory",
-        backends=("shm", "hosts"),
+        backends=("shm", *BETWEEN),
     ),
     "no address space": Fault(
         "a rank may map no more memory (RLIMIT_AS), at the creation or a split",
@@ -200,7 +202,7 @@ class Round:
         if what.act == "full" or (what.act in LACKS and draw("creation").random() < 0.25):
             at = CREATION
         placement: tuple[int, ...] = ()
-        if backend == "hosts" or fault in ("cut", "flicker"):
+        if backend in BETWEEN or fault in ("cut", "flicker"):
             placement = _two_hosts(size, draw("hosts"))
         return cls(seed, size, backend, fault, victims, at, delay, placement)
 
@@ -219,7 +221,7 @@ class Round:
     @property
     def _names_interface(self) -> bool:
         """Else auto finds it: handles are made before there is another rank to reach."""
-        return self.backend == "gloo" or self.scene == "reconfigure"
+        return self.backend in ("gloo", "ucx") or self.scene == "reconfigure"
 
     @property
     def again(self) -> str:
@@ -244,7 +246,8 @@ class Round:
             seed=self.seed,
             rank=0,
             size=self.size,
-            backend="auto" if self.backend == "hosts" else self.backend,
+            backend="auto" if self.backend in BETWEEN else self.backend,
+            between=BETWEEN.get(self.backend, ""),
             scene=self.scene,
             steps=self.steps,
             timeout=SHORT if self.act == "stop" else PATIENT,

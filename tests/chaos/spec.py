@@ -32,7 +32,8 @@ class Spec:
     """A rank of a round. `timeout` is that of operations, `store` the address of one, `link` the conductor's
     socket. `fate` is what this rank does to itself in step `at`: see `rounds.OWN`. All ranks split in step
     `split_at`, if it is one. `victims`: whom the fault hits; `leads`: whether it is the first in
-    lists of handles; None: now and then. `interface`: of the network, for gloo.
+    lists of handles; None: now and then. `interface`: of the network, for gloo. `between`: what `auto` takes
+    between hosts.
     """
 
     seed: int
@@ -49,13 +50,15 @@ class Spec:
     victims: tuple[int, ...] = ()
     leads: bool | None = None
     interface: str = ""
+    between: str = ""
     split_at: int = -1
     fate: str = ""
     at: int = -1
 
     @property
     def hints(self) -> dict[str, str] | None:
-        return {"interface": self.interface} if self.interface else None
+        named = {"interface": self.interface, "between": self.between}
+        return {name: value for name, value in named.items() if value} or None
 
 
 class WrongDataError(Exception):

@@ -28,10 +28,12 @@ ROUNDS = {
         *("pause", "kill", "abort", "no descriptors", "cut", "stop in ddp", "kill in fsdp2", "filled"),
         *("stop in reconfigure", "no address space", "kill store"),
     ),
+    "ucx": ("pause", "kill", "leave"),
     "hosts": (
         *("none", "flicker", "kill", "leave", "no memory", "kill in reconfigure", "stop in fsdp2"),
         "stop store",
     ),
+    "hosts-ucx": ("none", "abort", "kill in ddp"),
     "mpi": ("kill", "abort", "kill in ddp"),
 }
 #: Played by `make chaos` alone, as it finds a defect that is open: at a deadline, a rank that waits in

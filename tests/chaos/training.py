@@ -67,6 +67,7 @@ def play(spec: Spec, say: Say, closing: contextlib.ExitStack) -> None:
         rank=spec.rank,
         world_size=spec.size,
         timeout=timedelta(minutes=1),
+        pg_options={"between": spec.between} if spec.between else None,
     )
     del store
     closing.callback(_destroy)
