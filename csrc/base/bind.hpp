@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "base/python.hpp"
+
 namespace nb = nanobind;
 
 namespace unicomm {

@@ -35,7 +35,11 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* n
 PyObject* bind(PyObject* self, PyObject* owner, PyObject*) {
     nb::handle function = method_of(self).looked_up();
     if (!function.is_valid()) function = self;
-    return owner ? PyMethod_New(function.ptr(), owner) : Py_NewRef(function.ptr());
+    if (!owner) return Py_NewRef(function.ptr());
+    static PyObject* const method_type =
+        nb::object(nb::module_::import_("types").attr("MethodType")).release().ptr();
+    PyObject* parts[] = {function.ptr(), owner};
+    return PyObject_Vectorcall(method_type, parts, 2, nullptr);
 }
 
 PyObject* name(PyObject* self, void*) { return PyUnicode_FromString(method_of(self).name()); }
@@ -43,7 +47,7 @@ PyObject* name(PyObject* self, void*) { return PyUnicode_FromString(method_of(se
 void destroy(PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
     delete &method_of(self);
-    type->tp_free(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

@@ -1,7 +1,7 @@
 // Reads tensors through DLPack, or through their methods.
 #include "operations/tensor.hpp"
 
-#include <Python.h>
+#include "base/python.hpp"
 
 namespace unicomm {
 namespace {
@@ -105,8 +105,8 @@ const ExchangeAPI* exchange_api(PyTypeObject* type) {
     }
     PyErr_Clear();
     // A reference keeps the cached type alive, so that no other type gets its address.
-    Py_INCREF(type);
-    Py_XDECREF(cached.type);
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
+    Py_XDECREF(reinterpret_cast<PyObject*>(cached.type));
     cached = {type, api};
     return api;
 }
@@ -135,7 +135,7 @@ bool read_by_methods(PyObject* object, Tensor& out) {
         Py_DECREF(module);
         if (!describe) return false;
     }
-    PyObject* tuple = PyObject_CallOneArg(describe, object);
+    PyObject* tuple = call_one(describe, object);
     if (!tuple) return false;
     unsigned long long data = 0;
     int dtype = 0, element = 0, contiguous = 0, device = 0;
@@ -147,10 +147,10 @@ bool read_by_methods(PyObject* object, Tensor& out) {
         out.dtype = static_cast<DType>(dtype);
         out.contiguous = contiguous != 0;
         out.device_type = device;
-        out.ndim = static_cast<int32_t>(PyTuple_GET_SIZE(shape) < 64 ? PyTuple_GET_SIZE(shape) : 64);
+        out.ndim = static_cast<int32_t>(tuple_size(shape) < 64 ? tuple_size(shape) : 64);
         out.numel = 1;
         for (int i = 0; i < out.ndim; ++i) {
-            fallback_shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+            fallback_shape[i] = PyLong_AsLongLong(tuple_item(shape, i));
             out.numel *= fallback_shape[i];
         }
         out.shape = fallback_shape;

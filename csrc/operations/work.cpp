@@ -5,6 +5,8 @@
 #include <structmember.h>
 // clang-format on
 
+#include <utility>
+
 namespace unicomm {
 namespace {
 
@@ -35,7 +37,7 @@ void destroy(PyObject* self) {
     PyObject_GC_UnTrack(self);
     if (work_of(self)->weak) PyObject_ClearWeakRefs(self);
     clear(self);
-    type->tp_free(self);
+    PyObject_GC_Del(self);
     Py_DECREF(type);
 }
 
@@ -62,8 +64,8 @@ PyType_Spec spec = {"unicomm._core.WorkBase", sizeof(WorkObject), 0,
 }  // namespace
 
 CompletedWorks::CompletedWorks(nb::object type) : type_(std::move(type)) {
-    auto* work = reinterpret_cast<PyTypeObject*>(type_.ptr());
-    if (work->tp_basicsize != Py_ssize_t(sizeof(WorkObject))) throw nb::type_error("a Work of another size");
+    auto size = nb::cast<Py_ssize_t>(type_.attr("__basicsize__"));
+    if (size != Py_ssize_t(sizeof(WorkObject))) throw nb::type_error("a Work of another size");
 }
 
 nb::object CompletedWorks::make(nb::handle name, uint64_t seq) {
@@ -71,12 +73,14 @@ nb::object CompletedWorks::make(nb::handle name, uint64_t seq) {
     bool free = last_.is_valid() && Py_REFCNT(last_.ptr()) == 1 && !work_of(last_.ptr())->weak &&
                 !work_of(last_.ptr())->attributes;
     if (!free) {
-        auto* type = reinterpret_cast<PyTypeObject*>(type_.ptr());
-        last_ = nb::steal(type->tp_alloc(type, 0));
+        last_ = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type_.ptr()), 0));
         if (!last_.is_valid()) throw nb::python_error();
     }
     WorkObject* work = work_of(last_.ptr());
-    if (work->name != name.ptr()) Py_XSETREF(work->name, Py_NewRef(name.ptr()));
+    if (work->name != name.ptr()) {
+        PyObject* old = std::exchange(work->name, Py_NewRef(name.ptr()));
+        Py_XDECREF(old);
+    }
     work->seq = seq;
     return last_;
 }

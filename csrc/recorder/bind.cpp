@@ -17,10 +17,10 @@ namespace {
 void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, uint8_t& ndim,
               int64_t* dims) {
     PyObject* seq = tensors.ptr();
-    Py_ssize_t count = PyList_Check(seq) ? PyList_GET_SIZE(seq) : PyTuple_GET_SIZE(seq);
+    Py_ssize_t count = PyList_Check(seq) ? list_size(seq) : tuple_size(seq);
     n = static_cast<uint16_t>(count < 65535 ? count : 65535);
     for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject* item = PyList_Check(seq) ? PyList_GET_ITEM(seq, i) : PyTuple_GET_ITEM(seq, i);
+        PyObject* item = PyList_Check(seq) ? list_item(seq, i) : tuple_item(seq, i);
         Tensor t;
         if (!read_tensor(item, t)) {
             PyErr_Clear();  // a tensor that cannot be read must not make the operation fail

@@ -121,7 +121,7 @@ nb::list list_of(const Sequences& table, F&& object) {
         auto sequence = table[i];
         nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(sequence.size())));
         for (size_t k = 0; k < sequence.size(); ++k)
-            PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(k), object(k, sequence[k]).release().ptr());
+            PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(k), object(k, sequence[k]).release().ptr());
         out.append(tuple);
     }
     return out;

@@ -15,9 +15,12 @@ constexpr int kMostOfFunction = 2;
 
 Libraries libraries;
 
-std::string_view text_of(PyObject* text) {
+// A text that a code holds, so it lives as long as the code.
+std::string_view text_of(PyObject* code, const char* name) {
+    PyObject* text = PyObject_GetAttrString(code, name);
     Py_ssize_t n = 0;
     const char* s = text ? PyUnicode_AsUTF8AndSize(text, &n) : nullptr;
+    Py_XDECREF(text);
     if (!s) {
         PyErr_Clear();
         return "?";
@@ -25,11 +28,13 @@ std::string_view text_of(PyObject* text) {
     return {s, static_cast<size_t>(n)};
 }
 
-std::string_view function_of(PyCodeObject* code) {
+std::string_view file_of(PyObject* code) { return text_of(code, "co_filename"); }
+
+std::string_view function_of(PyObject* code) {
 #if PY_VERSION_HEX >= 0x030B0000
-    return text_of(code->co_qualname);
+    return text_of(code, "co_qualname");
 #else
-    return text_of(code->co_name);
+    return text_of(code, "co_name");
 #endif
 }
 
@@ -68,8 +73,7 @@ Owner owner_of(std::string_view file) {
 }
 
 ring::PathFrame frame_of(const Activation& call, ring::Whose whose) {
-    return {text_of(call.code->co_filename), function_of(call.code), static_cast<uint32_t>(line_of(call)),
-            whose};
+    return {file_of(call.code), function_of(call.code), static_cast<uint32_t>(line_of(call)), whose};
 }
 
 // The frames of a path while they are chosen, the innermost first.
@@ -85,7 +89,7 @@ class Chosen {
     // Of a wrapper's calls in a row, the innermost and the outermost are kept: what it does, and what the
     // user called.
     void add_wrapper(const Activation& call, std::string_view wrapper) {
-        if (text_of(call.code->co_name) == "wrapper") return;  // a decorator, which tells nothing
+        if (text_of(call.code, "co_name") == "wrapper") return;  // a decorator, which tells nothing
         run_ = wrapper == wrapper_ ? run_ + 1 : 1;
         wrapper_ = wrapper;
         if (run_ > 2) frames_.pop_back();
@@ -125,7 +129,7 @@ uint32_t CallPaths::add(const CallStack& stack) {
     const Activation* torch = nullptr;
     for (int i = 0; i < stack.size && !chosen.full(); ++i) {
         const Activation& call = stack.calls[i];
-        Owner owner = owner_of(text_of(call.code->co_filename));
+        Owner owner = owner_of(file_of(call.code));
         if (owner.kind == Kind::kUser) chosen.add_user(call);
         if (owner.kind == Kind::kWrapper) chosen.add_wrapper(call, owner.wrapper);
         if (owner.kind == Kind::kTorch && !torch) torch = &call;

@@ -8,8 +8,8 @@ namespace unicomm {
 
 // A call that has not returned: its function's code, and how far it has come.
 struct Activation {
-    PyCodeObject* code;  // borrowed: the call holds it
-    const void* at;      // the same for the same instruction of the same code
+    PyObject* code;  // borrowed: the call holds it
+    const void* at;  // the same for the same instruction of the same code
     bool operator==(const Activation&) const = default;
 };
 

@@ -55,9 +55,9 @@ class FastPath : public FastCalls {
         Tensor t;
         uint8_t red = 0;
         bool by_torch = false;
-        if (!PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1) return no();
+        if (!PyList_CheckExact(tensors.ptr()) || list_size(tensors.ptr()) != 1) return no();
         if (blocked() || reader.observed() || !reader.plain(options, red, by_torch)) return no();
-        if (!read(PyList_GET_ITEM(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
+        if (!read(list_item(tensors.ptr(), 0), t) || !fold_defined(t.dtype, static_cast<Red>(red)))
             return no();
         nb::object result = run(OpCode::kAllReduce, static_cast<Red>(red), -1, t, t, t.numel, false);
         return by_torch && result.ptr() == Py_True ? nb::none() : result;

@@ -183,7 +183,7 @@ class FastCalls {
     // The imaginary part of a lazy conjugate is a lazy negation: memory holds the negated values. Its stride
     // is two, so it is contiguous only if it has one element.
     bool negated(nb::handle tensor) {
-        PyObject* answer = PyObject_CallMethodNoArgs(tensor.ptr(), is_neg_.ptr());
+        PyObject* answer = call_method(tensor.ptr(), is_neg_.ptr());
         if (!answer) PyErr_Clear();
         Py_XDECREF(answer);
         return answer != Py_False;

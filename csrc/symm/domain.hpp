@@ -37,7 +37,7 @@ class SymmDomain {
     // Freeing device memory may wait for kernels, which may wait for ranks that need the GIL.
     ~SymmDomain() {
         std::optional<GilReleased> release;
-        if (PyGILState_Check()) release.emplace();
+        if (Py_IsInitialized()) release.emplace();
         symm::Error error{};
         table_.leave(domain_, &error);
         table_.release(domain_, &error);

@@ -121,11 +121,11 @@ class SymmFast {
                             nb::handle relaxed, nb::handle timeout) {
         Exchanged x;
         if (!plain(x, relaxed, timeout) || !read_rows(x, input, out)) return no();
-        if (!PyList_CheckExact(splits.ptr()) || PyList_GET_SIZE(splits.ptr()) != world()) return no();
+        if (!PyList_CheckExact(splits.ptr()) || list_size(splits.ptr()) != world()) return no();
         int64_t left = x.in.shape[0];
         std::vector<int64_t> numbers, came(size_t(world()), 0);
         for (int i = 0; i < world(); ++i) {
-            PyObject* item = PyList_GET_ITEM(splits.ptr(), i);
+            PyObject* item = list_item(splits.ptr(), i);
             if (!PyLong_CheckExact(item)) return no();
             int64_t n = PyLong_AsLongLong(item);
             if (n == -1 && PyErr_Occurred()) PyErr_Clear();

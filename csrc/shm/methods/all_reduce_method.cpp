@@ -19,15 +19,15 @@ class AllReduceMethod : public NativeMethod {
     nb::object take(PyObject* const* args, size_t nargs, PyObject* names) override {
         if (nargs != 3 || names) return {};
         nb::object found = nb::borrow(args[0]);
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(path_.ptr()); ++i) {
-            found = attribute_of(found, PyTuple_GET_ITEM(path_.ptr(), i));
+        for (Py_ssize_t i = 0; i < tuple_size(path_.ptr()); ++i) {
+            found = attribute_of(found, tuple_item(path_.ptr(), i));
             if (found.is_none()) return {};
         }
         nb::object result = all_reduce_of_group(found, args[1], args[2], options_);
         if (result.ptr() == Py_False) return {};
         if (result.is_none()) return result;
         if (result.ptr() == Py_True) return done_;
-        result = nb::steal(PyObject_CallMethodOneArg(args[0], failed_.ptr(), result.ptr()));
+        result = nb::steal(call_method(args[0], failed_.ptr(), result.ptr()));
         if (!result.is_valid()) throw nb::python_error();
         return result;
     }

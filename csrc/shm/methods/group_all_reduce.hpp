@@ -68,7 +68,7 @@ class AllReduceOptions {
 
   private:
     static nb::object get(const nb::object& getter, nb::handle options) {
-        nb::object found = nb::steal(PyObject_CallOneArg(getter.ptr(), options.ptr()));
+        nb::object found = nb::steal(call_one(getter.ptr(), options.ptr()));
         if (!found.is_valid()) throw nb::python_error();
         return found;
     }

@@ -18,7 +18,7 @@ struct Property {
 
 PyObject* get(PyObject* self, PyObject* owner, PyObject*) {
     if (!owner) return Py_NewRef(self);
-    return PyObject_CallOneArg(reinterpret_cast<Property*>(self)->fget, owner);
+    return call_one(reinterpret_cast<Property*>(self)->fget, owner);
 }
 
 int set(PyObject* self, PyObject* owner, PyObject* value) {
@@ -42,7 +42,7 @@ void destroy(PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
     Py_XDECREF(p->fget);
     Py_XDECREF(p->fset);
-    type->tp_free(self);
+    PyObject_Free(self);
     Py_DECREF(type);
 }
 

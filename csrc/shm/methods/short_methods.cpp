@@ -47,26 +47,26 @@ class ShortMethod : public NativeMethod {
     // False if the method written in Python has to tell what is wrong with the arguments.
     bool match(PyObject* const* args, size_t nargs, PyObject* keywords,
                std::array<PyObject*, kMostArguments>& given) const {
-        size_t all = size_t(PyTuple_GET_SIZE(names_.ptr()));
+        size_t all = size_t(tuple_size(names_.ptr()));
         if (nargs < 1 || nargs - 1 > all) return false;
         std::copy(args + 1, args + nargs, given.begin());
-        for (Py_ssize_t i = 0; keywords && i < PyTuple_GET_SIZE(keywords); ++i) {
-            size_t at = place_of(PyTuple_GET_ITEM(keywords, i));
+        for (Py_ssize_t i = 0; keywords && i < tuple_size(keywords); ++i) {
+            size_t at = place_of(tuple_item(keywords, i));
             if (at >= all || given[at]) return false;
             given[at] = args[nargs + size_t(i)];
         }
-        size_t first = all - size_t(PyTuple_GET_SIZE(defaults_.ptr()));
+        size_t first = all - size_t(tuple_size(defaults_.ptr()));
         for (size_t i = 0; i < all; ++i) {
             if (!given[i] && i < first) return false;
-            if (!given[i]) given[i] = PyTuple_GET_ITEM(defaults_.ptr(), Py_ssize_t(i - first));
+            if (!given[i]) given[i] = tuple_item(defaults_.ptr(), Py_ssize_t(i - first));
         }
         return true;
     }
 
     // The names of keywords in source code are interned, so their addresses tell which they are.
     size_t place_of(PyObject* keyword) const {
-        size_t all = size_t(PyTuple_GET_SIZE(names_.ptr())), i = 0;
-        while (i < all && PyTuple_GET_ITEM(names_.ptr(), Py_ssize_t(i)) != keyword) ++i;
+        size_t all = size_t(tuple_size(names_.ptr())), i = 0;
+        while (i < all && tuple_item(names_.ptr(), Py_ssize_t(i)) != keyword) ++i;
         return i;
     }
 
