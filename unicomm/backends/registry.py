@@ -182,8 +182,9 @@ def new_comm(
             for no rank, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
             size= it connects them at once. `UnsupportedError` if the backend cannot.
         hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
-        rank, size: this rank and the number of ranks. Default: from the environment (torchrun, Open MPI,
-            PMI, PMIx, PALS, Slurm, TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
+        rank: this rank. Default: from the environment (torchrun, Open MPI, PMI, PMIx, PALS, Slurm,
+            TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
+        size: the number of ranks; given together with `rank`, or not at all.
 
     Raises:
         CommTimeoutError: ranks were missing at the deadline; `culprits` names them.
