@@ -29,6 +29,8 @@ _HARMLESS = (
 )
 os.environ.setdefault("UNICOMM_HARMLESS_THREADS", _HARMLESS)
 
+collect_ignore = ["wheel"]  # tests of an installed wheel: tools/wheels.py runs them
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed")

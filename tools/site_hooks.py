@@ -1,7 +1,7 @@
-"""Hooks of the documentation's site (mkdocs.yml): pages and files that lie outside of docs/ become part of it.
+"""Hooks of the documentation's site (mkdocs.yml): what lies outside of docs/ becomes part of it.
 
-The README is the front page. SECURITY.md, CONTRIBUTING.md and CHANGELOG.md are pages; examples and schemas that
-pages link to are files beside them. Links are rewritten to where the site has their targets.
+The README is the front page. SECURITY.md, CONTRIBUTING.md and CHANGELOG.md are pages; examples and schemas
+that pages link to are files beside them. Links are rewritten to where the site has their targets.
 """
 
 from __future__ import annotations

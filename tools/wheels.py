@@ -50,7 +50,8 @@ def build(python: Path, into: Path) -> Path:
     """Returns the wheel that this interpreter builds, with the tag of the oldest glibc that it runs on."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-C", "cmake.define.UNICOMM_GLIBC_2_28=ON"] if platform.machine() == "x86_64" else []
-        _run([sys.executable, "-m", "pip", "--python", python, "wheel", "-q", "--no-deps", "-w", folder, *options, ROOT])
+        pip = [sys.executable, "-m", "pip", "--python", python]
+        _run([*pip, "wheel", "-q", "--no-deps", "-w", folder, *options, ROOT])
         (made,) = Path(folder).glob("*.whl")
         into.mkdir(exist_ok=True)
         before = set(into.glob("*.whl"))
@@ -105,7 +106,8 @@ def _run(command: Sequence[str | Path], folder: str | Path = ROOT) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--python", nargs="+", type=Path, help="interpreters to build with")
     parser.add_argument("--try", action="store_true", dest="attempt", help="run the smoke tests as well")
     parser.add_argument("--torch", default="torch>=2.11", help="what pip installs as torch for them")

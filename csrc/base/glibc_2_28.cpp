@@ -1,5 +1,5 @@
-// What the static C++ library of the compiler wants of a newer glibc; see glibc_2_28.hpp. The linker's --wrap has
-// all references to a name go to its __wrap_ form.
+// What the static C++ library of the compiler wants of a newer glibc; see glibc_2_28.hpp. The linker's --wrap
+// has all references to a name go to its __wrap_ form.
 #include <pthread.h>
 
 asm(".symver old_pthread_create,pthread_create@GLIBC_2.2.5");

@@ -1,5 +1,5 @@
-// Included before everything else in wheels for x86-64 (CMake's UNICOMM_GLIBC_2_28): has code that is compiled with
-// a newer glibc run with glibc 2.28, which manylinux_2_28 promises. docs/design/wheels.md.
+// Included before everything else in wheels for x86-64 (CMake's UNICOMM_GLIBC_2_28): has code that is
+// compiled with a newer glibc run with glibc 2.28, which manylinux_2_28 promises. docs/design/wheels.md.
 #pragma once
 
 // Functions that moved between libraries, or were renamed by a version, without a change of what they do.

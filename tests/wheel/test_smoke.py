@@ -61,8 +61,9 @@ def test_collectives_of_ranks_that_are_threads(backend):
     def program(comm):
         x = torch.arange(5.0) + comm.get_rank()
         comm.all_reduce(x, unicomm.ReduceOp.SUM, async_op=False)
+        mine = torch.full((3,), float(comm.get_rank()), dtype=torch.bfloat16)
         parts = torch.empty(3 * comm.get_size(), dtype=torch.bfloat16)
-        comm.all_gather_single(parts, torch.full((3,), float(comm.get_rank()), dtype=torch.bfloat16), async_op=False)
+        comm.all_gather_single(parts, mine, async_op=False)
         return x.tolist(), parts.tolist()
 
     for x, parts in run_ranks(program, 3, backend=backend):

@@ -51,6 +51,7 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
         return list(self._member.labels)
 
     def get_name(self) -> str:
+        """The name that it was created with."""
         return self._member.name
 
     def get_uid(self) -> str:
@@ -58,9 +59,11 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
         return self._member.uid
 
     def get_options(self) -> CommOptions:
+        """The options that it was created with, and the timeout that was set since."""
         return self._member.options
 
     def get_device(self) -> torch.device:
+        """The device that its tensors are on."""
         return self._member.device
 
     def get_backend(self) -> str:
@@ -68,6 +71,7 @@ class CommunicatorProperties(OpaqueBase):  # type: ignore[misc]
         return self._member.backend.name
 
     def get_backend_version(self) -> str:
+        """The version of the library that moves the data, such as "UCX 1.22.0"; "" if it has none."""
         return type(self._member.backend).version()
 
     def get_capabilities(self) -> Capabilities:

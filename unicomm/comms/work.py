@@ -113,6 +113,7 @@ class Work(_core.WorkBase):
 
     @property
     def status(self) -> WorkStatus:
+        """How far the operation is, without waiting for it."""
         if self._pending:
             return WorkStatus.INPROGRESS if self._started else WorkStatus.NOT_STARTED
         if self._error is None:
