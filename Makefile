@@ -5,11 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 
-<<<<<<< HEAD
-.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs clean
-=======
-.PHONY: demo test bench wheel chaos faults fuzz healthy models simulate compat sanitize real-libraries check format stubs docs site clean
->>>>>>> febd504 (Build the site, and check every part in the forge's CI)
+.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs site clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.

@@ -50,7 +50,7 @@ def build(python: Path, into: Path) -> Path:
     """Returns the wheel that this interpreter builds, with the tag of the oldest glibc that it runs on."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-C", "cmake.define.UNICOMM_GLIBC_2_28=ON"] if platform.machine() == "x86_64" else []
-        pip = [sys.executable, "-m", "pip", "--python", python]
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
         _run([*pip, "wheel", "-q", "--no-deps", "-w", folder, *options, ROOT])
         (made,) = Path(folder).glob("*.whl")
         into.mkdir(exist_ok=True)

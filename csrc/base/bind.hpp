@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "base/python.hpp"
+#include "portable/python.hpp"
 
 namespace nb = nanobind;
 

@@ -1,7 +1,7 @@
 // Reads tensors through DLPack, or through their methods.
 #include "operations/tensor.hpp"
 
-#include "base/python.hpp"
+#include "portable/python.hpp"
 
 namespace unicomm {
 namespace {

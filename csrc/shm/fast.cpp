@@ -123,12 +123,12 @@ class FastPath : public FastCalls {
     // `items`: a list of P2POp (unicomm/comms/batch.py).
     nb::object batch(nb::handle items, nb::handle async_op, nb::handle hints, nb::handle timeout_arg) {
         if (!plain(async_op, hints, timeout_arg) || !PyList_CheckExact(items.ptr())) return no();
-        size_t count = size_t(PyList_GET_SIZE(items.ptr()));
+        size_t count = size_t(list_size(items.ptr()));
         std::vector<Tensor> tensors(count);
         std::vector<shm::Message> messages;
         for (size_t i = 0; i < count; ++i) {
             shm::Message m;
-            if (!read_item(PyList_GET_ITEM(items.ptr(), Py_ssize_t(i)), m, tensors[i])) return no();
+            if (!read_item(list_item(items.ptr(), Py_ssize_t(i)), m, tensors[i])) return no();
             messages.push_back(m);
         }
         // What is received may not overlap anything else.

@@ -41,11 +41,11 @@ class SingleMessages {
     // `tensors`: a list of one. `wait`: the caller waits for the message as soon as this returns.
     nb::object post(bool send, nb::handle tensors, nb::handle peer_arg, nb::handle tag_arg, bool wait) {
         Tensor t;
-        if (calls_.blocked() || !PyList_CheckExact(tensors.ptr()) || PyList_GET_SIZE(tensors.ptr()) != 1)
+        if (calls_.blocked() || !PyList_CheckExact(tensors.ptr()) || list_size(tensors.ptr()) != 1)
             return nb::none();
         std::optional<long> peer = number(peer_arg), tag = number(tag_arg);
         if (!peer || *peer >= g_.world() || *peer == g_.rank() || !tag || *tag > kMostTag) return nb::none();
-        if (!calls_.read(PyList_GET_ITEM(tensors.ptr(), 0), t)) return nb::none();
+        if (!calls_.read(list_item(tensors.ptr(), 0), t)) return nb::none();
         std::unique_lock running(g_.running(), std::try_to_lock);
         if (!running || calls_.blocked()) return nb::none();
 
