@@ -49,13 +49,15 @@ def _version(python: Path) -> str:
 def build(python: Path, into: Path) -> Path:
     """Returns the wheel that this interpreter builds, with the tag of the oldest glibc that it runs on."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["-C", "cmake.define.UNICOMM_GLIBC_2_28=ON"] if platform.machine() == "x86_64" else []
+        portable = platform.machine() == "x86_64"
+        options = ["-C", "build-dir=build/wheel/{wheel_tag}"]  # not that of the environment that is in use
+        options += ["-C", "cmake.define.UNICOMM_GLIBC_2_28=ON"] if portable else []
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
         _run([*pip, "wheel", "-q", "--no-deps", "-w", folder, *options, ROOT])
         (made,) = Path(folder).glob("*.whl")
         into.mkdir(exist_ok=True)
         before = set(into.glob("*.whl"))
-        tag = ["--plat", f"manylinux_2_28_{platform.machine()}"] if options else []
+        tag = ["--plat", f"manylinux_2_28_{platform.machine()}"] if portable else []
         _run([_tool("auditwheel"), "repair", *tag, "--only-plat", "-w", into, made])
         new = set(into.glob("*.whl")) - before
         return new.pop() if new else max(into.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
