@@ -15,6 +15,9 @@ enum class Red : uint8_t {
     kBxor = 7,
     kPremulSum = 8,
     kAvg = 9,
+    // The same bits for the same sources in any order: ReproducibleOp in reduction.py.
+    kReproducibleSum = 10,
+    kReproducibleAvg = 11,
 };
 
 }  // namespace unicomm

@@ -22,7 +22,7 @@ constexpr int64_t kHoldGil = 16 * 1024;
 [[noreturn]] void refuse(const std::string& message) { throw nb::value_error(message.c_str()); }
 
 Red red_of(int op) {
-    if (op < int(Red::kSum) || op > int(Red::kAvg)) {
+    if (op < int(Red::kSum) || op > int(Red::kReproducibleAvg)) {
         refuse("fold: " + std::to_string(op) + " is no reduce operation; pass the code of a ReduceOp");
     }
     return static_cast<Red>(op);
@@ -66,7 +66,7 @@ bool fold_tensors(nb::object out, nb::list inputs, int op, std::optional<std::ve
         refuse("fold: PREMUL_SUM of " + std::to_string(sources.size()) + " inputs got " +
                std::to_string(factors ? factors->size() : 0) + " factors; pass one for each input");
     }
-    if (red == Red::kAvg && n_avg < 1) {
+    if ((red == Red::kAvg || red == Red::kReproducibleAvg) && n_avg < 1) {
         refuse("fold: AVG got n_avg=" + std::to_string(n_avg) + "; pass the number of ranks");
     }
 

@@ -9,28 +9,30 @@
 
 #include "base/simulation.hpp"
 #include "reduce/arguments.hpp"
+#include "reduce/exact.hpp"
 
 namespace unicomm {
 namespace {
 
 struct Isa {
     const char* name;
-    Kernels run;
+    Kernels run, run_exact;
     bool (*available)();
 };
 
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef UNICOMM_X86
-    {"avx512", avx512::run,
+    {"avx512", avx512::run, avx512::run_exact,
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
      }},
-    {"avx2", avx2::run, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
+    {"avx2", avx2::run, avx2::run_exact,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
 #endif
-    {"baseline", baseline::run, [] { return true; }},
+    {"baseline", baseline::run, baseline::run_exact, [] { return true; }},
 };
 
 std::atomic<const Isa*> chosen{nullptr};
@@ -73,6 +75,9 @@ bool fold_defined(DType dtype, Red red) {
         case Red::kPremulSum:
         case Red::kAvg:
             return is_float(dtype) || is_integer(dtype) || is_complex(dtype);
+        case Red::kReproducibleSum:
+        case Red::kReproducibleAvg:
+            return dtype >= DType::kFloat64 && dtype <= DType::kBFloat16;
         default:
             return false;
     }
@@ -82,7 +87,7 @@ bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64
           const double* factors, int n_avg) {
     if (n < 1 || !fold_defined(dtype, red)) return false;
     if (red == Red::kPremulSum && !factors) return false;
-    if (red == Red::kAvg && n_avg < 1) return false;
+    if ((red == Red::kAvg || red == Red::kReproducibleAvg) && n_avg < 1) return false;
     if (count <= 0) return true;
 
     FoldArguments args{static_cast<char*>(dst),
@@ -91,6 +96,12 @@ bool fold(DType dtype, Red red, void* dst, const void* const* srcs, int n, int64
                        count * dtype_bytes(dtype),
                        nullptr,
                        n_avg};
+    if (is_reproducible(red)) {
+        simulation::point("fold");
+        PlainArithmetic here;
+        isa().run_exact(dtype, red, args);
+        return true;
+    }
     bool computes = red == Red::kPremulSum || red == Red::kAvg || dtype == DType::kBool;
     if (n == 1 && !computes) {
         if (dst != srcs[0]) std::memcpy(dst, srcs[0], static_cast<size_t>(args.bytes));

@@ -390,7 +390,8 @@ def test_refuses_what_does_not_fit() -> None:
         ([x, x], RedOpType.PREMUL_SUM, [1.0], 0, "2 inputs got 1 factors"),
         ([x, x], RedOpType.PREMUL_SUM, None, 0, "2 inputs got 0 factors"),
         ([x], RedOpType.AVG, None, 0, "n_avg=0"),
-        ([x], 10, None, 0, "10 is no reduce operation"),
+        ([x], 11, None, 0, "n_avg=0"),
+        ([x], 12, None, 0, "12 is no reduce operation"),
     ]:
         with pytest.raises(ValueError, match=message):
             _core.fold(out, inputs, int(op), factors, n_avg)

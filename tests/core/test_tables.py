@@ -9,7 +9,7 @@ from tests import ROOT
 from unicomm import _core
 from unicomm.comms.operations import recording
 from unicomm.comms.operations.dtypes import DTYPES, NAMES, OTHER
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp, why_not
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.flight_recorder.ring import reader as ring
 
@@ -47,7 +47,8 @@ def test_dtypes():
 
 
 def test_reductions():
-    assert enum("operations/reduction.hpp", "Red") == {"none": 0, **{flat(t.name): int(t) for t in RedOpType}}
+    known = {flat(t.name): int(t) for t in (*RedOpType, *ReproducibleOp)}
+    assert enum("operations/reduction.hpp", "Red") == {"none": 0, **known}
 
 
 def constants(prefix, *names):

@@ -19,7 +19,7 @@ from unicomm.comms.errors import InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.device import graphs
 from unicomm.comms.membership import create
 from unicomm.comms.membership.environment import Environment, detect_environment
-from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds
+from unicomm.comms.options import CommOptions, copy_hints, default_timeout, seconds, with_environment
 
 # Imported at first use, so that `import unicomm` loads no backend.
 _BUILT_IN = {
@@ -238,7 +238,7 @@ def connect(
         timeout=seconds(timeout, default_timeout()),
         abort_process_on_timeout_or_error=bool(abort_process_on_timeout_or_error),
         enable_reconfigure=bool(enable_reconfigure),
-        hints=copy_hints(hints),
+        hints=with_environment(copy_hints(hints)),
     )
     if (rank is None) != (size is None):
         raise InvalidArgumentError("rank and size go together", hint="pass both, or neither")

@@ -39,9 +39,10 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.failures import thread_quiescence
 from unicomm.comms.failures.faults import code_of, core_error
+from unicomm.comms.operations import reproducible
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.dtypes import DTYPES
-from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.reduction import RedOpType, ReproducibleOp
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.comms.options import Hint, parse_bool, parse_size
 
@@ -84,6 +85,7 @@ class ShmBackend(
         operations=frozenset(n for n, row in OPERATIONS.items() if row.kind is Kind.COLLECTIVE),
         reduce_dtypes=frozenset(DTYPES),
         reduce_ops=frozenset(RedOpType),
+        reductions=frozenset((dtype, op) for dtype in reproducible.DTYPES for op in ReproducibleOp),
         checks_mismatch=True,
         one_host=True,
         hints=_HINTS,

@@ -19,7 +19,7 @@ import torch
 
 from unicomm.c10d.compat import Store
 from unicomm.comms.operations.call import Call, Message
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp
 
 from .errors import CommError
 from .options import Hint
@@ -50,7 +50,7 @@ class Capabilities:
     operations: frozenset[str] = frozenset()
     reduce_dtypes: frozenset[torch.dtype] = frozenset()
     reduce_ops: frozenset[RedOpType] = frozenset()
-    reductions: frozenset[tuple[torch.dtype, RedOpType]] = frozenset()
+    reductions: frozenset[tuple[torch.dtype, RedOpType | ReproducibleOp]] = frozenset()
     bytes_only: bool = False
     checks_mismatch: bool = False
     one_host: bool = False

@@ -47,8 +47,21 @@ def parse_size(text: str) -> int:
     return value
 
 
+def parse_reduction(text: str) -> str:
+    if text not in ("ordinary", "reproducible"):
+        raise ValueError("expected ordinary or reproducible")
+    return text
+
+
 # Hints that every backend takes.
 COMMON_HINTS = (
+    Hint(
+        "reduction",
+        parse_reduction,
+        "ordinary",
+        "reproducible: sums and averages of floats have the same bits whatever the order of the ranks, their"
+        " hosts and the backend. Also of one call, which ordinary excepts. Default: UNICOMM_REDUCTION.",
+    ),
     Hint(
         "persistent_store",
         parse_bool,
@@ -87,6 +100,13 @@ def copy_hints(hints: Mapping[str, str] | None) -> dict[str, str]:
     if hints is not None and not isinstance(hints, Mapping):
         raise InvalidArgumentError(f"hints={hints!r} is no mapping", hint="hints are a dict of str to str")
     return dict(hints or {})
+
+
+def with_environment(hints: dict[str, str]) -> dict[str, str]:
+    """The hints, with those that the environment sets for all communicators of the process."""
+    if reduction := os.environ.get("UNICOMM_REDUCTION", ""):
+        hints.setdefault("reduction", reduction)
+    return hints
 
 
 def seconds(timeout: timedelta | float | None, default: float) -> float:

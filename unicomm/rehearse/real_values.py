@@ -19,7 +19,7 @@ import torch
 from unicomm.comms.execution.issued import ANY_RANK
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp
 
 from .turns import Stuck, Turn
 
@@ -169,7 +169,7 @@ def _fold(op: ReduceOp, given: Sequence[bytes], output: Tensor) -> None:
     total = values[0]
     for value in values[1:]:
         total = _two(op.type, total, value)
-    if op.type == RedOpType.AVG:
+    if op.type in (RedOpType.AVG, ReproducibleOp.REPRODUCIBLE_AVG):
         total = total / len(values) if wide.is_floating_point or wide.is_complex else total // len(values)
     elif op.type == RedOpType.PREMUL_SUM:
         assert op.factor is not None
@@ -177,7 +177,7 @@ def _fold(op: ReduceOp, given: Sequence[bytes], output: Tensor) -> None:
     out.copy_(total.reshape(out.shape))
 
 
-def _two(kind: RedOpType, a: Tensor, b: Tensor) -> Tensor:
+def _two(kind: RedOpType | ReproducibleOp, a: Tensor, b: Tensor) -> Tensor:
     if kind == RedOpType.PRODUCT:
         return a * b if a.dtype != torch.bool else a & b
     if kind == RedOpType.MIN:

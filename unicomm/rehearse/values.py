@@ -14,7 +14,7 @@ import torch
 
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
-from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.reduction import RedOpType, ReproducibleOp
 
 if TYPE_CHECKING:
     from .notes import GroupNotes
@@ -75,7 +75,7 @@ def _reduce(call: Call, rank: int, size: int) -> None:
         else:
             source = call.inputs[rank].detach()
     kind, value = call.op.type, source.reshape(out.shape)
-    if kind == RedOpType.SUM:
+    if kind in (RedOpType.SUM, ReproducibleOp.REPRODUCIBLE_SUM):
         value = value if value.dtype == torch.bool else value * size
     elif kind == RedOpType.PREMUL_SUM:
         assert call.op.factor is not None

@@ -26,7 +26,7 @@ import torch
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.dtypes import DTYPES
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp, why_not
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp, why_not
 from unicomm.comms.operations.table import OPERATIONS as TABLE
 from unicomm.comms.operations.table import Kind
 
@@ -216,7 +216,7 @@ def _whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-_COMBINE: dict[RedOpType, Callable[[Tensor, Tensor], Tensor]] = {
+_COMBINE: dict[RedOpType | ReproducibleOp, Callable[[Tensor, Tensor], Tensor]] = {
     RedOpType.PRODUCT: torch.mul,
     RedOpType.MIN: torch.minimum,
     RedOpType.MAX: torch.maximum,

@@ -217,7 +217,7 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
     def _all_reduce(self, call: Call) -> Any:
         assert call.op is not None
         options = self._options(AllreduceOptions)
-        options.reduceOp = _REDUCTIONS[call.op.type]
+        options.reduceOp = _REDUCTIONS[RedOpType(call.op.type)]
         return self._group.allreduce([t.detach() for t in call.outputs], options)
 
     def _all_gather(self, call: Call) -> Any:

@@ -199,7 +199,7 @@ class Operations(OutOfBandBackend, PreparesOperations):
 
     def _op(self, call: Call) -> Any:
         assert call.op is not None
-        return getattr(self.MPI, _OPS[call.op.type])
+        return getattr(self.MPI, _OPS[RedOpType(call.op.type)])
 
     def _broadcast(self, call: Call) -> None:
         self._collect(self._comm.Ibcast(self._bytes(call.outputs[0]), call.root), call)

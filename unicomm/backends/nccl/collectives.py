@@ -129,7 +129,7 @@ class Collectives(Backend, RunsCollectives, IssuesDirectly):
         """
         assert call.op is not None
         assert call.dtype is not None
-        dtype, kind, width = type_codes.reduced_as(call.dtype, call.op.type)
+        dtype, kind, width = type_codes.reduced_as(call.dtype, RedOpType(call.op.type))
         code = type_codes.type_code(dtype)
         if kind is not RedOpType.PREMUL_SUM:
             return code, type_codes.op_code(kind), width

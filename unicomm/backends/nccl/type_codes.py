@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp
 
 # ncclDataType_t of nccl.h; RCCL has the same codes.
 CODES: dict[torch.dtype, int] = {
@@ -60,11 +60,11 @@ def reduced_as(dtype: torch.dtype, op: RedOpType) -> tuple[torch.dtype, RedOpTyp
 
 
 def direct_codes(
-    reductions: frozenset[tuple[torch.dtype, RedOpType]],
+    reductions: frozenset[tuple[torch.dtype, RedOpType | ReproducibleOp]],
 ) -> dict[tuple[torch.dtype, int], tuple[int, int]]:
     """Returns (type code, reduction code) of those reductions that need no conversion, by type and number."""
     return {
-        (dtype, op.value): (type_code(dtype), _OPS[op])
+        (dtype, op.value): (type_code(dtype), _OPS[RedOpType(op)])
         for dtype, op in reductions
         if op in _OPS and dtype in {**CODES, **FP8_CODES}
     }

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from unicomm import _core
@@ -31,10 +31,10 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.failures import faults
 from unicomm.comms.failures.missing_ranks import explain
-from unicomm.comms.operations import recording
-from unicomm.comms.operations.call import OpArgs
+from unicomm.comms.operations import recording, reproducible
+from unicomm.comms.operations.call import Call, OpArgs
 from unicomm.comms.operations.check import Checker
-from unicomm.comms.options import Hints, Timeout, seconds
+from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints, seconds
 from unicomm.comms.work import Work
 
 from . import completion
@@ -111,7 +111,13 @@ class Engine:
         self._streams = (
             streams_of(backend) if vacant is None else device_streams(member.asked_for, member.device)
         )
+        self._reproducible = reproducible.asked_for(member.options.hints)
         self._refuses_graphs = not member.backend.capabilities.captured
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the communicator's reductions are reproducible unless a call says otherwise."""
+        return self._reproducible
 
     # --- the way of an operation ----------------------------------------------------------------------------
 
@@ -158,6 +164,8 @@ class Engine:
         call = self.check.call(name, tensors, **arguments)
         if prepared is not None:
             call.prepared, call.extra = prepared, 1  # all ranks have to
+        if call.op is not None and (hints or self._reproducible):
+            hints = self._reduction(call, hints)
         call.timeout = self.per_op(name, hints, timeout)
         call.async_op = bool(async_op)
 
@@ -166,6 +174,27 @@ class Engine:
             completion.collective(self.group, call)
 
         return self.issue(IssuedOperation(name, (call,), run, call.timeout, call.async_op))
+
+    def _reduction(self, call: Call, hints: Hints) -> Hints:
+        """Makes a reduction reproducible if the hints ask for it. Returns the other hints of the call."""
+        given: object = hints
+        if given is not None and not isinstance(given, Mapping):
+            return hints  # which `per_op` refuses
+        others = copy_hints(hints)
+        own = {name: others.pop(name) for name in (reproducible.NAME,) if name in others}
+        with self.located(call.name):
+            read_hints(own, (), self.backend.name)
+        if not (reproducible.asked_for(own) if own else self._reproducible):
+            return others
+        if self.member.device.type != "cpu" and self.backend.capabilities.moves_data:
+            self.refuse(
+                call.name,
+                f"no reproducible reduction on {self.member.device}",
+                "reduce on the CPU, by a communicator for it",
+            )
+        if trouble := reproducible.make(call):
+            self.refuse(call.name, *trouble)
+        return others
 
     def control(self, args: OpArgs, run: Callable[[], T]) -> T:
         """Runs a control operation, such as a split, with the hooks around it. It has no number or record."""

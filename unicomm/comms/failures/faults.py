@@ -31,7 +31,7 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.operations.dtypes import DTYPES, NAMES
 from unicomm.comms.operations.recording import OTHER_ERROR
-from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.reduction import REDUCTION_NAMES
 from unicomm.comms.operations.table import BY_CODE, Kind
 
 # Values of `Fault.detail` with a meaning of their own.
@@ -358,8 +358,7 @@ def _call(claim: Claim) -> str:
     if row and not row.same_count and claim.extra:
         arguments.append(f"sizes #{claim.extra:016x}")
     if claim.reduction:
-        known = claim.reduction in set(RedOpType)
-        arguments.append(RedOpType(claim.reduction).name if known else "?")
+        arguments.append(REDUCTION_NAMES.get(claim.reduction, "?"))
     if row and row.kind is Kind.P2P:
         arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {claim.root}")
     elif claim.root >= 0:

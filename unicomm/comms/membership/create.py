@@ -15,7 +15,7 @@ from unicomm.comms.backend import Backend, ChoosesDevice, PreviousEpoch, Reconfi
 from unicomm.comms.errors import BackendError, CommError, InvalidArgumentError, UnsupportedError
 from unicomm.comms.execution.member import Member
 from unicomm.comms.operations.dtypes import NAMES
-from unicomm.comms.operations.reduction import RedOpType
+from unicomm.comms.operations.reduction import REDUCTION_NAMES
 from unicomm.comms.operations.table import BY_CODE
 from unicomm.comms.options import CommOptions, read_hints
 from unicomm.flight_recorder.recording import dumps, writer
@@ -50,7 +50,7 @@ def recorder_of(world: Environment) -> Any:
     names = {
         "ops": {str(code): row.name for code, row in BY_CODE.items()},
         "dtypes": {str(code): name for code, name in NAMES.items()},
-        "reductions": {"0": "", **{str(int(red)): red.name for red in RedOpType}},
+        "reductions": {"0": "", **{str(code): name for code, name in REDUCTION_NAMES.items()}},
         "local": [world.local_rank, world.local_size],
     }
     alone = world.size == 1 and world.source == "single process"

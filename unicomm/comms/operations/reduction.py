@@ -26,6 +26,13 @@ class RedOpType(enum.IntEnum):
     AVG = 9
 
 
+class ReproducibleOp(enum.IntEnum):
+    """What `SUM` and `AVG` become under the hint `reduction=reproducible`; users do not name them."""
+
+    REPRODUCIBLE_SUM = 10
+    REPRODUCIBLE_AVG = 11
+
+
 class ReduceOp:
     """How `all_reduce`, `reduce` and the reduce-scatters combine the ranks' elements.
 
@@ -56,9 +63,9 @@ class ReduceOp:
 
     __slots__ = ("code", "factor", "type")
 
-    def __init__(self, type: RedOpType, factor: float | None = None) -> None:
+    def __init__(self, type: RedOpType | ReproducibleOp, factor: float | None = None) -> None:
         try:
-            type = RedOpType(type)
+            type = type if isinstance(type, ReproducibleOp) else RedOpType(type)
         except ValueError:
             raise InvalidArgumentError(
                 f"{type!r} is no kind of reduction", hint="write e.g. ReduceOp.SUM or ReduceOp(RedOpType.SUM)"
@@ -68,7 +75,7 @@ class ReduceOp:
                 "a factor belongs to PREMUL_SUM and to nothing else",
                 hint="write ReduceOp.PREMUL_SUM(factor), or e.g. ReduceOp.SUM without a factor",
             )
-        self.type: Final = type
+        self.type: Final[RedOpType | ReproducibleOp] = type
         self.factor: Final = factor
         self.code: Final = int(type)
 
@@ -115,6 +122,9 @@ class ReduceOp:
 for _type in RedOpType:
     if _type != RedOpType.PREMUL_SUM:
         setattr(ReduceOp, _type.name, ReduceOp(_type))
+
+#: Number and name of every kind of reduction, as records and signatures have them.
+REDUCTION_NAMES: dict[int, str] = {int(red): red.name for red in (*RedOpType, *ReproducibleOp)}
 
 _BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
 _ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unicomm.comms.operations.reduction import RedOpType, ReduceOp
+from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp
 
 _Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_BITWISE: dict[RedOpType, _Combine] = {
+_BITWISE: dict[RedOpType | ReproducibleOp, _Combine] = {
     RedOpType.BAND: torch.bitwise_and,
     RedOpType.BOR: torch.bitwise_or,
     RedOpType.BXOR: torch.bitwise_xor,
 }
-_ARITHMETIC: dict[RedOpType, _Combine] = {
+_ARITHMETIC: dict[RedOpType | ReproducibleOp, _Combine] = {
     RedOpType.SUM: torch.add,
     RedOpType.AVG: torch.add,
     RedOpType.PREMUL_SUM: torch.add,
