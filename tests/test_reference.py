@@ -1,4 +1,4 @@
-"""The API reference: every public name is on one of its pages, and has a docstring."""
+"""The site: its menu has every page, and the API reference every public name, which has a docstring."""
 
 from __future__ import annotations
 
@@ -56,3 +56,10 @@ def test_public_methods_are_described(owner):
     members = inspect.getmembers(getattr(unicomm, owner))
     functions = [(n, f) for n, f in members if n[0] != "_" and (callable(f) or isinstance(f, property))]
     assert [n for n, f in functions if not inspect.getdoc(f)] == []
+
+
+def test_the_menu_has_every_page():
+    menu = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    brought = {"index.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert menu - brought == {page for page in pages if not page.startswith("design/")} | {"design/README.md"}
