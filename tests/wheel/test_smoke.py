@@ -17,17 +17,18 @@ from unicomm.testing import run_ranks
 pytestmark = pytest.mark.timeout(120)
 
 TRAIN = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
 for step in range(3):
     model(torch.full((4, 8), float(rank + 1))).sum().backward()
-if "hang" in sys.argv and rank == 1:
-    raise SystemExit(0) if "leave" in sys.argv else RuntimeError("out of data")
+if "fail" in sys.argv and rank == 1:
+    raise RuntimeError("out of data")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("total", total.item(), type(dist.distributed_c10d._get_default_group()).__module__)
+behind = type(dist.distributed_c10d._get_default_group()).__module__
+os.write(1, f"total {total.item()} {behind}\\n".encode())  # at once: lines of two ranks must not mix
 dist.destroy_process_group()
 """
 
@@ -99,7 +100,7 @@ def test_an_unchanged_program(train):
 
 
 def test_a_failed_rank_is_named(train):
-    ended = started("run", "--nproc-per-node", "2", str(train), "hang")
+    ended = started("run", "--nproc-per-node", "2", str(train), "fail")
     text = ended.stdout + ended.stderr
     assert ended.returncode != 0
     assert re.search(r"[Rr]ank 1 .*RuntimeError", text, re.DOTALL), text
