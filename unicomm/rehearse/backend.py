@@ -263,7 +263,10 @@ class RehearsalExecutor(Executor):
 
 
 def _as_shown(call: Call) -> Call:
-    """Returns the call as it is recorded: bytes of objects, whose number differs, count as one."""
+    """Returns the call as it is recorded.
+
+    A pickled object may have another length on each rank, which is no mismatch: it is recorded as one byte.
+    """
     if call.dtype is not torch.uint8 and not (call.operation.is_message and _is_bytes(call)):
         return call
     frame: Any = sys._getframe(2)

@@ -46,7 +46,10 @@ def install(own_objects: bool) -> None:
 
 
 def _own_list(function: Callable[..., Any], encode: Callable[..., list[bytes]]) -> Callable[..., Any]:
-    """Wraps a function that replaces a list of objects: those that nobody has noted stay as they are."""
+    """Wraps an object collective that replaces the elements of a list by those received.
+
+    If no value from the sender is recorded, it receives this rank's own elements, so the list stays as it is.
+    """
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
