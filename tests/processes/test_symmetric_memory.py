@@ -43,3 +43,21 @@ def test_a_rank_that_dies(start):
     assert (error["type"], error["culprits"]) == ("PeerLostError", [1])
     assert error["op"] == "wait_signal"
     assert job.end() == [0, -signal.SIGKILL]
+
+
+def test_a_stopped_rank_is_named_from_a_barrier(start):
+    """Rank 0 waits in the communicator for ranks that wait for signals, one after the other, of rank 1."""
+    job = start("symmetric.py", 4, "stop")
+    job.next("ready")
+    job[1].signal(signal.SIGSTOP)
+    for other in job.but(1):
+        other.tell()
+    first, *others = (other.next("error") for other in job.but(1))
+    assert (first["type"], first["culprits"]) == ("CommTimeoutError", [1]), first
+    for error in others:  # their own deadlines come later; until then they may hear of rank 0's end
+        said = error["type"], error["culprits"]
+        assert said in [("CommTimeoutError", [1]), ("AbortedError", [0])], error
+    job[1].tell()
+    job[1].signal(signal.SIGCONT)
+    job[1].next("error")
+    job.end()

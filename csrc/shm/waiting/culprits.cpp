@@ -29,12 +29,66 @@ void CulpritFinder::note_look(const std::vector<int>& awaited, bool anybody) {
     if (wait_ != me.wait.load() || older_.empty()) {
         wait_ = me.wait.load();
         older_ = newer_ = snapshot();
-        newer_at_ns_ = now;
+        began_ns_ = newer_at_ns_ = now;
+        elsewhere_.assign(size_t(segment_.layout().world), {});
+        tables_.clear();
+        waits_and_looks_.clear();
     } else if (now - newer_at_ns_ > kWindowNs) {
         older_ = std::move(newer_);
         newer_ = snapshot();
         newer_at_ns_ = now;
     }
+    if (now - began_ns_ > kWindowNs) look_elsewhere(now);
+}
+
+void CulpritFinder::look_elsewhere(uint64_t now) {
+    for (int r = 0; r < segment_.layout().world; ++r) {
+        if (r == rank_ || waiting(r)) continue;
+        auto [table, unknown] = tables_.try_emplace(r);
+        if (unknown) table->second = table_of(r);
+        if (!table->second) continue;
+        for (int slot = 0; slot < kWaits; ++slot) {
+            const WaitSlot& other = table->second->page().waits[slot];
+            std::pair<uint64_t, uint64_t> now_is{other.waiting.version(), other.looks.load()};
+            if (now_is.first == 0) continue;
+            std::pair<uint64_t, uint64_t>& before = waits_and_looks_[{r, slot}];
+            bool goes_on = before.first == now_is.first && before.second != now_is.second;
+            before = now_is;
+            Waiting wait;
+            if (!goes_on || other.waiting.read(wait) != now_is.first) continue;
+            if (int peer = awaited_rank(wait); peer >= 0 && peer != r) elsewhere_[size_t(r)] = {peer, now};
+        }
+    }
+}
+
+// Ranks that share a process share its table, which does not say of which of them a wait is.
+std::shared_ptr<const WaitTable> CulpritFinder::table_of(int rank) const {
+    const RankControl& c = segment_.control(rank);
+    uint64_t id = c.wait_table.load();
+    for (int r = 0; r < segment_.layout().world; ++r) {
+        if (r != rank && segment_.control(r).wait_table.load() == id) return nullptr;
+    }
+    return WaitTable::open({id, int32_t(c.pid), c.wait_table_fd.load()});
+}
+
+int CulpritFinder::awaited_rank(const Waiting& wait) const {
+    int found = -1;
+    for (uint32_t i = 0; i < std::min(wait.awaited_count, uint32_t(kMostAwaited)); ++i) {
+        uint64_t table = wait.awaited[i].table.id;
+        for (int r = 0; table != 0 && r < segment_.layout().world; ++r) {
+            if (segment_.control(r).wait_table.load() != table) continue;
+            if (!waiting(r)) return r;
+            found = r;
+        }
+    }
+    return found;
+}
+
+// A rank whose wait has just ended by its own timeout still counts: its failure is not told here yet.
+int CulpritFinder::elsewhere(int rank) const {
+    if (rank == rank_ || elsewhere_.empty()) return -1;
+    const Elsewhere& wait = elsewhere_[size_t(rank)];
+    return wait.seen_ns != 0 && now_ns() - wait.seen_ns < kWindowNs ? wait.awaited : -1;
 }
 
 bool CulpritFinder::waiting(int rank) const {
@@ -46,7 +100,7 @@ bool CulpritFinder::waiting(int rank) const {
 
 int CulpritFinder::next(int rank) const {
     uint32_t waits_for = segment_.control(rank).waits_for.load();
-    if (!waiting(rank)) return -1;
+    if (!waiting(rank)) return elsewhere(rank);
     if (waits_for == kAnybody) {
         std::vector<int> behind = responsible_for_any(rank);
         return behind.empty() ? -1 : behind.front();
@@ -57,16 +111,19 @@ int CulpritFinder::next(int rank) const {
 }
 
 std::vector<int> CulpritFinder::responsible_for_any(int rank) const {
-    std::vector<int> idle, left, here;
+    std::vector<int> idle, away, left, here;
     for (int r = 0; r < segment_.layout().world; ++r) {
         auto state = static_cast<RankState>(segment_.control(r).state.load());
         if (r == rank) continue;
         if (state == RankState::kFinalized) left.push_back(r);
         if (state != RankState::kHere) continue;
         here.push_back(r);
-        if (r != rank_ && !waiting(r)) idle.push_back(r);
+        if (r != rank_ && !waiting(r)) (elsewhere(r) < 0 ? idle : away).push_back(r);
     }
-    return !idle.empty() ? idle : !left.empty() ? left : here;
+    for (const std::vector<int>* ranks : {&idle, &away, &left}) {
+        if (!ranks->empty()) return *ranks;
+    }
+    return here;
 }
 
 std::vector<int> CulpritFinder::responsible(const std::vector<int>& awaited) const {

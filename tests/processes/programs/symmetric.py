@@ -4,11 +4,13 @@ exchange  every composite, compared with numpy, with a fork between; what is lef
 gloo      every composite, compared with Gloo
 circle    rank 0 waits in the communicator for the others, which wait for its signal
 wait      rank 0 waits for a signal of rank 1, which never sends one
+stop      rank 2 waits for a signal of rank 1, which is stopped, rank 3 for one of rank 2, rank 0 in a barrier
 """
 
 import gc
 import os
 import sys
+import time
 
 import torch
 
@@ -59,6 +61,16 @@ elif HOW == "circle":
             comm.barrier(False)
         else:
             window.wait_signal(0, False)
+elif HOW == "stop":
+    window = comm.new_window()
+    comm.set_timeout(3)
+    say("ready")
+    hear()
+    with reporting():
+        if comm.get_rank() > 1:
+            time.sleep(0.5)  # the deadline of rank 0 is the first that passes
+            window.wait_signal(comm.get_rank() - 1, False)
+        comm.barrier(False)
 else:
     window = comm.new_window()
     say("ready")
