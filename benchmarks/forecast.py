@@ -42,11 +42,18 @@ def shell(command: list[object], **more: str) -> str:
     return done.stdout
 
 
+def cores_of(node: int, nodes: int) -> list[object]:
+    """The command that keeps a host to its part of the cores. Hosts of a cluster share none, these would."""
+    cores = sorted(os.sched_getaffinity(0))
+    part = cores[node * len(cores) // nodes : (node + 1) * len(cores) // nodes]
+    return ["taskset", "--cpu-list", ",".join(map(str, part))] if part else []
+
+
 def launch(hosts: Namespaces | None, nodes: int, ranks: int, program: list[object]) -> str:
-    """Runs a program as `ranks` on each of the hosts."""
+    """Runs a program as `ranks` on each of the hosts, or on the cores that one of them would have."""
     if hosts is None:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        return shell([*start, *program], UNICOMM_BACKEND="shm")
+        return shell([*cores_of(0, nodes), *start, *program], UNICOMM_BACKEND="shm")
     lines = []
     for node in range(nodes):
         where = [f"--master-addr={hosts.address(0)}", f"--master-port={PORT}", f"--nproc-per-node={ranks}"]
@@ -58,7 +65,8 @@ def launch(hosts: Namespaces | None, nodes: int, ranks: int, program: list[objec
             f"--node-rank={node}",
             *where,
         ]
-        lines.append(shlex.join([*hosts.enter(node), *map(str, start), *map(str, program)]) + " &")
+        words = [*hosts.enter(node), *cores_of(node, nodes), *start, *program]
+        lines.append(shlex.join(map(str, words)) + " &")
     return shell(["sh", "-c", " ".join([*lines, "wait"])], UNICOMM_BACKEND="auto", GLOO_SOCKET_IFNAME="eth0")
 
 
@@ -83,7 +91,7 @@ def compare(place: str, ranks: int, width: int, rows: int, steps: int, turns: in
         bench = ["-m", "unicomm", "bench", "--save", file, "--most", 25]
         for _ in range(turns):
             if local > 1:
-                launch(None, 1, local, bench)
+                launch(None, nodes, local, bench)
             if hosts is not None:
                 launch(hosts, nodes, 1, bench)
             said = launch(hosts, nodes, local, program)

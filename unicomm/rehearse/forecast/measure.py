@@ -17,6 +17,7 @@ from .topology import Topology, load, to_toml
 _SECONDS = 0.4  # that one size of one operation takes about
 _FEWEST, _MOST = 5, 200  # repetitions
 _LEAST_BYTES = 1 << 10
+_WIDTH, _ROWS, _LAYERS = 512, 64, 6  # of what is computed for `crowded`: weights of 6 MiB
 
 
 def save(path: Path, most_bytes: int) -> None:
@@ -24,12 +25,15 @@ def save(path: Path, most_bytes: int) -> None:
     dist.init_process_group("gloo")
     size, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     times = measure(most_bytes)
+    slower = crowding() if local == size else 1.0
     if dist.get_rank() == 0:
         known = (
             load(str(path))
             if path.exists()
-            else replace(load("cpu"), name=path.stem, cores=os.cpu_count() or 1)
+            else replace(load("cpu"), name=path.stem, cores=len(os.sched_getaffinity(0)))
         )
+        if local == size:
+            known = replace(known, crowded={**known.crowded, size: slower})
         path.write_text(to_toml(_with(known, times, size, local == size)))
     dist.destroy_process_group()
 
@@ -53,6 +57,41 @@ def measure(most_bytes: int) -> dict[str, list[tuple[float, float]]]:
             out.setdefault(op, []).append((count, _median(call)))
         count *= 4
     return out
+
+
+def crowding() -> float:
+    """Returns how much longer a rank computes while all others do so than alone."""
+    weights = [torch.randn(_WIDTH, _WIDTH) * (2 / _WIDTH) ** 0.5 for _ in range(_LAYERS)]
+    rows = torch.randn(_ROWS, _WIDTH)
+
+    def compute() -> None:
+        x = rows
+        for weight in weights:
+            x = (x @ weight).relu()
+        for weight in reversed(weights):
+            weight.addmm_(x.t(), x, alpha=1e-9)
+
+    def mean() -> float:
+        """For at least 20 time slices of a scheduler that gives out some milliseconds at a time."""
+        end, times = time.perf_counter() + _SECONDS, []
+        while time.perf_counter() < end:
+            times.append(_time(compute))
+        return statistics.fmean(times)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    compute()
+    alone = torch.zeros(1)
+    for rank in range(dist.get_world_size()):
+        dist.barrier()
+        if rank == dist.get_rank():
+            alone[0] = mean()
+    dist.barrier()
+    crowded = torch.tensor([mean()])
+    torch.set_num_threads(threads)
+    dist.all_reduce(alone)
+    dist.all_reduce(crowded)
+    return max(1.0, float(crowded / alone))
 
 
 def _calls(count: int) -> dict[str, Callable[[], object]]:

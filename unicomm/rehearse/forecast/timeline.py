@@ -18,7 +18,7 @@ from unicomm.flight_recorder.table.table import Table
 
 from ..details import STEP, Details
 from .cost_model import Shape, seconds, shape_of
-from .topology import Topology
+from .topology import Topology, slowdown
 
 _BY_OUTPUT = ("all_gather", "all_gather_single", "all_gather_v", "gather", "gather_single")
 
@@ -83,8 +83,9 @@ class Timeline:
         self.shapes = [shape_of(group.ranks.tolist(), per_node) for group in table.groups]
         self.members = [sum(int(r) in table.source_of for r in g.ranks) for g in table.groups]
         self.per_node = per_node
-        crowd = min(per_node, len(table.ranks)) / topology.cores if topology.cores else 0.0
-        self.slower = max(1.0, crowd) / topology.speed
+        local = min(per_node, len(table.ranks))
+        crowd = local / topology.cores if topology.cores else 0.0
+        self.slower = slowdown(topology, local) / topology.speed
         #: The part of an operation that keeps a core from computing: all of it if each core has a rank.
         self.busy = min(1.0, crowd)
         self.of_rank = {rank: RankTime() for rank in details}

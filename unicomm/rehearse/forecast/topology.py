@@ -39,6 +39,8 @@ class Topology:
         within, between: the links inside of a node and between nodes.
         cores: of a node, for ranks that compute on the CPU; 0 for ranks with a device each.
         speed: how much faster a rank computes there than in the rehearsal.
+        crowded: by how many ranks of a node compute at once: how much longer each takes than one alone. It
+            was measured; without it, each has its part of `cores`.
         measured_within, measured_between: times of operations whose ranks share a node, or have one each.
     """
 
@@ -47,6 +49,7 @@ class Topology:
     between: Link
     cores: int = 0
     speed: float = 1.0
+    crowded: Mapping[int, float] = field(default_factory=dict)
     measured_within: Measured = field(default_factory=dict)
     measured_between: Measured = field(default_factory=dict)
 
@@ -99,7 +102,7 @@ def _from_file(path: Path) -> Topology:
 def from_table(data: Mapping[str, Any], name: str) -> Topology:
     """Returns the topology of a table as a TOML file has it. Raises `ValueError` if it is none."""
     base = load(str(data["preset"])) if "preset" in data else Topology(name, PRESETS["cpu"], PRESETS["cpu"])
-    known = {"preset", "name", "within", "between", "cores", "speed", "measured_within", "measured_between"}
+    known = {"preset", *(one.name for one in fields(Topology))}
     if unknown := set(data) - known:
         unknown_names, known_names = (", ".join(sorted(names)) for names in (unknown, known))
         raise ValueError(f"{name}: {unknown_names} is not among {known_names}")
@@ -111,11 +114,20 @@ def from_table(data: Mapping[str, Any], name: str) -> Topology:
             between=_link(data.get("between", {}), base.between),
             cores=int(data.get("cores", base.cores)),
             speed=float(data.get("speed", base.speed)),
+            crowded={int(n): float(factor) for n, factor in data.get("crowded", {}).items()},
             measured_within=_measured(data.get("measured_within", {})),
             measured_between=_measured(data.get("measured_between", {})),
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def slowdown(topology: Topology, local: int) -> float:
+    """Returns how much longer a rank computes there if `local` ranks of its node do so, at least 1."""
+    known = topology.crowded.get(local)
+    if known is None and topology.cores:
+        known = local / topology.cores
+    return max(1.0, known or 1.0)
 
 
 def _link(data: Mapping[str, Any], base: Link) -> Link:
@@ -137,6 +149,9 @@ def to_toml(topology: Topology) -> str:
     for where, link in (("within", topology.within), ("between", topology.between)):
         lines.append(f"\n[{where}]")
         lines += [f"{one.name} = {json.dumps(getattr(link, one.name))}" for one in fields(Link)]
+    if topology.crowded:
+        lines.append("\n[crowded]")
+        lines += [f"{n} = {factor:.3f}" for n, factor in topology.crowded.items()]
     for where, measured in (("within", topology.measured_within), ("between", topology.measured_between)):
         for op, by_size in measured.items():
             lines.append(f"\n[measured_{where}.{op}]")
