@@ -12,7 +12,7 @@ TORCH  ?= torch==2.13.0
 $(VENV)/tools: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "cmake>=3.20" ninja
+	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "hatch-fancy-pypi-readme>=24" "cmake>=3.20" ninja
 	touch $@
 
 # Python files are used where they lie (editable); only the native core is built.
