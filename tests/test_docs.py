@@ -89,6 +89,17 @@ for name in {called}:
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stdout + ran.stderr
 
 
+@pytest.mark.parametrize("page", ["slurm", "kubernetes"])
+def test_scripts_start_what_is_recommended(page):
+    """Complete scripts start `unicomm run`; hosts that c10d numbers are given no numbers."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    scripts = re.findall(r"^```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert any("unicomm" in script for script in scripts)
+    for script in scripts:
+        assert "torchrun" not in script, script
+        assert not ("c10d" in script and "--node-rank" in script), script
+
+
 def test_lost_files_and_names_are_noticed():
     assert list(
         lost_paths("see comms/engine.py and unicomm/comms/execution/engine.py, not /job/train.py")
