@@ -5,14 +5,14 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs site clean
+.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs pictures site clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
 $(VENV)/tools: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "cmake>=3.20" ninja
+	$(BIN)/python -m pip install -q --disable-pip-version-check "scikit-build-core>=1.0" "nanobind>=3.0" "hatch-fancy-pypi-readme>=24" "cmake>=3.20" ninja
 	touch $@
 
 # Python files are used where they lie (editable); only the native core is built.
@@ -145,6 +145,11 @@ docs: $(VENV)/installed
 	$(BIN)/python -m tests.torchcomms.names_page --write
 	$(BIN)/python -m tests.processes.operators_page --write
 	$(BIN)/python -m tests.security.doors_page --write
+
+# Pictures of the documentation that show something else than what would be shown today. Needs Chromium and matplotlib.
+pictures: $(VENV)/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation
+	$(BIN)/python -m docs.pictures.make
 
 # The documentation as pages to read and search, in build/site; a warning is an error.
 site: $(VENV)/installed

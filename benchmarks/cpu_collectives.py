@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +219,16 @@ def floor() -> dict[str, Any] | None:
         return figures
 
 
+def about() -> dict[str, Any]:
+    """When and where the figures were made."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "load": [round(load, 2) for load in os.getloadavg()],
+        "torch": version("torch"),
+    }
+
+
 def show(rows: list[dict[str, Any]], ranks: int) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
     table = Table(title=f"{ranks} ranks on {os.cpu_count()} cores, medians in microseconds")
@@ -339,7 +352,8 @@ def main() -> None:
     if load:
         load.end()
     if options.json:
-        options.json.write_text(json.dumps({"floor": at, "rows": rows, "waiting": waited}, indent=1))
+        figures = {"about": about(), "floor": at, "rows": rows, "waiting": waited}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.plots:
         options.plots.mkdir(parents=True, exist_ok=True)
         for path in plot(rows, options.plots):

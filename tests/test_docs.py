@@ -1,6 +1,5 @@
 """The README and the docs: every Python example runs; links, files and names that they mention exist."""
 
-import importlib
 import re
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from tests import ROOT
 from tests.commands import run
 from tests.old_torch import OLD_TORCH
+from tools.reference_examples import resolve
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
@@ -59,18 +59,10 @@ def lost_paths(text):
 def lost_names(text):
     """Dotted names below `unicomm` in a text that cannot be imported or found."""
     for name in set(re.findall(r"(?<![\w./])unicomm(?:\.\w+)+", text)):
-        module, parts = "unicomm", name.split(".")[1:]
-        value = importlib.import_module(module)
-        while parts:
-            part = parts.pop(0)
-            try:
-                value = getattr(value, part)
-            except AttributeError:
-                try:
-                    value = importlib.import_module(f"{value.__name__}.{part}")
-                except (ImportError, AttributeError):
-                    yield name
-                    break
+        try:
+            resolve(name)
+        except AttributeError:
+            yield name
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -95,6 +87,17 @@ for name in {called}:
 """
     ran = run([sys.executable, "-c", program])
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("page", ["slurm", "kubernetes"])
+def test_scripts_start_what_is_recommended(page):
+    """Complete scripts start `unicomm run`; hosts that c10d numbers are given no numbers."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    scripts = re.findall(r"^```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert any("unicomm" in script for script in scripts)
+    for script in scripts:
+        assert "torchrun" not in script, script
+        assert not ("c10d" in script and "--node-rank" in script), script
 
 
 def test_lost_files_and_names_are_noticed():

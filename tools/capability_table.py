@@ -1,7 +1,7 @@
 """The capability table of the docs, made by running the conformance suite.
 
     python -m tools.capability_table            prints it
-    python -m tools.capability_table --write    renews it in README.md
+    python -m tools.capability_table --write    renews it in docs/capabilities.md
 
 A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
 that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
@@ -36,6 +36,8 @@ COLUMNS: dict[str, tuple[str, dict[str, str], int]] = {
     "auto, 2 hosts": ("auto", {"hosts": "a,a,b,b"}, 4),
     "fake": ("fake", {}, 2),
 }
+#: The page that has it.
+PAGE = Path("docs/capabilities.md")
 BEGIN, END = "<!-- capabilities: begin (make docs) -->", "<!-- capabilities: end -->"
 
 
@@ -89,7 +91,7 @@ def table() -> str:
     lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")
     lines.append(f"| hosts | {' | '.join(hosts)} |")
     changing = ["yes" if issubclass(find_backend(COLUMNS[c][0]), Reconfigures) else "no" for c in COLUMNS]
-    lines.append(f"| ranks may be lost and join ([how](docs/reconfigure.md)) | {' | '.join(changing)} |")
+    lines.append(f"| ranks may be lost and join ([how](reconfigure.md)) | {' | '.join(changing)} |")
     types = ", ".join(info.name for info in DTYPES.values())
     lines += ["", f"Element types, on every backend: {types}.", ""]
     lines += ["| backend | ran on | last | what |", "|---|---|---|---|"]
@@ -113,15 +115,14 @@ def renewed(text: str, new: str) -> str:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    parser.add_argument("--write", action="store_true", help="renew the table in docs/capabilities.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     made = table()
     if not options.write:
         print(made)
         return
-    readme = Path("README.md")
-    readme.write_text(renewed(readme.read_text(), made))
+    PAGE.write_text(renewed(PAGE.read_text(), made))
 
 
 if __name__ == "__main__":

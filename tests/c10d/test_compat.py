@@ -51,7 +51,7 @@ PARTS = {
     "torch.distributed.ProcessGroup": (
         *("_get_backend", "_device_types", "_set_group_name", "_set_group_desc"),
         *("_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing"),
-        *("_get_sequence_number_for_group", "_set_sequence_number_for_group"),
+        "_get_sequence_number_for_group",
     ),
     "torch.distributed.Backend": ("_plugins",),
 }
@@ -71,6 +71,7 @@ CONTRACTS = {
         ("new_comm", "_BackendWrapper"),
         parts={
             "torch._opaque_base": ("OpaqueBase",),
+            "torch.distributed.ProcessGroup": ("_set_sequence_number_for_group",),
             "torch._library.opaque_object": ("register_opaque_type",),
         },
         missing={"torch.distributed.device_mesh": ("_register_distributed_opaque_types",)},
@@ -79,11 +80,26 @@ CONTRACTS = {
         ("new_comm", "_BackendWrapper", "FlightRecorderHook"),
         parts={
             "torch._opaque_base": ("OpaqueBase",),
+            "torch.distributed.ProcessGroup": ("_set_sequence_number_for_group",),
             "torch._library.opaque_object": ("register_opaque_type",),
             "torch.distributed.device_mesh": ("_register_distributed_opaque_types",),
             "torch.cuda._graph_annotations": ("mark_kernels", "get_kernel_annotations"),
         },
         missing={"torch._library.opaque_object": ("register_custom_class",)},
+    ),
+    "2.14": Contract(
+        (
+            *("new_comm", "_BackendWrapper", "FlightRecorderHook"),
+            *("_torchcomms_is_backend_built", "_torchcomms_is_backend_registered"),
+        ),
+        parts={
+            "torch._custom_class_base": ("CustomClassBase",),
+            "torch._library.opaque_object": ("register_custom_class",),
+            "torch.distributed.device_mesh": ("_register_distributed_opaque_types",),
+            "torch.cuda._graph_annotations": ("mark_kernels", "get_kernel_annotations"),
+            "torch.distributed.Backend": ("_plugins", "_ensure_backend_registered"),
+        },
+        missing={"torch.distributed.ProcessGroup": ("_set_sequence_number_for_group",)},
     ),
 }
 INSTALLED = ".".join(torch.__version__.split(".")[:2])

@@ -144,6 +144,10 @@ def world(backend):
         "assert type(w._get_backend(torch.device('cuda'))) is Theirs\n"
         "assert w.get_comm().get_backend() == 'shm'",
         "w = world('gloo'); assert type(w).__name__ == 'UnicommProcessGroup'",
+        # As torch registers its own backends from 2.14 on.
+        "extended.__module__ = 'torch.distributed.distributed_c10d'\n"
+        "dist.Backend._plugins['GLOO'] = dist.Backend._BackendPlugin(extended, True)\n"
+        "w = world('gloo'); assert type(w).__name__ == 'UnicommProcessGroup'",
         "world('gloo'); theirs = dist.new_group([0], backend='theirs')\n"
         "dist.all_reduce(torch.ones(1), group=theirs); assert (type(theirs), theirs.calls) == (Theirs, [1])",
         "world('theirs'); ours = dist.new_group([0], backend='gloo')\n"

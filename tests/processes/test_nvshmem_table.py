@@ -35,6 +35,18 @@ def test_what_the_table_does(start, n, version, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("version", [_OLD, _NEW])
+def test_a_world_of_somebody_else_is_joined_and_left_to_its_owner(start, version, tmp_path):
+    log = tmp_path / "calls"
+    job = start("nvshmem_table.py", 2, library(version), "joined", settings={"NVSHMEM_MOCK_LOG": str(log)})
+    job.next("over")
+    assert job.end() == [0, 0]
+    made = [line.split()[1] for line in log.read_text().splitlines()]
+    assert made.count("init") == 2 * 3 + 1  # the owner's three worlds, and one of unicomm's own
+    assert made.count("finalize") >= 2 * 2
+
+
+@pytest.mark.processes
 def test_for_a_communicator_of_nccl(start, mock_nccl_library):
     mock_nccl_library()
     job = start("nccl_over_nvshmem.py", 2, library(), settings={"NVSHMEM_MOCK_HOST_STREAM": "1"})

@@ -189,6 +189,20 @@ def test_a_rank_that_raises_and_a_restart(launch, tmp_path):
     assert states(folder / "1") == {0: ENDED, 1: ENDED}
 
 
+def test_ranks_that_use_no_communicator_are_not_called_correct(launch, tmp_path):
+    """Such as those of a program that chose torch's own Gloo, whose errors are consequences."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch\n"
+        "raise RuntimeError('[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv')"
+    )
+    code, said = ended(launch("--nproc-per-node", 1, program))
+    assert code == 1
+    assert verdict_of(said).endswith(
+        "Nothing was recorded: no rank had created a communicator. The error above is the cause."
+    )
+
+
 def test_a_hung_rank_and_a_hub_that_is_stopped(launch, rings, tmp_path, eventually):
     """The others time out. The hub answers nothing, and the verdict comes all the same."""
     pytest.importorskip("zmq")

@@ -70,6 +70,12 @@ def test_symmetric_memory_over_the_same_library(job, table):
     assert ranks.end() == [0, 0]
 
 
+def test_a_world_of_somebody_else_is_joined(job):
+    ranks = job(NVIDIA, 2, "joined", NVSHMEM_MOCK_HOST_STREAM="1")
+    ranks.next("over", 100.0)
+    assert ranks.end() == [0, 0]
+
+
 def test_several_ranks_on_one_gpu_are_refused(job):
     ranks = job(NVIDIA, 2, "conform", NVSHMEM_MOCK_LIMITED="1")
     assert ranks.end() == [1, 1]

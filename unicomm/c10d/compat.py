@@ -340,10 +340,10 @@ def end_coalescing(backend: Any) -> Any:
 # --- torch.compile and custom operators ---------------------------------------------------------------------
 
 #: Base class of objects that custom operators take as arguments; `object` where torch has none. Since 2.11;
-#: from 2.14 on its name is `CustomClassBase` (read in torch's source).
+#: from 2.14 on its name is `CustomClassBase`.
 OpaqueBase: Any = (
-    _find("torch._opaque_base", "OpaqueBase")
-    or _find("torch._custom_class_base", "CustomClassBase")
+    _find("torch._custom_class_base", "CustomClassBase")
+    or _find("torch._opaque_base", "OpaqueBase")  # from 2.14 on deprecated: its import logs a warning
     or object
 )
 

@@ -32,9 +32,16 @@ class Made:
         """Does nothing: torch shuts its groups down after it has finalized communicators."""
 
 
+#: Backends for which unicomm stands. From 2.14 on, torch registers them as others do, when first named.
+_OF_TORCH = {"gloo", "mpi", "nccl", "ucc", "xccl"}
+
+
 def is_third_party(backend: str) -> bool:
     """Whether `backend` is the name of a backend that somebody else has registered with torch."""
-    return backend != NAME and registered_backend(backend) is not None
+    plugin = None if backend == NAME else registered_backend(backend)
+    if plugin is None:
+        return False
+    return backend not in _OF_TORCH or not str(plugin.creator_fn.__module__).startswith("torch.")
 
 
 def make(backend: str, store: Store, asked: Mapping[str, Any]) -> Any:

@@ -24,6 +24,9 @@ class P2POp:
 class BatchSendRecv:
     """Collects sends and receives; `issue` runs them together and returns one Work for all.
 
+    A `tensor` must not be touched before the batch has been issued and is done. `async_op`, `hints` and
+    `timeout` are those of all operations (`Communicator`).
+
     Made by `Communicator.batch_op_create`. Messages of a batch do not wait for each other, except that
     several messages between the same two ranks keep their order. After `issue` the batch is empty and may be
     filled again.

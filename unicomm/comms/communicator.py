@@ -50,7 +50,10 @@ class Communicator(CommunicatorProperties):
     completed when the call returns. With `async_op=True` it runs in the background, in the order of the
     calls, and its tensors must not be touched before `work.wait()` has returned.
 
-    `timeout` of an operation counts from its start (seconds or timedelta; None or 0: the communicator's).
+    Parameters that many methods have: `op` is a `ReduceOp`; `root`, `src` and `dst` are ranks of this
+    communicator; `hints` are options of this call, text to text, and an unknown one is an error; `timeout`
+    counts from the operation's start (seconds or timedelta; None or 0: the communicator's). `output`,
+    `output_list` and so on are written, `input`, `input_list` and so on only read.
     Wrong arguments raise `InvalidArgumentError` before anything is sent. On backends that compare
     signatures (see `get_capabilities`), ranks that call different operations all get `MismatchError` before
     any tensor is written. comms/errors.py says which errors leave the communicator usable.
@@ -232,7 +235,10 @@ class Communicator(CommunicatorProperties):
         hints: Hints = None,
         timeout: Timeout = None,
     ) -> Work:
-        """`all_to_all_single` with parts of the given numbers of rows of the first dimension."""
+        """`all_to_all_single` with parts of different numbers of rows of the first dimension.
+
+        `input_split_sizes[j]` rows go to rank j, and `output_split_sizes[i]` rows come from rank i.
+        """
         return self._engine.collective(
             "all_to_all_v_single",
             (output, input),
@@ -471,6 +477,7 @@ class Communicator(CommunicatorProperties):
     def expect_slow(self, name: str, seconds: timedelta | float) -> AbstractContextManager[None]:
         """`with comm.expect_slow("checkpoint", 600):` makes the other ranks wait for this one.
 
+        `name` says in reports what this rank does.
         For up to `seconds` from the block's beginning no operation of the communicator times out, on any
         rank. One rank or several may call it, without the others' help. docs/failures.md says what it covers.
         """

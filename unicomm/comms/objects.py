@@ -6,7 +6,8 @@ text, bytes, None and containers of them, and whatever was registered with
 object that pickle takes, and execute what the sender wants; use them among ranks you trust: `codec="trusted"`
 is the same bytes, read with `weights_only=False`, and `codec="pickle"` is pickle's, which is smaller.
 
-`timeout` of a function is that of each operation that it consists of.
+`comm` is the communicator, `root`, `src` and `dst` are its ranks, `codec` is "safe", "trusted" or "pickle",
+the same on all ranks. `timeout` of a function is that of each operation that it consists of.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ def send_object_list(
     codec: str = "safe",
     timeout: Timeout = None,
 ) -> None:
-    """Sends a list of objects to rank `dst`, which calls `recv_object_list`."""
+    """Sends the objects in `object_list` to rank `dst`, which calls `recv_object_list`."""
     _begin(comm, "send", codec)
     data = _encode(comm, "send", list(object_list), codec)
     comm.send(_numbers(comm, [data.numel()]), dst, False, None, timeout)

@@ -104,7 +104,10 @@ class Work(_core.WorkBase):
         self.wait_blocking()
 
     def wait_blocking(self, timeout: timedelta | float | None = None) -> None:
-        """Like `wait`, but blocks the host until the operation has completed on any kind of device."""
+        """Like `wait`, but blocks the host until the operation has completed on any kind of device.
+
+        Raises as `wait` does, with `timeout` in seconds.
+        """
         self.wait(timeout)
 
     def is_completed(self) -> bool:

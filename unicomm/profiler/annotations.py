@@ -105,7 +105,7 @@ class GraphAnnotations:
 
 
 def graph_annotations(*comms: Communicator) -> GraphAnnotations:
-    """Begins to annotate the captured operations of these communicators; see `GraphAnnotations`."""
+    """Begins to annotate the captured operations of the communicators `comms`; see `GraphAnnotations`."""
     out = GraphAnnotations()
     for comm in comms:
         out.register_with_comm(comm)
@@ -136,6 +136,7 @@ def annotate(
 ) -> int:
     """Copies `trace`, adds annotations to the arguments of replayed kernels, and returns their number.
 
+    Calls `progress(done, total)` with numbers of bytes.
     `memory`: bytes that the annotations, and what stands around the events, may need; half of the free memory
     if None. Raises `TraceError` when an input is unusable; `output` then does not exist.
     """

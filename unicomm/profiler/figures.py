@@ -169,6 +169,7 @@ def report(
 ) -> Report:
     """Returns the figures of Chrome traces (one per rank), or of rings and dumps of the flight recorder.
 
+    `inputs` are their files or folders. Calls `progress(done, total)` with numbers of bytes.
     `memory`: bytes that traces, or unpacked archives, may need; half of the free memory if None. Raises
     `TraceError` when nothing can be read, or when the traces do not belong together.
     """

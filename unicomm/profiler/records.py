@@ -154,7 +154,9 @@ def events(prof: torch.profiler.profile) -> list[CommEvent]:
 
 
 def read_events(path: Path | str, memory: int | None = None) -> list[CommEvent]:
-    """Returns the same records from a Chrome trace, `.gz` or not. Raises `TraceError` if it has no table.
+    """Returns the same records from the Chrome trace at `path`, `.gz` or not.
+
+    Raises `TraceError` if it has no table.
 
     `memory`: bytes that the trace may need; half of the free memory if None.
     """

@@ -65,7 +65,9 @@ class ExpertExchange:
             rows: the most that a rank sends at once. width: elements of a row.
             capacity: the most rows that a rank can receive, padding included. By default all ranks' rows may
                 go to one; memory is used only as far as it was ever filled.
+            dtype: of the rows; by default torch's default.
             major_align: each expert's rows begin at a multiple of it, and are padded with zeros up to one.
+            timeout: of each exchange, in seconds; by default the communicator's.
         """
         self._comm, self._timeout = comm, timeout
         self._rank, self._size = comm.get_rank(), comm.get_size()

@@ -1,5 +1,10 @@
 """Collectives on symmetric tensors. All ranks pass the same allocations; the results are those of a
-communicator's collectives."""
+communicator's collectives.
+
+`comm` is the communicator, or the team, whose ranks take part. `op` is a reduction: "sum", "product", "min"
+or "max". `relaxed=True` leaves out the barrier at the end. `timeout` is in seconds, by default the
+communicator's.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ Units are rows of the first dimension. Splits and offsets are int64: row 0 of a 
 the splits, row 1 the offsets. n ranks have e experts each, of which there may be any number; k = rank * e +
 expert is rank-major, k = expert * n + rank expert-major. Rows of `out` between and behind the blocks stay as
 they are. `InvalidArgumentError` on all ranks, and nothing written, when one rank's `out` is too small.
+
+Rows of `input` are sent. `comm` is the communicator, or the team, whose ranks take part. `relaxed=True`
+leaves out the barrier at the end. `timeout` is in seconds, by default the communicator's.
 """
 
 from __future__ import annotations

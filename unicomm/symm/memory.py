@@ -1,4 +1,8 @@
-"""Making, finding and freeing symmetric memory."""
+"""Making, finding and freeing symmetric memory.
+
+`comm` is the communicator that has the memory; `timeout` is in seconds, by default the communicator's; `size`
+and `dtype` are those of `torch.empty`.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +113,7 @@ class Handle:
     def get_buffer(
         self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0
     ) -> torch.Tensor:
-        """A view of `rank`'s tensor with that shape and dtype; the offset is in elements of `dtype`.
+        """A view of `rank`'s tensor with shape `sizes`; `storage_offset` is in elements of `dtype`.
 
         Raises `InvalidArgumentError` where it does not fit in the tensor.
         """

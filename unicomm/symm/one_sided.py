@@ -1,4 +1,7 @@
-"""Puts, gets and signals between the ranks' copies of a symmetric tensor; views keep their offset."""
+"""Puts, gets and signals between the ranks' copies of a symmetric tensor; views keep their offset.
+
+`peer` is a rank of the communicator or team `comm`; `timeout` is in seconds, by default the communicator's.
+"""
 
 from __future__ import annotations
 

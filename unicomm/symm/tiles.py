@@ -1,4 +1,9 @@
-"""Reductions of parts of matrices in symmetric memory: who owns a part reads all ranks' copies of it."""
+"""Reductions of parts of matrices in symmetric memory: who owns a part reads all ranks' copies of it.
+
+`comm` is the communicator, or the team, whose ranks take part. `reduce_op` is "sum", "product", "min" or
+"max". `relaxed=True` leaves out the barrier at the end. `timeout` is in seconds, by default the
+communicator's.
+"""
 
 from __future__ import annotations
 

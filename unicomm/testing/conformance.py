@@ -115,7 +115,10 @@ def has_memory(comm: Communicator) -> bool:
 
 
 def check(comm: Communicator, operation: str, only: Callable[[Case], bool] | None = None) -> int:
-    """Runs all cases of `operation`; called by all ranks. Returns how many there were."""
+    """Runs all cases of `operation`, or those for which `only(case)` is true; called by all ranks.
+
+    Returns how many there were. Raises `ConformanceError` where the result differs.
+    """
     done = 0
     allocates = has_memory(comm)
     for case in cases(operation, comm.get_size()):

@@ -36,6 +36,13 @@ def run_ranks(
     again, with its rank in a note. Creating 4 ranks takes some milliseconds.
 
     Args:
+        fn: the program of a rank; its result is in the list.
+        n: the number of ranks.
+        backend: as for `new_comm`, as are `device`, `name` and `hints`.
+        device: of the tensors.
+        name: of the communicator.
+        hints: of the backend.
+        store: where the ranks meet; by default one of this call's own.
         timeout: of the communicator's creation and operations in seconds, and of the whole: ranks that are
             not done after twice that are shown with their stacks in a `TimeoutError`.
     """

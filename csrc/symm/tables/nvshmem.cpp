@@ -2,7 +2,9 @@
 //
 // NVSHMEM is initialized once per process and has one world. The first `init` initializes it; an `init` by
 // the same id joins it, as the communicator's symmetric memory does beside the communicator; any other is
-// refused.
+// refused. If something else in the process, such as nvshmem4py or torch, has initialized it on all ranks,
+// the first `init` joins that world: its id says so, and its ranks must be the PEs of the same numbers. Such
+// a world is never finalized here.
 //
 // What the library does on streams (nvshmem_streams.cpp) returns at once and cannot be ended: whoever watches
 // the stream keeps the deadline. Calls that block the host run in a thread of their own
@@ -44,6 +46,17 @@ bool same_id(const UniqueId& id, const World& world) {
                        sizeof world.id.internal) == 0;
 }
 
+// The id of a world that something else in the process has initialized.
+constexpr char kJoins[] = "unicomm joins a world of NVSHMEM";
+
+bool joins(const Id& id) { return std::memcmp(id.internal, kJoins, sizeof kJoins) == 0; }
+bool initialized() { return f().nvshmemx_init_status() >= kInitialized; }
+
+std::string pes_there() {
+    return "NVSHMEM, which something else in this process has initialised, makes it PE " +
+           std::to_string(f().nvshmem_my_pe()) + " of " + std::to_string(f().nvshmem_n_pes());
+}
+
 std::string in_use(const World& world) {
     return "NVSHMEM has one world a process, which communicator '" + world.name + "' of " +
            std::to_string(world.size) + " ranks has: split that one, or finalize it on all ranks first";
@@ -57,6 +70,9 @@ int unique_id(int world, uint64_t heap_bytes, UniqueId* out, Error* error) {
         if (living->size != world) return report(in_use(*living), error);
         id = living->id;
         heap_bytes = 0;  // the heap exists already
+    } else if (initialized()) {
+        std::memcpy(id.internal, kJoins, sizeof kJoins);
+        heap_bytes = 0;
     } else {
         uint64_t mebibytes = (heap_bytes + kMiB - 1) / kMiB;
         if (mebibytes > UINT32_MAX) return report("so large a heap has no machine", error);
@@ -82,6 +98,33 @@ Domain end_of(const std::shared_ptr<World>& world) {
     return pe.release();
 }
 
+int begin(const std::shared_ptr<World>& world, int rank, int size, const char* name, Domain* out) {
+    world->name = name, world->rank = rank, world->size = size, world->pid = int(getpid());
+    world->limited = f().nvshmemx_init_status() == kLimitedMpg;
+    std::lock_guard lock(library->mutex);
+    library->world = world;
+    *out = end_of(world);
+    return 0;
+}
+
+// Joins the world that is there. Local: what needs all PEs is made in the first collective.
+int join(const std::shared_ptr<World>& world, int rank, int size, const char* name, Domain* out,
+         Error* error) {
+    if (!initialized()) {
+        return report(
+            "rank 0 has a world of NVSHMEM that something else has initialised, and this rank has none",
+            error);
+    }
+    if (!joins(world->id)) return report(pes_there() + "; on rank 0 it is not initialised", error);
+    if (f().nvshmem_my_pe() != rank || f().nvshmem_n_pes() != size) {
+        return report(pes_there() + ", and the communicator has it as rank " + std::to_string(rank) + " of " +
+                          std::to_string(size),
+                      error);
+    }
+    world->joined = true;
+    return begin(world, rank, size, name, out);
+}
+
 struct Started {
     InitAttr attr{};
     Id id{};
@@ -104,15 +147,13 @@ int init(const UniqueId* uid, int rank, int size, const char* name, uint64_t dea
     }
     // A world that is being finalized in that thread comes first.
     if (int code = blocking("finalize", deadline, [] {}, error)) return code;
-    if (f().nvshmemx_init_status() >= kInitialized) {
-        return report("NVSHMEM was initialised by something else in this process, and has one world", error);
-    }
-    ask_for_heap(heap_in(id));
     auto world = std::make_shared<World>();
     auto started = std::make_shared<Started>();
     std::memcpy(&started->id, &id, sizeof id);
     started->id.version = versioned(1, sizeof(Id));
     world->id = started->id;
+    if (joins(started->id) || initialized()) return join(world, rank, size, name, out, error);
+    ask_for_heap(heap_in(id));
     auto call = [started, rank, size] {
         InitAttr& attr = started->attr;
         attr.version = versioned(1, sizeof(InitAttr));
@@ -125,8 +166,7 @@ int init(const UniqueId* uid, int rank, int size, const char* name, uint64_t dea
         started->status = f().nvshmemx_init_status();
         if (started->result != 0 || started->status < kInitialized) return;
         started->rank = f().nvshmem_my_pe(), started->size = f().nvshmem_n_pes();
-        size_t bytes = 2 * kWords * sizeof(uint64_t);
-        started->said = static_cast<uint64_t*>(f().nvshmem_align(64, bytes));
+        started->said = allocate_announcements();
     };
     if (int code = blocking("init", deadline, call, error)) return code;
     if (started->result != 0) {
@@ -143,13 +183,8 @@ int init(const UniqueId* uid, int rank, int size, const char* name, uint64_t dea
                           std::to_string(started->size) + ", or has no memory at all",
                       error);
     }
-    world->name = name, world->rank = rank, world->size = size, world->pid = int(getpid());
-    world->limited = started->status == kLimitedMpg;
     world->announcements = started->said;
-    std::lock_guard lock(library->mutex);
-    library->world = world;
-    *out = end_of(world);
-    return 0;
+    return begin(world, rank, size, name, out);
 }
 
 int leave(Domain domain, Error*) {
@@ -193,6 +228,12 @@ int run_together(Pe& pe, const char* what, const Announcement& mine, uint64_t de
     auto collective = out = std::make_shared<Collective>();
     collective->world = pe.world;
     auto call = [collective, mine, act] {
+        World& world = *collective->world;
+        if (world.announcements == nullptr) world.announcements = allocate_announcements();
+        if (world.announcements == nullptr) {  // on all PEs
+            collective->code = report("the symmetric heap has no room at all", &collective->error);
+            return;
+        }
         std::vector<Announcement> all = exchange_announcements(*collective->world, mine);
         collective->code = compare(all, &collective->error);
         if (collective->code == 0) act(*collective, all);

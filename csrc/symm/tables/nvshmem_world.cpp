@@ -45,7 +45,18 @@ Library::Library(const std::string& path, bool loaded_only) {
 
 World::~World() {
     if (pid != int(getpid()) || library->lost != nullptr || announcements == nullptr) return;
-    library->blocking_thread.run(now_ns() + kLeaving, [] { f().nvshmemx_hostlib_finalize(); });
+    auto leave = [owned = !joined, said = announcements] {
+        if (owned) {
+            f().nvshmemx_hostlib_finalize();
+        } else if (f().nvshmemx_init_status() >= kInitialized) {  // else its owner has finalized it before
+            f().nvshmem_free(said);
+        }
+    };
+    library->blocking_thread.run(now_ns() + kLeaving, leave);
+}
+
+uint64_t* allocate_announcements() {
+    return static_cast<uint64_t*>(f().nvshmem_align(64, 2 * kWords * sizeof(uint64_t)));
 }
 
 int blocking(const char* what, uint64_t deadline, std::function<void()> call, Error* error,

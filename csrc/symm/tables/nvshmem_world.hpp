@@ -37,12 +37,13 @@ struct Library {
 extern Library* library;  // set once, by nvshmem_table
 inline const Functions& f() { return library->f; }
 
-// The initialized library. All PEs release it in the end, which finalizes it.
+// The initialized library. All PEs release it in the end, which finalizes it, unless it was joined.
 struct World {
     Id id{};
     std::string name;  // of the communicator that has initialized it
     int rank = 0, size = 0, pid = 0;
     bool limited = false;               // several PEs on one GPU without MPS: see `refuse_limited`
+    bool joined = false;                // something else has initialized it, and finalizes it
     uint64_t* announcements = nullptr;  // symmetric: two announcements of this PE, used in turn
     uint64_t collectives = 0;
 
@@ -77,6 +78,8 @@ constexpr size_t kWords = 4;  // words of an announcement before a collective
 enum What : uint64_t { kAllocate = 1, kFree, kSplit };
 using Announcement = std::array<uint64_t, kWords>;  // What, and its arguments
 
+// Allocates the symmetric memory for announcements. Collective.
+uint64_t* allocate_announcements();
 // Returns the announcements of all PEs, by PE. Collective.
 std::vector<Announcement> exchange_announcements(World& world, const Announcement& mine);
 // Reports a mismatch of the announcements, if any; the same on all PEs.

@@ -3,6 +3,7 @@
 all      allocations, copies, signals, teams; a second world; the end, and another world after it
 limited  several PEs on one GPU: what is refused, and what goes
 absent   rank 1 never comes to an allocation
+joined   a world that something else has made, with the ranks in the communicator's order; then with others
 """
 
 import gc
@@ -13,6 +14,7 @@ import torch
 
 import unicomm
 from tests.processes.programs.common import say
+from tests.processes.programs.foreign_nvshmem import Foreign
 from unicomm import _core
 from unicomm.comms.operations.symmetric_table import Capability, Compare, SignalOp
 
@@ -25,14 +27,18 @@ lacks = Capability.ATOMICS
 assert Capability(table.capabilities) == ~lacks & Capability(127), Capability(table.capabilities)
 
 
-def world(heap):
+def shared_id(heap=0):
     note = torch.zeros(128, dtype=torch.uint8)
     if me == 0:
         fault, uid = table.unique_id(n, heap)
         assert fault is None, fault
         note.copy_(torch.frombuffer(bytearray(uid), dtype=torch.uint8))
     comm.broadcast(note, 0, False)
-    uid = note.numpy().tobytes()
+    return note.numpy().tobytes()
+
+
+def world(heap):
+    uid = shared_id(heap)
     fault, domain = table.init(uid, me, n, "first", T)
     assert fault is None, fault
     return uid, domain
@@ -171,6 +177,39 @@ elif HOW == "limited":
     ):
         assert fault[0] == 7, fault
         assert "NVSHMEM's limited mode" in fault[3], fault
+    say("over")
+elif HOW == "joined":
+    stream = HostStream()
+    theirs = Foreign(LIBRARY, comm)
+    theirs.begin(me, n)
+    uid, domain = world(0)
+    check(domain, stream)
+    assert domain.free(allocate(domain, 64), T) is None
+    fault, twice = table.init(uid, me, n, "again", T)  # as symmetric memory does beside the communicator
+    assert fault is None
+    del domain, twice
+    gc.collect()
+    assert _core.symm_nvshmem_info()[2] == 2  # still there
+    _, domain = world(0)
+    allocate(domain, 64)
+    del domain
+    gc.collect()
+    if me == 0:
+        assert table.unique_id(n + 1, 0)[0] is None  # which ranks there are is looked at on each
+    fault, other = table.init(bytes(128), me, n, "other", T)
+    assert (f"PE {me} of {n}; on rank 0 it is not init" in fault[3], other) == (True, None), fault
+    theirs.end()
+    _, domain = world(1 << 20)  # of its own
+    del domain
+    gc.collect()
+    theirs.begin(n - 1 - me, n)  # in another order
+    fault, domain = table.init(shared_id(), me, n, "turned", T)
+    assert f"PE {n - 1 - me} of {n}, and the communicator has it as rank {me} of {n}" in fault[3], fault
+    theirs.end()
+    if me == 0:
+        theirs.begin(0, 1)  # on rank 0 alone
+    fault, domain = table.init(shared_id(), me, n, "partly", T)
+    assert ("of 1, and the communicator" if me == 0 else "this rank has none") in fault[3], fault
     say("over")
 else:
     _, domain = world(1 << 20)

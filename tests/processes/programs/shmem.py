@@ -4,6 +4,7 @@ MODULE, of tests/mocks/shmem, registers BACKEND. HOW:
 conform   every operation, at sizes that take several chunks
 briefly   the same at fewer sizes
 symmetric symmetric memory over the same library, and teams of it
+joined    a world of NVSHMEM that something else in the process has made, and finalizes
 splits    parts of the ranks, in any order; more than there is room for
 absent    rank 0 waits for the others in a collective, to which they never come
 killed    all but rank 1 wait for it in a broadcast
@@ -12,6 +13,7 @@ abandoned rank 1 aborts while rank 0 waits for it in an allocation
 """
 
 import importlib
+import os
 import sys
 import time
 
@@ -20,12 +22,17 @@ import torch
 import unicomm
 from tests.mocks.nccl.kinds import streams_of
 from tests.processes.programs.common import describe, hear, reporting, say
+from tests.processes.programs.foreign_nvshmem import Foreign
 from unicomm.testing import conformance
 
 MODULE, BACKEND, HOW = sys.argv[1:]
 importlib.import_module(MODULE)
 TIMEOUT = 1.0 if HOW == "absent" else 60.0
 HINTS = {"staging_bytes": "64K", "communicators": "3"}
+if HOW == "joined":
+    beside = unicomm.new_comm("shm", torch.device("cpu"), name="beside", timeout=60.0)
+    theirs = Foreign(os.environ["NVSHMEM_MOCK"], beside)
+    theirs.begin(beside.rank, beside.size)
 comm = unicomm.new_comm(BACKEND, torch.device("cpu"), timeout=60.0, hints=HINTS)
 me, n = comm.get_rank(), comm.get_size()
 
@@ -134,6 +141,27 @@ elif HOW == "symmetric":
     assert ": split that" in text, text
     captured(comm)
     assert summed(comm) == n * (n + 1) / 2
+    say("over")
+elif HOW == "joined":
+    from unicomm import symm
+
+    conformance.check(comm, "all_gather", lambda case: case.count == 1000)
+    symm.init(comm)
+    x = symm.empty(4, comm=comm).fill_(me + 1.0)
+    assert symm.one_shot_all_reduce(x, comm).tolist() == [n * (n + 1) / 2] * 4
+    symm.synchronize(comm)
+    comm.finalize()
+    again = unicomm.new_comm(BACKEND, torch.device("cpu"), name="again", hints=HINTS)  # it is still there
+    assert summed(again) == n * (n + 1) / 2
+    again.finalize()
+    try:
+        unicomm.new_comm(BACKEND, torch.device("cpu"), name="other", rank=0, size=1)
+        raise RuntimeError("the library has one world")
+    except unicomm.BackendError as error:
+        text = str(error)
+    assert "has one world a process" in text, text
+    theirs.end()
+    beside.finalize()
     say("over")
 elif HOW == "splits":
     assert summed(comm) == n * (n + 1) / 2

@@ -122,6 +122,7 @@ def function(name: str, row: FunctionalOp) -> Callable[..., Any]:
 def describe(call: Any, name: str, row: FunctionalOp, but: tuple[str, ...] = ()) -> None:
     """Gives a function the name, docstring and parameters of an operator, without the parameters in `but`."""
     call.__name__ = call.__qualname__ = name
+    call.__module__ = "unicomm.c10d.functional"
     schema = compat.schema_of(getattr(torch.ops.unicomm, name).default)
     call.__doc__ = f"{row.doc}\n\n    torch.ops.{schema}"
     call.__signature__ = inspect.Signature(

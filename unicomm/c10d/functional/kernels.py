@@ -44,7 +44,7 @@ def communicator(group: Group, device: torch.device) -> Communicator:
 
 
 def group_size(group: Group) -> int:
-    """Returns the number of ranks. Works also while a graph is traced."""
+    """Returns the number of ranks of `group`. Works also while a graph is traced."""
     real = real_object(group)
     return real.get_size() if isinstance(real, Communicator) else int(real.size())
 

@@ -44,6 +44,7 @@ class RemovableHandle:
         self._key = key
 
     def remove(self) -> None:
+        """Takes the hook away. Again it does nothing."""
         if self._hooks.pop(self._key, None) is not None:
             self._owner.changed()
 
@@ -152,6 +153,7 @@ class NanCheckHook:
         return bool(self._handles)
 
     def register_with_comm(self, comm: Hookable) -> None:
+        """Checks the operations of `comm` from now on."""
         name = comm.get_name()
 
         def check(kind: str, tensors: Iterable[torch.Tensor], args: OpArgs) -> None:
@@ -180,6 +182,7 @@ class NanCheckHook:
             self._handles.append(hooks.add("post", after))
 
     def remove(self) -> None:
+        """Checks no communicator any more."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -79,6 +79,7 @@ class MemAllocator:
         Args:
             symmetric: the call is collective, with tensors of one size at the same place in blocks of one
                 size, which they have if all ranks make the same tensors in the same order. Needs NCCL 2.27.
+            timeout: seconds, by default the communicator's.
 
         Raises `UnsupportedError` if the library cannot register memory, `MismatchError` on all ranks if
         symmetric tensors differ, `InvalidArgumentError` for a tensor that is registered or cannot be.
@@ -97,7 +98,7 @@ class MemAllocator:
         issue(engine, "tensor_register", job, inputs=[tensor], timeout=timeout)
 
     def tensor_deregister(self, tensor: Array, timeout: Timeout = None) -> None:
-        """Undoes `tensor_register`, after this rank's pending operations."""
+        """Undoes `tensor_register`, after this rank's pending operations, within `timeout` seconds."""
         engine, (tensor, backend) = self._engine, self._check(tensor)
         if backend is None:
             return

@@ -172,14 +172,17 @@ class Window(abc.ABC):
     def fetch_add(self, rank: int, offset_nelems: int, value: int, timeout: Timeout = None) -> int:
         """Adds `value` to an element of `rank`'s window, atomically; returns its old value. Wraps around.
 
-        The window has to be of int64 or uint64, as for `compare_swap`.
+        The element is number `offset_nelems`. The window has to be of int64 or uint64, as for `compare_swap`.
         """
         self._lacks("fetch_add", "has no atomic operations")
 
     def compare_swap(
         self, rank: int, offset_nelems: int, expected: int, value: int, timeout: Timeout = None
     ) -> int:
-        """Sets an element of `rank`'s window to `value` if it is `expected`; returns its old value."""
+        """Sets element `offset_nelems` of `rank`'s window to `value` if it is `expected`.
+
+        Returns its old value.
+        """
         self._lacks("compare_swap", "has no atomic operations")
 
     # --- for implementations: jobs that run in the order of the operations, with their timeout ------------

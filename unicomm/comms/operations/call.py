@@ -134,6 +134,7 @@ class OpArgs:
 
     @classmethod
     def of(cls, call: Call, op_id: int, messages: Sequence[Message] = ()) -> OpArgs:
+        """Returns what hooks receive of a call. For unicomm itself."""
         return cls(call.name, op_id, messages=messages, **{name: getattr(call, name) for name in _SHARED})
 
 

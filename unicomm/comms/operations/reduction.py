@@ -81,6 +81,10 @@ class ReduceOp:
 
     @staticmethod
     def PREMUL_SUM(factor: float | torch.Tensor) -> ReduceOp:
+        """Returns the sum of the ranks' tensors times `factor`, a number or a tensor of one element.
+
+        Raises `InvalidArgumentError` for anything else.
+        """
         if isinstance(factor, torch.Tensor):
             if factor.numel() != 1:
                 raise InvalidArgumentError(
@@ -102,6 +106,7 @@ class ReduceOp:
 
     @property
     def name(self) -> str:
+        """The name, such as "SUM"."""
         return self.type.name
 
     def __repr__(self) -> str:

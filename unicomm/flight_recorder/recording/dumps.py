@@ -82,8 +82,8 @@ def dump(path: Path | str, format: str = "pickle") -> Path:
 def dump_folder(folder: Path | str, format: str = "pickle") -> list[Path]:
     """Writes one file `rank_N` for each rank of this process, and returns the paths.
 
-    Torch's analyzer requires such names: the same prefix for all files of a job, then the rank. Raises what
-    `dump` raises.
+    Torch's analyzer requires such names: the same prefix for all files of a job, then the rank. `format` is
+    that of `dump`; raises what `dump` raises.
     """
     _check_format(format)
     data, ring = _ring()

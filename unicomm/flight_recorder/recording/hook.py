@@ -61,7 +61,9 @@ class FlightRecorderHook:
         return json.dumps(self._dump(include_completed))
 
     def dump_file(self, rank: int, include_completed: bool = True) -> Path:
-        """Writes the pickle that `torchfrtrace` reads, of what `dump_json` returns, and returns its path.
+        """Writes the pickle that `torchfrtrace` reads, and returns its path.
+
+        `include_completed` is that of `dump_json`.
 
         The path is a prefix followed by the rank. The prefix is TORCHCOMM_FR_DUMP_TEMP_FILE, else
         `torch/comm_lib_trace_rank_` in the user's cache folder. Raises `OSError` when the file cannot be

@@ -1,4 +1,4 @@
-"""Where each backend has run, read from verified.json, for `unicomm doctor` and the README."""
+"""Where each backend has run, read from verified.json, for `unicomm doctor` and docs/capabilities.md."""
 
 from __future__ import annotations
 

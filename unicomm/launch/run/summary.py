@@ -44,10 +44,11 @@ def _show(evidence: Evidence, stopped: bool, root_cause: int | None, console: Co
         print_line(console, f"rings of {_hosts(evidence)}: {evidence.elsewhere}:{evidence.folder}")
     else:
         table = load([evidence.folder])
-        if table.empty:
+        report = None if table.empty else analyze(table)
+        # Ranks without a communicator may have left files that say how they ended, or nothing of interest.
+        if report is None or (report.main.verdict is Verdict.GOOD and not report.entries):
             print_line(console, f"Nothing was recorded: no rank had created a communicator.{cause}")
             return None
-        report = analyze(table)
         console.print(render(report))
         main = report.main
         if main.culprits and root_cause in main.victims:
