@@ -158,7 +158,7 @@ def new_comm(
     timeout: timedelta | float | None = None,
     store: Store | None = None,
     enable_reconfigure: bool = False,
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str | bool] | None = None,
     rank: int | None = None,
     size: int | None = None,
 ) -> Communicator:
@@ -216,7 +216,7 @@ def connect(
     timeout: timedelta | float | None = None,
     store: Store | None = None,
     enable_reconfigure: bool = False,
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str | bool] | None = None,
     rank: int | None = None,
     size: int | None = None,
     meeting: str = "",
