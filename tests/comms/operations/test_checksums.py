@@ -162,7 +162,7 @@ def test_dumps_carry_them():
         comm.all_reduce(x, SUM)
         ring, _ = last_record(comm)
         index = inside.engine(comm).member.recorder_index
-        return to_dict(ring, comms=[index]), _core.checksum([torch.full((5,), 3.0)])
+        return to_dict(ring, comms=[index], last=2), _core.checksum([torch.full((5,), 3.0)])
 
     for dump, want in run_ranks(program, 2):
         from unicomm.flight_recorder.formats.dump_columns import from_dump

@@ -14,6 +14,8 @@ from tests.flight_recorder.rings import ALL_REDUCE, META, RECV, SEND
 from unicomm import _core
 from unicomm.flight_recorder.analysis.analyze import analyze
 from unicomm.flight_recorder.analysis.diff import compare
+from unicomm.flight_recorder.formats.dump_columns import from_dump
+from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.reports import report_data, report_html, report_markdown, report_text
 from unicomm.flight_recorder.ring.reader import (
     COMPARED,
@@ -23,6 +25,7 @@ from unicomm.flight_recorder.ring.reader import (
     RECEIVE,
     read_ring,
 )
+from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.launch.cli import app
 
 X = [torch.ones(8)]
@@ -36,7 +39,16 @@ def checked(recorder, record, given, result):
     recorder.finish(record)
 
 
-def run(ranks=3, operations=4, inputs=None, outputs=None, compared=True, checksums=True, messages=False):
+def run(
+    ranks=3,
+    operations=4,
+    inputs=None,
+    outputs=None,
+    compared=True,
+    checksums=True,
+    messages=False,
+    as_dumps=False,
+):
     """All-reduces, each followed by a message from rank 0 to rank 1. `inputs` and `outputs`: other data, by
     (rank, number of the all-reduce) or ("send" or "recv", number)."""
     inputs, outputs = inputs or {}, outputs or {}
@@ -60,7 +72,15 @@ def run(ranks=3, operations=4, inputs=None, outputs=None, compared=True, checksu
                 value = (inputs if rank == 0 else outputs).get((which, seq), 5000 + seq)
                 checked(recorder, record, *((value, None) if rank == 0 else (None, value)))
 
-    return table_of(program, ranks, 64)
+    if not as_dumps:
+        return table_of(program, ranks, 64)
+    builder = TableBuilder()
+    for rank in range(ranks):
+        recorder = _core.Recorder("", META, rank, ranks, 64)
+        program(recorder, rank)
+        dump = to_dict(read_ring(recorder.snapshot()))
+        builder.add_dump(from_dump(json.loads(json.dumps(dump))), f"rank_{rank}", rank, "JSON")
+    return builder.finish()
 
 
 def test_the_same_data():
@@ -85,6 +105,17 @@ def test_an_input_that_differs():
     assert "rank 1, #2 of 'main'" in text
     assert "the input differs on rank 1, and then the output on ranks 0-2" in text
     assert f"{__file__}:" in text
+
+
+@pytest.mark.parametrize("which", [(True, True), (False, True), (True, False)])
+def test_dumps_and_rings(which):
+    a, b = run(as_dumps=which[0]), run(inputs={(1, 2): 99}, outputs={(1, 2): 98}, as_dumps=which[1])
+    found = compare(a, b)
+    first = found.data.first
+    assert (first.input_ranks, first.output_ranks, first.seq_num) == ([1], [1], 2)
+    assert first.where.startswith(__file__)
+    assert not found.differences
+    assert analyze(b).main.verdict.value == "silent-corruption"
 
 
 def test_only_an_output_differs():

@@ -32,6 +32,7 @@ def new_engine(member: Member, hooks: Hooks | None = None, vacant: CommError | N
             engine.fast = StreamFast(engine)
     if engine.reproducible or engine.checked:
         engine.fast.block()  # for good: only the general path reads hints
+    if engine.checked:
         engine.single = None
     if vacant is None:
         profiling.register(engine)
