@@ -69,7 +69,7 @@ class Checksums:
 
     def texts(self, row: int) -> dict[str, str]:
         """The checksums of a row as text, by "input" and "output"; empty if it has none."""
-        at = int(self.find(np.asarray([row]))[0])
+        at = int(self.find(np.asarray([row]))[0]) if len(self.rows) else -1
         if at < 0:
             return {}
         sides = (("input", INPUT_CHECKSUM, self.input), ("output", OUTPUT_CHECKSUM, self.output))
