@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         MismatchError,
         NotReadyError,
         PeerLostError,
+        SilentCorruptionError,
         UnsupportedError,
     )
     from unicomm.comms.memory.allocator import MemAllocator, empty
@@ -69,7 +70,7 @@ _WHERE = {
     "comms.batch": "BatchSendRecv P2POp",
     "comms.communicator": "Communicator TorchComm",
     "comms.errors": "AbortedError BackendError CommError CommTimeoutError DeadlockError InvalidArgumentError"
-    " MismatchError NotReadyError PeerLostError UnsupportedError",
+    " MismatchError NotReadyError PeerLostError SilentCorruptionError UnsupportedError",
     "comms.memory.allocator": "MemAllocator empty",
     "comms.operations.table": "OpName",
     "comms.options": "CommOptions",
@@ -108,6 +109,7 @@ __all__ = [
     "PeerLostError",
     "RedOpType",
     "ReduceOp",
+    "SilentCorruptionError",
     "TorchComm",
     "TorchWork",
     "UnsupportedError",

@@ -30,6 +30,8 @@ class FaultCode(enum.IntEnum):
 
     UNSUPPORTED = 7
 
+    SILENT_CORRUPTION = 8
+
 class WorkBase:
     """The name and the number of an operation."""
 
@@ -52,7 +54,6 @@ class Recorder:
         red: int = 0,
         peer: int = -1,
         flags: int = 0,
-        signature: int = 0,
         timeout: float = 0.0,
         batch: int = 0,
         start_now: bool = True,
@@ -60,6 +61,16 @@ class Recorder:
         """Begins a record and returns its id."""
 
     def add_flags(self, id: int, flags: int, /) -> None: ...
+    def add_checksum(self, id: int, which: int, checksum: int, /) -> None:
+        """
+        Sets the checksum of the inputs (RECORD_INPUT_CHECKSUM) or outputs (RECORD_OUTPUT_CHECKSUM).
+        """
+
+    def place(self, id: int, /) -> str:
+        """
+        The user's line that a record was called from, as file:line; empty if it is unknown.
+        """
+
     def shape(self, id: int, /) -> bytes:
         """
         A record without its numbers, for `begin_again`; empty if it was overwritten.
@@ -111,6 +122,12 @@ RECORD_REPLAYED: int = 32
 
 RECORD_REPLAY: int = 64
 
+RECORD_INPUT_CHECKSUM: int = 128
+
+RECORD_OUTPUT_CHECKSUM: int = 256
+
+RECORD_COMPARED: int = 512
+
 RECORD_OTHER_ERROR: int = 100
 
 COMM_OPEN: int = 1
@@ -155,6 +172,14 @@ def fold_isa() -> str:
 def set_fold_isa(name: str) -> bool:
     """
     Makes folds use another instruction set, for tests. Returns False if this machine lacks it.
+    """
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """
+    The 64-bit checksum of contiguous CPU tensors, in their order; ValueError for others.
+
+    Differs for certain when one aligned word of 8 bytes differs. csrc/checksum/data_checksum.hpp
+    defines it.
     """
 
 class ShmSegment:

@@ -18,6 +18,7 @@ enum class FaultCode : int32_t {
     kInternal = 5,
     kDeadlock = 6,     // culprits: ranks that wait for each other; claims: their operations, `root`: for whom
     kUnsupported = 7,  // the library cannot do that; nothing was done
+    kSilentCorruption = 8,  // culprits: the minority among ranks whose outputs differ
 };
 
 // The operation that one rank called, for the message of a mismatch or a deadlock.

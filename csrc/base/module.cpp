@@ -23,11 +23,13 @@ NB_MODULE(_core, m) {
         .value("ABORTED", FaultCode::kAborted)
         .value("INTERNAL", FaultCode::kInternal)
         .value("DEADLOCK", FaultCode::kDeadlock)
-        .value("UNSUPPORTED", FaultCode::kUnsupported);
+        .value("UNSUPPORTED", FaultCode::kUnsupported)
+        .value("SILENT_CORRUPTION", FaultCode::kSilentCorruption);
     unicomm::bind_work(m);
     unicomm::bind_recorder(m);
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);
+    unicomm::bind_checksum(m);
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
     unicomm::bind_ucx(m);

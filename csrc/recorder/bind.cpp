@@ -31,8 +31,8 @@ void add_side(nb::handle tensors, uint64_t& numel, uint16_t& n, uint8_t& dtype, 
 }
 
 uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t op_id, nb::handle inputs,
-               nb::handle outputs, uint8_t red, int peer, uint16_t flags, uint64_t signature, double timeout,
-               uint64_t batch, bool start_now) {
+               nb::handle outputs, uint8_t red, int peer, uint16_t flags, double timeout, uint64_t batch,
+               bool start_now) {
     ring::NewRecord n;
     n.comm = comm;
     n.op = op;
@@ -41,7 +41,6 @@ uint64_t begin(Recorder& r, uint16_t comm, uint16_t op, uint64_t seq, uint64_t o
     n.red = red;
     n.peer = peer;
     n.flags = flags;
-    n.signature = signature;
     n.timeout_ms = ring::timeout_ms(timeout);
     n.batch = batch;
     n.start_now = start_now;
@@ -82,6 +81,9 @@ void export_constants(nb::module_& m) {
     m.attr("RECORD_CAPTURED") = int(ring::kCaptured);
     m.attr("RECORD_REPLAYED") = int(ring::kReplayed);
     m.attr("RECORD_REPLAY") = int(ring::kReplay);
+    m.attr("RECORD_INPUT_CHECKSUM") = int(ring::kInputChecksum);
+    m.attr("RECORD_OUTPUT_CHECKSUM") = int(ring::kOutputChecksum);
+    m.attr("RECORD_COMPARED") = int(ring::kCompared);
     m.attr("RECORD_OTHER_ERROR") = ring::kOtherError;
     m.attr("COMM_OPEN") = int(ring::kOpen);
     m.attr("COMM_FINALIZED") = int(ring::kFinalized);
@@ -99,6 +101,8 @@ void export_constants(nb::module_& m) {
             d["comm.coll_created"] = offsetof(ring::Comm, coll_created);
             d["frame.caller"] = offsetof(ring::Frame, caller);
             d["frame.whose"] = offsetof(ring::Frame, whose);
+            d["record.input_checksum"] = offsetof(ring::Record, input_checksum);
+            d["record.output_checksum"] = offsetof(ring::Record, output_checksum);
             d["record.comm"] = offsetof(ring::Record, comm);
             d["record.in_numel"] = offsetof(ring::Record, in_numel);
             d["record.in_dims"] = offsetof(ring::Record, in_dims);
@@ -138,16 +142,26 @@ void bind_recorder(nb::module_& m) {
             nb::arg("comm"), nb::arg("state"))
         .def("begin", &begin, nb::arg("comm"), nb::arg("op"), nb::arg("seq"), nb::arg("op_id"),
              nb::arg("inputs"), nb::arg("outputs"), nb::arg("red") = 0, nb::arg("peer") = -1,
-             nb::arg("flags") = 0, nb::arg("signature") = 0, nb::arg("timeout") = 0.0, nb::arg("batch") = 0,
+             nb::arg("flags") = 0, nb::arg("timeout") = 0.0, nb::arg("batch") = 0,
              nb::arg("start_now") = true,
-             nb::sig(
-                 "def begin(self, comm: int, op: int, seq: int, op_id: int, inputs: Sequence[Tensor], "
-                 "outputs: Sequence[Tensor], red: int = 0, peer: int = -1, flags: int = 0, "
-                 "signature: int = 0, timeout: float = 0.0, batch: int = 0, start_now: bool = True) -> int"),
+             nb::sig("def begin(self, comm: int, op: int, seq: int, op_id: int, inputs: Sequence[Tensor], "
+                     "outputs: Sequence[Tensor], red: int = 0, peer: int = -1, flags: int = 0, "
+                     "timeout: float = 0.0, batch: int = 0, start_now: bool = True) -> int"),
              "Begins a record and returns its id.")
         .def(
             "add_flags", [](Recorder& r, uint64_t id, uint16_t flags) { r.writer.add_flags(id, flags); },
             nb::sig("def add_flags(self, id: int, flags: int, /) -> None"))
+        .def(
+            "add_checksum",
+            [](Recorder& r, uint64_t id, uint16_t which, uint64_t checksum) {
+                r.writer.add_checksum(id, static_cast<ring::RecordFlags>(which), checksum);
+            },
+            nb::sig("def add_checksum(self, id: int, which: int, checksum: int, /) -> None"),
+            "Sets the checksum of the inputs (RECORD_INPUT_CHECKSUM) or outputs (RECORD_OUTPUT_CHECKSUM).")
+        .def(
+            "place", [](Recorder& r, uint64_t id) { return r.writer.place(id); },
+            nb::sig("def place(self, id: int, /) -> str"),
+            "The user's line that a record was called from, as file:line; empty if it is unknown.")
         .def("shape", &shape, nb::sig("def shape(self, id: int, /) -> bytes"),
              "A record without its numbers, for `begin_again`; empty if it was overwritten.")
         .def("begin_again", &begin_again,

@@ -180,6 +180,11 @@ nb::dict columns_of(const DumpReader& dump) {
     nb::dict extra;
     if (dump.has_async) extra["unicomm_async"] = array_of<bool>(dump.is_async);
     if (dump.has_graph) extra["unicomm_graph"] = array_of<int64_t>(dump.graph);
+    if (dump.has_checksums) {
+        extra["unicomm_input_checksum"] = array_of<uint64_t>(dump.input_checksum);
+        extra["unicomm_output_checksum"] = array_of<uint64_t>(dump.output_checksum);
+        extra["unicomm_flags"] = array_of<int64_t>(dump.flags);
+    }
     out["extra"] = extra;
     return out;
 }

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "recorder/ring.hpp"
+
 namespace unicomm::pickle {
 namespace {
 
@@ -37,6 +39,9 @@ constexpr const char* kKnown[kKnownTexts] = {
     "thread_id",
     "unicomm_async",
     "unicomm_graph",
+    "unicomm_input_checksum",
+    "unicomm_output_checksum",
+    "unicomm_compared",
     "entries",
     "pg_config",
     "name",
@@ -109,9 +114,10 @@ void DumpReader::Column::clear() {
 template <class F>
 void DumpReader::for_each_column(F&& f) {
     for (auto* c : {&record_id, &pg_id, &collective_seq_id, &p2p_seq_id, &op_id, &time_created, &time_started,
-                    &time_completed, &timeout_ms, &graph})
+                    &time_completed, &timeout_ms, &graph, &flags})
         f(*c);
     for (auto* c : {&retired, &is_p2p, &is_async}) f(*c);
+    for (auto* c : {&input_checksum, &output_checksum}) f(*c);
     for (auto* c : {&group, &frames, &input_sizes, &output_sizes, &input_dtypes, &output_dtypes,
                     &profiling_name, &state, &thread})
         f(*c);
@@ -122,7 +128,7 @@ void DumpReader::clear() {
     tree.clear();
     top = {};
     rows = 0;
-    has_async = has_graph = false;
+    has_async = has_graph = has_checksums = false;
     for_each_column([](auto& column) { column.clear(); });
     for (auto* s : {&groups, &dims, &shapes, &text_lists, &places, &stacks}) s->clear();
     for (auto* c : {&names, &states, &threads}) c->clear();
@@ -201,6 +207,16 @@ int64_t DumpReader::integer(const Value& v) const {
         default:
             return 0;
     }
+}
+
+// A checksum is a text of 16 hexadecimal digits.
+std::optional<uint64_t> DumpReader::checksum(const Value& v) const {
+    if (v.kind != Kind::kText) return std::nullopt;
+    std::string_view text = tree.texts[static_cast<uint32_t>(v.index)];
+    uint64_t number = 0;
+    auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number, 16);
+    bool whole = text.size() == 16 && code == std::errc() && end == text.data() + text.size();
+    return whole ? std::optional(number) : std::nullopt;
 }
 
 bool DumpReader::truth(const Value& v) const {
@@ -325,6 +341,7 @@ void DumpReader::add(const Value& entry) {
             fields[items[i].index] = items[i + 1];
             has_async |= items[i].index == kAsync;
             has_graph |= items[i].index == kGraph;
+            has_checksums |= items[i].index == kInputChecksum || items[i].index == kOutputChecksum;
         }
     });
     record_id.push_back(integer(fields[kRecordId]));
@@ -341,6 +358,11 @@ void DumpReader::add(const Value& entry) {
     is_p2p.push_back(truth(fields[kIsP2p]));
     is_async.push_back(truth(fields[kAsync]));
     graph.push_back(integer(fields[kGraph]));
+    auto in = checksum(fields[kInputChecksum]), out = checksum(fields[kOutputChecksum]);
+    input_checksum.push_back(in.value_or(0));
+    output_checksum.push_back(out.value_or(0));
+    flags.push_back((in ? ring::kInputChecksum : 0) | (out ? ring::kOutputChecksum : 0) |
+                    (truth(fields[kCompared]) ? ring::kCompared : 0));
     group.push_back(group_of(fields[kProcessGroup]));
     profiling_name.push_back(names.number(text(fields[kProfilingName])));
     state.push_back(states.number(text(fields[kState])));

@@ -2,6 +2,7 @@
 // call stacks are interned, so that Python objects are created once per distinct value, not once per entry.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,9 @@ enum Field : uint32_t {
     kThreadId,
     kAsync,
     kGraph,
+    kInputChecksum,
+    kOutputChecksum,
+    kCompared,
     kFields,  // the fields of an entry end here
     kEntries = kFields,
     kPgConfig,
@@ -74,10 +78,11 @@ class DumpReader {
     uint64_t rows = 0;
 
     std::vector<int64_t> record_id, pg_id, collective_seq_id, p2p_seq_id, op_id, time_created, time_started,
-        time_completed, timeout_ms, graph;
+        time_completed, timeout_ms, graph, flags;  // flags: those of ring.hpp that concern checksums
+    std::vector<uint64_t> input_checksum, output_checksum;
     std::vector<double> duration_ms;
     std::vector<uint8_t> retired, is_p2p, is_async;
-    bool has_async = false, has_graph = false;  // whether any entry has that field
+    bool has_async = false, has_graph = false, has_checksums = false;  // whether any entry has that field
     // Indices into `groups`, `stacks`, `shapes` and `text_lists`, and through `names`, `states` and `threads`
     // into texts.
     std::vector<int32_t> group, frames, input_sizes, output_sizes, input_dtypes, output_dtypes,
@@ -107,6 +112,7 @@ class DumpReader {
     void add(const Value& entry);
     void spend(const Value& container);
     int64_t integer(const Value& v) const;
+    std::optional<uint64_t> checksum(const Value& v) const;
     bool truth(const Value& v) const;
     double real(const Value& v) const;
     uint32_t text(const Value& v);

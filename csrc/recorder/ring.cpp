@@ -227,6 +227,11 @@ const Frame* Writer::user_frame(uint32_t innermost) const {
     return &frames_[innermost - 1];
 }
 
+std::string Writer::file_of(const Frame& frame) const {
+    Text file = frame.file;  // one read: other processes can write to the file
+    return file.off <= kHeap && file.len <= kHeap - file.off ? std::string(heap_ + file.off, file.len) : "";
+}
+
 uint64_t Writer::begin(const NewRecord& n) {
     if (!writable_.load(std::memory_order_relaxed)) return 0;
     uint64_t id = head_->rec_next.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -236,7 +241,6 @@ uint64_t Writer::begin(const NewRecord& n) {
     uint64_t now = n.created_ns ? n.created_ns : now_ns();
     r.seq = n.seq;
     r.op_id = n.op_id;
-    r.signature = n.signature;
     r.created_ns = now;
     r.started_ns = n.start_now ? now : 0;
     r.completed_ns = 0;
@@ -277,12 +281,25 @@ void Writer::add_flags(uint64_t id, uint16_t flags) {
     if (Record* r = find(id)) r->flags |= flags;
 }
 
+void Writer::add_checksum(uint64_t id, RecordFlags which, uint64_t checksum) {
+    Record* r = find(id);
+    if (!r) return;
+    (which == kInputChecksum ? r->input_checksum : r->output_checksum) = checksum;
+    std::atomic_thread_fence(std::memory_order_release);  // a reader that sees the flag sees the checksum
+    r->flags |= which;
+}
+
+std::string Writer::place(uint64_t id) {
+    const Record* r = find(id);
+    const Frame* frame = r ? user_frame(r->frame) : nullptr;
+    return frame ? file_of(*frame) + ":" + std::to_string(frame->line) : "";
+}
+
 bool Writer::shape(uint64_t id, NewRecord& n) {
     Record* r = find(id);
     if (r == nullptr) return false;
     n.seq = r->seq;
     n.op_id = r->op_id;
-    n.signature = r->signature;
     n.batch = r->batch;
     n.comm = r->comm;
     n.op = r->op;
@@ -340,9 +357,7 @@ bool Writer::pending(uint16_t comm, Pending& found) const {
         if (r.state.load(std::memory_order_acquire) != static_cast<uint8_t>(State::kStarted)) continue;
         found = {r.seq, "", 0};
         if (const Frame* f = user_frame(r.frame)) {
-            Text file = f->file;  // one read: other processes can write to the file
-            if (file.off <= kHeap && file.len <= kHeap - file.off)
-                found.file.assign(heap_ + file.off, file.len);
+            found.file = file_of(*f);
             found.line = f->line;
         }
         return true;

@@ -94,6 +94,8 @@ constexpr size_t kMostPathFrames = 16;
 enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed = 4 };
 // kCaptured: captured by a graph. Each replay of the graph records its operations again (kReplayed), in a
 // row; the first record of the row also has kReplay.
+// kInputChecksum, kOutputChecksum: that field of the record is set. kCompared: the ranks have compared the
+// checksums of their outputs, which have to be alike.
 enum RecordFlags : uint16_t {
     kAsync = 1,
     kP2P = 2,
@@ -101,14 +103,17 @@ enum RecordFlags : uint16_t {
     kReceive = 8,
     kCaptured = 16,
     kReplayed = 32,
-    kReplay = 64
+    kReplay = 64,
+    kInputChecksum = 128,
+    kOutputChecksum = 256,
+    kCompared = 512
 };
 
 struct alignas(64) Record {
     std::atomic<uint64_t> id;  // from 1; 0 while the record is being written
     uint64_t seq;              // collectives: in the communicator, from 1; messages: in the pair
     uint64_t op_id;            // process-wide
-    uint64_t signature;
+    uint64_t input_checksum;   // of checksum/data_checksum.hpp, if the flag is set; else meaningless
     uint64_t created_ns, started_ns, completed_ns;  // 0: not yet
     uint16_t comm, op;
     std::atomic<uint8_t> state;
@@ -125,11 +130,12 @@ struct alignas(64) Record {
     int64_t in_dims[kMaxDims], out_dims[kMaxDims];
     uint32_t error;  // FaultCode, or kOtherError
     uint32_t reserved;
+    uint64_t output_checksum;  // as input_checksum
 };
 static_assert(sizeof(Record) == 192);
 
 struct NewRecord {
-    uint64_t seq = 0, op_id = 0, signature = 0, batch = 0;
+    uint64_t seq = 0, op_id = 0, batch = 0;
     uint16_t comm = 0, op = 0, flags = 0;
     uint8_t red = 0;
     int32_t peer = -1;
@@ -178,12 +184,17 @@ class Writer {
 
     uint64_t begin(const NewRecord& r);  // returns the record's id
     void add_flags(uint64_t id, uint16_t flags);
+    // Sets the checksum that `which` names, kInputChecksum or kOutputChecksum, and then the flag.
+    void add_checksum(uint64_t id, RecordFlags which, uint64_t checksum);
     // Reads what a record was begun with; false if it was overwritten.
     bool shape(uint64_t id, NewRecord& found);
     // No effect if the record was overwritten. `ago_ns`: how long ago it happened, as measured by events of
     // the device.
     void start(uint64_t id, uint64_t ago_ns = 0);
     void finish(uint64_t id, State state, uint32_t error, uint64_t ago_ns = 0);
+
+    // Returns the user's line of a record as "file:line"; empty if it is unknown, or the record overwritten.
+    std::string place(uint64_t id);
 
     // Finds the latest operation of a communicator that has started and not completed. Searches the records
     // backwards: not for the fast path.
@@ -201,6 +212,7 @@ class Writer {
     Text intern(std::string_view text);
     uint32_t add_frame(const PathFrame& frame, uint32_t caller, uint32_t capacity);
     const Frame* user_frame(uint32_t innermost) const;
+    std::string file_of(const Frame& frame) const;
     Record* find(uint64_t id);
     void renew_clock();
 

@@ -1,9 +1,11 @@
 // The recorder's ring under a sanitizer: threads write records until the ring wraps many times, while readers
-// look at the file through a mapping of their own, as other processes do. Run by `make sanitize`.
+// look at the file through a mapping of their own, as other processes do. Records carry data checksums. Run
+// by `make sanitize`.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "checksum/data_checksum.hpp"
 #include "tests/random_operations.hpp"
 
 using namespace unicomm;
@@ -49,6 +51,27 @@ class View {
 
 constexpr int kWriters = 4;
 
+// The checksum of as many bytes as a record's number says: in memory of its own, so that a byte read beside
+// it is noticed, and at any alignment. A flipped bit changes the checksum.
+uint64_t checksum_of(uint64_t seq, bool checked) {
+    size_t bytes = size_t(seq % 700), shift = size_t(seq % 9);
+    std::vector<char> memory(shift + bytes);
+    for (size_t i = 0; i < bytes; ++i) memory[shift + i] = char(seq * 31 + i * 7);
+    auto sum = [&] {
+        DataChecksum made(2);
+        made.add(memory.data() + shift, int64_t(bytes));
+        made.add(&seq, sizeof seq);
+        return made.value();
+    };
+    uint64_t found = sum();
+    if (checked && bytes) {
+        char& flipped = memory[shift + size_t(seq * 13) % bytes];
+        flipped = char(flipped ^ (1 << (seq % 8)));
+        expect(sum() != found, "a flipped bit changes the checksum");
+    }
+    return found;
+}
+
 void write(Writer& writer, int thread, uint64_t records) {
     uint16_t comm = writer.add_comm("c" + std::to_string(thread), "shm", "u", "0-3", thread, kWriters);
     std::string file = "/job/" + std::to_string(thread) + ".py";
@@ -64,13 +87,16 @@ void write(Writer& writer, int thread, uint64_t records) {
             {{file, "step", uint32_t(i % 97), Whose::kUser}, {"/job/main.py", "main", 1, Whose::kUser}});
         uint64_t id = writer.begin(record);
         if (!record.start_now) writer.start(id);
+        writer.add_checksum(id, kInputChecksum, checksum_of(i, true));
+        if (i % 3) writer.add_checksum(id, kOutputChecksum, ~i);
         writer.finish(id, i % 10 ? State::kCompleted : State::kFailed, i % 10 ? 0 : 1);
     }
     writer.set_comm_state(comm, kFinalized);
 }
 
-// Reads all records that are whole; returns how many.
-uint64_t read(const View& view) {
+// Reads all records that are whole; returns how many. Checksums come after the id: they are read once all
+// writers have ended.
+uint64_t read(const View& view, bool ended = false) {
     const Header& head = view.header();
     expect(std::memcmp(head.magic, kMagic, sizeof kMagic) == 0 && head.version == kVersion, "the header");
     uint64_t whole = 0, frames = head.frame_count.load(std::memory_order_acquire);
@@ -89,6 +115,12 @@ uint64_t read(const View& view) {
         ++whole;
         expect(peer >= 0 && peer < kWriters, "the peer");
         expect(frame > 0 && frame <= view.header().frame_count.load(), "the frame is there");
+        if (ended) {
+            bool output = there.flags & kOutputChecksum;
+            expect(there.flags & kInputChecksum && output == (seq % 3 != 0), "the flags of checksums");
+            expect(there.input_checksum == checksum_of(seq, false), "the checksum of the inputs");
+            expect(!output || there.output_checksum == ~seq, "the checksum of the outputs");
+        }
         if (frame > frames) continue;
         const Frame& f = view.frame(frame - 1);
         expect(view.text(f.file) == "/job/" + std::to_string(peer) + ".py", "the frame's file");
@@ -132,7 +164,7 @@ int main(int argc, char** argv) {
     for (auto& t : threads) t.join();
     View view(path);
     expect(view.header().rec_next.load() == kWriters * records, "all records");
-    expect(read(view) > 0 && looks > 0, "readers saw records");
+    expect(read(view, true) > 0 && looks > 0, "readers saw records");
     for (int c = 0; c < kWriters; ++c) {
         expect(view.comm(uint64_t(c)).state.load() == kFinalized, "the state of a communicator");
         expect(view.comm(uint64_t(c)).coll_created.load() == records, "the last number");

@@ -130,6 +130,10 @@ int main(int argc, char** argv) {
     cycles();
     // No wrap-around: a writer that lags a whole lap may tear a record, which readers cannot always notice.
     ring::Writer writer("", "{}", 0, 1, 4096);
+    const std::vector<ring::PathFrame> known{{"w.py", "wrapper", 1, ring::Whose::kWrapper},
+                                             {"/job/0.py", "step", 1, ring::Whose::kUser},
+                                             {"/job/main.py", "1", 1, ring::Whose::kUser}};
+    uint32_t known_path = writer.add_path(known);  // before the threads have filled the table of frames
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
         threads.emplace_back([&writer, t] {
@@ -157,9 +161,8 @@ int main(int argc, char** argv) {
     // A call path that is known already; the user's line is not the innermost one.
     ring::NewRecord record;
     record.start_now = true;
-    record.frame = writer.add_path({{"w.py", "wrapper", 1, ring::Whose::kWrapper},
-                                    {"/job/0.py", "step", 1, ring::Whose::kUser},
-                                    {"/job/main.py", "1", 1, ring::Whose::kUser}});
+    record.frame = writer.add_path(known);
+    expect(record.frame == known_path, "a known call path is not written again");
     writer.begin(record);
     expect(writer.pending(0, pending) && pending.file == "/job/0.py" && pending.line == 1, "the user's line");
     std::puts("native core: all operations right");

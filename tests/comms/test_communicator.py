@@ -272,7 +272,7 @@ def test_the_tree():
     classes = [
         c for c in vars(unicomm.comms.errors).values() if inspect.isclass(c) and issubclass(c, CommError)
     ]
-    assert len(classes) == 10
+    assert len(classes) == 11
     assert issubclass(CommError, RuntimeError)
     assert issubclass(InvalidArgumentError, ValueError)
     assert all(c.__name__ in unicomm.__all__ for c in classes)

@@ -52,7 +52,7 @@ def test_reductions():
 
 
 def constants(prefix, *names):
-    return {name.lower(): getattr(_core, f"{prefix}_{name}") for name in names}
+    return {flat(name): getattr(_core, f"{prefix}_{name}") for name in names}
 
 
 def test_states_flags_and_errors():
@@ -61,8 +61,9 @@ def test_states_flags_and_errors():
     assert {v: k for k, v in states.items()} == ring.STATES
     flags = enum("recorder/ring.hpp", "RecordFlags")
     names = ("ASYNC", "P2P", "BATCH", "RECEIVE", "CAPTURED", "REPLAYED", "REPLAY")
+    names += ("INPUT_CHECKSUM", "OUTPUT_CHECKSUM", "COMPARED")
     assert flags == constants("RECORD", *names)
-    assert flags == {name.lower(): getattr(ring, name) for name in names}
+    assert flags == {flat(name): getattr(ring, name) for name in names}
     assert list(flags.values()) == [getattr(recording, name) for name in names]
     faults = enum("base/error.hpp", "FaultCode")
     assert faults == {code.name.replace("_", "").lower(): int(code) for code in _core.FaultCode}

@@ -158,7 +158,7 @@ def new_comm(
     timeout: timedelta | float | None = None,
     store: Store | None = None,
     enable_reconfigure: bool = False,
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str | bool] | None = None,
     rank: int | None = None,
     size: int | None = None,
 ) -> Communicator:
@@ -181,7 +181,8 @@ def new_comm(
         enable_reconfigure: the ranks may change later, see docs/reconfigure.md. The communicator then waits
             for no rank, and has no ranks before the first `reconfigure`, as in torchcomms; with rank= and
             size= it connects them at once. `UnsupportedError` if the backend cannot.
-        hints: options of the backend, text to text; an unknown one raises `InvalidArgumentError`.
+        hints: options of the backend, text to text; True and False are text, too. An unknown one raises
+            `InvalidArgumentError`.
         rank: this rank. Default: from the environment (torchrun, Open MPI, PMI, PMIx, PALS, Slurm,
             TORCHCOMM_RANK and TORCHCOMM_SIZE), else one rank.
         size: the number of ranks; given together with `rank`, or not at all.
@@ -216,7 +217,7 @@ def connect(
     timeout: timedelta | float | None = None,
     store: Store | None = None,
     enable_reconfigure: bool = False,
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str | bool] | None = None,
     rank: int | None = None,
     size: int | None = None,
     meeting: str = "",

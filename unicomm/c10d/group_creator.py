@@ -32,7 +32,9 @@ from .subgroups import meeting_place
 _OPTION = Hint("enable_reconfigure", parse_bool, False, "Whether the group's ranks may change later.")
 
 
-def create(options: Any, hints: Mapping[str, str] | None, asked: Mapping[str, Any]) -> UnicommProcessGroup:
+def create(
+    options: Any, hints: Mapping[str, str | bool] | None, asked: Mapping[str, Any]
+) -> UnicommProcessGroup:
     """torch's creator function (`Backend.register_backend`, extended form). Called by each member.
 
     `asked`: the variables of torch's function that makes the group (`compat.GROUP_MAKER_VARIABLES`).

@@ -227,7 +227,7 @@ class UnicommProcessGroup(dist.ProcessGroup):
         uuid: int,
         init_handles: list[str] | set[str],
         timeout: timedelta | float | None = None,
-        hints: Mapping[str, str] | None = None,
+        hints: Mapping[str, str | bool] | None = None,
     ) -> dist.Work:
         """Calls `Communicator.reconfigure`. The group's rank and size follow the communicator's.
 

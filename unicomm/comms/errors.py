@@ -3,7 +3,8 @@
 Every message says what happened, which ranks caused it and what to do about it. `InvalidArgumentError`,
 `UnsupportedError` and `NotReadyError` are raised on the calling rank alone, before anything is recorded or
 sent, and leave the communicator usable. `MismatchError` is raised on every rank before any tensor is written,
-and also leaves the communicator usable. After a `CommTimeoutError`, `DeadlockError`, `PeerLostError`,
+and also leaves the communicator usable, as does `SilentCorruptionError`, which comes when the tensors are
+written. After a `CommTimeoutError`, `DeadlockError`, `PeerLostError`,
 `AbortedError` or `BackendError` the communicator is broken: its later operations raise the same error.
 """
 
@@ -117,6 +118,14 @@ class NotReadyError(CommError):
 
 class MismatchError(CommError):
     """The ranks did not call the same operation with matching arguments; `culprits` are the minority."""
+
+
+class SilentCorruptionError(CommError):
+    """The results of the ranks differ although they must have the same bits; `culprits` are the minority.
+
+    Raised on every rank by operations that run with the hint `checksum`. Without a majority, as with two
+    ranks, `culprits` are all ranks whose result may be the wrong one. The result must not be used.
+    """
 
 
 class CommTimeoutError(CommError):

@@ -13,8 +13,8 @@ from .errors import InvalidArgumentError
 
 #: Seconds or a timedelta; None and 0 mean the communicator's own timeout.
 Timeout = timedelta | float | None
-#: Options that a backend declares, as text: name to value.
-Hints = Mapping[str, str] | None
+#: Options, as text: name to value. True and False stand for their text.
+Hints = Mapping[str, str | bool] | None
 
 DEFAULT_TIMEOUT = 600.0
 LONGEST_TIMEOUT = 1e9  # seconds, about 30 years: locks and clocks cannot count more
@@ -53,8 +53,17 @@ def parse_reduction(text: str) -> str:
     return text
 
 
+CHECKSUM = "checksum"  # the hint
+
 # Hints that every backend takes.
 COMMON_HINTS = (
+    Hint(
+        CHECKSUM,
+        parse_bool,
+        False,
+        "Records get checksums of the data, and ranks whose results differ are named. Also of one call."
+        " Default: UNICOMM_CHECKSUM.",
+    ),
     Hint(
         "reduction",
         parse_reduction,
@@ -71,7 +80,7 @@ COMMON_HINTS = (
 )
 
 
-def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: str) -> dict[str, Any]:
+def read_hints(hints: Hints, known: Iterable[Hint], backend: str) -> dict[str, Any]:
     """The values of all known hints. An unknown or unreadable hint raises `InvalidArgumentError`."""
     table = {hint.name: hint for hint in (*COMMON_HINTS, *known)}
     values = {hint.name: hint.default for hint in table.values()}
@@ -95,17 +104,21 @@ def read_hints(hints: Mapping[str, str] | None, known: Iterable[Hint], backend: 
     return values
 
 
-def copy_hints(hints: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy of the hints as given; empty for None. `read_hints` reads them."""
+def copy_hints(hints: Hints) -> dict[str, str]:
+    """A copy of the hints, with True and False as text; empty for None. `read_hints` reads them."""
     if hints is not None and not isinstance(hints, Mapping):
         raise InvalidArgumentError(f"hints={hints!r} is no mapping", hint="hints are a dict of str to str")
-    return dict(hints or {})
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in (hints or {}).items()
+    }
 
 
 def with_environment(hints: dict[str, str]) -> dict[str, str]:
     """The hints, with those that the environment sets for all communicators of the process."""
-    if reduction := os.environ.get("UNICOMM_REDUCTION", ""):
-        hints.setdefault("reduction", reduction)
+    for name in ("reduction", CHECKSUM):
+        if value := os.environ.get(f"UNICOMM_{name.upper()}", ""):
+            hints.setdefault(name, value)
     return hints
 
 

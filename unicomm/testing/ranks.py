@@ -26,7 +26,7 @@ def run_ranks(
     device: torch.device | str = "cpu",
     timeout: float = 30.0,
     name: str = "ranks",
-    hints: Mapping[str, str] | None = None,
+    hints: Mapping[str, str | bool] | None = None,
     store: Store | None = None,
 ) -> list[T]:
     """Calls `fn(comm)` on `n` ranks, each a thread of this process, and returns their results by rank.

@@ -121,7 +121,7 @@ CASES += [
 CASES += [
     Case("set_hints", "unknown", lambda c, a: c.set_hints({"persistent_stores": "1"}), "knows no hint"),
     Case("set_hints", "no mapping", lambda c, a: c.set_hints("abc"), "no mapping"),
-    Case("set_hints", "no text", lambda c, a: c.set_hints({"persistent_store": True}), "not text"),
+    Case("set_hints", "no text", lambda c, a: c.set_hints({"persistent_store": 1}), "not text"),
     Case(
         "set_hints",
         "unreadable",

@@ -14,6 +14,7 @@ message_queue.py   sends and receives of a process group, which run side by side
 device/            the stream executor: operations on a device's streams
 point_to_point.py  sends, receives and batches as issued operations
 one_sided.py       one-sided operations and symmetric memory as issued operations
+checksums.py       checksums of what operations read and write, and their comparison between ranks
 completion.py      collectives that a backend lacks, composed from exchanges of messages
 fast_path.py       the native executor that may take a plain operation whole
 hooks.py           hooks before and after operations, and at an abort

@@ -30,8 +30,10 @@ def new_engine(member: Member, hooks: Hooks | None = None, vacant: CommError | N
         engine.executor = StreamExecutor(engine, streams)
         if not engine.has_native_path:
             engine.fast = StreamFast(engine)
-    if engine.reproducible:
+    if engine.reproducible or engine.checked:
         engine.fast.block()  # for good: only the general path reads hints
+    if engine.checked:
+        engine.single = None
     if vacant is None:
         profiling.register(engine)
     return engine

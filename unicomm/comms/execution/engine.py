@@ -27,17 +27,19 @@ from unicomm.comms.errors import (
     InvalidArgumentError,
     MismatchError,
     NotReadyError,
+    SilentCorruptionError,
     UnsupportedError,
 )
 from unicomm.comms.failures import faults
 from unicomm.comms.failures.missing_ranks import explain
 from unicomm.comms.operations import recording, reproducible
-from unicomm.comms.operations.call import Call, OpArgs
+from unicomm.comms.operations.call import CHECKED, Call, OpArgs
 from unicomm.comms.operations.check import Checker
-from unicomm.comms.options import Hints, Timeout, copy_hints, read_hints, seconds
+from unicomm.comms.options import CHECKSUM, Hints, Timeout, copy_hints, parse_bool, read_hints, seconds
 from unicomm.comms.work import Work
 
 from . import completion
+from .checksums import Checksums
 from .device import graphs
 from .executor import Executor, SymmetricHeap
 from .fast_path import NoFastPath
@@ -51,7 +53,7 @@ E = TypeVar("E", bound=CommError)
 _LOOK = 0.001  # seconds between two looks at the fast path
 
 # Errors that leave the ranks in step and the communicator usable.
-_HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError)
+_HARMLESS = (MismatchError, InvalidArgumentError, UnsupportedError, NotReadyError, SilentCorruptionError)
 
 
 class Engine:
@@ -62,6 +64,8 @@ class Engine:
         single: the native path of a process group's messages that need not wait, or None.
         executor: runs the issued operations.
         order: held while an operation is issued.
+        checksums: of the operations that ask for them.
+        checked: whether that is all of them, unless a call says otherwise.
         timeout: seconds that an operation may take unless its call says otherwise.
         broken: the error that broke the communicator, None while it is usable.
         vacant: the error that operations raise while the communicator has no ranks.
@@ -112,6 +116,8 @@ class Engine:
             streams_of(backend) if vacant is None else device_streams(member.asked_for, member.device)
         )
         self._reproducible = reproducible.asked_for(member.options.hints)
+        self.checksums = Checksums(self.group, member.recorder)
+        self.checked = parse_bool(member.options.hints.get(CHECKSUM, "false"))
         self._refuses_graphs = not member.backend.capabilities.captured
 
     @property
@@ -164,8 +170,13 @@ class Engine:
         call = self.check.call(name, tensors, **arguments)
         if prepared is not None:
             call.prepared, call.extra = prepared, 1  # all ranks have to
+        checked = False
+        if hints or self.checked:
+            hints, checked = self.take_checksum(name, hints)
         if call.op is not None and (hints or self._reproducible):
             hints = self._reduction(call, hints)
+        if checked:
+            call.extra |= CHECKED  # all ranks have to
         call.timeout = self.per_op(name, hints, timeout)
         call.async_op = bool(async_op)
 
@@ -173,7 +184,26 @@ class Engine:
             call.start_clock()
             completion.collective(self.group, call)
 
-        return self.issue(IssuedOperation(name, (call,), run, call.timeout, call.async_op))
+        return self.issue(IssuedOperation(name, (call,), run, call.timeout, call.async_op, checksum=checked))
+
+    def take_checksum(self, op: str, hints: Hints) -> tuple[Hints, bool]:
+        """Takes the hint `checksum` out of a call's. Returns them and whether it is on."""
+        checked = self.checked
+        if hints and isinstance(hints, Mapping) and CHECKSUM in hints:
+            others = copy_hints(hints)
+            with self.located(op):
+                checked = read_hints({CHECKSUM: others.pop(CHECKSUM)}, (), self.backend.name)[CHECKSUM]
+            hints = others
+        if not checked:
+            return hints, False
+        moves_data = self.backend.capabilities.moves_data
+        if moves_data and self.member.device.type != "cpu":
+            self.refuse(
+                op,
+                f"no checksums on {self.member.device}",
+                "leave out the hint checksum, and UNICOMM_CHECKSUM, for communicators of devices",
+            )
+        return hints, moves_data
 
     def _reduction(self, call: Call, hints: Hints) -> Hints:
         """Makes a reduction reproducible if the hints ask for it. Returns the other hints of the call."""
@@ -409,6 +439,7 @@ class Engine:
         """
         self.backend = self.member.backend = nothing
         self.group = completion.Group(nothing, self.rank, self.group.size)
+        self.checksums = Checksums(self.group, self.member.recorder)
         self.member.store = None
 
 

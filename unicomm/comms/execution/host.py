@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from unicomm.c10d.compat import no_events
 from unicomm.comms.errors import NotReadyError
@@ -72,11 +73,12 @@ class HostExecutor(Worker, Executor):
             assert op.run is not None
             outer, self._running = self._running, (threading.get_ident(), op)
             try:
+                run = partial(engine.checksums.run, op) if op.checksum else op.run
                 if op.spans:
                     with no_events():  # of what the backend uses of torch
-                        op.run()
+                        run()
                 else:
-                    op.run()
+                    run()
             finally:
                 self._running = outer
         except BaseException as caught:

@@ -38,6 +38,7 @@ class IssuedOperation:
         timeout: seconds until the operation fails.
         async_op: whether the caller waits with its Work.
         queued: the messages may run side by side with their neighbours (message_queue.py).
+        checksum: whether its records get checksums (checksums.py).
         op_id: the number that hooks and records have in common, set when the operation is issued.
         seq: its number in the communicator, 0 before it is issued and where an operation has none.
         messages: (send, peer, number in the pair) of a send, receive or batch; empty for other operations.
@@ -57,6 +58,7 @@ class IssuedOperation:
     timeout: float
     async_op: bool
     queued: bool = False
+    checksum: bool = False
     seq: int = 0
     args: OpArgs | None = None
     records: Sequence[int] = ()
@@ -124,7 +126,6 @@ class IssuedOperation:
                     0 if call.op is None else call.op.code,
                     call.root if row.rooted else call.peer,
                     kind,
-                    0,  # signature: only native operations know it here
                     call.timeout,
                     batch,
                     started,

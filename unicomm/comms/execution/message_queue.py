@@ -242,6 +242,8 @@ class MessageQueue:
         self._engine.fast.unblock()
 
     def _start(self, op: IssuedOperation) -> None:
+        if op.checksum:
+            self._engine.checksums.note_inputs(op)
         for record in op.records:
             self._engine.member.recorder.start(record)
         for span in op.spans:
@@ -253,6 +255,8 @@ class MessageQueue:
         if op.calls[0].peer == ANY_RANK and work.peer >= 0:
             engine.fast.next_pair_seq(work.peer, False)
         if error is None:
+            if op.checksum:
+                engine.checksums.note_outputs(op)
             for record in op.records:
                 engine.member.recorder.finish(record, recording.COMPLETED, 0)
         else:

@@ -40,13 +40,14 @@ def messages(
         rows.append(row)
     if batch:
         engine.check.batch(found)
+    hints, checked = engine.take_checksum(name, hints)
     limit = engine.per_op(name, hints, timeout)
 
     def run() -> None:
         completion.exchange(engine.group, found, limit)
 
     calls = [_call(row, message, limit, async_op) for row, message in zip(rows, found, strict=True)]
-    return engine.issue(IssuedOperation(name, calls, run, limit, bool(async_op)))
+    return engine.issue(IssuedOperation(name, calls, run, limit, bool(async_op), checksum=checked))
 
 
 def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, tag: int = 0) -> Work:
@@ -72,6 +73,7 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, ta
             return done
         message = _check_message(engine, row, tensor, peer)
     message = message._replace(tag=tag)
+    _, checked = engine.take_checksum(kind, None)
     limit = engine.per_op(kind, None, timeout)
 
     call = _call(row, message, limit, True)
@@ -79,7 +81,9 @@ def post(engine: Engine, kind: str, tensor: Any, peer: Any, timeout: Timeout, ta
     def run() -> None:
         completion.exchange(engine.group, [message], limit)
 
-    return engine.issue(IssuedOperation(kind, (call,), run, limit, async_op=True, queued=True))
+    return engine.issue(
+        IssuedOperation(kind, (call,), run, limit, async_op=True, queued=True, checksum=checked)
+    )
 
 
 def post_begun(

@@ -27,8 +27,10 @@ from unicomm.comms.errors import (
     MismatchError,
     NotReadyError,
     PeerLostError,
+    SilentCorruptionError,
     UnsupportedError,
 )
+from unicomm.comms.operations.call import CHECKED
 from unicomm.comms.operations.dtypes import DTYPES, NAMES
 from unicomm.comms.operations.recording import OTHER_ERROR
 from unicomm.comms.operations.reduction import REDUCTION_NAMES
@@ -56,6 +58,7 @@ _CODE_OF_CLASS: tuple[tuple[type[CommError], FaultCode], ...] = (
     (PeerLostError, FaultCode.PEER_LOST),
     (MismatchError, FaultCode.MISMATCH),
     (AbortedError, FaultCode.ABORTED),
+    (SilentCorruptionError, FaultCode.SILENT_CORRUPTION),
 )
 _CODES = frozenset(FaultCode)
 
@@ -355,14 +358,16 @@ def _call(claim: Claim) -> str:
     arguments = []
     if claim.dtype:
         arguments.append(f"{dtype}[{claim.amount}]" if row and row.same_count else dtype)
-    if row and not row.same_count and claim.extra:
-        arguments.append(f"sizes #{claim.extra:016x}")
+    if row and not row.same_count and (sizes := claim.extra & ~CHECKED):
+        arguments.append(f"sizes #{sizes:016x}")
     if claim.reduction:
         arguments.append(REDUCTION_NAMES.get(claim.reduction, "?"))
     if row and row.kind is Kind.P2P:
         arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {claim.root}")
     elif claim.root >= 0:
         arguments.append(f"root {claim.root}")
+    if claim.extra & CHECKED:
+        arguments.append("checksum")
     return f"{row.name if row else f'operation {claim.op}'}({', '.join(arguments)})"
 
 

@@ -125,7 +125,7 @@ def plan_split(
     engine: Engine,
     ranks: Sequence[int],
     name: str,
-    hints: Mapping[str, str] | None,
+    hints: Mapping[str, str | bool] | None,
     timeout: Any,
     meeting: str = "",
 ) -> Split:

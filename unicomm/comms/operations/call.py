@@ -13,6 +13,9 @@ from .dtypes import code_of
 from .reduction import ReduceOp
 from .table import Operation
 
+#: The bit of `Call.extra` that says that the ranks compare checksums. The other bits hash sizes.
+CHECKED = 1 << 63
+
 
 @dataclass
 class Call:
@@ -27,7 +30,7 @@ class Call:
         root: of a rooted collective, else -1. peer: of a point-to-point operation, else -1.
         op: the reduction, or None.
         in_splits, out_splits: rows for each rank, or None for equal parts.
-        extra: anything else that all ranks must agree on, as 64 bits.
+        extra: anything else that all ranks must agree on, as 64 bits; with `CHECKED` they compare checksums.
         prepared: the handle of a persistent operation, for a backend that prepares them.
         timeout: seconds from the start of the operation.
         tag: of a message, see `Message`.
@@ -130,7 +133,7 @@ class OpArgs:
     messages: Sequence[Message] = ()
     ranks: Sequence[int] = ()
     child: str = ""
-    hints: Mapping[str, str] | None = None
+    hints: Mapping[str, str | bool] | None = None
 
     @classmethod
     def of(cls, call: Call, op_id: int, messages: Sequence[Message] = ()) -> OpArgs:

@@ -16,12 +16,12 @@ import torch
 from unicomm.comms.errors import InvalidArgumentError
 
 from .arrays import NoTensorError, as_tensor, is_array
-from .call import Call, Message
+from .call import CHECKED, Call, Message
 from .numbers import as_index
 from .reduction import ReduceOp, why_not
 from .table import OPERATIONS, Operation, Role, Size, TensorArg
 
-_MASK = (1 << 64) - 1
+_MASK = CHECKED - 1
 
 
 class Checker:

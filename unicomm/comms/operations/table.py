@@ -60,6 +60,9 @@ class Operation:
     splits: bool = False  # has split sizes along the first dimension
     shared: bool = False  # each rank has an equal part of every tensor
     same_count: bool = True  # the count is part of the signature: all ranks must agree on it
+    alike: bool = False  # the outputs of all ranks have the same bits
+    read_at_root: bool = False  # of the inputs, only the root's are read
+    written_at_root: bool = False  # of the outputs, only the root's are written
     doc: str = ""
 
     @functools.cached_property  # asked for at every call
@@ -89,10 +92,23 @@ _TABLE = (
     Operation("send", 1, _P, (_in("tensor", Size.COUNT),), doc="Sends `tensor` to rank `dst`."),
     Operation("recv", 2, _P, (_out("tensor", Size.COUNT),), doc="Receives into `tensor` from rank `src`."),
     Operation(
-        "broadcast", 3, _C, (_both("tensor"),), rooted=True, doc="Copies the root's `tensor` to all ranks."
+        "broadcast",
+        3,
+        _C,
+        (_both("tensor"),),
+        rooted=True,
+        alike=True,
+        read_at_root=True,
+        doc="Copies the root's `tensor` to all ranks.",
     ),
     Operation(
-        "all_reduce", 4, _C, (_both("tensor"),), reduces=True, doc="Reduces `tensor` in place on all ranks."
+        "all_reduce",
+        4,
+        _C,
+        (_both("tensor"),),
+        reduces=True,
+        alike=True,
+        doc="Reduces `tensor` in place on all ranks.",
     ),
     Operation(
         "reduce",
@@ -101,6 +117,7 @@ _TABLE = (
         (_both("tensor"),),
         rooted=True,
         reduces=True,
+        written_at_root=True,
         doc="Reduces into the root's `tensor`; the other ranks' tensors stay as they are.",
     ),
     Operation(
@@ -108,6 +125,7 @@ _TABLE = (
         6,
         _C,
         (_out("tensor_list", Size.EACH), _in("tensor", Size.COUNT)),
+        alike=True,
         doc="Rank i's `tensor` goes to `tensor_list[i]` of all ranks.",
     ),
     Operation(
@@ -116,6 +134,7 @@ _TABLE = (
         _C,
         (_out("tensor_list", Size.OWN), _in("tensor", Size.COUNT)),
         same_count=False,
+        alike=True,
         doc="`all_gather` where each rank's tensor has its own size.",
     ),
     Operation(
@@ -123,6 +142,7 @@ _TABLE = (
         8,
         _C,
         (_out("output", Size.WORLD), _in("input", Size.COUNT)),
+        alike=True,
         doc="All ranks' `input` one after the other in `output`.",
     ),
     Operation(

@@ -19,6 +19,7 @@ from .call_mismatches import CallMismatches, Mismatch
 from .call_paths import call_paths
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
 from .own_faults import add_places, own_faults, without_absences
+from .silent_corruption import corrupted
 from .size_mismatches import SizeMismatches
 from .verdict import Finding, Report, Verdict
 from .wait_graph import WaitGraph, WaitNode, build_wait_graph, pending_rows
@@ -42,7 +43,7 @@ _WEIGHT = {
     Verdict.WRAPPED: 10,
 }
 _OF_PROCESSES = (Verdict.PROCESS_DEAD, Verdict.PROCESS_STOPPED)
-_OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 97, 95, 60
+_CORRUPTION, _OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 98, 97, 95, 60
 _MOST_WITH_PATHS = 16  # findings
 
 
@@ -67,6 +68,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     tell("matching messages")
     found = messages(table)
     mismatches += sizes.messages(found, mismatched_messages(table, found))
+    mismatches += corrupted(table, found)
     tell("comparing clocks")
     rows, cell = clocks.sample(table, cells)
     offsets = clocks.offsets(table, rows, cell)
@@ -86,7 +88,7 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     own = own_faults(table)
     findings = [*own, *without_absences(findings, own)]
     add_places(table, findings)
-    weight = {id(j.finding): _STUCK_MISMATCH if j.derails else _SILENT_MISMATCH for j in mismatches}
+    weight = {id(j.finding): _weight_of(j) for j in mismatches}
     weight |= {id(f): _OWN_FAULT for f in own}
     first = {id(f): at for at, f in enumerate(own)}  # own faults in the order of their times
     findings.sort(
@@ -119,6 +121,14 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
         what = "nothing of them or of their hosts was read, so they are unknown, not dead"
         report.remarks.append(InputRemark("", f"not-read: {ranks_text(report.not_read)}: {what}"))
     return report
+
+
+def _weight_of(one: Mismatch) -> int:
+    if (
+        one.finding.verdict is Verdict.SILENT_CORRUPTION
+    ):  # whatever a rank does with wrong data follows from it
+        return _CORRUPTION
+    return _STUCK_MISMATCH if one.derails else _SILENT_MISMATCH
 
 
 def _doubt_the_dead(table: Table, findings: list[Finding]) -> None:

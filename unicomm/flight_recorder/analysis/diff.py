@@ -1,4 +1,4 @@
-"""compare: two runs, with the first operation that differs on each rank, and the changed times."""
+"""compare: two runs, with the first operation and the first data that differ, and the changed times."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.rows import place
 from unicomm.flight_recorder.table.table import Column, Table
 from unicomm.flight_recorder.table.table_store import Interner
+
+from .data_diff import DataComparison, compare_data
 
 _SEQ_BITS = 36
 
@@ -70,19 +72,21 @@ class Diff:
         differences: in order of time.
         changes: the calls, with the greatest change of the total time first.
         compared: the number of operations that are in both runs.
+        data: what the checksums of the operations that are alike tell.
         only_a, only_b: the ranks that only one run has.
     """
 
     differences: list[Difference]
     changes: list[Change]
     compared: int
+    data: DataComparison
     only_a: list[int] = field(default_factory=list)
     only_b: list[int] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
-        """Whether both runs have the same ranks with the same operations."""
-        return not (self.differences or self.only_a or self.only_b)
+        """Whether the runs have the same ranks, the same operations and, as far as known, the same data."""
+        return not (self.differences or self.only_a or self.only_b or self.data.first)
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -118,6 +122,7 @@ def compare(a: Table, b: Table) -> Diff:
         _differences(first, second, found, common),
         _changes(a, b),
         int(in_b.sum()),
+        compare_data(a, b, first.rows[in_b][~unequal], second.rows[in_a][~unequal]),
         sorted(ranks_a - ranks_b),
         sorted(ranks_b - ranks_a),
     )

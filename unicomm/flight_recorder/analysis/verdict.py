@@ -18,6 +18,7 @@ class Verdict(str, enum.Enum):
     TERMINATED = "terminated"
     NEVER_JOINED = "never-joined"
     WRONG_OPERATION = "wrong-operation"
+    SILENT_CORRUPTION = "silent-corruption"
     SIZE_MISMATCH = "size-mismatch"
     DTYPE_MISMATCH = "dtype-mismatch"
     ROOT_MISMATCH = "root-mismatch"

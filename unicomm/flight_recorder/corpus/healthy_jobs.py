@@ -74,3 +74,17 @@ def healthy_and_running(size: int, rng: np.random.Generator) -> Case:
     job = job_of(size)
     job.live = True
     return Case(job, [])
+
+
+@fault(SOME)
+def healthy_with_checksums(size: int, rng: np.random.Generator) -> Case:
+    job = job_of(size)
+    job.checksums = True
+    return Case(job, [])
+
+
+@fault(SOME)
+def healthy_messages_with_checksums(size: int, rng: np.random.Generator) -> Case:
+    job = pipeline(size)
+    job.checksums = True
+    return Case(job, [])

@@ -1,4 +1,4 @@
-"""Fault kinds of transport, time, membership and lost records, and with two faults."""
+"""Fault kinds of transport, time, data, membership and lost records, and with two faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from unicomm.flight_recorder.analysis.verdict import Verdict
 
-from .fault_kinds import LARGE, LONG_RUN, STEPS, Case, fault, find, job_of, mesh, pick, training
+from .fault_kinds import LARGE, LONG_RUN, STEPS, Case, fault, find, job_of, mesh, pick, pipeline, training
 from .simulated_job import Action, SimulatedJob
 
 
@@ -46,6 +46,36 @@ def message_never_finishes_and_holds_up_a_queue(size: int, rng: np.random.Genera
         own = [Action(op, peer=a + b - rank, line=49, waits=False), Action("barrier", line=51, waits=False)]
         job.programs[rank] = [*job.programs[rank], *own, Action("sync")]
     return Case(job, [(Verdict.NEVER_FINISHED, sorted((a, b)))])
+
+
+def _ends_with_other_bits(size: int, wrong: list[int]) -> SimulatedJob:
+    """Returns a job that ends when the ranks compare the results of its operation 17, an all_reduce."""
+    job = job_of(size, training()[:18])
+    job.checksums = True
+    job.flips = {(rank, 17) for rank in wrong}
+    return job
+
+
+@fault()
+def one_result_has_other_bits(size: int, rng: np.random.Generator) -> Case:
+    bad = pick(rng, size)
+    return Case(_ends_with_other_bits(size, [bad]), [(Verdict.SILENT_CORRUPTION, [bad])])
+
+
+@fault((2, 4))
+def half_of_the_results_have_other_bits(size: int, rng: np.random.Generator) -> Case:
+    """There is no majority."""
+    bad = [int(r) for r in rng.choice(size, size // 2, replace=False)]
+    return Case(_ends_with_other_bits(size, bad), [(Verdict.SILENT_CORRUPTION, list(range(size)))])
+
+
+@fault()
+def a_message_arrives_with_other_bits(size: int, rng: np.random.Generator) -> Case:
+    job = pipeline(size)
+    job.checksums = True
+    bad = 1 + pick(rng, size - 1)
+    job.flips = {(bad, find(job.programs[bad], "recv", 3))}
+    return Case(job, [(Verdict.SILENT_CORRUPTION, [bad - 1, bad])])
 
 
 @fault((4, 8, 64, 1024))

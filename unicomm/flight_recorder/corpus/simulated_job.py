@@ -8,6 +8,7 @@ record is a ring in the format of ring/reader.py.
 from __future__ import annotations
 
 import json
+import zlib
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,15 +22,19 @@ from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import (
     ASYNC,
     COMM,
+    COMPARED,
     ERRORS,
     FRAME,
     HEADER,
+    INPUT_CHECKSUM,
     MAGIC,
+    OUTPUT_CHECKSUM,
     P2P,
     RECEIVE,
     RECORD,
     VERSION,
     Ring,
+    State,
 )
 from unicomm.flight_recorder.table.builder import TableBuilder
 from unicomm.flight_recorder.table.table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Table
@@ -47,6 +52,8 @@ _CODES = {
     for table, names in (("ops", _OPS), ("dtypes", _DTYPES), ("reductions", _REDUCTIONS))
 }
 _META_NAMES = {table: {str(i): name for name, i in codes.items()} for table, codes in _CODES.items()}
+# The collectives whose results are the same on all ranks.
+_ALIKE = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_v", "all_gather_single"})
 _ERROR_CODES = {name: code for code, name in ERRORS.items()}
 _FILE = "/job/train.py"
 
@@ -128,6 +135,9 @@ class SimulatedJob:
         one_at_a_time: whether the operations of a rank, of all its groups, run one after another in the order
             of issue, as kernels do that fill a device. Those behind a running one have not started.
         errors: the error with which waiting ranks fail at the end ("timeout", "peer lost", ...).
+        checksums: whether records have checksums of their data.
+        flips: the outputs with other bits than they should have: (rank, number of its operation from 0). An
+            operation whose results the ranks compare is the last one if they differ: all its ranks fail.
         hosts: the number of ranks per host.
         live: whether the processes exist when the rings are read.
         endings: the ending files of the ranks, by name.
@@ -145,6 +155,8 @@ class SimulatedJob:
     unstarted: set[int] = field(default_factory=set)
     one_at_a_time: bool = False
     errors: str = ""
+    checksums: bool = False
+    flips: set[tuple[int, int]] = field(default_factory=set)
     hosts: int = 8
     live: bool = False
     endings: dict[str, str] = field(default_factory=dict)
@@ -304,6 +316,11 @@ class SimulatedJob:
         return builder.finish()
 
 
+def _number(what: tuple[object, ...], seq: int) -> int:
+    """A number that stands for the data of an operation."""
+    return zlib.crc32(repr((*what, seq)).encode()) * 0x9E3779B97F4A7C15 % (1 << 64)
+
+
 class _Writer:
     """Writes one rank's ring."""
 
@@ -415,7 +432,31 @@ class _Writer:
             )
             if call.op != "barrier":
                 self._tensors(row, call, receive)
+                if self.job.checksums:
+                    self._checksums(row, event, number)
         return records
+
+    def _checksums(self, row: Any, event: Event, number: int) -> None:
+        """Sets the checksums of an operation: a message has one, and a result of all ranks has one."""
+        call, rank = event.call, self.rank
+        where = (call.group, rank, call.peer) if call.op == "send" else (call.group, call.peer, rank)
+        alike, message = call.op in _ALIKE, call.op in ("send", "recv")
+        result = _number(where if message else (call.group, "" if alike else rank), event.seq)
+        flipped = (rank, number) in self.job.flips
+        if call.op != "recv":
+            row["flags"] |= INPUT_CHECKSUM
+            row["input_checksum"] = result if message else _number((call.group, rank, "in"), event.seq)
+        if call.op != "send" and event.completed:
+            row["flags"] |= OUTPUT_CHECKSUM | (COMPARED if alike else 0)
+            row["output_checksum"] = result ^ (1 << 5 if flipped else 0)
+            if alike and any(self._flipped(r, event) for r in self.job.groups[call.group]):
+                row["state"], row["error"] = State.FAILED, _ERROR_CODES["silent corruption"]
+
+    def _flipped(self, rank: int, event: Event) -> bool:
+        of = self.job.events[rank]
+        return any(
+            of[n].seq == event.seq and of[n].call.op == event.call.op for r, n in self.job.flips if r == rank
+        )
 
     @staticmethod
     def _tensors(row: Any, call: Action, receive: bool) -> None:

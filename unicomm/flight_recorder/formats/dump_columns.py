@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicomm.flight_recorder.ring.reader import COMPARED, INPUT_CHECKSUM, OUTPUT_CHECKSUM
+
+_CHECKSUM_FLAGS = {"input": INPUT_CHECKSUM, "output": OUTPUT_CHECKSUM}
 Shapes = tuple[tuple[int, ...], ...]
 Frames = tuple[tuple[str, str, int], ...]  # (function, file, line), the innermost call first
 
 NS_PER_MS = 1_000_000
 _I64 = np.iinfo(np.int64)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
+_CHECKSUM = re.compile(r"[0-9a-fA-F]{16}")
 
 
 class DumpError(ValueError):
@@ -37,8 +41,9 @@ class DumpColumns:
         state: index into `states`.
         frames: index into `stacks`.
         thread: index into `threads`.
-        extra: columns that only our dumps have: unicomm_async, and unicomm_graph (the flags CAPTURED,
-            REPLAYED and REPLAY of ring/reader.py).
+        extra: columns that only our dumps have: unicomm_async; unicomm_graph (the flags CAPTURED, REPLAYED
+            and REPLAY of ring/reader.py); and if an entry has a checksum, unicomm_input_checksum and
+            unicomm_output_checksum (uint64), and unicomm_flags (INPUT_CHECKSUM, OUTPUT_CHECKSUM, COMPARED).
     """
 
     meta: dict[str, Any]
@@ -83,6 +88,10 @@ def integer(value: Any) -> int:
     if not isinstance(value, int | float) or (isinstance(value, float) and math.isnan(value)):
         return 0
     return int(min(max(value, _I64.min), _I64.max))
+
+
+def _checksum(value: Any) -> int | None:
+    return int(value, 16) if isinstance(value, str) and _CHECKSUM.fullmatch(value) else None
 
 
 def _float(value: Any) -> float:
@@ -166,6 +175,18 @@ def from_dump(dump: Any) -> DumpColumns:
     def integers(key: str) -> npt.NDArray[np.int64]:
         return column(key, integer, np.int64)
 
+    extra: dict[str, npt.NDArray[Any]] = {
+        key: read(key)
+        for key, read in (("unicomm_async", flags), ("unicomm_graph", integers))
+        if any(key in e for e in entries)
+    }
+    sums = {flag: f"unicomm_{side}_checksum" for side, flag in _CHECKSUM_FLAGS.items()}
+    if any(key in e for e in entries for key in sums.values()):
+        extra |= {key: column(key, lambda text: _checksum(text) or 0, np.uint64) for key in sums.values()}
+        extra["unicomm_flags"] = flags("unicomm_compared") * np.int64(COMPARED)
+        for flag, key in sums.items():
+            known_ones = column(key, lambda text: _checksum(text) is not None, np.bool_)
+            extra["unicomm_flags"] |= known_ones * np.int64(flag)
     known: dict[str, dict[Hashable, int]] = {refers_to: {} for _, refers_to, _ in _INDICES.values()}
 
     def indices(key: str, refers_to: str, read: Callable[[Any], Hashable]) -> npt.NDArray[np.int32]:
@@ -180,10 +201,6 @@ def from_dump(dump: Any) -> DumpColumns:
         duration_ms=column("duration_ms", _float, np.float64),
         retired=flags("retired"),
         is_p2p=flags("is_p2p"),
-        extra={
-            key: read(key)
-            for key, read in (("unicomm_async", flags), ("unicomm_graph", integers))
-            if any(key in e for e in entries)
-        },
+        extra=extra,
         **columns,
     )

@@ -16,7 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from unicomm.flight_recorder.ring.call_path import user_frame
-from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, P2P, RECEIVE, Comm, Ring, State
+from unicomm.flight_recorder.ring.reader import (
+    ASYNC,
+    COMPARED,
+    GRAPH,
+    INPUT_CHECKSUM,
+    OUTPUT_CHECKSUM,
+    P2P,
+    RECEIVE,
+    Comm,
+    Ring,
+    State,
+)
 from unicomm.flight_recorder.texts import tell_apart
 
 from .operation_names import SCALAR_TYPES
@@ -139,6 +150,11 @@ def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
         entry["unicomm_user_frame"] = path.index(user_frame(path))
     if graph := flags & GRAPH:
         entry["unicomm_graph"] = graph
+    for side, flag in (("input", INPUT_CHECKSUM), ("output", OUTPUT_CHECKSUM)):
+        if flags & flag:  # as text: JSON's numbers end at 2^53 in many readers
+            entry[f"unicomm_{side}_checksum"] = f"{int(record[f'{side}_checksum']):016x}"
+    if flags & COMPARED:
+        entry["unicomm_compared"] = True
     if began and ended:
         entry["duration_ms"] = (ended - began) / 1e6
     return entry

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from unicomm.flight_recorder.analysis.data_diff import DataDifference
 from unicomm.flight_recorder.analysis.diff import Change, Diff, Difference
 from unicomm.flight_recorder.texts import ranks_text, span
 
@@ -18,7 +19,13 @@ def render(diff: Diff) -> RenderableType:
     """Returns what `unicomm trace diff` prints."""
     parts: list[RenderableType] = []
     if diff.same:
-        parts.append(Text(f"The runs are the same: {diff.compared} operations.", "green"))
+        data = f", the data of {diff.data.compared} of them too" if diff.data.compared else ""
+        parts.append(Text(f"The runs are the same: {diff.compared} operations{data}.", "green"))
+    if diff.data.first is not None:
+        parts.append(Text("the first operation whose data differ", "bold"))
+        parts.append(_data(diff.data.first))
+    elif diff.data.missing:
+        parts.append(Text(diff.data.missing, "dim"))
     for ranks, run in ((diff.only_a, "A"), (diff.only_b, "B")):
         if ranks:
             parts.append(Text(f"only in {run}: {ranks_text(ranks)}", "red"))
@@ -48,6 +55,28 @@ def _difference(found: Difference) -> RenderableType:
             out.append(f"  {where}", "cyan")
         out.append("\n")
     out.rstrip()
+    return out
+
+
+def _data(found: DataDifference) -> RenderableType:
+    out = Text()
+    who = ranks_text(found.input_ranks or found.output_ranks)
+    out.append(f"  {who}", "bold red").append(
+        f", #{found.seq_num} of '{found.group}', {span(found.a_ns)} into"
+    )
+    out.append(f" the run\n    {found.operation}").append(f"  {found.where}", "cyan")
+    if found.b_where not in ("", found.where):
+        out.append("  in B ").append(found.b_where, "cyan")
+    if found.only_output:
+        out.append(
+            f"\n    only the output differs, on {ranks_text(found.output_ranks)}: all inputs are alike"
+        )
+    else:
+        out.append(f"\n    the input differs on {who}")
+        if found.output_ranks:
+            out.append(f", and then the output on {ranks_text(found.output_ranks)}")
+    if found.later > 1:
+        out.append(f"\n    {found.later} operations have other data in all", "dim")
     return out
 
 

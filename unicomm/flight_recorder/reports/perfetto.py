@@ -131,6 +131,7 @@ class _Writer:
             "waited for the last rank (us)": int(line.ready_ns[at] - line.begin_ns[at]) // 1000,
             "called from": f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} {frame.function}" if frame else "",
             "peer": int(table.peer[row]) if table.peer[row] >= 0 else "",
+            **{f"{side} checksum": text for side, text in table.checksums.texts(row).items()},
         }
         content = trace.begin(BEGIN, track, table.ops[int(table.calls.op[call])])
         if number := int(self._flows[at]):

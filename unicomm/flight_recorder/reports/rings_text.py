@@ -16,6 +16,7 @@ from rich.text import Text
 
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import (
+    CHECKSUMS,
     ERRORS,
     P2P,
     RECEIVE,
@@ -25,7 +26,7 @@ from unicomm.flight_recorder.ring.reader import (
     Ring,
     comm_names,
 )
-from unicomm.flight_recorder.ring.record_text import arguments, short_path, short_place
+from unicomm.flight_recorder.ring.record_text import arguments, checksums, short_path, short_place
 from unicomm.flight_recorder.texts import format_ranks, printable, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
@@ -266,12 +267,17 @@ def _involved(operation: RecordedOperation, ranks: Sequence[int]) -> bool:
 
 
 def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool = False) -> Table:
-    """Returns a table with one row per chosen record; `paths`: with its call path."""
-    headings = ("rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from")
-    table = Table(*headings, show_edge=False)
+    """Returns a table with one row per chosen record, with checksums if there are any.
+
+    `paths`: with the call path of each record.
+    """
     names = comm_names(rings)
-    for ring in rings:
-        for record in what.records(ring, what.comms(ring, names)):
+    chosen = [(ring, what.records(ring, what.comms(ring, names))) for ring in rings]
+    checked = any((records["flags"] & CHECKSUMS).any() for _, records in chosen)
+    headings = ["rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from"]
+    table = Table(*headings, *(["input checksum", "output checksum"] if checked else []), show_edge=False)
+    for ring, records in chosen:
+        for record in records:
             owner = ring.comms[int(record["comm"])]
             cells = (
                 *(str(owner.in_job(owner.rank)), str(record["id"]), names[owner.uid]),
@@ -280,6 +286,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool
                 arguments(ring, record),
                 _cell(ring, record),
                 short_path(ring, record) if paths else short_place(ring, record),
+                *(checksums(record) if checked else ()),
             )
             table.add_row(*map(Text, cells))
     return table

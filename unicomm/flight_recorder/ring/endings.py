@@ -38,6 +38,7 @@ _MOST_TEXT = 2000  # characters of an exception's message
 _CONSEQUENCES = frozenset(
     {
         "MismatchError",
+        "SilentCorruptionError",
         "CommTimeoutError",
         "DeadlockError",
         "PeerLostError",

@@ -29,12 +29,15 @@ MAGIC = b"UCRING01"
 VERSION = 2
 READABLE = (1, VERSION)  # in version 1, frames had no callers
 ERRORS = {0: "", 1: "timeout", 2: "peer lost", 3: "mismatch", 4: "aborted", 5: "internal"}
-ERRORS |= {6: "deadlock", 7: "unsupported", 100: "error"}
+ERRORS |= {6: "deadlock", 7: "unsupported", 8: "silent corruption", 100: "error"}
 UNKNOWN_ERROR = 100
 PEER_LOST = 2
 COMM_STATES = {1: "open", 2: "finalized", 3: "broken"}
 ASYNC, P2P, BATCH, RECEIVE, CAPTURED, REPLAYED, REPLAY = 1, 2, 4, 8, 16, 32, 64
 GRAPH = CAPTURED | REPLAYED | REPLAY
+# The record has this checksum; its outputs were compared with the other ranks'. Older rings never have these.
+INPUT_CHECKSUM, OUTPUT_CHECKSUM, COMPARED = 128, 256, 512
+CHECKSUMS = INPUT_CHECKSUM | OUTPUT_CHECKSUM | COMPARED
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
 
@@ -67,7 +70,7 @@ COMM = _layout(
 )
 FRAME = _layout((_TEXT, "file function"), ("<u4", "line caller whose"), ("V4", "reserved"))
 RECORD = _layout(
-    ("<u8", "id seq op_id signature created_ns started_ns completed_ns"),
+    ("<u8", "id seq op_id input_checksum created_ns started_ns completed_ns"),
     ("<u2", "comm op"),
     ("u1", "state red in_dtype out_dtype"),
     ("<i4", "peer"),
@@ -78,8 +81,8 @@ RECORD = _layout(
     ("<u2", "flags"),
     ("<u8", "batch"),
     ("(4,)<i8", "in_dims out_dims"),
-    ("<u4", "error"),
-    ("V12", "reserved"),
+    ("<u4", "error reserved"),
+    ("<u8", "output_checksum"),
 )
 _COMM_NUMBERS = ("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed")
 _CLEAN_CLOSE = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .call_path import Frame, user_frame
-from .reader import ASYNC, CAPTURED, P2P, RECEIVE, REPLAYED, Ring
+from .reader import ASYNC, CAPTURED, INPUT_CHECKSUM, OUTPUT_CHECKSUM, P2P, RECEIVE, REPLAYED, Ring
 
 
 def arguments(ring: Ring, record: Any) -> str:
@@ -33,6 +33,15 @@ def arguments(ring: Ring, record: Any) -> str:
     if flags & CAPTURED:
         parts.append("captured by a graph")
     return " ".join(parts)
+
+
+def checksums(record: Any) -> tuple[str, str]:
+    """Returns the checksums of what an operation read and wrote in hexadecimal; "" where it has none."""
+    flags = int(record["flags"])
+    return (
+        f"{int(record['input_checksum']):016x}" if flags & INPUT_CHECKSUM else "",
+        f"{int(record['output_checksum']):016x}" if flags & OUTPUT_CHECKSUM else "",
+    )
 
 
 def short_path(ring: Ring, record: Any) -> str:

@@ -1,6 +1,7 @@
 """The operations of all ranks in one table of columns, whatever files they came from.
 
 table.py        Table, and what its columns refer to: calls, groups, sources
+checksums.py    Checksums: those of a table's rows, of which most jobs have none
 rows.py         single rows of a table: found, and described as text
 collectives.py  a number for each collective, and the rows of a collective on all ranks
 clocks.py       the offsets between the ranks' clocks, estimated from collectives

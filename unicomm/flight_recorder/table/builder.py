@@ -17,6 +17,7 @@ from unicomm.flight_recorder.ring.call_path import frame_in
 from unicomm.flight_recorder.ring.reader import ASYNC, GRAPH, State
 from unicomm.flight_recorder.texts import MOST_RANKS, format_ranks, parse_ranks, printable
 
+from .checksums import Checksums
 from .coalesced import merge_coalesced
 from .ring_rows import RingTableBuilder
 from .table import UNKNOWN, Column, Group, Shapes, Source
@@ -112,7 +113,8 @@ class TableBuilder(RingTableBuilder):
             "frame": np.asarray(stacks or [0], np.int32)[columns.frames],
             "thread": np.asarray(threads or [0], np.int32)[columns.thread],
         }
-        self.put(source, out, ~p2p)
+        checksums = Checksums.of(columns.extra, "unicomm_") if "unicomm_flags" in columns.extra else None
+        self.put(source, out, ~p2p, checksums)
 
     def _own_rank(self, group: int, rank: int) -> tuple[int, int]:
         """Returns a rank's own rank in a group, -1 if it is no known member, and the group's size."""

@@ -22,10 +22,12 @@ from unicomm.flight_recorder.ring.reader import (
 )
 from unicomm.flight_recorder.texts import printable
 
+from .checksums import Checksums
 from .table import ENDED, KILLED, RUNNING, STOPPED, UNKNOWN, Column, Group, Source
 from .table_store import TableStore
 
 _MOST = np.iinfo(np.int64).max
+_CHECKSUM_FIELDS = ("flags", "input_checksum", "output_checksum")
 
 
 def _host_ranks(ring: Ring) -> range:
@@ -148,7 +150,8 @@ class RingTableBuilder(TableStore):
         for key in ("created_ns", "started_ns", "completed_ns"):
             times = records[key].astype(np.int64)
             out[key] = times + shift if key == "created_ns" else np.where(times != 0, times + shift, 0)
-        self.put(source, out, ~p2p)
+        checksums = Checksums.of({name: records[name] for name in _CHECKSUM_FIELDS})
+        self.put(source, out, ~p2p, checksums)
 
     def _ring_calls(self, ring: Ring, records: Column, group: Column) -> Column:
         """Returns the call of each record.

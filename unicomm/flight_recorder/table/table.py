@@ -18,6 +18,8 @@ from unicomm.flight_recorder.ring.call_path import CallPath
 from unicomm.flight_recorder.ring.endings import Ending
 from unicomm.flight_recorder.ring.reader import ASYNC, InputRemark
 
+from .checksums import Checksums
+
 Column = npt.NDArray[Any]
 
 
@@ -168,6 +170,7 @@ class Table:
     parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     #: Messages whose other side would come later, by row: a rehearsal knows the rest of the program.
     coming: frozenset[int] = frozenset()
+    checksums: Checksums = field(default_factory=lambda: Checksums.joined([]))
 
     def __len__(self) -> int:
         return len(self.rank)

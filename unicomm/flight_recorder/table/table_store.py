@@ -16,6 +16,7 @@ from unicomm.flight_recorder.ring.endings import Ending, EndingFiles
 from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.texts import MOST_RANKS, tell_apart
 
+from .checksums import Checksums
 from .table import KILLED, RUNNING, Calls, Column, Group, Shapes, Source, Table
 
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class TableStore:
         self._members = 0  # of all groups
         self.sources: list[Source] = []
         self._rows = _Rows()
+        self._checksums: list[tuple[Source, Checksums]] = []
         self.taken: dict[int, str] = {}
         self.remarks: list[InputRemark] = []
         self.endings = EndingFiles()
@@ -179,8 +181,12 @@ class TableStore:
         """Makes room for `rows` rows in total."""
         self._rows.reserve(rows)
 
-    def put(self, source: Source, out: dict[str, Column], collective: Column) -> None:
+    def put(
+        self, source: Source, out: dict[str, Column], collective: Column, checksums: Checksums | None = None
+    ) -> None:
         """Appends the rows of a source, and notes in it its first and newest collectives of each group."""
+        if checksums is not None:
+            self._checksums.append((source, checksums))
         here = self._rows.append(out)
         source.begin, source.end = here.start, here.stop
         rows = np.flatnonzero(collective & (out["group"] >= 0))
@@ -234,6 +240,7 @@ class TableStore:
             endings=self._endings(sources),
             parts={},
             coming=frozenset(),
+            checksums=Checksums.joined([(s.begin, sums) for s, sums in self._checksums if s in sources]),
         )
         for group_index, group in enumerate(table.groups):
             if not group.size:  # no configuration lists its members: take the ranks that used it

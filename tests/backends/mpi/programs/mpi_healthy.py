@@ -52,6 +52,21 @@ def conforms_in_large_pieces() -> None:
         mpi._MOST, mpi._BLOCK = most, block
 
 
+def sums_alike_on_all_ranks() -> None:
+    """Sums that depend on their order, of 3 and 4 ranks: the ranks compare their results themselves."""
+    part = comm.split([0, 1, 2] if me < 3 else [], "three")
+    for of in (comm, part):
+        for count in (1, 7, 300, 5000, 70001, 1 << 20) if of is not None else ():
+            generator = torch.Generator().manual_seed(100 * me + count)
+            x = torch.randn(count, generator=generator) * torch.exp2(
+                torch.randn(count, generator=generator) * 8
+            )
+            for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+                of.all_reduce(x.to(dtype), SUM, False, hints={"checksum": True})
+    if part is not None:
+        part.finalize()
+
+
 FOLD = {
     "SUM": np.add,
     "PRODUCT": np.multiply,
@@ -198,6 +213,7 @@ CASES = [
     conforms,
     conforms_in_splits,
     conforms_in_large_pieces,
+    sums_alike_on_all_ranks,
     reduces_natively,
     gathers_persistently,
     tells_mismatches,
