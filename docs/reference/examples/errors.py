@@ -22,6 +22,14 @@ except unicomm.MismatchError as error:
     assert error.culprits
 comm.barrier()  # nothing was written, and the communicator stays usable
 
+# %% SilentCorruptionError
+total = torch.ones(4)
+try:
+    comm.all_reduce(total, ReduceOp.SUM, hints={"checksum": True})  # the ranks compare their results
+    assert torch.equal(total, torch.full((4,), 2.0))
+except unicomm.SilentCorruptionError as error:
+    print(f"bits have flipped in the memory of rank {error.culprits}: do not use the result")
+
 # %% CommTimeoutError
 late = threading.Event()
 
