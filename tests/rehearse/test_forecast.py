@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,6 +168,9 @@ def test_a_rank_waits_for_the_one_that_computes_longer():
     crowded = replace(SLOW, cores=1)
     assert Timeline(table, details, crowded, 2).run()[1].exposed == [(12.0, 13.0)]
     assert forecast(table, details, SLOW, 2).exposed == pytest.approx(3.5)
+    # Or at the speed that was measured for two ranks of a host.
+    measured = replace(SLOW, cores=2, crowded={2: 2.0})
+    assert Timeline(table, details, measured, 2).run()[1].exposed == [(12.0, 13.0)]
 
 
 def test_the_command(tmp_path):
@@ -190,5 +194,35 @@ def test_measured_operations_become_a_topology(tmp_path):
     done = run([sys.executable, "-m", "unicomm", "bench", "--save", file, "--ranks", 2, "--most", 12])
     assert done.returncode == 0, done.stdout + done.stderr
     measured = load(str(file)).measured_within
+    assert load(str(file)).crowded[2] >= 1
     assert set(measured) >= {"all_reduce", "all_gather_single", "reduce_scatter_single", "send"}
     assert all(0 < t < 60 for by_size in measured.values() for points in by_size.values() for _, t in points)
+
+
+def test_what_if():
+    step = Path(__file__).parent.parent.parent / "benchmarks/ddp_step.py"
+    command = [sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", 2, "--topology", "cpu+10G"]
+    changes = ["--what-if", "nnodes=2", "--what-if", "bucket_cap_mb=0.01"]
+    done = run([*command, *changes, "--json", step, 64, 4, 4])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    base, twice, buckets = (
+        said["forecast"],
+        *(said["what_if"][name] for name in ("nnodes=2", "bucket_cap_mb=0.01")),
+    )
+    assert (base["ranks"], twice["ranks"], buckets["ranks"]) == (2, 4, 2)
+
+    def operations(forecast):
+        return sum(each["operations"] for each in forecast["traffic"])
+
+    assert operations(buckets) > operations(base) + 2  # a bucket for each layer
+    done = run([*command, *changes[:2], step, 64, 4, 4])
+    assert "what if:" in done.stdout
+    assert "nnodes=2" in done.stdout
+    for change, why in (("nodes=2", "nnodes"), ("nnodes=two", "no number"), ("nnodes=0", "positive")):
+        done = run([*command, "--what-if", change, step, 64, 4, 4])
+        assert done.returncode == 2
+        assert why in done.stderr
+    done = run([*command[:6], "--what-if", "nnodes=2", step, 64, 4, 4])
+    assert done.returncode == 2
+    assert "give a --topology" in done.stderr

@@ -1,6 +1,7 @@
 """Programs run as many ranks on one machine, without a network: do the ranks' operations fit together?
 
 github.py           findings as annotations of a pull request
+what_if.py          changes of a job whose forecasts are compared
 rehearsal.py        rehearse: runs the ranks, plays what they recorded, and has the analyzer judge it
 judge.py            the end of a schedule as a table for the analyzer
 groups.py           groups that some member never makes
@@ -13,6 +14,7 @@ backend.py          the backend that stands for all others; records where the pr
 meeting.py          stores and collectives of objects without other ranks
 values.py           what a rank would receive, made up from its own data
 real_values.py      what a rank really receives, through files
+recorded_values.py  what ranks of a small run have received, for larger rehearsals
 details.py          what a ring has no room for: tags, sizes of parts, processor times, places of groups
 received.py         lines of the program that read received data
 notes.py            small values that other ranks have really sent

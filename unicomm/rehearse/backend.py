@@ -41,6 +41,7 @@ from . import received, values
 from .details import Details
 from .notes import Notes
 from .real_values import Mailbox
+from .recorded_values import ReceivedValues
 from .turns import Stuck
 
 #: Functions whose messages are objects, which differ in size from rank to rank.
@@ -65,6 +66,7 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
     notes: ClassVar[Notes]
     details: ClassVar[Details]
     mail: ClassVar[Mailbox | None] = None  # with real values
+    received: ClassVar[ReceivedValues | None] = None  # with values to keep, or recorded ones
     leave: ClassVar[Callable[[], NoReturn]]  # ends the rank where it is
 
     def __init__(self, setup: Setup) -> None:
@@ -227,10 +229,14 @@ class RehearsalExecutor(Executor):
             run = partial(backend.exchange, [calls[0].message], op.timeout)
         assert run is not None
         peer = calls[0].peer if op.name != "batch" else -1
+        kept = backend.received
+        places = kept.issued(calls, backend.rank) if kept is not None and not _of_objects() else ()
 
         def fill() -> int:
             try:
                 run()
+                if kept is not None:
+                    kept.received(places)
             except Stuck:
                 RehearsalBackend.leave()
             except BaseException as error:
@@ -269,15 +275,22 @@ def _as_shown(call: Call) -> Call:
     """
     if call.dtype is not torch.uint8 and not (call.operation.is_message and _is_bytes(call)):
         return call
+    if not _of_objects():
+        return call
+    one = torch.zeros(1, dtype=torch.uint8)
+    return call.changed(inputs=[one] * bool(call.inputs), outputs=[one] * bool(call.outputs))
+
+
+def _of_objects() -> bool:
+    """Returns whether the operation that is issued belongs to a function of objects."""
     frame: Any = sys._getframe(2)
     for _ in range(_DEPTH):
         if frame is None:
-            return call
+            return False
         if frame.f_code.co_name in OBJECTS:
-            one = torch.zeros(1, dtype=torch.uint8)
-            return call.changed(inputs=[one] * bool(call.inputs), outputs=[one] * bool(call.outputs))
+            return True
         frame = frame.f_back
-    return call
+    return False
 
 
 def _is_bytes(call: Call) -> bool:

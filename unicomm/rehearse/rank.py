@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import inspect
 import json
 import logging
 import os
@@ -14,10 +16,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.config as torch_config
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicomm.backends import registry
@@ -30,11 +33,12 @@ from .details import STEP, Details
 from .notes import Notes, ended
 from .real_values import Mailbox
 from .received import Received
+from .recorded_values import ReceivedValues, Recording
 from .turns import Turn
 
 #: Threads in which ranks compute: they are processes, and several run at once.
 _THREADS = 1
-READS, DETAILS = ".reads", ".details"
+READS, DETAILS, VALUES = ".reads", ".details", ".values"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class Job:
         records: the operations of a rank that a ring holds.
         runs: the ranks that are run.
         patience: seconds that a rank may take.
-        real: whether ranks receive real values.
+        real: whether ranks receive real values. keep: whether these are kept for a file.
+        bucket_cap_mb: the size of DDP's buckets instead of the program's.
+        recorded: values of an earlier rehearsal that ranks receive.
     """
 
     program: str | Callable[[], object]
@@ -61,6 +67,9 @@ class Job:
     runs: Sequence[int]
     patience: float
     real: bool = False
+    keep: bool = False
+    recorded: Recording | None = None
+    bucket_cap_mb: float | None = None
 
     @property
     def size(self) -> int:
@@ -83,6 +92,9 @@ class Job:
     def details(self, rank: int) -> Path:
         return self.folder / "output" / f"rank-{rank}{DETAILS}"
 
+    def values(self, rank: int) -> Path:
+        return self.folder / "output" / f"rank-{rank}{VALUES}"
+
 
 def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
     """Runs the program as `rank` in this forked process, and ends it. `pipe`: to the parent."""
@@ -93,6 +105,8 @@ def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
 
         def write() -> None:
             RehearsalBackend.details.write(job.details(rank))
+            if job.keep and RehearsalBackend.received is not None:
+                RehearsalBackend.received.write(job.values(rank))
             job.reads(rank).write_text(json.dumps([[*place, n] for place, n in reads.found.items()]))
 
         def leave() -> NoReturn:
@@ -105,6 +119,8 @@ def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
             os._exit(0)
 
         RehearsalBackend.leave = leave
+        if job.keep or job.recorded is not None:
+            RehearsalBackend.received = ReceivedValues(rank, job.recorded)
         if job.real:
             turn = Turn(pipe, from_parent)
             RehearsalBackend.mail = Mailbox(job.notes, turn)
@@ -166,8 +182,24 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
     torch_config.use_torchcomms = True  # torch has read its variable at its import
     if reason := switch.install():
         raise RuntimeError(f"torch.distributed cannot be rehearsed: {reason}")
+    if job.bucket_cap_mb is not None:
+        _set_buckets(job.bucket_cap_mb)
     meeting.install(own_objects=not job.real)
     ending.begin(job.rings, rank)
+
+
+def _set_buckets(megabytes: float) -> None:
+    """Makes every `DistributedDataParallel` of this process with buckets of this size."""
+    before = DistributedDataParallel.__init__
+    named = inspect.signature(before)
+
+    @functools.wraps(before)
+    def init(*args: Any, **options: Any) -> None:
+        given = named.bind(*args, **options)
+        given.arguments["bucket_cap_mb"] = megabytes
+        before(*given.args, **given.kwargs)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def _redirect(path: Path) -> None:

@@ -24,6 +24,8 @@ from .play import Rules
 from .rank import Job
 from .ranks import import_for, import_shared, run_ranks
 from .recorded_table import end_remarks, read_details, read_remarks, read_table
+from .recorded_values import read as recording_of
+from .recorded_values import write as save_recording
 
 RECORDS = 16384
 PATIENCE = 300.0
@@ -65,7 +67,10 @@ def rehearse(
     jobs: int | None = None,
     rules: Rules | None = None,
     real_values: bool = False,
+    save_values: str | Path | None = None,
+    recorded_values: str | Path | None = None,
     topology: Topology | None = None,
+    bucket_cap_mb: float | None = None,
     records: int = RECORDS,
     patience: float = PATIENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -80,17 +85,28 @@ def rehearse(
             real values.
         real_values: whether the ranks receive what others have sent. All ranks are then alive at once, each
             waits for the data that it needs, and the data is kept in files until the end.
+        save_values: a file to write, with the small values that ranks have received; needs `real_values`.
+        recorded_values: such a file, from a rehearsal with fewer ranks, whose values count instead of
+            made-up ones.
         topology: forecasts the times of the communication on these links.
+        bucket_cap_mb: the size of DDP's buckets, whatever the program says.
         records: the operations of a rank that are kept. patience: seconds that a rank may take.
         progress: called with the number of ranks that are over and that are to be run.
 
-    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, or if real values are asked of a sample;
-    `FileNotFoundError` without the program.
+    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, if real values are asked of a sample, or for
+    a file without recorded values; `FileNotFoundError` without the program, or that file.
     """
     if ranks < 1 or ranks % nnodes:
         raise ValueError(f"{ranks} ranks cannot be spread over {nnodes} nodes")
     if real_values and sample:
         raise ValueError("real values need all ranks, not a sample")
+    if save_values is not None and not real_values:
+        raise ValueError("only real values can be saved: made-up ones say nothing")
+    if recorded_values is not None and real_values:
+        raise ValueError("values are either real or recorded")
+    if save_values is not None and not Path(save_values).resolve().parent.is_dir():
+        raise ValueError(f"the folder of {save_values} does not exist")
+    recorded = None if recorded_values is None else recording_of(Path(recorded_values))
     import_shared()
     if not callable(program):
         path = Path(program)
@@ -110,6 +126,9 @@ def rehearse(
             range(ranks),
             patience,
             real_values,
+            save_values is not None,
+            recorded,
+            bucket_cap_mb,
         )
         if sample:
             job = replace(job, runs=_chosen(job))
@@ -122,6 +141,8 @@ def rehearse(
         if wrapped:
             text = f"more than {records} operations: raise --records, or rehearse fewer steps"
             table.remarks.append(InputRemark("", f"rank {wrapped[0]} has {text}"))
+        if save_values is not None:
+            save_recording(Path(save_values), [job.values(rank) for rank in chosen], ranks)
         details = read_details(job, chosen)
         report, played = judge(table, rules or Rules(), details)
         figures = topology and forecast(table, details, topology, job.nproc_per_node)

@@ -6,7 +6,7 @@ import enum
 import sys
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from unicomm.rehearse.rehearsal import Rehearsal
+    from unicomm.rehearse.what_if import WhatIf
 
 SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 _LAST_LINES = 20
 
 
-class Values(str, enum.Enum):
-    MADE_UP = "made-up"
-    REAL = "real"
+MADE_UP, REAL = "made-up", "real"
 
 
 class Sends(str, enum.Enum):
@@ -41,9 +40,16 @@ def rehearse(
         typer.Option("--sample", help="run the first, second and last rank of each dimension of the mesh"),
     ] = False,
     values: Annotated[
-        Values,
-        typer.Option(help="made-up: from a rank's own data; real: what others sent, one rank at a time"),
-    ] = Values.MADE_UP,
+        str,
+        typer.Option(
+            metavar="made-up|real|FILE",
+            help="made-up: from a rank's own data; real: what others sent, one rank at a time; a file:"
+            " what --save-values has recorded, else made up",
+        ),
+    ] = MADE_UP,
+    save_values: Annotated[
+        Path | None, typer.Option(help="record the small values that ranks receive; with --values real")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="ranks at a time; default: one a core; real values: 1")
     ] = None,
@@ -56,6 +62,12 @@ def rehearse(
     topology: Annotated[
         str | None,
         typer.Option(help="forecast for a preset, as 8xH100+400G, or for a TOML file"),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="with --topology: also forecast with nnodes=N, nproc_per_node=N, topology=T, bucket_cap_mb=M"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     github: Annotated[bool, typer.Option("--github", help="print annotations for a pull request")] = False,
@@ -75,6 +87,10 @@ def rehearse(
         unicomm rehearse --nnodes 128 --nproc-per-node 8 --sample train.py
         unicomm rehearse --nnodes 2 --topology 8xH100+400G train.py
         unicomm rehearse --values real --sends buffered --github train.py
+        unicomm rehearse --nproc-per-node 4 --values real --save-values small.json train.py
+        unicomm rehearse --nproc-per-node 64 --values small.json train.py
+
+        unicomm rehearse --topology 8xH100+400G --what-if nnodes=2 --what-if bucket_cap_mb=100 train.py
 
     A few steps are enough. The program has to run on the CPU where there is no GPU.
 
@@ -84,7 +100,8 @@ def rehearse(
     from rich.progress import MofNCompleteColumn
 
     from unicomm.rehearse.play import Rules
-    from unicomm.rehearse.rehearsal import rehearse as run
+    from unicomm.rehearse.rehearsal import rehearse as run_job
+    from unicomm.rehearse.what_if import WhatIf
 
     console, errors = Console(), Console(stderr=True)
     if html is not None and not html.parent.is_dir():
@@ -92,37 +109,63 @@ def rehearse(
         raise typer.Exit(UNUSABLE)
     from unicomm.rehearse.forecast.topology import load
 
+    others: list[tuple[WhatIf, Rehearsal]] = []
     rules = Rules(buffered=sends is Sends.BUFFERED, messages_in_order=in_order)
-    try:
+    shape = {
+        "nnodes": nnodes,
+        "nproc_per_node": nproc_per_node,
+        "topology": topology,
+        "bucket_cap_mb": None,
+    }
+
+    def run(job: dict[str, Any], save: Path | None = None) -> Rehearsal:
+        place = None if job["topology"] is None else load(job["topology"])
         with progress(errors, MofNCompleteColumn()) as bar:
             task = bar.add_task("ranks", total=None)
-            done = run(
+            return run_job(
                 program,
-                nnodes * nproc_per_node,
+                job["nnodes"] * job["nproc_per_node"],
                 arguments=arguments or (),
-                topology=None if topology is None else load(topology),
-                nnodes=nnodes,
+                topology=place,
+                bucket_cap_mb=job["bucket_cap_mb"],
+                nnodes=job["nnodes"],
                 sample=sample,
-                real_values=values is Values.REAL,
+                real_values=values == REAL,
+                save_values=save,
+                recorded_values=None if values in (MADE_UP, REAL) else values,
                 jobs=jobs,
                 rules=rules,
                 records=records,
                 patience=patience,
                 progress=lambda count, total: bar.update(task, completed=count, total=total),
             )
+
+    try:
+        changes = [WhatIf.parse(text) for text in what_if or ()]
+        if changes and topology is None:
+            raise ValueError("--what-if compares forecasts: give a --topology")
+        for change in changes:
+            if change.name == "topology":
+                load(str(change.value))
+        done = run(shape, save_values)
+        if done.good:
+            others = [(change, run({**shape, change.name: change.value})) for change in changes]
     except (OSError, ValueError) as error:
         print_error(errors, error)
         raise typer.Exit(UNUSABLE) from None
+    if save_values is not None:
+        print_line(errors, f"wrote {save_values}", "dim")
     if done.unusable:
         print_line(errors, "\n".join(done.output.splitlines()[-_LAST_LINES:]), "dim")
         print_error(errors, done.unusable)
         raise typer.Exit(UNUSABLE)
-    _write(done, json, github, html, verbose, console, errors)
+    _write(done, others, json, github, html, verbose, console, errors)
     raise typer.Exit(GOOD if done.good else FOUND)
 
 
 def _write(
     done: Rehearsal,
+    others: list[tuple[WhatIf, Rehearsal]],
     json: bool,
     github: bool,
     html: Path | None,
@@ -136,12 +179,17 @@ def _write(
     from unicomm.flight_recorder.reports.report_text import render
     from unicomm.rehearse.forecast.forecast_text import render as render_forecast
     from unicomm.rehearse.github import to_annotations
+    from unicomm.rehearse.what_if import compare
 
     if html is not None:
         report_html.write(done.report, done.table, html)
         print_line(errors, f"wrote {html}", "dim")
     if json:
         report = {**loads(to_json(done.report)), "forecast": done.forecast and done.forecast.to_json()}
+        if others:
+            report["what_if"] = {
+                str(change): one.forecast and one.forecast.to_json() for change, one in others
+            }
         sys.stdout.write(dumps(report, indent=2) + "\n")
     elif github:
         sys.stdout.write(to_annotations(done.report))
@@ -149,3 +197,5 @@ def _write(
         console.print(render(done.report, verbose))
         if done.forecast is not None:
             console.print(render_forecast(done.forecast), highlight=False, soft_wrap=True)
+        if others:
+            console.print(compare(done, others), highlight=False, soft_wrap=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unicomm.flight_recorder.texts import span
 
 from .forecast import Forecast
@@ -33,6 +35,20 @@ def render(forecast: Forecast) -> str:
         f"  in {each.groups} of {each.size}"
         for each in one.traffic
     ]
+    return "\n".join(lines)
+
+
+def comparison(forecasts: Sequence[tuple[str, Forecast | None]]) -> str:
+    """Returns forecasts beside each other, a line each. The others are compared with the first one."""
+    base, wide = forecasts[0][1], max(len(name) for name, _ in forecasts)
+    lines = ["what if:"]
+    for name, one in forecasts:
+        if one is None or base is None:
+            lines.append(f"  {name:{wide}}  no forecast: its operations do not fit together")
+            continue
+        sent = size_text(sum(each.bytes for each in one.traffic))
+        times = f"step {_time(one.step):>8} ({one.step / base.step:4.0%}), {_time(one.exposed):>8} waiting"
+        lines.append(f"  {name:{wide}}  {one.ranks:5} ranks: {times}, {sent:>8} a rank")
     return "\n".join(lines)
 
 
