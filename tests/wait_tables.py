@@ -46,8 +46,9 @@ class _WaitSlot(ctypes.Structure):
         ("looks", ctypes.c_uint64),
         ("found", ctypes.c_uint64),
         ("left", ctypes.c_uint64),
+        ("failed", ctypes.c_uint64),
         ("taken", ctypes.c_uint64),
-        ("padding", ctypes.c_char * 24),
+        ("padding", ctypes.c_char * 16),
     )
 
 

@@ -52,8 +52,8 @@ def test_a_deadlock_is_said_at_once(program, n):
 
 @pytest.mark.timeout(60)
 def test_a_signal_that_anybody_may_send_is_no_deadlock():
-    """Two name each other, but the third one signals both. Such waits are in no wait table; if they were,
-    they would have to stay there for a while without being taken for a circle.
+    """Two name each other, but the third one signals both. Their waits stay in the wait table for a while
+    without being taken for a circle.
     """
     late = threading.Event()
 
@@ -66,8 +66,8 @@ def test_a_signal_that_anybody_may_send_is_no_deadlock():
             symm.wait_signal(pad[0], 7, 1 - me, comm)
         else:
             late.wait(1.5)
-            if looks(os.getpid()):
-                Looks(2).wait(over=comm.is_aborted)
+            assert looks(os.getpid())
+            Looks(2).wait(over=comm.is_aborted)
             for peer in (0, 1):
                 symm.put_signal(x, pad[0], 7, peer, comm)
         comm.barrier()

@@ -56,7 +56,8 @@ void CulpritFinder::look_elsewhere(uint64_t now) {
             before = now_is;
             Waiting wait;
             if (!goes_on || other.waiting.read(wait) != now_is.first) continue;
-            if (int peer = awaited_rank(wait); peer >= 0 && peer != r) elsewhere_[size_t(r)] = {peer, now};
+            int peer = awaited_rank(wait);
+            if (peer >= 0 && peer != r) elsewhere_[size_t(r)] = {peer, slot, now_is.first, now};
         }
     }
 }
@@ -84,11 +85,14 @@ int CulpritFinder::awaited_rank(const Waiting& wait) const {
     return found;
 }
 
-// A rank whose wait has just ended by its own timeout still counts: its failure is not told here yet.
+// A wait that has ended with a fault counts on: that rank does not tell the fault here before it has looked
+// for the cause itself, which can take seconds.
 int CulpritFinder::elsewhere(int rank) const {
     if (rank == rank_ || elsewhere_.empty()) return -1;
     const Elsewhere& wait = elsewhere_[size_t(rank)];
-    return wait.seen_ns != 0 && now_ns() - wait.seen_ns < kWindowNs ? wait.awaited : -1;
+    if (wait.seen_ns == 0) return -1;
+    const WaitSlot& slot = tables_.at(rank)->page().waits[wait.slot];
+    return now_ns() - wait.seen_ns < kWindowNs || slot.failed.load() == wait.number ? wait.awaited : -1;
 }
 
 bool CulpritFinder::waiting(int rank) const {

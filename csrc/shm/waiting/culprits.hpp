@@ -35,8 +35,8 @@ class CulpritFinder {
 
     // A wait of a rank in another communicator.
     struct Elsewhere {
-        int awaited = -1;
-        uint64_t seen_ns = 0;  // when it was last seen to go on
+        int awaited = -1, slot = 0;
+        uint64_t number = 0, seen_ns = 0;  // when it was last seen to go on
     };
 
     std::vector<uint32_t> snapshot() const;

@@ -74,6 +74,9 @@ void DeadlockDetector::wait_ended() {
 // other cycle would otherwise take it for a rank that goes on, and drop what they have found.
 Fault DeadlockDetector::ended_by(const Fault& fault) {
     in_deadlock_ = fault.code == FaultCode::kDeadlock;
+    if (fault && slot_ >= 0 && table_->ref().pid == getpid()) {
+        table_->page().waits[slot_].failed.store(number_);
+    }
     return found_ ? found_ : fault;
 }
 

@@ -38,6 +38,7 @@ struct WaitKind {
     bool joinable = false;  // more messages may join the wait
     bool any = false;       // the wait ends when one of the awaited ranks acts ...
     bool anybody = false;   // ... or any rank at all
+    bool guessed = false;   // the same, but the awaited ranks are those that are likely to act
 };
 
 class DeadlockDetector {

@@ -81,6 +81,7 @@ struct alignas(128) WaitSlot {
     Shared<uint64_t> looks;    // how often the thread checked and had to go on waiting
     Shared<uint64_t> found;    // the wait that the thread knows to be deadlocked
     Shared<uint64_t> left;     // the wait that it left because of a deadlock
+    Shared<uint64_t> failed;   // the wait that has ended with a fault
     Shared<uint64_t> taken;    // whether a thread of this process has the slot
 };
 

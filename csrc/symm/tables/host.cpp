@@ -427,8 +427,8 @@ int wait_signal(Domain domain, const uint64_t* signal, Compare compare, uint64_t
         std::lock_guard lock(host.group->running());
         auto ready = [&] { return holds(word(const_cast<uint64_t*>(signal)).load(), compare, value); };
         shm::WaitKind kind{kWaitSignal};
-        return host.group->await(
-            ready, [&] { return std::vector<int>{pe}; }, deadline, source < 0 ? nullptr : &kind);
+        kind.guessed = source < 0;
+        return host.group->await(ready, [&] { return std::vector<int>{pe}; }, deadline, &kind);
     });
 }
 

@@ -5,6 +5,7 @@ gloo      every composite, compared with Gloo
 circle    rank 0 waits in the communicator for the others, which wait for its signal
 wait      rank 0 waits for a signal of rank 1, which never sends one
 stop      rank 2 waits for a signal of rank 1, which is stopped, rank 3 for one of rank 2, rank 0 in a barrier
+stop late the same, and the deadline of rank 0 is the last that passes
 """
 
 import gc
@@ -61,15 +62,17 @@ elif HOW == "circle":
             comm.barrier(False)
         else:
             window.wait_signal(0, False)
-elif HOW == "stop":
-    window = comm.new_window()
+elif HOW in ("stop", "stop late"):
+    pad = symm.empty(1, dtype=torch.int64, comm=comm).zero_()
+    comm.barrier(False)
     comm.set_timeout(3)
     say("ready")
     hear()
     with reporting():
+        if (comm.get_rank() > 1) == (HOW == "stop"):
+            time.sleep(0.5)  # the deadlines of the others pass first
         if comm.get_rank() > 1:
-            time.sleep(0.5)  # the deadline of rank 0 is the first that passes
-            window.wait_signal(comm.get_rank() - 1, False)
+            symm.wait_signal(pad[0], 1, comm.get_rank() - 1, comm)
         comm.barrier(False)
 else:
     window = comm.new_window()
