@@ -182,6 +182,34 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     defines it.
     """
 
+def wire_bytes(format: int, count: int) -> int:
+    """The bytes of `count` encoded elements."""
+
+def wire_encode(
+    out: Tensor,
+    input: Tensor,
+    format: int,
+    factor: float = 1.0,
+    stochastic: bool = False,
+    key: int = 0,
+    residual: Tensor | None = None,
+) -> None:
+    """
+    Encodes the elements of `input`, times `factor`, into the bytes of `out`.
+
+    Both are contiguous CPU tensors; `input` is float32, float16 or bfloat16. Rounds to nearest even, or
+    `stochastic` by random bits that depend on `key` and the element's number. `residual`, float32, is
+    added to the elements first, and replaced by what encoding loses of them. Raises ValueError if the
+    arguments do not fit together.
+    """
+
+def wire_decode(out: Tensor, input: Tensor, format: int, add: bool = False) -> None:
+    """
+    Decodes the bytes of `input` into the elements of `out`, or adds them to it, which is float32 then.
+
+    Raises ValueError if the arguments do not fit together.
+    """
+
 class ShmSegment:
     def __init__(self, world: int, slot_bytes: int, p2p_bytes: int) -> None: ...
     @staticmethod

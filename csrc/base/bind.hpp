@@ -51,6 +51,7 @@ void bind_recorder(nb::module_& m);
 void bind_dump(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_checksum(nb::module_& m);
+void bind_wire(nb::module_& m);
 void bind_shm(nb::module_& m);
 void bind_all_reduce_method(nb::module_& m);
 void bind_noted_property(nb::module_& m);

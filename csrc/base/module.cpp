@@ -30,6 +30,7 @@ NB_MODULE(_core, m) {
     unicomm::bind_dump(m);
     unicomm::bind_reduce(m);
     unicomm::bind_checksum(m);
+    unicomm::bind_wire(m);
     unicomm::bind_shm(m);
     unicomm::bind_nccl(m);
     unicomm::bind_ucx(m);

@@ -88,14 +88,6 @@ struct SmallFloat {
         UNICOMM_ISA::store(to, word);
     }
 
-  private:
-    static constexpr uint32_t kSign = 0x80000000u;
-    static constexpr int kDropped = 23 - kMantissa;
-    static constexpr uint32_t kTop = (1u << kExponent) - 1;  // largest exponent
-    static constexpr uint32_t kBias = kTop / 2;
-    static constexpr uint32_t kRebias = (127 - kBias) << 23;
-    static constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);
-
     // Takes the element from the upper bits of each word.
     static UNICOMM_INLINE F32 widen(U32 word) {
         U32 magnitude = (word & ~kSign & ~((1u << (32 - kBits)) - 1)) >> (8 - kExponent);
@@ -128,6 +120,14 @@ struct SmallFloat {
         small = (I32)magnitude >= int32_t(kTooLarge) ? large : small;
         return small | (bits & kSign) >> (32 - kBits);
     }
+
+  private:
+    static constexpr uint32_t kSign = 0x80000000u;
+    static constexpr int kDropped = 23 - kMantissa;
+    static constexpr uint32_t kTop = (1u << kExponent) - 1;  // largest exponent
+    static constexpr uint32_t kBias = kTop / 2;
+    static constexpr uint32_t kRebias = (127 - kBias) << 23;
+    static constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);
 };
 
 using Float8E4M3 = SmallFloat<4, 3, false, 0x7f>;

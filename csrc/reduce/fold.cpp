@@ -10,42 +10,27 @@
 #include "base/simulation.hpp"
 #include "reduce/arguments.hpp"
 #include "reduce/exact.hpp"
+#include "reduce/isa.hpp"
 
 namespace unicomm {
 namespace {
 
-struct Isa {
-    const char* name;
-    Kernels run, run_exact;
-    bool (*available)();
-};
-
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef UNICOMM_X86
-    {"avx512", avx512::run, avx512::run_exact,
+    {"avx512", avx512::run, avx512::run_exact, avx512::encode, avx512::decode,
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
      }},
-    {"avx2", avx2::run, avx2::run_exact,
+    {"avx2", avx2::run, avx2::run_exact, avx2::encode, avx2::decode,
      [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
 #endif
-    {"baseline", baseline::run, baseline::run_exact, [] { return true; }},
+    {"baseline", baseline::run, baseline::run_exact, baseline::encode, baseline::decode, [] { return true; }},
 };
 
 std::atomic<const Isa*> chosen{nullptr};
-
-const Isa& isa() {
-    const Isa* found = chosen.load(std::memory_order_relaxed);
-    if (!found) {
-        found = kIsas;
-        while (!found->available()) ++found;
-        chosen.store(found, std::memory_order_relaxed);
-    }
-    return *found;
-}
 
 bool is_float(DType t) { return t >= DType::kFloat64 && t <= DType::kFloat8E5M2; }
 bool is_integer(DType t) { return t >= DType::kInt8 && t <= DType::kUInt64; }
@@ -59,6 +44,16 @@ uint64_t wrapped(double factor) {
 }
 
 }  // namespace
+
+const Isa& isa() {
+    const Isa* found = chosen.load(std::memory_order_relaxed);
+    if (!found) {
+        found = kIsas;
+        while (!found->available()) ++found;
+        chosen.store(found, std::memory_order_relaxed);
+    }
+    return *found;
+}
 
 bool fold_defined(DType dtype, Red red) {
     switch (red) {

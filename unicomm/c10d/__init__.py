@@ -15,6 +15,7 @@ calls/                 how a call of torch's reaches a method of a group
 process_group_work.py  the Work objects and futures that a process group returns
 batch_isend_irecv.py   the messages of one `batch_isend_irecv` as one group, on devices
 device_mesh.py         a DeviceMesh over existing communicators
+hooks.py               communication hooks that send gradients in a wire format
 functional/            collectives as functions and custom operators (`unicomm.functional`)
 compat.py              torch's private parts, by version; imports nothing of unicomm
 """

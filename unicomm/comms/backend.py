@@ -40,7 +40,7 @@ class Capabilities:
         reductions: further single pairs of element type and reduction. All other pairs are composed.
         bytes_only: the backend gets data that it only moves as uint8 tensors, whatever the element type.
         checks_mismatch: every collective compares the ranks' signatures before it writes.
-        one_host: all ranks must be on one host.
+        one_host: all ranks must be on one host. encodes: it runs calls whose elements have a wire format.
         moves_data: False for a backend that only pretends to move data.
         captured: graphs may capture the backend's operations; only for backends that use streams.
         hints: the hints that the backend takes.
@@ -54,6 +54,7 @@ class Capabilities:
     bytes_only: bool = False
     checks_mismatch: bool = False
     one_host: bool = False
+    encodes: bool = False
     moves_data: bool = True
     captured: bool = True
     hints: tuple[Hint, ...] = ()
@@ -149,8 +150,7 @@ class Backend(abc.ABC):
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         """Runs all messages together and returns when all are done.
 
-        Messages to one peer arrive in the order of the list. Called for send, recv, batches and composed
-        collectives. Raises a `CommError`.
+        Messages to one peer keep their order. Also called for composed collectives. Raises a `CommError`.
         """
 
     @abc.abstractmethod

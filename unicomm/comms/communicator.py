@@ -112,6 +112,25 @@ class Communicator(CommunicatorProperties):
             return done if isinstance(done, Work) else self._engine.fast_failed("all_reduce", done)
         return self._engine.collective("all_reduce", (tensor,), async_op, hints, timeout, op=op)
 
+    def all_reduce_contributions(
+        self,
+        tensor: Tensor,
+        contributions: Tensor,
+        op: ReduceOp,
+        async_op: bool = False,
+        hints: Hints = None,
+        timeout: Timeout = None,
+    ) -> Work:
+        """Replaces `tensor` by the reduction of all ranks' rows of `contributions`, each of its size.
+
+        The reduction is reproducible, and each row counts as a rank does in `all_reduce`: 2 ranks with 2 rows
+        each get the bits of 4 ranks with one. `contributions` has the shape (rows, *tensor.shape), with the
+        same number of rows on all ranks, and does not change. `ReduceOp.AVG` divides by the number of rows.
+        """
+        return self._engine.collective(
+            "all_reduce", (tensor,), async_op, hints, timeout, contributions=contributions, op=op
+        )
+
     def reduce(
         self,
         tensor: Tensor,

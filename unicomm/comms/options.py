@@ -55,6 +55,25 @@ def parse_reduction(text: str) -> str:
 
 CHECKSUM = "checksum"  # the hint
 
+#: How elements may travel between hosts: the values of the hint `wire`.
+WIRES = ("plain", "bfloat16", "float8_e4m3fn", "int8", "mxfp8")
+
+
+def parse_wire(text: str) -> str:
+    if text not in WIRES:
+        raise ValueError(f"expected one of {', '.join(WIRES)}")
+    return text
+
+
+def parse_rounding(text: str) -> str:
+    name, colon, seed = text.partition(":")
+    if text != "nearest" and (name != "stochastic" or (colon and not seed.isdecimal())):
+        raise ValueError("expected nearest, stochastic, or stochastic: and a whole number")
+    if colon and int(seed) >= 1 << 63:
+        raise ValueError("the number has more than 63 bits")
+    return text
+
+
 # Hints that every backend takes.
 COMMON_HINTS = (
     Hint(
@@ -70,6 +89,19 @@ COMMON_HINTS = (
         "ordinary",
         "reproducible: sums and averages of floats have the same bits whatever the order of the ranks, their"
         " hosts and the backend. Also of one call, which ordinary excepts. Default: UNICOMM_REDUCTION.",
+    ),
+    Hint(
+        "wire",
+        parse_wire,
+        "plain",
+        "How floats travel between hosts in all_reduce, reduce_scatter, all_gather and all_to_all: plain, or"
+        " in fewer bytes as bfloat16, float8_e4m3fn, int8 or mxfp8. Also of one call. Default: UNICOMM_WIRE.",
+    ),
+    Hint(
+        "wire_rounding",
+        parse_rounding,
+        "nearest",
+        "How they are rounded: nearest (even), stochastic, or stochastic:SEED. Also of one call.",
     ),
     Hint(
         "persistent_store",
@@ -101,6 +133,11 @@ def read_hints(hints: Hints, known: Iterable[Hint], backend: str) -> dict[str, A
             raise InvalidArgumentError(
                 f"hint '{name}' has the unreadable value '{text}': {error}", hint=table[name].doc
             ) from None
+    if values["wire"] != "plain" and values["reduction"] == "reproducible":
+        raise InvalidArgumentError(
+            f"wire={values['wire']} rounds what reduction=reproducible must not round",
+            hint="choose one of them: wire=plain or reduction=ordinary",
+        )
     return values
 
 
@@ -116,7 +153,7 @@ def copy_hints(hints: Hints) -> dict[str, str]:
 
 def with_environment(hints: dict[str, str]) -> dict[str, str]:
     """The hints, with those that the environment sets for all communicators of the process."""
-    for name in ("reduction", CHECKSUM):
+    for name in ("reduction", "wire", CHECKSUM):
         if value := os.environ.get(f"UNICOMM_{name.upper()}", ""):
             hints.setdefault(name, value)
     return hints

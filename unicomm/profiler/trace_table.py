@@ -13,18 +13,22 @@ from unicomm.flight_recorder.texts import parse_ranks
 from .chrome import LATEST, TraceError
 
 KEY = "unicomm"
-VERSIONS = (1, 2)  # 2 added captured_seq and replay
+VERSIONS = (1, 2, 3)  # 2 added captured_seq and replay, 3 wire and wire_bytes
 _MOST_RANKS = 1 << 22
 _MOST_MEMBERS = 1 << 23  # of all groups together: 512 groups of 16 384 ranks
 _TIMES = ("issued_ns", "started_ns", "completed_ns")
-_TEXTS = ("op", "dtype", "in_splits", "out_splits")
+_TEXTS = ("op", "dtype", "in_splits", "out_splits", "wire")
 _NUMBERS = (
     *("seq_num", "group", "thread", "traced", "issued_ns", "started_ns", "completed_ns", "state"),
     *("is_async", "in_elements", "out_elements", "root", "peer", "bytes", "batch"),
-    *("captured_seq", "replay"),
+    *("captured_seq", "replay", "wire_bytes"),
 )
 _SPLITS = re.compile(r"(?:\d{1,19}(?:,\d{1,19})*)?", re.ASCII)
-_SINCE_2 = ("captured_seq", "replay")
+# What columns hold that a version does not have, by the version that brought them.
+_SINCE: dict[int, dict[str, int | str]] = {
+    2: {"captured_seq": 0, "replay": 0},
+    3: {"wire": "", "wire_bytes": 0},
+}
 REPLAY = "replay"  # the operation of a row that stands for the whole replay of a graph
 
 
@@ -75,7 +79,7 @@ def read(data: Any, where: str) -> TraceTable:
                 " read it with the unicomm that wrote it"
             )
         groups = [_group(entry) for entry in data["groups"]]
-        columns = _columns(data["columns"], data["rows"], () if data["version"] >= 2 else _SINCE_2)
+        columns = _columns(data["columns"], data["rows"], data["version"])
         if any(not 0 <= group < len(groups) for group in set(columns["group"])):
             raise ValueError("a row belongs to no group")
         spans = [(data["started_ns"], data["stopped_ns"])]
@@ -106,15 +110,17 @@ def read(data: Any, where: str) -> TraceTable:
         raise TraceError(f"{where}: the table of operations is damaged ({error!r}); record it anew") from None
 
 
-def _columns(names: list[str], rows: list[list[Any]], absent: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
-    """Returns the columns. Checks that numbers are integers of 64 bits and that texts are texts.
+def _columns(names: list[str], rows: list[list[Any]], version: int) -> dict[str, tuple[Any, ...]]:
+    """Returns the columns, also those that the table's version does not have.
 
-    `absent`: columns that the table's version does not have; they become zeros.
+    Checks that numbers are integers of 64 bits and that texts are texts.
     """
     if rows and {len(row) for row in rows} != {len(names)}:
         raise ValueError("a row has a wrong number of columns")
     columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
-    columns |= {name: (0,) * len(rows) for name in absent}
+    for since, absent in _SINCE.items():
+        if version < since:
+            columns |= {name: (value,) * len(rows) for name, value in absent.items()}
     for known, kinds in ((_TEXTS, {str}), (_NUMBERS, {int, bool})):
         for name in known:
             if not set(map(type, columns[name])) <= kinds:

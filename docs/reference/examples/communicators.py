@@ -31,6 +31,11 @@ x = torch.tensor([1.0, 10.0]) * (comm.rank + 1)
 comm.all_reduce(x, ReduceOp.AVG)
 assert x.tolist() == [1.5, 15.0]
 
+# %% Communicator.all_reduce_contributions
+total = torch.empty(3)
+comm.all_reduce_contributions(total, torch.ones(4, 3), ReduceOp.SUM)  # 4 rows of each rank
+assert total.tolist() == [4.0 * comm.size] * 3
+
 # %% Communicator.reduce
 x = torch.tensor([comm.rank + 1.0])
 comm.reduce(x, root=0, op=ReduceOp.MAX)

@@ -73,6 +73,7 @@ class HostsBackend(
         reduce_dtypes=ShmBackend.capabilities.reduce_dtypes,
         reduce_ops=ShmBackend.capabilities.reduce_ops,
         checks_mismatch=True,
+        encodes=True,
     )
 
     def __init__(
@@ -87,7 +88,7 @@ class HostsBackend(
         self._near, self._far, self._leaders, self._first_cause = near, far, leaders, first_cause
         self._parts = [part for part in (near, leaders, far) if part is not None]
         self._far_group = completion.Group(far, layout.rank, layout.size)
-        self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size)
+        self._straight_group = completion.Group(_Straight(self), layout.rank, layout.size, layout.members)
         crowded = any(len(ranks) > 1 for h, ranks in enumerate(layout.hosts) if h != layout.host)
         self._slack = _SLACK if crowded else 0.0
         self._limit = 0.0  # seconds that the operation may take

@@ -16,6 +16,9 @@ Large data cross between hosts once. All ranks of a host take part in that, each
 
 Sums, averages and products of floats of 8 and 16 bits are carried in float32 until all ranks' values are
 reduced, and rounded once. Each host is folded in the order of its ranks, then the hosts in their order.
+
+Elements with a wire format are encoded for the way between hosts (unicomm/comms/execution/encoded.py). What
+all_gather gathers has the same bits on all ranks, so it is encoded within the host, too.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from unicomm import _core
+from unicomm.comms.execution.encoded import Codec, residuals, with_lost
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
@@ -45,6 +49,14 @@ _SUMS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 def run(links: Links, call: Call) -> None:
     """Runs a collective of all ranks."""
     _RUN[call.name](links, call)
+
+
+def _messages(links: Links, call: Call, messages: Sequence[Message]) -> None:
+    """Runs messages between hosts."""
+    if call.wire is not None:
+        call.wire.sent += sum(message.tensor.nbytes for message in messages if message.send)
+    if messages:
+        links.messages(messages, call.remaining())
 
 
 def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
@@ -77,6 +89,7 @@ class _Reduction:
         self.dtype = call.dtype
         self.widens = call.dtype in _NARROW and kind in _ROUNDS
         self.wide = torch.float32 if self.widens else call.dtype
+        self.divisor = self._average or 1
 
     def finish(self, total: Tensor, out: Tensor) -> None:
         """Makes the result of the total of all ranks; both may be the same memory."""
@@ -114,17 +127,28 @@ def _small_reduction(links: Links, call: Call, reduction: _Reduction, values: Te
 def _all_reduce(links: Links, call: Call) -> None:
     flat = _flat(call.outputs[0])
     reduction = _Reduction(call, links.layout.size)
+    residual = None if call.wire is None else call.wire.residual
     if flat.numel() * reduction.wide.itemsize <= INLINE:
-        flat.copy_(_small_reduction(links, call, reduction, flat.to(reduction.wide)))
+        values = with_lost(flat.to(reduction.wide), residual)
+        flat.copy_(_small_reduction(links, call, reduction, values))
         return
     first_step(links, call)
     layout = links.layout
     scratch = torch.empty(min(flat.numel(), _PIECE) if reduction.widens else 0, dtype=reduction.wide)
-    for piece in torch.split(flat, _PIECE):
+    for at, piece in enumerate(torch.split(flat, _PIECE)):
         values = scratch[: piece.numel()].copy_(piece) if reduction.widens else piece
+        lost = None
+        if residual is not None:
+            rest = residual[at * _PIECE :][: piece.numel()]
+            values = with_lost(values, rest)
+            lost = _shares(layout, rest)[layout.local]
         part = _reduced_share(links, call, reduction, values)
         outs = _shares(layout, piece)
-        if part.numel():
+        if part.numel() and call.wire is not None:
+            _encoded_between(links, call, reduction, part, outs[layout.local], lost)
+            if lost is not None and reduction.op.factor is not None:
+                lost.div_(reduction.op.factor)
+        elif part.numel():
             _all_reduce_between(links, call, reduction, part, outs[layout.local])
         links.local(sub("all_gather_v", [outs[layout.local]], outs), call.remaining(), late=True)
 
@@ -154,6 +178,24 @@ def _all_reduce_between(links: Links, call: Call, reduction: _Reduction, part: T
     links.messages(_trade(peers, mine, parts, gathered), call.remaining())
     reduction.fold(gathered, outs[mine])
     links.messages(_trade(peers, mine, [outs[mine]] * hosts, outs), call.remaining())
+
+
+def _encoded_between(
+    links: Links, call: Call, reduction: _Reduction, part: Tensor, out: Tensor, lost: Tensor | None
+) -> None:
+    """The same in a wire format. Adds what is lost to `lost`."""
+    layout = links.layout
+    hosts, mine = len(layout.hosts), layout.host
+    peers = [ranks[layout.local] for ranks in layout.hosts]
+
+    def swap(ins: list[Tensor], outs: list[Tensor]) -> None:
+        if messages := _trade(peers, mine, ins, outs):
+            links.messages(messages, call.remaining())
+
+    rests = () if lost is None else lost.tensor_split(hosts)
+    codec = Codec.of(call, layout.rank)
+    parts, outs = part.tensor_split(hosts), out.tensor_split(hosts)
+    codec.all_reduce(parts, mine, outs, swap, divisor=reduction.divisor, lost=rests)
 
 
 def _reduce(links: Links, call: Call) -> None:
@@ -200,6 +242,10 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         parts = [_flat(call.inputs[0])[r * out.numel() :][: out.numel()] for r in range(layout.size)]
     else:
         parts = [_flat(t) for t in call.inputs]
+    lost: dict[int, Tensor] = {}
+    if call.wire is not None:
+        lost = dict(enumerate(residuals(call.wire, parts)))
+        parts = [with_lost(part, lost.get(r)) for r, part in enumerate(parts)]
     counts = [parts[r].numel() for r in layout.order]
     if sum(counts) * reduction.wide.itemsize <= INLINE:
         values = torch.cat([parts[r] for r in layout.order]).to(reduction.wide)
@@ -216,16 +262,29 @@ def _reduce_scatter(links: Links, call: Call) -> None:
         if layout.local < len(ranks):
             sums[ranks[layout.local]] = part
     own = sums.pop(layout.rank)
-    gathered = [own if h == layout.host else torch.empty_like(own) for h in range(len(layout.hosts))]
+    codec = None if call.wire is None else Codec.of(call, layout.rank)
+
+    def room() -> Tensor:
+        return torch.empty_like(own) if codec is None else codec.packed_room(own.numel(), own.dtype)
+
+    gathered = [own if h == layout.host else room() for h in range(len(layout.hosts))]
     messages = []
     if own.numel():
         for h, ranks in enumerate(layout.hosts):
             if h != layout.host:
                 messages.append(Message(False, ranks[layout.local % len(ranks)], bytes_of(gathered[h])))
-    messages += [Message(True, r, bytes_of(part)) for r, part in sums.items() if part.numel()]
-    if messages:
-        links.messages(messages, call.remaining())
-    reduction.fold(gathered, out)
+    for r, part in sums.items():
+        if part.numel():
+            data = bytes_of(part) if codec is None else codec.pack(part, lost=lost.get(r))
+            messages.append(Message(True, r, data))
+    if reduction.op.factor is not None:
+        for rest in lost.values():
+            rest.div_(reduction.op.factor)
+    _messages(links, call, messages)
+    if codec is None:
+        reduction.fold(gathered, out)
+    else:
+        reduction.finish(codec.fold(gathered, own, layout.host, own.dtype), out)
 
 
 def _rounds(layout: Layout) -> list[tuple[int, ...]]:
@@ -277,9 +336,21 @@ def _broadcast(links: Links, call: Call) -> None:
 
 
 def _all_gather(links: Links, call: Call) -> None:
+    outs = parts_of(call.outputs, None, links.layout.size)
+    if call.wire is None:
+        _all_gather_bytes(links, call, bytes_of(call.inputs[0]), outs)
+        return
+    codec, dtype = Codec.of(call, links.layout.rank), call.inputs[0].dtype
+    mine = codec.pack(_flat(call.inputs[0]))
+    elements = [out.view(dtype) for out in outs]
+    packed = [codec.packed_room(out.numel(), dtype) for out in elements]
+    _all_gather_bytes(links, call, mine, packed)
+    for data, out in zip(packed, elements, strict=True):
+        codec.unpack(data, out)
+
+
+def _all_gather_bytes(links: Links, call: Call, mine: Tensor, outs: list[Tensor]) -> None:
     layout = links.layout
-    mine = bytes_of(call.inputs[0])
-    outs = parts_of(call.outputs, None, layout.size)
     hosts = [sum(outs[r].numel() for r in ranks) for ranks in layout.hosts]
     if max(hosts) <= INLINE:
         sizes = [outs[r].numel() for r in layout.order]
@@ -305,8 +376,7 @@ def _all_gather(links: Links, call: Call) -> None:
             messages.append(Message(True, ranks[layout.local % len(ranks)], mine))
         fetched = [r for r in ranks[layout.local :: here] if outs[r].numel()]
         messages += [Message(False, r, outs[r]) for r in fetched]
-    if messages:
-        links.messages(messages, call.remaining())
+    _messages(links, call, messages)
     for ranks in _rounds(layout):
         parts = [outs[r] for r in ranks]
         parts += [torch.empty(0, dtype=_BYTE)] * (here - len(ranks))

@@ -30,7 +30,7 @@ def new_engine(member: Member, hooks: Hooks | None = None, vacant: CommError | N
         engine.executor = StreamExecutor(engine, streams)
         if not engine.has_native_path:
             engine.fast = StreamFast(engine)
-    if engine.reproducible or engine.checked:
+    if engine.reads_hints or engine.checked:
         engine.fast.block()  # for good: only the general path reads hints
     if engine.checked:
         engine.single = None

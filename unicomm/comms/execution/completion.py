@@ -13,7 +13,8 @@ from smaller ones, down to `Backend.exchange`, which every backend has:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 
@@ -24,20 +25,26 @@ from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS
+from unicomm.comms.operations.wire import Wire
 
+from . import encoded
 from .device import fold as device_fold
+from .encoded import Codec
 
 _SMALL = 4096  # bytes up to which one round trip beats less traffic
 _BYTE = torch.uint8
+_64_BITS = (1 << 64) - 1
 
 
 class Group:
     """A backend, and this rank's place in it."""
 
-    __slots__ = ("backend", "capabilities", "native", "rank", "size")
+    __slots__ = ("backend", "capabilities", "native", "near", "rank", "size")
 
-    def __init__(self, backend: Backend, rank: int, size: int) -> None:
+    def __init__(self, backend: Backend, rank: int, size: int, near: Collection[int] = ()) -> None:
+        """`near`: the ranks to which data travel as they are, whatever format they have on the wire."""
         self.backend = backend
+        self.near = frozenset(near) | {rank}
         self.native = backend if isinstance(backend, RunsCollectives) else None
         self.capabilities = backend.capabilities
         self.rank = rank
@@ -46,7 +53,9 @@ class Group:
 
 def is_native(capabilities: Capabilities, call: Call) -> bool:
     """Whether the backend runs `call` itself."""
-    if call.name not in capabilities.operations:
+    if call.name not in capabilities.operations or call.contributions is not None:
+        return False
+    if call.wire is not None and not capabilities.encodes:
         return False
     if call.op is None:
         return True
@@ -72,7 +81,7 @@ def run(group: Group, call: Call) -> None:
         if capabilities.bytes_only and call.op is None and call.dtype is not None:
             call = _as_bytes(call)
         native.run(call)
-    elif group.size == 1:
+    elif group.size == 1 and call.contributions is None:
         _alone(call)
     else:
         compose(group, call)
@@ -80,7 +89,12 @@ def run(group: Group, call: Call) -> None:
 
 def compose(group: Group, call: Call) -> None:
     """Runs a collective of several ranks by smaller ones, even if the backend could run it."""
-    _COMPOSED[call.name](group, call)
+    if call.contributions is not None:
+        _contributed(group, call, call.contributions)
+    elif call.wire is not None:
+        _encoded(group, call, call.wire)
+    else:
+        _COMPOSED[call.name](group, call)
 
 
 def exchange(group: Group, messages: list[Message], timeout: float) -> None:
@@ -184,7 +198,8 @@ def _sub(
     call: Call, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], **more: object
 ) -> Call:
     row = OPERATIONS[name]
-    return call.changed(operation=row, inputs=inputs, outputs=outputs, op=None, count=0, extra=0, **more)
+    cleared = {"op": None, "wire": None, "contributions": None, "count": 0, "extra": 0}
+    return call.changed(operation=row, inputs=inputs, outputs=outputs, **cleared, **more)
 
 
 def _factors(group: Group, call: Call) -> list[float] | None:
@@ -261,6 +276,63 @@ def _reduce_scatter(group: Group, call: Call) -> None:
     else:
         shares = [t.detach().reshape(-1) for t in call.inputs]
     _fold_shares(group, call, shares, out)
+
+
+# --- several tensors a rank -----------------------------------------------------------------------
+
+
+def _contributed(group: Group, call: Call, rows: torch.Tensor) -> None:
+    """Reduces all rows of all ranks."""
+    assert call.op is not None
+    _compare(group, call)
+    flat = call.outputs[0].detach().reshape(-1)
+    shares, parts = flat.tensor_split(group.size), rows.tensor_split(group.size, dim=1)
+    own = torch.empty_like(shares[group.rank])
+    gathered = [own.new_empty((len(rows), own.numel())) for _ in range(group.size)]
+    _swap(group, call, [bytes_of(part.contiguous()) for part in parts], [bytes_of(g) for g in gathered])
+    sources = [row for rows_of_one in gathered for row in rows_of_one]
+    if own.numel():
+        _fold(call, own, sources, None)
+    if group.size == 1:
+        flat.copy_(own)
+    else:
+        run(group, _sub(call, "all_gather_v", [own], list(shares)))
+
+
+def _compare(group: Group, call: Call) -> None:
+    """Compares signatures, if only the backend's own collectives do that, by one of them."""
+    if group.native is not None and type(group.native).collective is RunsCollectives.collective:
+        check = Call(OPERATIONS["barrier"], timeout=call.timeout)
+        check.extra, check.deadline = hash(call.signature) & _64_BITS, call.deadline
+        run(group, check)
+
+
+# --- wire formats ---------------------------------------------------------------------------------
+
+
+def _encoded(group: Group, call: Call, wire: Wire) -> None:
+    """Runs a collective whose elements have a wire format."""
+    _compare(group, call)
+    codec, mine, swap, dtype = Codec.of(call, group.rank), group.rank, partial(_swap, group, call), call.dtype
+    assert dtype is not None
+    if call.name == "all_reduce":
+        assert call.op is not None
+        flat = call.outputs[0].detach().reshape(-1)
+        encoded.all_reduce(
+            codec, flat, call.op, mine, group.size, swap, lambda: run(group, call.changed(wire=None))
+        )
+        return
+    if call.op is not None:
+        parts = [part.view(dtype) for part in parts_of(call.inputs, None, group.size)]
+        lost = encoded.residuals(wire, parts)
+        codec.reduce_scatter(parts, mine, call.outputs[0].detach().reshape(-1), swap, call.op, lost)
+        return
+    outs = [part.view(dtype) for part in parts_of(call.outputs, call.out_splits, group.size)]
+    if len(call.inputs) == 1 and not call.operation.shared and not call.operation.splits:
+        codec.all_gather(call.inputs[0].detach().reshape(-1), mine, outs, swap)
+    else:
+        ins = [part.view(dtype) for part in parts_of(call.inputs, call.in_splits, group.size)]
+        codec.all_to_all(ins, outs, mine, group.near, swap)
 
 
 def _alone(call: Call) -> None:

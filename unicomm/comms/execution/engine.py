@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
+import torch
+
 from unicomm import _core
 from unicomm.comms.backend import Backend, HasFastPath, PreparesOperations, device_streams, streams_of
 from unicomm.comms.errors import (
@@ -32,9 +34,10 @@ from unicomm.comms.errors import (
 )
 from unicomm.comms.failures import faults
 from unicomm.comms.failures.missing_ranks import explain
-from unicomm.comms.operations import recording, reproducible
+from unicomm.comms.operations import arrays, recording, reproducible, wire
 from unicomm.comms.operations.call import CHECKED, Call, OpArgs
 from unicomm.comms.operations.check import Checker
+from unicomm.comms.operations.reduction import ReproducibleOp
 from unicomm.comms.options import CHECKSUM, Hints, Timeout, copy_hints, parse_bool, read_hints, seconds
 from unicomm.comms.work import Work
 
@@ -116,14 +119,17 @@ class Engine:
             streams_of(backend) if vacant is None else device_streams(member.asked_for, member.device)
         )
         self._reproducible = reproducible.asked_for(member.options.hints)
+        # Nothing leaves the host of a backend of one host, and devices have no wire formats.
+        leaves = moves and member.device.type == "cpu" and not member.backend.capabilities.one_host
+        self._wire = wire.asked_for(member.options.hints) if leaves else None
         self.checksums = Checksums(self.group, member.recorder)
         self.checked = parse_bool(member.options.hints.get(CHECKSUM, "false"))
         self._refuses_graphs = not member.backend.capabilities.captured
 
     @property
-    def reproducible(self) -> bool:
-        """Whether the communicator's reductions are reproducible unless a call says otherwise."""
-        return self._reproducible
+    def reads_hints(self) -> bool:
+        """Whether the communicator's hints change its operations, which then take the general path."""
+        return self._reproducible or self._wire is not None
 
     # --- the way of an operation ----------------------------------------------------------------------------
 
@@ -162,9 +168,15 @@ class Engine:
         hints: Hints,
         timeout: Timeout,
         prepared: object = None,
+        residual: torch.Tensor | None = None,
+        contributions: Any = None,
         **arguments: Any,
     ) -> Work:
-        """Checks and issues a collective; `arguments` are those of the operation table's row."""
+        """Checks and issues a collective; `arguments` are those of the operation table's row.
+
+        `residual`: see `operations.wire.Wire`; without effect if the call has no wire format.
+        `contributions`: see `Communicator.all_reduce_contributions`.
+        """
         self.check_open(name)
         self.check_capture(name)
         call = self.check.call(name, tensors, **arguments)
@@ -173,8 +185,12 @@ class Engine:
         checked = False
         if hints or self.checked:
             hints, checked = self.take_checksum(name, hints)
-        if call.op is not None and (hints or self._reproducible):
-            hints = self._reduction(call, hints)
+        if contributions is not None:
+            self._contribute(call, contributions)
+        if hints or self._reproducible or self._wire is not None:
+            hints = self._options(call, hints)
+        if call.wire is not None:
+            call.wire.residual = residual
         if checked:
             call.extra |= CHECKED  # all ranks have to
         call.timeout = self.per_op(name, hints, timeout)
@@ -205,17 +221,45 @@ class Engine:
             )
         return hints, moves_data
 
-    def _reduction(self, call: Call, hints: Hints) -> Hints:
-        """Makes a reduction reproducible if the hints ask for it. Returns the other hints of the call."""
+    def _contribute(self, call: Call, contributions: Any) -> None:
+        """Makes an all_reduce one of several tensors a rank."""
+        assert call.op is not None
+        tensor, shape = call.outputs[0], tuple(call.outputs[0].shape)
+        if arrays.is_array(contributions):
+            contributions = arrays.as_tensor(contributions, False)
+        if not isinstance(contributions, torch.Tensor) or (
+            contributions.dtype != tensor.dtype
+            or contributions.device != tensor.device
+            or contributions.shape[1:] != shape
+            or not len(contributions)
+        ):
+            what = f"a tensor of (rows, {', '.join(map(str, shape))}), {tensor.dtype}, on {tensor.device}"
+            self.invalid(call.name, "contributions do not fit the tensor", f"pass {what}")
+        if call.op.factor is not None:
+            self.refuse(call.name, "contributions cannot be multiplied", "use ReduceOp.SUM or AVG")
+        rows = len(contributions)
+        call.contributions, call.extra = contributions.detach().reshape(rows, -1), rows
+        self._reduction(call, {reproducible.NAME: "reproducible"})
+
+    def _options(self, call: Call, hints: Hints) -> Hints:
+        """Applies the hints that choose how operations run. Returns the other hints of the call."""
         given: object = hints
         if given is not None and not isinstance(given, Mapping):
             return hints  # which `per_op` refuses
         others = copy_hints(hints)
-        own = {name: others.pop(name) for name in (reproducible.NAME,) if name in others}
+        names = (wire.NAME, wire.ROUNDING, *((reproducible.NAME,) if call.op is not None else ()))
+        own = {name: others.pop(name) for name in names if name in others}
         with self.located(call.name):
             read_hints(own, (), self.backend.name)
-        if not (reproducible.asked_for(own) if own else self._reproducible):
-            return others
+        if call.op is not None and call.contributions is None:
+            self._reduction(call, own)
+        self._encoding(call, own)
+        return others
+
+    def _reduction(self, call: Call, own: Mapping[str, str]) -> None:
+        """Makes a reduction reproducible if the hints ask for it."""
+        if not (reproducible.asked_for(own) if reproducible.NAME in own else self._reproducible):
+            return
         if self.member.device.type != "cpu" and self.backend.capabilities.moves_data:
             self.refuse(
                 call.name,
@@ -224,7 +268,25 @@ class Engine:
             )
         if trouble := reproducible.make(call):
             self.refuse(call.name, *trouble)
-        return others
+
+    def _encoding(self, call: Call, own: Mapping[str, str]) -> None:
+        """Gives a call the wire format that the hints ask for: a call that asks itself must be able to have
+        it; the communicator's is for those that can."""
+        asked = self._wire
+        if wire.NAME in own or (wire.ROUNDING in own and asked is not None):
+            asked = wire.asked_for({**self.member.options.hints, **own})
+        elif wire.ROUNDING in own:
+            self.invalid(call.name, "wire_rounding without a wire format", "pass the hint wire, too")
+        if asked is None or call.prepared is not None:
+            return
+        trouble = wire.why_not(call.name, call.dtype, call.op)
+        if trouble is None and self.member.device.type != "cpu":
+            trouble = f"no wire formats on {self.member.device}", "use the CPU, or leave the hint out"
+        if trouble is None:
+            if self.member.size > 1 and self.backend.capabilities.moves_data:
+                call.wire = wire.encoding(call.dtype, asked)
+        elif wire.NAME in own or (call.op is not None and isinstance(call.op.type, ReproducibleOp)):
+            self.refuse(call.name, *trouble)
 
     def control(self, args: OpArgs, run: Callable[[], T]) -> T:
         """Runs a control operation, such as a split, with the hooks around it. It has no number or record."""

@@ -89,8 +89,8 @@ class HostExecutor(Worker, Executor):
             for record in op.records:
                 recorder.finish(record, recording.COMPLETED, 0)
         finally:
-            for span in reversed(op.spans):
-                span.end(error)
+            for span, call in zip(reversed(op.spans), reversed(op.calls), strict=False):
+                span.end(error, 0 if call.wire is None else call.wire.sent)
             if op.args is not None:
                 engine.hooks.finished(op.args, error)
 

@@ -90,6 +90,8 @@ class clog:
         def over(args: OpArgs, error: BaseException | None) -> None:
             code = self._signature(name, args)
             end = f"|{type(error).__name__}" if error else ""
+            if args.wire is not None:
+                end = f"|wire_bytes={args.wire.sent}{end}"
             kind = "X" if error else "E"
             self._write(f"C{code}|{kind}|op_id={args.op_id}|seq={args.seq}|+{self._now():.6f}{end}")
 
@@ -127,6 +129,8 @@ class clog:
                     fields.append(f"{kind}_ptr={','.join(f'{t.data_ptr():#x}' for t in each)}")
         if args.op is not None:
             fields.append(f"red_op={args.op.name.lower()}")
+        if args.wire is not None:
+            fields.append(f"wire={args.wire.format.text}")
         if args.root >= 0:
             fields.append(f"root={args.root}")
         if args.peer >= 0:

@@ -35,6 +35,7 @@ from unicomm.comms.operations.dtypes import DTYPES, NAMES
 from unicomm.comms.operations.recording import OTHER_ERROR
 from unicomm.comms.operations.reduction import REDUCTION_NAMES
 from unicomm.comms.operations.table import BY_CODE, Kind
+from unicomm.comms.options import WIRES
 
 # Values of `Fault.detail` with a meaning of their own.
 FINALIZED = "finalized"  # of PEER_LOST: the rank has finalized the communicator
@@ -360,8 +361,10 @@ def _call(claim: Claim) -> str:
         arguments.append(f"{dtype}[{claim.amount}]" if row and row.same_count else dtype)
     if row and not row.same_count and (sizes := claim.extra & ~CHECKED):
         arguments.append(f"sizes #{sizes:016x}")
-    if claim.reduction:
-        arguments.append(REDUCTION_NAMES.get(claim.reduction, "?"))
+    if claim.reduction & 0xFF:
+        arguments.append(REDUCTION_NAMES.get(claim.reduction & 0xFF, "?"))
+    if claim.reduction >> 8:
+        arguments.append(f"wire={dict(enumerate(WIRES)).get(claim.reduction >> 8, '?')}")
     if row and row.kind is Kind.P2P:
         arguments.append(f"{'to' if row.name == 'send' else 'from'} rank {claim.root}")
     elif claim.root >= 0:

@@ -4,6 +4,7 @@ table.py            the operation table: name, tensors, root, reduction and spli
 dtypes.py           element types, and their numbers in the core and in recordings
 reduction.py        reduce operations
 reproducible.py     reductions with the same bits in any order: the hint, and what it makes of a call
+wire.py             fewer bytes between hosts: the hint, and what it makes of a call
 arrays.py           arrays of numpy and with DLPack as tensors on the same memory
 call.py             Call, Message and OpArgs: what backends and hooks receive
 check.py            from a call's arguments to a validated Call

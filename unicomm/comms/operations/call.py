@@ -12,6 +12,7 @@ import torch
 from .dtypes import code_of
 from .reduction import ReduceOp
 from .table import Operation
+from .wire import Wire
 
 #: The bit of `Call.extra` that says that the ranks compare checksums. The other bits hash sizes.
 CHECKED = 1 << 63
@@ -32,6 +33,8 @@ class Call:
         in_splits, out_splits: rows for each rank, or None for equal parts.
         extra: anything else that all ranks must agree on, as 64 bits; with `CHECKED` they compare checksums.
         prepared: the handle of a persistent operation, for a backend that prepares them.
+        wire: how the elements are encoded (wire.py), or None.
+        contributions: of an all_reduce of several tensors a rank, these, one after the other; else None.
         timeout: seconds from the start of the operation.
         tag: of a message, see `Message`.
     """
@@ -51,6 +54,8 @@ class Call:
     out_splits: list[int] | None = field(default=None, init=False)
     extra: int = field(default=0, init=False)
     prepared: object = field(default=None, init=False)
+    wire: Wire | None = field(default=None, init=False)
+    contributions: torch.Tensor | None = field(default=None, init=False)
     seq: int = field(default=0, init=False)
     tag: int = field(default=0, init=False)
     deadline: float = field(default=0.0, init=False)
@@ -83,7 +88,8 @@ class Call:
     @property
     def signature(self) -> tuple[int, int, int, int, int, int]:
         """What all ranks must agree on, in the order of `failures.faults.Claim`."""
-        return self.operation.code, self.dtype_code, self.red_code, self.root, self.count, self.extra
+        how = self.red_code if self.wire is None else self.red_code | self.wire.format << 8
+        return self.operation.code, self.dtype_code, how, self.root, self.count, self.extra
 
     def changed(self, **changes: object) -> Call:
         """A copy of this call with other values, which completion hands to a backend instead."""
@@ -126,6 +132,7 @@ class OpArgs:
     root: int = -1
     peer: int = -1
     op: ReduceOp | None = None
+    wire: Wire | None = None
     in_splits: Sequence[int] | None = None
     out_splits: Sequence[int] | None = None
     async_op: bool = False

@@ -8,4 +8,5 @@ failures.py  who is to blame for an overdue operation, agreed on with the other 
 graphs.py    operations that graphs capture, and their replays
 clock.py     when operations ran, by the host's clock
 fold.py      reductions that the device's library lacks
+encode.py    the wire formats
 """

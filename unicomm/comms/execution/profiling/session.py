@@ -23,7 +23,7 @@ from unicomm.comms.operations.dtypes import NAMES, code_of
 from unicomm.extensions import torch_extensions
 from unicomm.flight_recorder.texts import format_ranks
 
-VERSION = 2  # 2 brought captured_seq and replay
+VERSION = 3  # 2 brought captured_seq and replay, 3 wire and wire_bytes
 KEY = "unicomm"  # of the table in a trace
 REPLAY = "replay"  # the name of a row that stands for a graph's replay as a whole
 CAPTURED = -1  # in the column `replay`: a graph took it down
@@ -52,6 +52,7 @@ class Described(NamedTuple):
     peer: int = -1
     in_splits: Sequence[int] = ()
     out_splits: Sequence[int] = ()
+    wire: str = ""  # the format in which the elements travel, if they are encoded
 
     @classmethod
     def of(cls, call: Call) -> Described:
@@ -63,7 +64,8 @@ class Described(NamedTuple):
         size = max(n_in, n_out) * some.element_size()
         splits = call.in_splits or (), call.out_splits or ()
         name = NAMES[code_of(some.dtype)]
-        return cls(call.name, n_in, n_out, name, some.dtype, size, call.root, call.peer, *splits)
+        wire = "" if call.wire is None else call.wire.format.text
+        return cls(call.name, n_in, n_out, name, some.dtype, size, call.root, call.peer, *splits, wire)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class Row:
     batch: int
     captured_seq: int
     replay: int
+    wire: str = ""
+    wire_bytes: int = 0
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -136,8 +140,9 @@ class Span:
         else:
             self.enter()
 
-    def end(self, error: BaseException | None) -> None:
-        """The operation that `begin` was called for has ended."""
+    def end(self, error: BaseException | None, wire_bytes: int = 0) -> None:
+        """The operation that `begin` was called for has ended, having sent `wire_bytes`."""
+        self.row.wire_bytes = wire_bytes
         self.leave()
         self.finish(error)
 
@@ -269,6 +274,7 @@ class Session:
             batch=batch,
             captured_seq=captured_seq,
             replay=replay,
+            wire=what.wire,
         )
         if len(self.rows) < MOST_ROWS:
             self.rows.append(row)
@@ -285,7 +291,7 @@ class Session:
             "is_async": later,
         }
         optional: dict[str, Any] = {"dtype": what.dtype, "root": what.root, "peer": what.peer}
-        optional |= {"in_splits": into, "out_splits": out}
+        optional |= {"in_splits": into, "out_splits": out, "wire": what.wire}
         arguments |= {name: value for name, value in optional.items() if value not in ("", -1)}
         if replay:
             arguments |= {"captured_seq": captured_seq, "replay": replay}
