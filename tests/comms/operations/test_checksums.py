@@ -409,3 +409,15 @@ def test_the_fast_path_is_left_alone():
 
     assert run_ranks(program, 2) == [True] * 2
     assert run_ranks(program, 2, hints=ON) == [False] * 2
+
+
+def test_of_several_contributions():
+    """What was read are the contributions, not the tensor that the sum goes to."""
+
+    def program(comm):
+        rows = torch.arange(12.0).reshape(3, 4) + comm.get_rank()
+        out = torch.empty(4)
+        comm.all_reduce_contributions(out, rows, SUM, hints=ON)
+        assert sums(comm) == (_core.checksum([rows]), _core.checksum([out]), True)
+
+    run_ranks(program, 2)

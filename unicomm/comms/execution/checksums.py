@@ -57,7 +57,8 @@ class Checksums:
         for call, record in zip(op.calls, op.records, strict=True):
             only_root = call.operation.read_at_root
             if call.inputs and not (only_root and call.root != self._group.rank):
-                self._recorder.add_checksum(record, recording.INPUT_CHECKSUM, of(call.inputs))
+                read = call.inputs if call.contributions is None else [call.contributions]
+                self._recorder.add_checksum(record, recording.INPUT_CHECKSUM, of(read))
 
     def note_outputs(self, op: IssuedOperation) -> list[int]:
         """Records the checksums of what an operation has written. Returns them, 0 where it wrote nothing."""
