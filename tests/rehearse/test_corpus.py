@@ -13,7 +13,12 @@ CHOSEN = [
     *("async_hooks_in_another_order", "dcp_load_where_there_is_a_file", "ddp_uneven_batches"),
     *("ddp_unused_head", "fsdp_full_state_on_rank_zero", "good_async_prefetch", "good_dcp", "good_ddp_join"),
     *("good_functional", "good_groups", "good_messages_from_any_rank", "good_messages_tags"),
-    *("good_moe_counts_exchanged", "good_moe_counts_exchanged_real", "good_objects"),
+    *(
+        "moe_capacity_of_one_rank",
+        "good_moe_counts_exchanged",
+        "good_moe_counts_exchanged_real",
+        "good_objects",
+    ),
     *("good_own_communicators", "good_padded_gather_real", "good_pp_interleaved", "good_three_dimensions"),
     *("groups_other_members", "groups_rows_and_columns", "messages_any_then_one", "messages_crossed_tags"),
     *("messages_other_tag", "messages_wrong_neighbour", "moe_counts_not_exchanged"),

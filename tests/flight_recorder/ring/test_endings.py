@@ -111,6 +111,7 @@ def raised_from(cause, error):
     [
         (ValueError("bad batch"), False),
         (InvalidArgumentError("a wrong root"), False),
+        (InvalidArgumentError("[all_to_all #3, communicator 'dp', rank 0] this rank sends 5 rows"), False),
         (PeerLostError("rank 1 has left"), True),
         (raised_from(PeerLostError("rank 1 has left"), RuntimeError("training failed")), True),
         (RuntimeError("[all_reduce #3, communicator 'dp', rank 0] rank 1 has left"), True),

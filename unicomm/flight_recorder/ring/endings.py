@@ -51,6 +51,8 @@ _CONSEQUENCES = frozenset(
         "SignalException",
     }
 )
+#: Errors of our own about this rank's call alone, whose texts are like those of the others.
+_OWN = frozenset({"InvalidArgumentError", "UnsupportedError"})
 _CONSEQUENCE_TEXT = re.compile(
     r"\[\w+(?: #\d+)?, communicator '|gloo/transport|[Cc]onnection (?:was )?(?:closed|reset)|Broken pipe"
     r"|NCCL error|Watchdog caught collective"
@@ -161,7 +163,8 @@ def is_consequence(error: BaseException) -> bool:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        if any(c.__name__ in _CONSEQUENCES for c in type(one).__mro__) or _CONSEQUENCE_TEXT.search(str(one)):
+        kinds = {c.__name__ for c in type(one).__mro__}
+        if kinds & _CONSEQUENCES or (not kinds & _OWN and _CONSEQUENCE_TEXT.search(str(one))):
             return True
         todo += [one.__cause__, one.__context__]
     return False
