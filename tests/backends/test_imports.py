@@ -20,7 +20,8 @@ ROOMS = ("errors", "options", "streams", "operations", "backend", "failures")
 MORE_ROOMS = {
     "auto": {"membership"},  # its parts meet by themselves
     "bootstrap": {"membership", "execution.member"},  # stores, this process's place in its job
-    "hosts": {"execution.completion"},  # composes what has to go straight from rank to rank
+    # Composes what has to go straight from rank to rank, and encodes what goes between hosts.
+    "hosts": {"execution.completion", "execution.encoded"},
     "out_of_band": {"membership.handles"},  # notices silent connections
     "registry": {"communicator", "execution", "membership"},  # `new_comm`
 }
