@@ -53,6 +53,7 @@ def run(command: list[str | Path], within: float) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout[-8000:]}"
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_native_core(sanitizers, tmp_path):
     if not compiler_has(sanitizers, tmp_path):
