@@ -199,7 +199,7 @@ def test_measured_operations_become_a_topology(tmp_path):
     assert all(0 < t < 60 for by_size in measured.values() for points in by_size.values() for _, t in points)
 
 
-def test_what_if():
+def test_what_if(tmp_path):
     step = Path(__file__).parent.parent.parent / "benchmarks/ddp_step.py"
     command = [sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", 2, "--topology", "cpu+10G"]
     changes = ["--what-if", "nnodes=2", "--what-if", "bucket_cap_mb=0.01"]
@@ -219,6 +219,14 @@ def test_what_if():
     done = run([*command, *changes[:2], step, 64, 4, 4])
     assert "what if:" in done.stdout
     assert "nnodes=2" in done.stdout
+    program = tmp_path / "two.py"
+    program.write_text(
+        "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1 + dist.get_rank() // 2))\n"
+    )
+    done = run([*command, *changes[:2], "--json", program])
+    assert json.loads(done.stdout)["what_if"] == {"nnodes=2": None}  # four ranks do not fit together
+    assert "no forecast" in run([*command, *changes[:2], program]).stdout
     for change, why in (("nodes=2", "nnodes"), ("nnodes=two", "no number"), ("nnodes=0", "positive")):
         done = run([*command, "--what-if", change, step, 64, 4, 4])
         assert done.returncode == 2

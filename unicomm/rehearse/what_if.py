@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .forecast.forecast import Forecast
 from .forecast.forecast_text import comparison
 from .rehearsal import Rehearsal
 
@@ -41,4 +42,9 @@ class WhatIf:
 def compare(job: Rehearsal, others: list[tuple[WhatIf, Rehearsal]]) -> str:
     """Returns the forecasts as lines of text: of the job, and with each change."""
     rows = [("as it is", job), *((str(change), done) for change, done in others)]
-    return comparison([(name, done.forecast) for name, done in rows])
+    return comparison([(name, forecast_of(done)) for name, done in rows])
+
+
+def forecast_of(done: Rehearsal) -> Forecast | None:
+    """Returns the forecast of a rehearsal; None if its operations do not fit together."""
+    return done.forecast if done.good else None

@@ -179,7 +179,7 @@ def _write(
     from unicomm.flight_recorder.reports.report_text import render
     from unicomm.rehearse.forecast.forecast_text import render as render_forecast
     from unicomm.rehearse.github import to_annotations
-    from unicomm.rehearse.what_if import compare
+    from unicomm.rehearse.what_if import compare, forecast_of
 
     if html is not None:
         report_html.write(done.report, done.table, html)
@@ -187,9 +187,8 @@ def _write(
     if json:
         report = {**loads(to_json(done.report)), "forecast": done.forecast and done.forecast.to_json()}
         if others:
-            report["what_if"] = {
-                str(change): one.forecast and one.forecast.to_json() for change, one in others
-            }
+            found = {str(change): forecast_of(one) for change, one in others}
+            report["what_if"] = {name: one and one.to_json() for name, one in found.items()}
         sys.stdout.write(dumps(report, indent=2) + "\n")
     elif github:
         sys.stdout.write(to_annotations(done.report))
