@@ -8,9 +8,9 @@ import torch
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import ReduceOp
 from unicomm.comms.operations.table import OPERATIONS
-from unicomm.rehearse import values
-from unicomm.rehearse.notes import Notes
-from unicomm.rehearse.received import Received, mark
+from unicomm.rehearse.values import made_up
+from unicomm.rehearse.values.notes import Notes
+from unicomm.rehearse.values.reads import Received, mark
 
 SIZE, RANK = 4, 1
 
@@ -42,34 +42,34 @@ def call(name, inputs=(), outputs=(), **more):
 )
 def test_reductions_of_equal_values(notes, op, expected):
     x = torch.tensor([2, 3])
-    values.fill(call("all_reduce", [x], [x], op=op, dtype=x.dtype), RANK, SIZE, notes)
+    made_up.fill(call("all_reduce", [x], [x], op=op, dtype=x.dtype), RANK, SIZE, notes)
     assert x.tolist() == expected
 
 
 def test_reduce_writes_the_roots_tensor_only(notes):
     for root, expected in ((RANK, 4.0), (0, 1.0)):
         x = torch.ones(1)
-        values.fill(call("reduce", [x], [x], op=ReduceOp.SUM, root=root), RANK, SIZE, notes)
+        made_up.fill(call("reduce", [x], [x], op=ReduceOp.SUM, root=root), RANK, SIZE, notes)
         assert x.item() == expected
 
 
 def test_scattered_and_gathered_parts(notes):
     whole, part = torch.arange(8.0), torch.zeros(2)
     scattered = call("reduce_scatter_single", [whole], [part], op=ReduceOp.SUM)
-    values.fill(scattered, RANK, SIZE, notes)
+    made_up.fill(scattered, RANK, SIZE, notes)
     assert part.tolist() == [8.0, 12.0]
     out = torch.zeros(12)
-    values.fill(call("all_gather_single", [torch.arange(3.0)], [out]), RANK, SIZE, notes)
+    made_up.fill(call("all_gather_single", [torch.arange(3.0)], [out]), RANK, SIZE, notes)
     assert out.tolist() == [0.0, 1.0, 2.0] * 4
     out = torch.zeros(8)
-    values.fill(call("all_to_all_single", [whole], [out]), RANK, SIZE, notes)
+    made_up.fill(call("all_to_all_single", [whole], [out]), RANK, SIZE, notes)
     assert out.tolist() == [2.0, 3.0] * 4
 
 
 def test_uneven_parts_repeat_the_own_part(notes):
     source, out = torch.tensor([1.0, 5.0, 6.0, 9.0]), torch.zeros(7)
     exchange = call("all_to_all_v_single", [source], [out], in_splits=[1, 2, 1, 0], out_splits=[2, 2, 3, 0])
-    values.fill(exchange, RANK, SIZE, notes)
+    made_up.fill(exchange, RANK, SIZE, notes)
     assert out.tolist() == [5.0, 6.0, 5.0, 6.0, 5.0, 6.0, 5.0]
 
 
@@ -78,13 +78,13 @@ def test_a_broadcast_of_a_rank_that_ran_before_has_its_value(tmp_path):
         return Notes(tmp_path, rank, range(SIZE), 5.0, -1).of_group("world", list(range(SIZE)))
 
     x = torch.tensor([7, 8])
-    values.fill(call("broadcast", [x], [x], root=0), 0, SIZE, of(0))
+    made_up.fill(call("broadcast", [x], [x], root=0), 0, SIZE, of(0))
     y = torch.tensor([0, 0])
-    values.fill(call("broadcast", [], [y], root=0), RANK, SIZE, of(RANK))
+    made_up.fill(call("broadcast", [], [y], root=0), RANK, SIZE, of(RANK))
     assert y.tolist() == [7, 8]
     z = torch.tensor([1, 2])
     later = call("broadcast", [], [z], root=3)  # has not run yet: the own value stays
-    values.fill(later, RANK, SIZE, of(RANK))
+    made_up.fill(later, RANK, SIZE, of(RANK))
     assert z.tolist() == [1, 2]
 
 
@@ -92,13 +92,13 @@ def test_messages_are_noted_or_finite(tmp_path):
     def of(rank):
         return Notes(tmp_path, rank, range(SIZE), 5.0, -1).of_group("world", list(range(SIZE)))
 
-    values.exchange([Message(True, RANK, torch.tensor([3, 4]))], 0, of(0))
+    made_up.exchange([Message(True, RANK, torch.tensor([3, 4]))], 0, of(0))
     (tmp_path / "ended-0").touch()
     got, mine = torch.zeros(2, dtype=torch.int64), of(RANK)
-    values.exchange([Message(False, 0, got)], RANK, mine)
+    made_up.exchange([Message(False, 0, got)], RANK, mine)
     assert got.tolist() == [3, 4]
     other = torch.full((3, 3), float("nan"))
-    values.exchange([Message(False, 0, other)], RANK, mine)
+    made_up.exchange([Message(False, 0, other)], RANK, mine)
     assert torch.isfinite(other).all()
     assert other.std() > 0
 

@@ -12,14 +12,9 @@ ranks.py            the parent: imports once, forks each rank
 rank.py             one rank: its environment, its program, its end
 backend.py          the backend that stands for all others; records where the program waits
 meeting.py          stores and collectives of objects without other ranks
-values.py           what a rank would receive, made up from its own data
-real_values.py      what a rank really receives, through files
-recorded_values.py  what ranks of a small run have received, for larger rehearsals
+values/             what a rank receives: made up, real, or recorded in a small run
 details.py          what a ring has no room for: tags, sizes of parts, processor times, places of groups
-received.py         lines of the program that read received data
-notes.py            small values that other ranks have really sent
 places.py           the line of the program that runs
-turns.py            with real values: one rank runs at a time, while the others wait for data
 
 Each file imports only files that stand below it.
 """

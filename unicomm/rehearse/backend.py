@@ -37,12 +37,12 @@ from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.comms.work import Work
 
-from . import received, values
 from .details import Details
-from .notes import Notes
-from .real_values import Mailbox
-from .recorded_values import ReceivedValues
-from .turns import Stuck
+from .values import made_up, reads
+from .values.notes import Notes
+from .values.real import Mailbox
+from .values.recorded import ReceivedValues
+from .values.turns import Stuck
 
 #: Functions whose messages are objects, which differ in size from rank to rank.
 OBJECTS = {
@@ -89,9 +89,9 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
             if self.mailbox is not None:
                 self.mailbox.fill(call)
                 return
-            values.fill(call, self.rank, self.size, self._notes)
+            made_up.fill(call, self.rank, self.size, self._notes)
         if call.name != "barrier":
-            received.mark(call.outputs if call.root != self.rank or call.op is not None else ())
+            reads.mark(call.outputs if call.root != self.rank or call.op is not None else ())
 
     def exchange(self, messages: Sequence[Message], timeout: float) -> None:
         """Made-up messages from any rank come from one rank after the other."""
@@ -111,8 +111,8 @@ class RehearsalBackend(Backend, RunsCollectives, OpensExchange, ExtendsDeadlines
                 message = message._replace(peer=self._from)  # noqa: PLW2901
             known.append(message)
         with torch.no_grad():
-            values.exchange(known, self.rank, self._notes)
-        received.mark([message.tensor for message in known if not message.send])
+            made_up.exchange(known, self.rank, self._notes)
+        reads.mark([message.tensor for message in known if not message.send])
 
     @property
     def last_sender(self) -> int:

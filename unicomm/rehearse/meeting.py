@@ -16,7 +16,7 @@ import torch.distributed as dist
 from unicomm.c10d.compat import HashStore, rendezvous_handlers
 from unicomm.comms import objects
 
-from .notes import OwnObjects
+from .values.notes import OwnObjects
 
 _SCHEMES = ("env", "tcp", "file")
 _PATIENCE = timedelta(seconds=5)

@@ -30,11 +30,11 @@ from unicomm.flight_recorder.recording import ending
 from . import meeting
 from .backend import RehearsalBackend
 from .details import STEP, Details
-from .notes import Notes, ended
-from .real_values import Mailbox
-from .received import Received
-from .recorded_values import ReceivedValues, Recording
-from .turns import Turn
+from .values.notes import Notes, ended
+from .values.reads import Received
+from .values.real import Mailbox
+from .values.recorded import ReceivedValues, Recording
+from .values.turns import Turn
 
 #: Threads in which ranks compute: they are processes, and several run at once.
 _THREADS = 1

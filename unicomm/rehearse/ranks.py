@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .notes import GO_ON, ended, given_up
 from .rank import Job, run_rank
-from .turns import run_in_turns
+from .values.notes import GO_ON, ended, given_up
+from .values.turns import run_in_turns
 
 _LOOK = 0.2  # seconds between two looks at the deadlines of ranks
 _STILL = 1.0  # seconds in which ranks that all wait may still find what they wait for

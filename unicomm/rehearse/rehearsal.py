@@ -24,8 +24,8 @@ from .play import Rules
 from .rank import Job
 from .ranks import import_for, import_shared, run_ranks
 from .recorded_table import end_remarks, read_details, read_remarks, read_table
-from .recorded_values import read as recording_of
-from .recorded_values import write as save_recording
+from .values.recorded import read as recording_of
+from .values.recorded import write as save_recording
 
 RECORDS = 16384
 PATIENCE = 300.0

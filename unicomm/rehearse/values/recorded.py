@@ -23,7 +23,7 @@ import torch
 
 from unicomm.comms.operations.call import Call
 
-from .places import user_place
+from ..places import user_place
 
 _MOST = 256  # elements of a tensor that is kept: control flow depends on few numbers
 Values = dict[str, dict[str, list[Any]]]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .places import is_users
+from ..places import is_users
 
 _MARK = "_unicomm_received"
 _READS: Mapping[str, str] = {
