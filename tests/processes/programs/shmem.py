@@ -59,6 +59,21 @@ def wait(work):
         say("released" if streams.is_over(work._after) else "still waits")
 
 
+def world_stays():
+    """All ranks can meet again in the library's world, and none can make another. Returns the refusal."""
+    again = unicomm.new_comm(BACKEND, torch.device("cpu"), name="again", hints=HINTS)
+    assert summed(again) == n * (n + 1) / 2
+    again.finalize()
+    try:
+        unicomm.new_comm(BACKEND, torch.device("cpu"), name="other", rank=0, size=1)
+    except unicomm.BackendError as error:
+        text = str(error)
+    else:
+        raise RuntimeError("the library has one world")
+    assert "has one world a process" in text, text
+    return text
+
+
 def captured(comm):
     """Operations of symmetric memory are captured; those that count are refused, and leave nothing there."""
     streams, sum_ = streams_of(comm), unicomm.ReduceOp.SUM
@@ -129,15 +144,7 @@ elif HOW == "symmetric":
         hint = error.hint
     assert "init_team" in hint
     part.finalize()
-    again = unicomm.new_comm(BACKEND, torch.device("cpu"), name="again", hints=HINTS)  # in the same world
-    assert summed(again) == n * (n + 1) / 2
-    again.finalize()
-    try:
-        unicomm.new_comm(BACKEND, torch.device("cpu"), name="other", rank=0, size=1)
-        raise RuntimeError("the library has one world")
-    except unicomm.BackendError as error:
-        text = str(error)
-    assert "has one world a process" in text, text
+    text = world_stays()
     assert ": split that" in text, text
     captured(comm)
     assert summed(comm) == n * (n + 1) / 2
@@ -151,15 +158,7 @@ elif HOW == "joined":
     assert symm.one_shot_all_reduce(x, comm).tolist() == [n * (n + 1) / 2] * 4
     symm.synchronize(comm)
     comm.finalize()
-    again = unicomm.new_comm(BACKEND, torch.device("cpu"), name="again", hints=HINTS)  # it is still there
-    assert summed(again) == n * (n + 1) / 2
-    again.finalize()
-    try:
-        unicomm.new_comm(BACKEND, torch.device("cpu"), name="other", rank=0, size=1)
-        raise RuntimeError("the library has one world")
-    except unicomm.BackendError as error:
-        text = str(error)
-    assert "has one world a process" in text, text
+    world_stays()
     theirs.end()
     beside.finalize()
     say("over")
