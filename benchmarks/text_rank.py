@@ -130,7 +130,7 @@ def train_reproducibly(
 
 
 def train_compressed(wire: str, feedback: bool, steps: int) -> dict[str, Any]:
-    """Trains under DistributedDataParallel. Returns the loss of each step, and that on other text."""
+    """Trains under DistributedDataParallel. Returns the loss of each step, and on held-out text."""
     length, rows, size, rank = 64, 16, dist.get_world_size(), dist.get_rank()
     data = text()
     seen, unseen = data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]

@@ -11,9 +11,9 @@ namespace unicomm {
 
 // The checksum of several pieces of memory, in their order. What a checksum is made of:
 //
-// - A piece is padded with zeros to whole stripes of 256 bytes, whose 32 words go into 32 lanes. The lanes
-// begin
-//   with 1, 2, ... 32. Then h = bytes * kJoin, and for each lane in order h = join(h, lane).
+// - A piece is padded with zeros to whole stripes of 256 bytes, whose 32 words go into 32 lanes.
+//   The lanes begin with 1, 2, ... 32. Then h = bytes * kJoin, and for each lane in order
+//   h = join(h, lane).
 // - The sum of all pieces begins with h = their number, and for each piece h = join(h, its h); it is mixed at
 //   the end so that all bits depend on all.
 //

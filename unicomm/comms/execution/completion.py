@@ -278,7 +278,7 @@ def _reduce_scatter(group: Group, call: Call) -> None:
     _fold_shares(group, call, shares, out)
 
 
-# --- several tensors a rank -----------------------------------------------------------------------
+# --- contributions: several tensors of each rank --------------------------------------------------
 
 
 def _contributed(group: Group, call: Call, rows: torch.Tensor) -> None:

@@ -48,7 +48,7 @@ class DataDifference:
 
 @dataclass
 class DataComparison:
-    """What the checksums of two runs tell.
+    """The first operation of two runs whose data differ, by the checksums in their records.
 
     Attributes:
         first: the first difference; None if there is none.
