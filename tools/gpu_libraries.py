@@ -1,6 +1,6 @@
 """GPU vendors' libraries that open without a GPU: their symbols, sizes and compilers are tested everywhere.
 
-    python -m tools.gpu_libraries               installs NCCL, NVSHMEM, NVRTC in build/gpu-libraries, 700 MB
+    python -m tools.gpu_libraries               installs NCCL, NVSHMEM, NVRTC, cupy in build/gpu-libraries
     python -m tools.gpu_libraries run COMMAND   runs a command that finds them
 
 `make real-libraries` runs the tests that need nothing else.
@@ -16,12 +16,16 @@ from pathlib import Path
 from tools.wheel_folders import install
 
 HOME = Path("build") / "gpu-libraries"
+_PACKAGES = "lib/python*/site-packages"
 #: Wheel: its library, below the wheel's folder.
-WHEELS = {
-    "nvidia-nccl-cu12": "lib/python*/site-packages/nvidia/nccl/lib/libnccl.so.2",
-    "nvidia-nvshmem-cu12": "lib/python*/site-packages/nvidia/nvshmem/lib/libnvshmem_host.so.3",
-    "nvidia-cuda-nvrtc-cu12": "lib/python*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+LIBRARIES = {
+    "nvidia-nccl-cu12": f"{_PACKAGES}/nvidia/nccl/lib/libnccl.so.2",
+    "nvidia-nvshmem-cu12": f"{_PACKAGES}/nvidia/nvshmem/lib/libnvshmem_host.so.3",
+    "nvidia-cuda-nvrtc-cu12": f"{_PACKAGES}/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
 }
+#: Wheel: what Python imports of it, below the wheel's folder.
+PACKAGES = {"cupy-cuda12x": f"{_PACKAGES}/cupy", "cuda-pathfinder": f"{_PACKAGES}/cuda"}
+WHEELS = LIBRARIES | PACKAGES
 
 
 def environment(home: Path = HOME) -> dict[str, str]:
@@ -31,9 +35,14 @@ def environment(home: Path = HOME) -> dict[str, str]:
     if missing:
         raise FileNotFoundError(f"{', '.join(missing)}: run `python -m tools.gpu_libraries`")
     paths = {wheel: path for wheel, path in found.items() if path is not None}
-    folders = [str(path.parent) for path in paths.values()]
+
+    def joined(variable: str, wheels: dict[str, str]) -> dict[str, str]:
+        given = filter(None, [os.environ.get(variable)])
+        return {variable: os.pathsep.join([*(str(paths[wheel].parent) for wheel in wheels), *given])}
+
     return {
-        "LD_LIBRARY_PATH": os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
+        **joined("LD_LIBRARY_PATH", LIBRARIES),
+        **joined("PYTHONPATH", PACKAGES),
         "UNICOMM_NVRTC": str(paths["nvidia-cuda-nvrtc-cu12"]),
         "UNICOMM_TEST_NVSHMEM": str(paths["nvidia-nvshmem-cu12"].parents[1]),
     }

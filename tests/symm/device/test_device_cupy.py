@@ -4,6 +4,7 @@ arguments where it is installed, which needs no GPU."""
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -13,7 +14,15 @@ import pytest
 import torch
 
 from unicomm.comms.errors import UnsupportedError
-from unicomm.comms.memory.device_kernels import FIELDS, INDEX, KERNELS, CupyLauncher, by_value, source
+from unicomm.comms.memory.device_kernels import (
+    FIELDS,
+    INDEX,
+    KERNELS,
+    OPTIONS,
+    CupyLauncher,
+    by_value,
+    source,
+)
 
 _local = threading.local()
 
@@ -148,3 +157,13 @@ def test_cupy_takes_our_arguments():
     assert "size one" in said(np.zeros(len(FIELDS), np.int64))
     assert "size one" not in said(by_value(numbers()))
     assert cupy.cuda is not None
+
+
+def test_cupy_compiles_our_kernels():
+    """By the compiler that cupy has found; its RawModule asks a device for the architecture first."""
+    pytest.importorskip("cupy")
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(source(), "kernels.cu", (), ())
+    nvrtc.compileProgram(program, (*OPTIONS, "-arch=sm_90"))
+    assert set(re.findall(r"\.entry (symm_\w+)\(", nvrtc.getPTX(program).decode())) == set(KERNELS)
