@@ -343,7 +343,8 @@ def draw(path: Path, rows: list[dict[str, Any]], costs: Costs) -> None:
         fontsize=10,
     )
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A small language model trained in several ways: compressed gradients, and the same bits in every layout.
 
-    python -m benchmarks.text_training losses --picture docs/pictures/wire-losses.png    # needs matplotlib
+    python -m benchmarks.text_training losses --json docs/pictures/wire-losses.json    # then `make pictures`
     python -m benchmarks.text_training layouts
 
 `losses` trains with float32, mxfp8 and int8, with and without error feedback, on 2 ranks of this host, whose
@@ -50,7 +50,7 @@ def train(ranks: int, mpi: bool, arguments: list[str]) -> list[dict[str, Any]]:
         return [json.loads(Path(f"{result}.{rank}").read_text()) for rank in range(ranks)]
 
 
-def picture(found: dict[str, list[float]], path: Path) -> None:
+def draw(found: dict[str, list[float]], path: Path) -> None:
     """Draws losses, each the mean of 20 steps."""
     import matplotlib
 
@@ -91,9 +91,8 @@ def losses(options: argparse.Namespace) -> None:
         cells = [f"{x:.4f} | {x / b - 1:+.2%}" for x, b in zip(both, base, strict=True)]
         console.print(f"| {name} | {' | '.join(cells)} |", soft_wrap=True)
     if options.json:
-        options.json.write_text(json.dumps(found))
-    if options.picture:
-        picture(found, options.picture)
+        found = {name: [round(loss, 4) for loss in losses] for name, losses in found.items()}
+        options.json.write_text(json.dumps(found) + "\n")
 
 
 def layouts(options: argparse.Namespace) -> None:
@@ -116,8 +115,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parts = parser.add_subparsers(required=True)
     part = parts.add_parser("losses")
-    part.add_argument("--json", type=Path)
-    part.add_argument("--picture", type=Path)
+    part.add_argument("--json", type=Path, help="the losses of all steps")
     part.set_defaults(run=losses)
     part = parts.add_parser("layouts")
     part.add_argument("--only", nargs="*", help="backends")

@@ -72,3 +72,8 @@ def test_the_picture_shows_that_verdict():
     assert f"It is in `load_batch`, /job/hang.py:{line}, sleeping" in sentence(said)
     words = text_of((make.HERE / "hang.svg").read_text())
     assert f"hang.py:{line}" in words
+
+
+def test_every_picture_is_made_here():
+    kept = {file.name for file in make.HERE.iterdir() if file.suffix in {".png", ".svg"}}
+    assert kept == set(make.PICTURES)

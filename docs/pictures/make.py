@@ -9,6 +9,9 @@
 | trace-page.png, profile-page.png | pages of a simulated job and of generated traces | Chromium |
 | hang.svg | hang.json: what torchrun and unicomm run printed of examples/hang.py | |
 | benchmark.svg | docs/benchmarks/cpu_collectives.json | matplotlib |
+| creation-scale.png | creation-scale.json, by benchmarks/creation_scale.py | matplotlib |
+| merged-trace.png | merged-trace.json, by merged_trace.py | matplotlib |
+| wire-losses.png | wire-losses.json, by benchmarks/text_training.py | matplotlib |
 
 made.json has a hash of what each picture showed when it was made. A test compares it with what it would
 show now.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -33,6 +37,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 MADE = HERE / "made.json"
 HANG = HERE / "hang.json"
+CREATION, LOSSES, TRACE = (
+    HERE / f"{name}.json" for name in ("creation-scale", "wire-losses", "merged-trace")
+)
 BENCHMARK = HERE.parent / "benchmarks" / "cpu_collectives.json"
 OURS = "unicomm, torch.distributed"
 WITHIN = 120.0  # seconds for the job that hangs
@@ -196,6 +203,28 @@ def draw_benchmark(picture: Path) -> None:
     pyplot.close(figure)
 
 
+# --- drawn by others --------------------------------------------------------------------------------------
+
+
+def draw_creation(picture: Path) -> None:
+    from benchmarks.creation_scale import Costs, draw
+
+    data = json.loads(CREATION.read_text())
+    draw(picture, data["model"], Costs(**data["costs"]))
+
+
+def draw_losses(picture: Path) -> None:
+    from benchmarks.text_training import draw
+
+    draw(json.loads(LOSSES.read_text()), picture)
+
+
+def draw_merged_trace(picture: Path) -> None:
+    from docs.pictures.merged_trace import draw
+
+    draw(picture)
+
+
 # --- all --------------------------------------------------------------------------------------------------
 
 
@@ -214,8 +243,14 @@ def _page(page: Callable[[], str], width: int, height: int) -> Picture:
     return Picture(page, lambda text, picture: screenshot(text, picture, width, height))
 
 
-def _drawn(data: Path, draw: Callable[[Path], None]) -> Picture:
-    return Picture(lambda: data.read_text() + inspect.getsource(draw), lambda _, picture: draw(picture))
+def _drawn(data: Path, draw: Callable[[Path], None], by: str = "") -> Picture:
+    """A picture that `draw` makes of `data`; `by` is the module whose `draw` it calls."""
+
+    def shows() -> str:
+        drawing = importlib.import_module(by).draw if by else draw
+        return data.read_text() + inspect.getsource(drawing)
+
+    return Picture(shows, lambda _, picture: draw(picture))
 
 
 PICTURES = {
@@ -223,6 +258,9 @@ PICTURES = {
     "profile-page.png": _page(profile_page, 1120, 900),
     "hang.svg": _drawn(HANG, draw_hang),
     "benchmark.svg": _drawn(BENCHMARK, draw_benchmark),
+    "creation-scale.png": _drawn(CREATION, draw_creation, by="benchmarks.creation_scale"),
+    "merged-trace.png": _drawn(TRACE, draw_merged_trace, by="docs.pictures.merged_trace"),
+    "wire-losses.png": _drawn(LOSSES, draw_losses, by="benchmarks.text_training"),
 }
 
 

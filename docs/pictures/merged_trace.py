@@ -1,27 +1,27 @@
-"""Draws a part of a merged trace: what Perfetto shows of it, as a picture for the documentation.
+"""A part of a merged trace: what Perfetto shows of it, as a picture for the documentation.
 
     torchrun --nproc-per-node 4 tests/profiler/programs/ddp.py FOLDER 2 0.05
     unicomm profile merge FOLDER/rank*.json -o merged.json
-    python docs/pictures/merged_trace.py merged.json docs/pictures/merged-trace.png
+    python -m docs.pictures.merged_trace merged.json      # writes merged-trace.json
+    make pictures                                         # draws it
 
-(with TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 and OMP_NUM_THREADS=1; needs matplotlib)
+(the first with TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 and OMP_NUM_THREADS=1)
 """
+
+from __future__ import annotations
 
 import argparse
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
+SHOWN = Path(__file__).resolve().with_name("merged-trace.json")
 COLORS = {"waiting": "#f4c27a", "transfer": "#3a7d44", "operation": "#8fbf8f", "compute": "#9db4d6"}
 HEIGHT = 0.38
 
 
-def is_compute(e: dict) -> bool:
+def is_compute(e: dict[str, Any]) -> bool:
     return e.get("cat") == "cpu_op" and not e["name"].startswith(("unicomm::", "c10d::"))
 
 
@@ -34,57 +34,83 @@ def outermost(slices: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("picture", type=Path)
-    options = parser.parse_args()
-    events = json.loads(options.trace.read_text())["traceEvents"]
-    ranks = sorted({e["pid"] for e in events})
-    line = {pid: -float(at) for at, pid in enumerate(ranks)}
+def excerpt(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what is drawn of a trace: the step in which a rank waited longest. Times are milliseconds.
+
+    `ranks`: the name of each rank, and (begin, length) of its bars by the names of COLORS. `arrows`: the
+    (time, row) of both ends. `label`: the time, the row and the name of the operation that was waited in.
+    """
     slices = [e for e in events if e["ph"] == "X"]
     made = [e for e in slices if e.get("cat") == "unicomm" and "args" in e]
-    # The step in which most was waited, from before its barrier to after its last operation.
     worst = max(made, key=lambda e: e["args"]["waiting_us"])
     begin, end = worst["ts"] - 4_000, worst["ts"] + worst["dur"] + 9_000
+    names = {e["pid"]: e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"}
+    rows = {pid: row for row, pid in enumerate(sorted(names))}
 
-    figure, axes = pyplot.subplots(figsize=(11, 4.2))
+    def ms(at: float) -> float:
+        return round((at - begin) / 1000, 3)
 
-    def bars(pid: int, spans: list[tuple[float, float]], color: str, low: float) -> None:
-        shown = [((b - begin) / 1000, d / 1000) for b, d in spans if b < end and b + d > begin]
-        axes.broken_barh(
-            shown, (line[pid] + low, HEIGHT), facecolors=COLORS[color], edgecolor="white", lw=0.4
-        )
+    def bars(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(ms(b), round(d / 1000, 3)) for b, d in spans if b < end and b + d > begin]
 
-    for pid in ranks:
+    ranks = []
+    for pid in rows:
         own = [e for e in slices if e["pid"] == pid]
-        bars(pid, outermost([(e["ts"], e["dur"]) for e in own if is_compute(e)]), "compute", 0)
-        bars(pid, [(e["ts"], e["dur"]) for e in made if e["pid"] == pid], "operation", HEIGHT)
-        for part in ("waiting", "transfer"):
-            bars(pid, [(e["ts"], e["dur"]) for e in own if e["name"] == part], part, HEIGHT)
-    flows: dict[int, list[dict]] = {}
+        spans = {name: [(e["ts"], e["dur"]) for e in own if e["name"] == name] for name in COLORS}
+        spans["compute"] = outermost([(e["ts"], e["dur"]) for e in own if is_compute(e)])
+        spans["operation"] = [(e["ts"], e["dur"]) for e in made if e["pid"] == pid]
+        ranks.append({"name": names[pid]} | {name: bars(found) for name, found in spans.items()})
+    flows: dict[int, list[dict[str, Any]]] = {}
     for e in events:
         if e.get("cat") == "collective" and begin < e["ts"] < end:
             flows.setdefault(e["id"], []).append(e)
+    arrows = []
     for steps in flows.values():
         steps.sort(key=lambda e: (e["ts"], "stf".index(e["ph"])))
-        for one, other in itertools.pairwise(steps):
-            ends = [((e["ts"] - begin) / 1000, line[e["pid"]] + 1.5 * HEIGHT) for e in (one, other)]
-            arrow = {"arrowstyle": "-|>", "color": "#444444", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=arrow)
-    seq, name = worst["args"]["seq_num"], worst["name"]
-    place = ((worst["ts"] - begin + worst["dur"] / 3) / 1000, line[worst["pid"]] + 1.5 * HEIGHT)
-    axes.text(*place, f"{name} #{seq}", fontsize=7, va="center")
-    names = {e["pid"]: e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"}
-    axes.set_yticks([line[pid] + HEIGHT for pid in ranks], [names[pid] for pid in ranks])
-    axes.set_xlim(0, (end - begin) / 1000)
+        arrows += [[(ms(e["ts"]), rows[e["pid"]]) for e in pair] for pair in itertools.pairwise(steps)]
+    label = (ms(worst["ts"] + worst["dur"] / 3), rows[worst["pid"]])
+    name = f"{worst['name']} #{worst['args']['seq_num']}"
+    return {"end": ms(end), "ranks": ranks, "arrows": arrows, "label": [*label, name]}
+
+
+def draw(picture: Path) -> None:
+    """Draws SHOWN."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = json.loads(SHOWN.read_text())
+    figure, axes = pyplot.subplots(figsize=(11, 4.2))
+    for row, rank in enumerate(shown["ranks"]):
+        for kind in ("compute", "operation", "waiting", "transfer"):
+            low = -row + (0 if kind == "compute" else HEIGHT)
+            axes.broken_barh(rank[kind], (low, HEIGHT), facecolors=COLORS[kind], edgecolor="white", lw=0.4)
+    arrow = {"arrowstyle": "-|>", "color": "#444444", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+    for ends in shown["arrows"]:
+        start, stop = ((at, 1.5 * HEIGHT - row) for at, row in ends)
+        axes.annotate("", xy=stop, xytext=start, arrowprops=arrow)
+    at, row, name = shown["label"]
+    axes.text(at, 1.5 * HEIGHT - row, name, fontsize=7, va="center")
+    axes.set_yticks([HEIGHT - row for row in range(len(shown["ranks"]))], [r["name"] for r in shown["ranks"]])
+    axes.set_xlim(0, shown["end"])
     axes.set_xlabel("milliseconds")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=c) for c in COLORS.values()]
     axes.legend(handles, list(COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=4, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
-    figure.savefig(options.picture, dpi=100, metadata={"Software": None})
+    figure.savefig(picture, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
 
 
-main()
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("trace", type=Path)
+    events = json.loads(parser.parse_args().trace.read_text())["traceEvents"]
+    SHOWN.write_text(json.dumps(excerpt(events)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
