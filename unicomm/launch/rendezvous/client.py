@@ -14,7 +14,7 @@ from .connections import EndedError, NoLauncherError, SignedSocket, TokensDiffer
 
 _GREETING = 10.0  # seconds that the host may take to greet
 _PAUSES = (0.05, 1.0)  # seconds between two calls of a host that is not there: the first pause, the longest
-_SILENT = 10  # seconds between two probes of a silent host; its connection ends after four of them
+_SILENT = 40  # seconds without an answer after which the connection to another host ends
 _CURE = "set UNICOMM_JOB_TOKEN to one value for the launchers of all hosts, or use --token-file on all"
 
 

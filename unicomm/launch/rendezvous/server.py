@@ -24,7 +24,7 @@ from .connections import HELLO, LENGTH, MAC, Greeting, NoLauncherError
 
 _PATIENCE = 10.0  # seconds in which a caller has to prove that it knows the token
 _STRANGERS = 256  # callers that have not yet
-_SILENT = 10  # seconds between two probes of a silent host; its connection ends after four of them
+_SILENT = 40  # seconds without an answer after which the connection to another host ends
 _ENDING = 5.0  # seconds that the thread may need to end
 _TURNS = 10  # of the event loop, from the call of a stranger to the task that serves it: about four
 
