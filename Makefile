@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test bench wheel chaos faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs pictures site clean
+.PHONY: demo test bench wheel chaos networks faults fuzz healthy models rehearsals simulate compat sanitize real-libraries check format stubs docs pictures site clean
 .DEFAULT_GOAL := test
 
 # Tools first, without build isolation: a package's own build environment would fetch everything again.
@@ -81,6 +81,10 @@ bench: $(VENV)/installed
 # Ranks are killed, stopped, cut off, starved, and leave at random moments; a seed repeats a round.
 chaos: $(VENV)/installed $(VENV)/mpi
 	$(BIN)/python -m tests.chaos.conductor --write docs/chaos.md
+
+# The network between two hosts is cut, or loses, delays and reorders packets: docs/network-faults.md.
+networks: $(VENV)/installed
+	$(BIN)/python -m tests.chaos.networks --write docs/network-faults.md
 
 # The commonest faults in real jobs, and the table of verdicts in docs/trace/reading.md.
 faults: $(VENV)/installed

@@ -60,24 +60,24 @@ class Namespaces:
 
     def set_link(self, host: int, up: bool) -> None:
         """Cuts a host's link to the others, or restores it."""
-        _run("ip", "-n", self._middle, "link", "set", f"port{host}", "up" if up else "down")
+        command("ip", "-n", self._middle, "link", "set", f"port{host}", "up" if up else "down")
 
     def __enter__(self) -> Namespaces:
         try:
             for name in (self._middle, *self.names):
-                _run("ip", "netns", "add", name)
-                _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", self._middle, "link", "add", "bridge", "type", "bridge")
-            _run("ip", "-n", self._middle, "link", "set", "bridge", "up")
+                command("ip", "netns", "add", name)
+                command("ip", "-n", name, "link", "set", "lo", "up")
+            command("ip", "-n", self._middle, "link", "add", "bridge", "type", "bridge")
+            command("ip", "-n", self._middle, "link", "set", "bridge", "up")
             for i, name in enumerate(self.names):
                 port = f"port{i}"
                 peer = ("peer", "name", port, "netns", self._middle)
-                _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
-                _run("ip", "-n", self._middle, "link", "set", port, "master", "bridge", "up")
+                command("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
+                command("ip", "-n", self._middle, "link", "set", port, "master", "bridge", "up")
                 # Without nodad an IPv6 address cannot be used for its first second.
                 address = [f"{self.address(i)}/64", "nodad"] if self._only_ipv6 else [f"{self.address(i)}/24"]
-                _run("ip", "-n", name, "addr", "add", *address, "dev", "eth0")
-                _run("ip", "-n", name, "link", "set", "eth0", "up")
+                command("ip", "-n", name, "addr", "add", *address, "dev", "eth0")
+                command("ip", "-n", name, "link", "set", "eth0", "up")
                 self._keepers.append(_keeper(name))
         except BaseException:
             self.__exit__()
@@ -119,5 +119,6 @@ def _keeper(name: str) -> subprocess.Popen[str]:
     return keeper
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
+def command(*words: str) -> None:
+    """Runs a command. Raises `subprocess.CalledProcessError` when it fails."""
+    subprocess.run(words, capture_output=True, check=True, timeout=_SECONDS)

@@ -177,7 +177,7 @@ class SimulatedBackend(GlooBackend):
         if setup.size == 1:
             return cls(None, setup, None, [{}])
         each = 2 if checks_signatures(setup) else 1
-        sockets = connect_all(setup.rendezvous, "127.0.0.1", each, setup.name, "simulated")
+        sockets = connect_all(setup, "127.0.0.1", each, "simulated")
         group = Group(setup.rendezvous.uid, setup.rank)
         return cls(group, setup, group, sockets)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,7 +158,8 @@ def test_strangers_do_not_come_in():
         with meet(store, "mesh", rank, 2, timeout=60, hello={}) as rendezvous:
             if rank == 1:
                 assert called.wait(60)
-            made[rank] = mesh.connect_all(rendezvous, "127.0.0.1", 1, "test", "gloo")
+            setup = SimpleNamespace(rendezvous=rendezvous, name="test", hints={})
+            made[rank] = mesh.connect_all(setup, "127.0.0.1", 1, "gloo")
 
     called = threading.Event()
     mesh.listen = listen  # type: ignore[assignment]

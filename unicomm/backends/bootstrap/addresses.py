@@ -27,7 +27,6 @@ INTERFACE = "UNICOMM_INTERFACE"  # names the interface to use, instead of routin
 _SIOCGIFADDR = 0x8915
 # Addresses of no network (RFC 5737, RFC 3849): the way to them is the default route.
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
-_STORE_SILENT = 3  # seconds between two probes of the store's host; it is gone after four of them
 _PORT = 9  # connecting a datagram socket sends nothing; any port but 0 will do
 
 
@@ -158,11 +157,11 @@ def route_to(host: str) -> str:
 
 
 def guard_store(store: Store | None) -> None:
-    """Makes this process notice within 12 seconds that the host of its TCPStore cannot be reached any more.
+    """Makes this process notice within 15 seconds that the host of its TCPStore cannot be reached any more.
 
     A call that waits for the store then ends with an error; without this it would take many minutes.
     """
-    connections(_host_of(store), _port_of(store), lambda s: notice_silence(s, _STORE_SILENT))
+    connections(_host_of(store), _port_of(store), notice_silence)
 
 
 def _is_loopback(address: str) -> bool:

@@ -32,6 +32,7 @@ from unicomm.backends.bootstrap import addresses
 from unicomm.backends.out_of_band import (
     CHECK_HINT,
     COMPARE,
+    SILENCE_HINT,
     OutOfBandBackend,
     Sockets,
     checks_signatures,
@@ -55,6 +56,7 @@ _HINTS = (
         "Name or address to listen on. Default: of UNICOMM_INTERFACE, or of the way to the store's host.",
     ),
     Hint("interface", str, "", "Network interface to use, such as eth0. Default: as for hostname."),
+    SILENCE_HINT,
     CHECK_HINT,
 )
 _REDUCTIONS = {RedOpType.SUM: ReduceOp.SUM, RedOpType.PRODUCT: ReduceOp.PRODUCT}
@@ -107,7 +109,7 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
         if setup.size == 1:
             return cls(gloo.group, setup, None, [{}])
         address = gloo.pairs.own[0] if gloo.pairs else setup.hints["hostname"] or socket.gethostname()
-        sockets = connect_all(setup.rendezvous, address, each, setup.name, "gloo", gloo.trouble)
+        sockets = connect_all(setup, address, each, "gloo", gloo.trouble)
         return cls(gloo.group, setup, gloo.pairs, sockets)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 from unicomm._core import FaultCode
 from unicomm.backends.bootstrap import addresses, mpi_library
-from unicomm.backends.out_of_band import CHECK_HINT, connect_all
+from unicomm.backends.out_of_band import CHECK_HINT, SILENCE_HINT, connect_all
 from unicomm.comms.backend import Capabilities, ChecksProcess, Exchange, OpensExchange, Setup
 from unicomm.comms.errors import BackendError, CommTimeoutError, UnsupportedError
 from unicomm.comms.failures.daemon_pool import call_within
@@ -42,6 +42,7 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         bytes_only=True,
         checks_mismatch=True,
         hints=(
+            SILENCE_HINT,
             CHECK_HINT,
             Hint(
                 "hostname",
@@ -87,7 +88,7 @@ class MpiBackend(Operations, OpensExchange, ChecksProcess):
         if not host:
             cure = "name an address by the hint 'hostname'"
             host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
-        sockets = connect_all(setup.rendezvous, host, 1, setup.name, cls.library)[0]
+        sockets = connect_all(setup, host, 1, cls.library)[0]
         try:
             here = sum(other.network == place.network for other in places)
             return cls(setup, MPI, _create(MPI, setup, ranks), sockets, here)

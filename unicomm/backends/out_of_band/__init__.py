@@ -20,11 +20,12 @@ from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
 from .signatures import SignatureCheck, frame_of
-from .sockets import Sockets, connect_all, patience, refuse
+from .sockets import SILENCE_HINT, Sockets, connect_all, patience, refuse
 
 __all__ = [
     "CHECK_HINT",
     "COMPARE",
+    "SILENCE_HINT",
     "Awaited",
     "FaultChannel",
     "Operation",

@@ -15,9 +15,10 @@ import struct
 import time
 from collections.abc import Sequence
 
-from unicomm.comms.backend import SetupRendezvous
+from unicomm.comms.backend import Setup, SetupRendezvous
 from unicomm.comms.errors import BackendError
-from unicomm.comms.membership.handles import listen, notice_silence
+from unicomm.comms.membership.handles import HOST_SILENCE, listen, notice_silence
+from unicomm.comms.options import Hint
 
 _SECRET = 16  # bytes
 _HELLO = struct.Struct(f"<{_SECRET}sIB")  # secret, rank, number of the socket
@@ -28,19 +29,33 @@ _STRANGERS = 64  # callers that may wait besides the ranks
 Sockets = dict[int, socket.socket]
 
 
-def connect_all(
-    rendezvous: SetupRendezvous, host: str, each: int, comm: str, library: str, trouble: str = ""
-) -> list[Sockets]:
+def _parse_silence(text: str) -> float:
+    seconds = float(text)
+    if not 4 <= seconds <= 3600:
+        raise ValueError("expected 4 to 3600 seconds")
+    return seconds
+
+
+SILENCE_HINT = Hint(
+    "host_silence",
+    _parse_silence,
+    HOST_SILENCE,
+    "Seconds without an answer, 4 to 3600, after which another host counts as gone.",
+)
+
+
+def connect_all(setup: Setup, host: str, each: int, library: str, trouble: str = "") -> list[Sockets]:
     """Collective: returns `each` sockets to every other rank, as that many dicts by rank.
 
     Args:
         host: the address to listen at.
-        comm, library: names of the communicator and of its library, for errors.
+        library: name of the communicator's library, for errors.
         trouble: why this rank cannot take part, if it cannot.
 
     Returns when all ranks are connected. Raises `CommTimeoutError` naming the ranks that did not come or are
     stopped, and `BackendError` on all ranks if one had trouble, within the rendezvous' time.
     """
+    rendezvous, comm = setup.rendezvous, setup.name
     rank, size = rendezvous.rank, rendezvous.size
     made: list[Sockets] = [{} for _ in range(each)]
     secret = secrets.token_bytes(_SECRET)
@@ -72,7 +87,7 @@ def connect_all(
             trouble = _accept(listener, secret, made, rank, rendezvous)
         for sockets in made:
             for s in sockets.values():
-                _tune(s)
+                _tune(s, setup.hints.get(SILENCE_HINT.name, HOST_SILENCE))
         troubles = rendezvous.exchange(f"{library} connected", trouble.encode())
         refuse([text.decode() for text in troubles], rendezvous, comm, library)
         on_error.pop_all()
@@ -148,10 +163,10 @@ def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
     return given, peer, number
 
 
-def _tune(s: socket.socket) -> None:
+def _tune(s: socket.socket, silence: float) -> None:
     s.settimeout(None)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    notice_silence(s, 1)
+    notice_silence(s, silence)
 
 
 def _unreachable(

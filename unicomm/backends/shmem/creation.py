@@ -92,4 +92,4 @@ def connect(setup: Setup, title: str, streams: Streams | None) -> list[Sockets]:
     addresses.guard_store(setup.store)
     routed = addresses.listen_address(setup.rendezvous, setup.store)
     host = setup.hints["hostname"] or routed or "127.0.0.1"
-    return connect_all(setup.rendezvous, host, 1 + compares, setup.name, title)
+    return connect_all(setup, host, 1 + compares, title)

@@ -10,7 +10,7 @@ from typing import Any
 
 from unicomm import _core
 from unicomm.backends.bootstrap import addresses
-from unicomm.backends.out_of_band import CHECK_HINT, connect_all, patience, refuse
+from unicomm.backends.out_of_band import CHECK_HINT, SILENCE_HINT, connect_all, patience, refuse
 from unicomm.comms.backend import Capabilities, Reconfigures, Setup
 from unicomm.comms.errors import BackendError, InvalidArgumentError, first_line
 from unicomm.comms.operations.dtypes import DTYPES
@@ -62,6 +62,7 @@ class UcxBackend(Operations, Reconfigures):
                 "Name or address at which this rank is told of failures. Default: by routing.",
             ),
             Hint("interface", str, "", "Network interface for that, such as eth0."),
+            SILENCE_HINT,
             CHECK_HINT,
             LIBRARY,
             TLS,
@@ -93,7 +94,7 @@ class UcxBackend(Operations, Reconfigures):
         if not host:
             cure = "name an address by the hint 'hostname'"
             host = addresses.choose_for(setup, places, cure) or "127.0.0.1"
-        sockets = connect_all(setup.rendezvous, host, 1, setup.name, cls.library, trouble)[0]
+        sockets = connect_all(setup, host, 1, cls.library, trouble)[0]
         assert worker is not None
         backend = cls(setup, worker, sockets)
         try:

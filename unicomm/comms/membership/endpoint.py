@@ -190,7 +190,7 @@ class Endpoint:
             # The caller that has been silent for longest: a rank of ours sends at once.
             self._end(min(strangers, key=lambda guest: guest.until))
         s.setblocking(False)
-        notice_silence(s, 1)
+        notice_silence(s)
         guest = Guest(s)
         with self._changed:
             self._guests.add(guest)

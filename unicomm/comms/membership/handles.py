@@ -27,7 +27,9 @@ _PREFIX = "unicomm:"
 _LONGEST_HANDLE = 4096  # characters
 _BACKLOG = 1024
 _HEX = re.compile(r"[0-9a-f]+")
-# A host that is gone, or a cable that is cut, is noticed when this many probes, one a second, are unanswered.
+#: Seconds without an answer after which another host counts as gone, unless the user says otherwise. Links
+#: that fail over are back in less, and a rank that was killed ends its connections at once.
+HOST_SILENCE = 15.0
 _PROBES = 3
 
 
@@ -37,17 +39,18 @@ def network() -> str:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
-def notice_silence(s: socket.socket, seconds: int) -> None:
-    """Makes a connection end when the other host has not answered for four times `seconds`.
+def notice_silence(s: socket.socket, seconds: float = HOST_SILENCE) -> None:
+    """Makes a connection end when the other host has not answered for about `seconds`, 4 or more.
 
     That holds also while data are on their way, where the system's default is a quarter of an hour.
     """
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    pause = max(1, round(seconds / (_PROBES + 1)))
     options = {
-        "TCP_KEEPIDLE": seconds,
-        "TCP_KEEPINTVL": seconds,
+        "TCP_KEEPIDLE": pause,
+        "TCP_KEEPINTVL": pause,
         "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": 1000 * seconds * (_PROBES + 1),
+        "TCP_USER_TIMEOUT": round(1000 * seconds),
     }
     for option, value in options.items():
         if hasattr(socket, option):
@@ -155,7 +158,7 @@ def call(handle: Handle, here: str, hello: Mapping[str, Any], timeout: float) ->
     try:
         said = json.dumps(hello).encode()
         s.sendall(HELLO.pack(bytes.fromhex(handle.key), len(said)) + said)
-        notice_silence(s, 1)
+        notice_silence(s)
         s.setblocking(False)
     except OSError:
         s.close()
