@@ -38,7 +38,7 @@ def judge(
     plays = Plays(recorded, rules, tags)
     search = hanging_schedule(plays)
     table = played_table(recorded, plays, search.played)
-    report = analyze(table)
+    report = analyze(table, program=recorded)
     if read_values:
         kept = [f for f in report.findings if f.verdict is not Verdict.SPLIT_MISMATCH]
         not_compared = not_compared or len(kept) < len(report.findings)

@@ -17,8 +17,10 @@ from . import stragglers
 from .blocking_ranks import BlockingRanks, health
 from .call_mismatches import CallMismatches, Mismatch
 from .call_paths import call_paths
+from .call_sites import CallSites
 from .matching import call_signatures, divergences, messages, mismatched_messages, uneven_exchanges
 from .own_faults import add_places, own_faults, without_absences
+from .partings import at_partings
 from .silent_corruption import corrupted
 from .size_mismatches import SizeMismatches
 from .verdict import Finding, Report, Verdict
@@ -29,6 +31,7 @@ Progress = Callable[[str], None]
 
 # The order of findings: the greater weight first; of equal weights, more victims first.
 _WEIGHT = {
+    Verdict.WRONG_OPERATION: 95,  # of ranks that parted ways earlier than a mismatch shows
     Verdict.PROCESS_DEAD: 90,
     Verdict.PROCESS_STOPPED: 88,
     Verdict.MEMBERSHIP: 85,
@@ -47,19 +50,26 @@ _CORRUPTION, _OWN_FAULT, _STUCK_MISMATCH, _SILENT_MISMATCH = 98, 97, 95, 60
 _MOST_WITH_PATHS = 16  # findings
 
 
-def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress | None = None) -> Report:
+def analyze(
+    table: Table,
+    stuck_after: float = STUCK_AFTER,
+    progress: Progress | None = None,
+    program: Table | None = None,
+) -> Report:
     """Analyzes a table.
 
     Args:
         stuck_after: the seconds after which an unfinished operation of a running process counts as stuck. In
             dumps, and in rings of ended processes, every unfinished operation is stuck.
         progress: called with the name of each step.
+        program: all operations that the ranks would issue, if that is known, as in a rehearsal.
     """
     tell = progress or (lambda _: None)
     stuck_ns = int(stuck_after * 1e9)
     tell("comparing collectives")
     signatures, cells = call_signatures(table), CollectiveIndex(table)
-    mismatches = CallMismatches(table, signatures).collectives(divergences(table, signatures, cells))
+    calls = CallMismatches(table, signatures, CallSites(table, signatures, program))
+    mismatches = calls.collectives(divergences(table, signatures, cells))
     sizes = SizeMismatches(table)
     mismatched = {(j.group, j.seq) for j in mismatches}
     mismatches += [
@@ -83,12 +93,15 @@ def analyze(table: Table, stuck_after: float = STUCK_AFTER, progress: Progress |
     findings = [f for f in findings if f.verdict in _OF_PROCESSES or lasting & {*f.culprits, *f.victims}]
     _doubt_the_dead(table, findings)
     findings = [*_with_victims(waits, mismatches), *_not_explained(findings, mismatches), *_membership(table)]
+    tell("comparing lines")
+    weight = {id(j.finding): _weight_of(j) for j in mismatches}
+    findings.sort(key=lambda f: -weight.get(id(f), _WEIGHT.get(f.verdict, 0)))
+    findings = at_partings(table, calls, findings)
     if slow and late and not any(set(slow) & set(f.culprits) for f in findings):
         findings.append(_slow(slow, late, bool(findings)))
     own = own_faults(table)
     findings = [*own, *without_absences(findings, own)]
     add_places(table, findings)
-    weight = {id(j.finding): _weight_of(j) for j in mismatches}
     weight |= {id(f): _OWN_FAULT for f in own}
     first = {id(f): at for at, f in enumerate(own)}  # own faults in the order of their times
     findings.sort(

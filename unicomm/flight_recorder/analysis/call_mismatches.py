@@ -12,10 +12,11 @@ import numpy as np
 from unicomm.flight_recorder.formats.operation_names import OpKind
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.collectives import CollectiveRows
-from unicomm.flight_recorder.table.rows import at_place, find_row, place
+from unicomm.flight_recorder.table.rows import find_row
 from unicomm.flight_recorder.table.table import Column, Table
 from unicomm.flight_recorder.texts import capital, ranks_text
 
+from .call_sites import CallSites, Parting
 from .matching import CallSignatures
 from .verdict import Finding, Side, Verdict
 
@@ -66,8 +67,8 @@ class CallMismatches:
     collective of the same number, then the calls that each side made before at this place of its loop.
     """
 
-    def __init__(self, table: Table, signatures: CallSignatures) -> None:
-        self.table, self.signatures = table, signatures
+    def __init__(self, table: Table, signatures: CallSignatures, sites: CallSites) -> None:
+        self.table, self.signatures, self.sites = table, signatures, sites
         self._siblings: dict[str, list[int]] | None = None
 
     def collectives(self, found: list[CollectiveRows]) -> list[Mismatch]:
@@ -194,7 +195,6 @@ class CallMismatches:
         confidence: float,
     ) -> Mismatch:
         table, wrong = self.table, np.concatenate(wrong_sides)
-        name = table.groups[group].name
         note = ""
         derails, until = False, -1
         if swapped := self._swapped(right, wrong):
@@ -202,16 +202,34 @@ class CallMismatches:
             note = f"#{seq} to #{until} hold the same operations in another order"
         elif kind is Verdict.WRONG_OPERATION:
             note, derails = self._shift(right, wrong), True
+        finding = self._finding(kind, group, seq, right, wrong_sides, confidence, note)
+        unfinished = bool((table.state[np.concatenate([right, wrong])] != State.COMPLETED).any())
+        return Mismatch(finding, group, seq, derails or unfinished, until)
+
+    def _finding(
+        self,
+        kind: Verdict,
+        group: int,
+        seq: int,
+        right: Column,
+        wrong_sides: list[Column],
+        confidence: float,
+        note: str,
+    ) -> Finding:
+        table, wrong = self.table, np.concatenate(wrong_sides)
+        name = table.groups[group].name
         culprits = sorted(int(r) for r in table.rank[wrong])
         majority = sorted(int(r) for r in table.rank[right])
         if confidence == UNDECIDED:
             culprits = sorted({*culprits, *majority})
         a, b = int(right[0]), int(wrong[0])
+        where = [self.sites.places(a, int(rows[0])) for rows in wrong_sides]
+        there, here = where[0]
         who, others = ranks_text(table.rank[wrong]), ranks_text(table.rank[right])
         what = self._parts if kind is Verdict.SPLIT_MISMATCH else table.describe
         said = (
-            f"{capital(who)} called {what(b)}{at_place(table, b)}"
-            f" where {others} called {what(a)}{at_place(table, a)} (#{seq} of '{name}')."
+            f"{capital(who)} called {what(b)}{_at(here)}"
+            f" where {others} called {what(a)}{_at(there)} (#{seq} of '{name}')."
         )
         if kind is Verdict.ORDER_SWAP:
             said = f"{capital(who)} issued operations of '{name}' in another order from #{seq} on. " + said
@@ -219,7 +237,7 @@ class CallMismatches:
             said = f"{capital(who)} differed in {_WORD[kind]}. " + said
         if confidence == UNDECIDED:
             said += " There is no majority, so either side may be wrong."
-        finding = Finding(
+        return Finding(
             verdict=kind,
             culprits=culprits,
             victims=sorted(set(table.groups[group].ranks.tolist()) - set(culprits)),
@@ -230,18 +248,39 @@ class CallMismatches:
             sentence=said,
             evidence=self._evidence(what(a), right, wrong, confidence, note),
             sides=[
-                Side(
-                    sorted(int(r) for r in table.rank[rows]),
-                    what(int(rows[0])),
-                    place(table, int(rows[0])),
+                Side(sorted(int(r) for r in table.rank[rows]), what(int(rows[0])), place)
+                for rows, place in zip(
+                    (right, *wrong_sides), (there, *(one for _, one in where)), strict=True
                 )
-                for rows in (right, *wrong_sides)
             ],
-            next_steps=_next_steps(kind, place(table, b), place(table, a), who),
+            next_steps=_next_steps(kind, here, there, who),
             since_ns=int(table.created_ns[wrong].min()),
         )
-        unfinished = bool((table.state[np.concatenate([right, wrong])] != State.COMPLETED).any())
-        return Mismatch(finding, group, seq, derails or unfinished, until)
+
+    def parted(self, group: int, parting: Parting, later: Finding) -> Finding:
+        """Returns the finding about ranks that made a call of their own, which `later` is a consequence of."""
+        table = self.table
+        right, wrong = (
+            np.asarray([find_row(table, rank, group, parting.seq) for rank in ranks], np.int64)
+            for ranks in (parting.right, parting.wrong)
+        )
+        confidence = UNDECIDED
+        if parting.decided:
+            confidence = CLEAR if len(right) >= 2 * len(wrong) else 0.9
+        who = ranks_text(parting.wrong)
+        calls = f"{abs(parting.extra)} call{'s' * (abs(parting.extra) > 1)}"
+        note = f"{calls} {'of its own, so it is behind' if parting.extra > 0 else 'fewer, so it is ahead'}"
+        note = f"{who}: {note} from here on"
+        kind = Verdict.WRONG_OPERATION
+        finding = self._finding(kind, group, parting.seq, right, [wrong], confidence, note)
+        ids = self.signatures.ids[table.call[np.concatenate([right, wrong])]]
+        if (ids == ids[0]).all():
+            finding.sentence += " These calls fit, so nothing failed there."
+        if (later.group, later.seq_num) != (finding.group, finding.seq_num):
+            finding.evidence.append(f"it shows later: {later.sentence}")
+        finding.victims = sorted({*finding.victims, *later.victims, *later.culprits} - {*finding.culprits})
+        finding.edges = later.edges
+        return finding
 
     def _parts(self, row: int) -> str:
         """Returns an uneven gather or scatter with the sizes of its parts: "all_gather_v of parts 5, 6"."""
@@ -298,6 +337,10 @@ class CallMismatches:
         same &= table.calls.kind[table.call[row:end]] == OpKind.COLLECTIVE
         ids: list[int] = self.signatures.ids[table.call[row:end][same][: 2 * _WINDOW]].tolist()
         return ids
+
+
+def _at(place: str) -> str:
+    return f" at {place}" if place else ""
 
 
 def _next_steps(kind: Verdict, wrong: str, right: str, who: str) -> list[str]:

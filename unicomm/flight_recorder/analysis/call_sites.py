@@ -1,0 +1,260 @@
+"""CallSites: the lines from which the ranks of a group make their calls, and where these part ways.
+
+Ranks may meet in one collective from different lines of the program. That is legal (`if rank == 0:
+broadcast(x, 0) else: broadcast(y, 0)`), and it is a fault that nothing notices as long as the calls fit in
+type and size: a rank that evaluates alone is one call ahead of the others, until two calls do not fit. So a
+finding alone does not tell where the fault is. Two ranks' calls in a group are aligned as two texts are: equal
+calls are pairs, calls from two lines that fit are a pair at a cost, and a call that only one rank makes is a
+gap at a higher cost (Gotoh, "An improved algorithm for matching biological sequences", 1982). The fault is at
+the last gap before the finding from which on the two ranks were never in step again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unicomm.flight_recorder.formats.operation_names import OpKind
+from unicomm.flight_recorder.ring.call_path import Frame, Whose
+from unicomm.flight_recorder.ring.reader import State
+from unicomm.flight_recorder.table.rows import place
+from unicomm.flight_recorder.table.table import Column, Table
+
+from .matching import CallSignatures
+
+# Costs of an alignment.
+_OTHER_ARGUMENTS = 4  # a pair of calls from one line that do not fit
+_OTHER_LINE = 8  # a pair of calls that fit, from two lines
+_GAP, _LONGER = 12, 1  # a call that one rank alone makes, and each further one next to it
+_NEVER = 1 << 24
+
+_MOST_CALLS = 1024  # of two ranks that are aligned, from their first difference on
+_MOST_KINDS = 32  # sequences of a group that are compared with the most frequent one
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where ranks of a group part ways.
+
+    Attributes:
+        seq: the collective in which they still meet, or no longer do, from different lines.
+        right, wrong: the ranks that are there from the line of the majority, and the others. Of two equal
+            halves, either may be wrong.
+        extra: the calls that the wrong ranks make more than the right ones; negative if they make fewer.
+    """
+
+    seq: int
+    right: list[int]
+    wrong: list[int]
+    extra: int
+
+    @property
+    def decided(self) -> bool:
+        return len(self.right) > len(self.wrong)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of some ranks in a group: lines, signatures, and whether nothing would follow."""
+
+    ranks: list[int]
+    sites: Column
+    signatures: Column
+    whole: bool
+
+
+class CallSites:
+    """Compares the lines from which ranks call.
+
+    Args:
+        table: the operations that the ranks have issued.
+        program: all operations that they would issue, if that is known, as in a rehearsal. Its groups and
+            calls are those of `table`.
+    """
+
+    def __init__(self, table: Table, signatures: CallSignatures, program: Table | None = None) -> None:
+        self.table, self.signatures = table, signatures
+        self._program = program or table
+        self._known_end = program is not None
+        self._partings: dict[tuple[int, int], Parting | None] = {}
+
+    # --- lines --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _site_of_stack(self) -> Column:
+        """A number for the line of each stack, with the lines that led there."""
+        known: dict[tuple[tuple[str, int], ...], int] = {}
+        paths = (tuple((f.file, f.line) for f in stack) for stack in self._program.stacks)
+        return np.asarray([known.setdefault(path, len(known)) for path in paths], np.int64)
+
+    def places(self, right: int, wrong: int) -> tuple[str, str]:
+        """Returns the lines, "file:line", that distinguish two rows' calls, "" where they are unknown.
+
+        That is the innermost line that the other rank does not pass in this group. In a function that both
+        call, it is the line of the call.
+        """
+        a, b = (_users(self.table, row) for row in (right, wrong))
+        return self._place(right, a, b, wrong), self._place(wrong, b, a, right)
+
+    def _place(self, row: int, own: list[Frame], other: list[Frame], other_row: int) -> str:
+        if not own or not other or str(own[0]) == str(other[0]):
+            passed = self._passed(int(self.table.rank[other_row]), int(self.table.group[row]))
+            for frame in own:
+                if str(frame) not in passed:
+                    return str(frame)
+            for mine, theirs in zip(reversed(own), reversed(other), strict=False):
+                if str(mine) != str(theirs):
+                    return str(mine)
+        return place(self.table, row)
+
+    def _passed(self, rank: int, group: int) -> set[str]:
+        """Returns the lines that lead a rank to its collectives in a group."""
+        rows = self._rows(rank, group)
+        stacks = np.unique(self._program.frame[rows]).tolist()
+        return {str(f) for stack in stacks for f in self._program.stacks[stack] if f.whose is Whose.USER}
+
+    def _rows(self, rank: int, group: int) -> Column:
+        program = self._program
+        source = program.source_of[rank]
+        span = slice(source.begin, source.end)
+        mine = program.group[span] == group
+        mine &= program.calls.kind[program.call[span]] == OpKind.COLLECTIVE
+        rows: Column = np.flatnonzero(mine) + source.begin
+        return rows
+
+    # --- where ranks part ways ------------------------------------------------------------------------
+
+    def parting(self, group: int, seq: int) -> Parting | None:
+        """Returns where the ranks went out of step that are not in step at collective `seq` of a group.
+
+        None if they are in step, if the lines do not tell, or if records are missing.
+        """
+        key = (group, seq)
+        if key not in self._partings:
+            self._partings[key] = self._find(group, seq)
+        return self._partings[key]
+
+    def _find(self, group: int, seq: int) -> Parting | None:
+        members = [r for r in self.table.groups[group].ranks.tolist() if r in self._program.source_of]
+        if any(self._program.source_of[r].first_seq.get(group, 1) != 1 for r in members):
+            return None
+        kinds = sorted(self._kinds(group, members), key=lambda one: (-len(one.ranks), one.ranks))
+        if not kinds:
+            return None
+        usual, *others = kinds[:_MOST_KINDS]
+        found = [(gap, one) for one in others if (gap := _gap(one, usual, seq - 1)) is not None]
+        if not found:
+            return None
+        at = min(gap.at for gap, _ in found)
+        wrong = [rank for gap, one in found if gap.at == at for rank in one.ranks]
+        site = usual.sites[at]
+        right = [r for one in kinds if len(one.sites) > at and one.sites[at] == site for r in one.ranks]
+        right = [rank for rank in right if rank not in wrong]
+        extra = next(gap.extra for gap, _ in found if gap.at == at)
+        if len(wrong) > len(right):
+            right, wrong, extra = wrong, right, -extra
+        return Parting(at + 1, sorted(right), sorted(wrong), extra)
+
+    def _kinds(self, group: int, members: list[int]) -> Iterator[_Calls]:
+        program = self._program
+        ranks: dict[tuple[bytes, bytes, bool], list[int]] = {}
+        raised = {ending.rank for ending in program.endings if ending.raised is not None}
+        for rank in members:
+            rows = self._rows(rank, group)
+            if (program.frame[rows] == 0).any():
+                continue  # lines are unknown
+            last = program.source_of[rank].end - 1
+            whole = self._known_end and rank not in raised and program.state[last] == State.COMPLETED
+            sites = self._site_of_stack[program.frame[rows]]
+            signatures = self.signatures.ids[program.call[rows]].astype(np.int64)
+            ranks.setdefault((sites.tobytes(), signatures.tobytes(), bool(whole)), []).append(rank)
+        for (sites_, signatures_, whole), of in ranks.items():
+            yield _Calls(of, *(np.frombuffer(x, np.int64) for x in (sites_, signatures_)), whole)
+
+
+def _users(table: Table, row: int) -> list[Frame]:
+    return [frame for frame in table.stack(row) if frame.whose is Whose.USER and frame.file]
+
+
+@dataclass(frozen=True)
+class _Gap:
+    at: int  # the place in both sequences
+    extra: int
+
+
+def _gap(one: _Calls, usual: _Calls, until: int) -> _Gap | None:
+    """Returns the gap from which on two sequences are out of step at the place `until`."""
+    most = min(len(one.sites), len(usual.sites))
+    same = (one.sites[:most] == usual.sites[:most]) & (one.signatures[:most] == usual.signatures[:most])
+    start = int(np.argmin(same)) if not same.all() else most
+    if start > until:
+        return None
+    ends = (slice(start, start + _MOST_CALLS),)
+    whole = one.whole and usual.whole and max(len(one.sites), len(usual.sites)) - start <= _MOST_CALLS
+    pairs = _aligned(
+        (one.sites[ends], one.signatures[ends]), (usual.sites[ends], usual.signatures[ends]), whole
+    )
+    shift, gap = 0, None
+    before = (-1, -1)
+    for mine, theirs in pairs:
+        skipped = mine - before[0], theirs - before[1]
+        if skipped[0] != skipped[1]:
+            at = before[0] + 1 + start
+            if at > until:
+                break
+            shift += skipped[0] - skipped[1]
+            gap = gap or _Gap(at, shift)
+        if shift == 0:
+            gap = None
+        before = mine, theirs
+    if gap is None or gap.at >= most or one.sites[gap.at] == usual.sites[gap.at]:
+        return None
+    return gap
+
+
+def _aligned(
+    one: tuple[Column, Column], other: tuple[Column, Column], whole: bool
+) -> list[tuple[int, int]]:
+    """Returns the pairs of the cheapest alignment of two sequences, each of lines and signatures.
+
+    A last pair stands behind both ends. `whole`: whether nothing would follow; else the calls at the end of
+    one sequence that have no counterpart cost nothing. Of equally cheap alignments, gaps come late.
+    """
+    n, m = len(one[0]), len(other[0])
+    across = np.arange(m + 1) * _LONGER
+    pair, down, right = (np.full((n + 1, m + 1), _NEVER, np.int32) for _ in range(3))
+    pair[0, 0] = 0
+    right[0, 1:] = _GAP + across[:-1]
+    for i in range(1, n + 1):
+        best = np.minimum(np.minimum(pair[i - 1], down[i - 1]), right[i - 1])
+        site, signature = (one[part][i - 1] == other[part] for part in (0, 1))
+        cost = np.where(site, np.where(signature, 0, _OTHER_ARGUMENTS), _NEVER)
+        cost = np.where(signature & ~site, _OTHER_LINE, cost)
+        pair[i, 1:] = np.minimum(best[:-1] + cost, _NEVER)
+        down[i] = np.minimum(down[i - 1] + _LONGER, best + _GAP)
+        least = np.minimum.accumulate(np.minimum(pair[i], down[i]) - across)
+        right[i, 1:] = least[:-1] + _GAP + across[:-1]
+    best = np.minimum(np.minimum(pair, down), right)
+    i, j = n, m
+    if not whole:
+        ends = [(int(best[n, k]), -n - k, n, k) for k in range(m + 1)]
+        ends += [(int(best[k, m]), -m - k, k, m) for k in range(n + 1)]
+        _, _, i, j = min(ends)
+    pairs = [(i, j)] if whole else []
+    while i or j:
+        value = best[i, j]
+        if value == down[i, j]:
+            while i > 1 and down[i, j] == down[i - 1, j] + _LONGER:
+                i -= 1
+            i -= 1
+        elif value == right[i, j]:
+            while j > 1 and right[i, j] == right[i, j - 1] + _LONGER:
+                j -= 1
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    return pairs[::-1]
