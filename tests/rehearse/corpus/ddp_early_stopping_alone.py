@@ -1,7 +1,7 @@
 """Each rank decides by its own validation loss when to stop, and rank 2 stops first.
 
 kind: DDP
-verdict: size-mismatch
+verdict: wrong-operation
 line: dist.all_reduce(best)
 culprits: 2
 """

@@ -223,7 +223,10 @@ class CallMismatches:
         if confidence == UNDECIDED:
             culprits = sorted({*culprits, *majority})
         a, b = int(right[0]), int(wrong[0])
-        where = [self.sites.places(a, int(rows[0])) for rows in wrong_sides]
+        places = self.sites.places
+        if kind is Verdict.ORDER_SWAP:  # both pass the same lines
+            places = self.sites.own_places
+        where = [places(a, int(rows[0])) for rows in wrong_sides]
         there, here = where[0]
         who, others = ranks_text(table.rank[wrong]), ranks_text(table.rank[right])
         what = self._parts if kind is Verdict.SPLIT_MISMATCH else table.describe

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from unicomm.flight_recorder.formats.operation_names import OpKind
-from unicomm.flight_recorder.ring.call_path import Frame, Whose
+from unicomm.flight_recorder.ring.call_path import CallPath, Frame, Whose
 from unicomm.flight_recorder.ring.reader import State
 from unicomm.flight_recorder.table.rows import place
 from unicomm.flight_recorder.table.table import Column, Table
@@ -26,9 +26,10 @@ from unicomm.flight_recorder.table.table import Column, Table
 from .matching import CallSignatures
 
 # Costs of an alignment.
-_OTHER_ARGUMENTS = 4  # a pair of calls from one line that do not fit
-_OTHER_LINE = 8  # a pair of calls that fit, from two lines
-_GAP, _LONGER = 12, 1  # a call that one rank alone makes, and each further one next to it
+_OTHER_ARGUMENTS = 2  # a pair of calls from one line that do not fit
+_OTHER_LINE = 3  # a pair of calls that fit, from two lines
+_GAP, _LONGER = 12, 2  # a call that one rank alone makes, and each further one next to it
+_OTHER_CALL = 20  # a pair of calls that differ in everything: less than two gaps
 _NEVER = 1 << 24
 
 _MOST_CALLS = 1024  # of two ranks that are aligned, from their first difference on
@@ -85,9 +86,9 @@ class CallSites:
 
     @cached_property
     def _site_of_stack(self) -> Column:
-        """A number for the line of each stack, with the lines that led there."""
-        known: dict[tuple[tuple[str, int], ...], int] = {}
-        paths = (tuple((f.file, f.line) for f in stack) for stack in self._program.stacks)
+        """A number for the line of each stack, with the user's lines that led there."""
+        known: dict[tuple[str, ...], int] = {}
+        paths = (tuple(map(str, _users(stack) or stack)) for stack in self._program.stacks)
         return np.asarray([known.setdefault(path, len(known)) for path in paths], np.int64)
 
     def places(self, right: int, wrong: int) -> tuple[str, str]:
@@ -96,8 +97,12 @@ class CallSites:
         That is the innermost line that the other rank does not pass in this group. In a function that both
         call, it is the line of the call.
         """
-        a, b = (_users(self.table, row) for row in (right, wrong))
+        a, b = (_users(self.table.stack(row)) for row in (right, wrong))
         return self._place(right, a, b, wrong), self._place(wrong, b, a, right)
+
+    def own_places(self, right: int, wrong: int) -> tuple[str, str]:
+        """Returns the innermost lines of the user in two rows' calls."""
+        return place(self.table, right), place(self.table, wrong)
 
     def _place(self, row: int, own: list[Frame], other: list[Frame], other_row: int) -> str:
         if not own or not other or str(own[0]) == str(other[0]):
@@ -175,8 +180,8 @@ class CallSites:
             yield _Calls(of, *(np.frombuffer(x, np.int64) for x in (sites_, signatures_)), whole)
 
 
-def _users(table: Table, row: int) -> list[Frame]:
-    return [frame for frame in table.stack(row) if frame.whose is Whose.USER and frame.file]
+def _users(stack: CallPath) -> list[Frame]:
+    return [frame for frame in stack if frame.whose is Whose.USER and frame.file]
 
 
 @dataclass(frozen=True)
@@ -231,9 +236,8 @@ def _aligned(
     for i in range(1, n + 1):
         best = np.minimum(np.minimum(pair[i - 1], down[i - 1]), right[i - 1])
         site, signature = (one[part][i - 1] == other[part] for part in (0, 1))
-        cost = np.where(site, np.where(signature, 0, _OTHER_ARGUMENTS), _NEVER)
-        cost = np.where(signature & ~site, _OTHER_LINE, cost)
-        pair[i, 1:] = np.minimum(best[:-1] + cost, _NEVER)
+        cost = np.where(site, np.where(signature, 0, _OTHER_ARGUMENTS), np.where(signature, _OTHER_LINE, _OTHER_CALL))
+        pair[i, 1:] = best[:-1] + cost
         down[i] = np.minimum(down[i - 1] + _LONGER, best + _GAP)
         least = np.minimum.accumulate(np.minimum(pair[i], down[i]) - across)
         right[i, 1:] = least[:-1] + _GAP + across[:-1]
