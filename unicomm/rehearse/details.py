@@ -1,4 +1,4 @@
-"""What a rank's ring has no room for: tags of messages, sizes of parts, and where groups are made."""
+"""What a rank's ring has no room for: tags of messages, sizes of parts, and which groups are made where."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ class Details:
         events: what the rank does, in its order: (the place of an operation that it issues, or -1 - the
             place of one that it waits for, or `STEP`; its processor time in nanoseconds before and after).
         groups: the line of the program that made a group first, "file:line".
+        new_groups: the calls of torch's `new_group` that all ranks have to make: the members' ranks in the
+            job, as text, and the line of the program.
     """
 
     tags: dict[int, int] = field(default_factory=dict)
     parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     groups: dict[GroupKey, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    new_groups: list[tuple[str, str]] = field(default_factory=list)
     _count: int = 0
 
     def add(self, calls: Sequence[Call]) -> range:
@@ -60,6 +63,10 @@ class Details:
         """Adds a group that the program makes at this moment."""
         self.groups.setdefault((name, ",".join(map(str, ranks))), user_place())
 
+    def add_new_group(self, ranks: Sequence[int]) -> None:
+        """Adds a call of `new_group` that the program makes at this moment."""
+        self.new_groups.append((",".join(map(str, ranks)), user_place()))
+
     def write(self, path: Path) -> None:
         groups = [[*key, where] for key, where in self.groups.items()]
         tables = [
@@ -67,6 +74,7 @@ class Details:
             list(self.tags.items()),
             groups,
             self.events,
+            self.new_groups,
         ]
         path.write_text(json.dumps(tables))
 
@@ -75,12 +83,13 @@ class Details:
         """Reads a file; a rank that has left none has no details."""
         if not path.exists():
             return cls()
-        parts, tags, groups, events = json.loads(path.read_text())
+        parts, tags, groups, events, new_groups = json.loads(path.read_text())
         return cls(
             dict(tags),
             {at: (sent, taken) for at, sent, taken in parts},
             {(name, ranks): where for name, ranks, where in groups},
             [(what, begin, end) for what, begin, end in events],
+            [(ranks, where) for ranks, where in new_groups],
         )
 
 

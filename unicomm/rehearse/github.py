@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 
-from unicomm.flight_recorder.analysis.verdict import Finding, Report
+from unicomm.flight_recorder.analysis.verdict import Finding, Report, Verdict
 
 
 def to_annotations(report: Report) -> str:
-    """Returns a line for each finding but a good one: `::error file=...,line=...,title=...::sentence`."""
-    if report.good:
-        return ""
-    return "".join(f"{_annotation(finding)}\n" for finding in report.findings)
+    """Returns a line for each finding but a good one, and for each remark about a line of the program.
+
+    Findings are `::error file=...,line=...,title=...::sentence`, remarks `::warning ...`.
+    """
+    out = [
+        _annotation("error", place_of(finding), finding.verdict.value, finding.sentence)
+        for finding in report.findings
+        if finding.verdict is not Verdict.GOOD
+    ]
+    remarks = [remark for remark in report.remarks if remark.path.rpartition(":")[2].isdigit()]
+    out += [_annotation("warning", remark.path, "remark", remark.message) for remark in remarks]
+    return "".join(f"{line}\n" for line in out)
 
 
-def _annotation(finding: Finding) -> str:
-    properties = {"title": f"unicomm rehearse: {finding.verdict.value}"}
-    file, _, line = place_of(finding).rpartition(":")
+def _annotation(level: str, place: str, title: str, sentence: str) -> str:
+    properties = {"title": f"unicomm rehearse: {title}"}
+    file, _, line = place.rpartition(":")
     if file and line.isdigit():
         properties = {"file": _relative(file), "line": line, **properties}
     text = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::error {text}::{_data(finding.sentence)}"
+    return f"::{level} {text}::{_data(sentence)}"
 
 
 def place_of(finding: Finding) -> str:

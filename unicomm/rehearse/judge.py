@@ -15,7 +15,7 @@ from unicomm.flight_recorder.ring.reader import InputRemark, State
 from unicomm.flight_recorder.table.table import Column, Source, Table
 
 from .details import Details
-from .groups import never_made
+from .groups import calls_of_some, never_made
 from .play import Played, Plays, Rules, hanging_schedule
 from .recorded_table import add_details
 
@@ -48,6 +48,8 @@ def judge(
         report.remarks.append(InputRemark("", text))
     if not any(finding.cause for finding in report.findings) and (found := never_made(recorded, details)):
         report.findings = [*found, *(f for f in report.findings if f.verdict is not Verdict.GOOD)]
+    elif not any(finding.cause for finding in report.findings):
+        report.remarks = [*calls_of_some(details), *report.remarks]
     report.remarks.append(InputRemark("", _proof(rules, search.plays, search.exhausted, report.good)))
     return report, table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator, MutableSequence
@@ -16,14 +17,15 @@ import torch.distributed as dist
 from unicomm.c10d.compat import HashStore, rendezvous_handlers
 from unicomm.comms import objects
 
+from .details import Details
 from .values.notes import OwnObjects
 
 _SCHEMES = ("env", "tcp", "file")
 _PATIENCE = timedelta(seconds=5)
 
 
-def install(own_objects: bool) -> None:
-    """Has `init_process_group` meet in a store of this process.
+def install(own_objects: bool, details: Details) -> None:
+    """Has `init_process_group` meet in a store of this process, and notes the calls of `new_group`.
 
     `own_objects`: whether objects that no other rank has noted are the own rank's.
     """
@@ -37,12 +39,29 @@ def install(own_objects: bool) -> None:
         raise RuntimeError("the ranks of a rehearsal do not meet again")
 
     rendezvous_handlers().update(dict.fromkeys(_SCHEMES, rendezvous))
+    dist.new_group = dist.distributed_c10d.new_group = _noted(dist.new_group, details)
     if not own_objects:
         return
     dist.broadcast_object_list = _own_list(dist.broadcast_object_list, _pickled)
     dist.recv_object_list = _own_list(dist.recv_object_list, _pickled)
     objects.broadcast_object_list = _own_list(objects.broadcast_object_list, _saved)
     objects.recv_object_list = _own_list(objects.recv_object_list, _saved_alone)
+
+
+def _noted(new_group: Callable[..., Any], details: Details) -> Callable[..., Any]:
+    """Wraps `new_group`. Calls that only members have to make are not noted."""
+    signature = inspect.signature(new_group)
+
+    @wraps(new_group)
+    def call(*args: Any, **named: Any) -> Any:
+        given = signature.bind(*args, **named)
+        given.apply_defaults()
+        if not given.arguments["use_local_synchronization"]:
+            ranks = given.arguments["ranks"]
+            details.add_new_group(sorted(range(dist.get_world_size()) if ranks is None else ranks))
+        return new_group(*args, **named)
+
+    return call
 
 
 def _own_list(function: Callable[..., Any], encode: Callable[..., list[bytes]]) -> Callable[..., Any]:

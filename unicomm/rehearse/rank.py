@@ -184,7 +184,7 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
         raise RuntimeError(f"torch.distributed cannot be rehearsed: {reason}")
     if job.bucket_cap_mb is not None:
         _set_buckets(job.bucket_cap_mb)
-    meeting.install(own_objects=not job.real)
+    meeting.install(own_objects=not job.real, details=details)
     ending.begin(job.rings, rank)
 
 
