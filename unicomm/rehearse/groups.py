@@ -1,7 +1,7 @@
 """Groups that some of their members never make, and calls of `new_group` that some ranks do not make.
 
-A real job waits for a member that does not make its group. unicomm does not wait for ranks that are no members;
-torch requires their calls, too.
+A real job waits for a member that does not make its group. unicomm does not wait for ranks that are no
+members; torch requires their calls, too.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _place(index: int, makers: list[int], table: Table, details: Mapping[int, De
 
 
 _STOCK = (
-    "This works with unicomm. With torch's own Gloo and NCCL the ranks may hang in this or a later new_group, or"
-    " take one group for another: torch requires {}"
+    "This works with unicomm. With torch's own Gloo and NCCL the ranks may hang in this or a later new_group,"
+    " or take one group for another: torch requires {}"
 )
 _SHOWN = 4  # lists of ranks
 
@@ -92,7 +92,9 @@ def calls_of_some(details: Mapping[int, Details]) -> list[InputRemark]:
         said += f" {ranks_text(without)} do{'es' * (len(without) == 1)} not. "
         if len(texts) > 1:
             more = ", ..." if len(texts) > _SHOWN else ""
-            said = f"new_group is called for {'; '.join(texts[:_SHOWN])}{more}, each time by some ranks alone. "
+            said = (
+                f"new_group is called for {'; '.join(texts[:_SHOWN])}{more}, each time by some ranks alone. "
+            )
         remarks.append(InputRemark(where, said + _STOCK.format(required)))
     return remarks or _orders(details)
 
@@ -106,7 +108,9 @@ def _orders(details: Mapping[int, Details]) -> list[InputRemark]:
         return []
     (usual, most), (other, few), *_ = sorted(orders.items(), key=lambda item: (-len(item[1]), item[1]))
     at = next(at for at, (a, b) in enumerate(zip(usual, other, strict=True)) if a != b)
-    said = f"{ranks_text(few)} call{'s' * (len(few) == 1)} new_group in another order than {ranks_text(most)}. "
+    said = (
+        f"{ranks_text(few)} call{'s' * (len(few) == 1)} new_group in another order than {ranks_text(most)}. "
+    )
     required = "the same order on all ranks. Make the groups in one order"
     return [InputRemark(details[few[0]].new_groups[at][1], said + _STOCK.format(required))]
 

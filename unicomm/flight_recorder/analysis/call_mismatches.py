@@ -261,7 +261,7 @@ class CallMismatches:
         )
 
     def parted(self, group: int, parting: Parting, later: Finding) -> Finding:
-        """Returns the finding about ranks that made a call of their own, which `later` is a consequence of."""
+        """Returns the finding about ranks that made a call of their own. `later` is its consequence."""
         table = self.table
         right, wrong = (
             np.asarray([find_row(table, rank, group, parting.seq) for rank in ranks], np.int64)
@@ -271,9 +271,9 @@ class CallMismatches:
         if parting.decided:
             confidence = CLEAR if len(right) >= 2 * len(wrong) else 0.9
         who = ranks_text(parting.wrong)
-        calls = f"{abs(parting.extra)} call{'s' * (abs(parting.extra) > 1)}"
-        note = f"{calls} {'of its own, so it is behind' if parting.extra > 0 else 'fewer, so it is ahead'}"
-        note = f"{who}: {note} from here on"
+        calls = f"{abs(parting.extra)} {'more' if parting.extra > 0 else 'fewer'}"
+        calls += f" call{'s' * (abs(parting.extra) > 1)} here than by {ranks_text(parting.right)}"
+        note = f"{calls}, by {who}: from here on they are out of step"
         kind = Verdict.WRONG_OPERATION
         finding = self._finding(kind, group, parting.seq, right, [wrong], confidence, note)
         ids = self.signatures.ids[table.call[np.concatenate([right, wrong])]]

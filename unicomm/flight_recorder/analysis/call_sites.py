@@ -1,12 +1,14 @@
-"""CallSites: the lines from which the ranks of a group make their calls, and where these part ways.
+"""CallSites: the lines from which the ranks of a group make their calls, and where ranks part ways.
 
-Ranks may meet in one collective from different lines of the program. That is legal (`if rank == 0:
-broadcast(x, 0) else: broadcast(y, 0)`), and it is a fault that nothing notices as long as the calls fit in
-type and size: a rank that evaluates alone is one call ahead of the others, until two calls do not fit. So a
-finding alone does not tell where the fault is. Two ranks' calls in a group are aligned as two texts are: equal
-calls are pairs, calls from two lines that fit are a pair at a cost, and a call that only one rank makes is a
-gap at a higher cost (Gotoh, "An improved algorithm for matching biological sequences", 1982). The fault is at
-the last gap before the finding from which on the two ranks were never in step again.
+Ranks may meet in one collective from different lines of the program. That is legal if the lines are two
+branches of one call: `if rank == 0: broadcast(x, 0) else: broadcast(y, 0)`. It is a fault if one rank makes a
+call that the others do not make, such as an evaluation on rank 0. That rank is then out of step, and nothing
+fails until two calls differ in type or size. So a finding alone does not tell where the fault is.
+
+The calls of two ranks in a group are aligned as two texts are, at the least cost: equal calls are a pair,
+calls that fit but come from two lines are a pair at a cost, and a call that one rank makes alone is a gap at
+a higher cost (O. Gotoh, "An improved algorithm for matching biological sequences", 1982). The fault is at the
+last gap before the finding after which the two ranks were not in step again.
 """
 
 from __future__ import annotations
@@ -176,8 +178,8 @@ class CallSites:
             sites = self._site_of_stack[program.frame[rows]]
             signatures = self.signatures.ids[program.call[rows]].astype(np.int64)
             ranks.setdefault((sites.tobytes(), signatures.tobytes(), bool(whole)), []).append(rank)
-        for (sites_, signatures_, whole), of in ranks.items():
-            yield _Calls(of, *(np.frombuffer(x, np.int64) for x in (sites_, signatures_)), whole)
+        for (lines, calls, whole), of in ranks.items():
+            yield _Calls(of, np.frombuffer(lines, np.int64), np.frombuffer(calls, np.int64), whole)
 
 
 def _users(stack: CallPath) -> list[Frame]:
@@ -215,14 +217,31 @@ def _gap(one: _Calls, usual: _Calls, until: int) -> _Gap | None:
         if shift == 0:
             gap = None
         before = mine, theirs
-    if gap is None or gap.at >= most or one.sites[gap.at] == usual.sites[gap.at]:
+    if gap is not None and gap.at < most and one.sites[gap.at] != usual.sites[gap.at]:
+        return gap
+    return _without_twin(one, usual, until) if whole else None
+
+
+def _without_twin(one: _Calls, usual: _Calls, until: int) -> _Gap | None:
+    """Returns the first pair of calls from two lines that are not two branches of one call.
+
+    That is so if one rank calls more often from one of the lines, and both call equally often from the other
+    one. It is needed where a library makes calls at fixed places, as DDP does when it rebuilds its buckets:
+    then the cheapest alignment has no gap at the fault.
+    """
+    extra = len(one.sites) - len(usual.sites)
+    if not extra:
         return None
-    return gap
+    size = int(max(one.sites.max(initial=0), usual.sites.max(initial=0))) + 1
+    more = np.bincount(one.sites, minlength=size) - np.bincount(usual.sites, minlength=size)
+    shared = min(len(one.sites), len(usual.sites), until + 1)
+    mine, theirs = one.sites[:shared], usual.sites[:shared]
+    lonely = (mine != theirs) & ((more[mine] * extra > 0) & (more[theirs] == 0))
+    lonely |= (mine != theirs) & ((more[theirs] * extra < 0) & (more[mine] == 0))
+    return _Gap(int(np.argmax(lonely)), extra) if lonely.any() else None
 
 
-def _aligned(
-    one: tuple[Column, Column], other: tuple[Column, Column], whole: bool
-) -> list[tuple[int, int]]:
+def _aligned(one: tuple[Column, Column], other: tuple[Column, Column], whole: bool) -> list[tuple[int, int]]:
     """Returns the pairs of the cheapest alignment of two sequences, each of lines and signatures.
 
     A last pair stands behind both ends. `whole`: whether nothing would follow; else the calls at the end of
@@ -235,8 +254,8 @@ def _aligned(
     right[0, 1:] = _GAP + across[:-1]
     for i in range(1, n + 1):
         best = np.minimum(np.minimum(pair[i - 1], down[i - 1]), right[i - 1])
-        site, signature = (one[part][i - 1] == other[part] for part in (0, 1))
-        cost = np.where(site, np.where(signature, 0, _OTHER_ARGUMENTS), np.where(signature, _OTHER_LINE, _OTHER_CALL))
+        site, fits = (one[part][i - 1] == other[part] for part in (0, 1))
+        cost = np.where(fits, np.where(site, 0, _OTHER_LINE), np.where(site, _OTHER_ARGUMENTS, _OTHER_CALL))
         pair[i, 1:] = best[:-1] + cost
         down[i] = np.minimum(down[i - 1] + _LONGER, best + _GAP)
         least = np.minimum.accumulate(np.minimum(pair[i], down[i]) - across)
