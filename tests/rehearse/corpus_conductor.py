@@ -32,6 +32,7 @@ REAL = [
     *("ddp_uneven_batches", "fsdp_evaluation_on_rank_zero", "fsdp_full_state_on_rank_zero"),
     *("groups_rows_and_columns", "moe_counts_not_exchanged", "objects_gathered_by_one"),
     *("pp_crossed_sends", "pp_last_gradient_forgotten", "tp_gather_before_reduce"),
+    *("fsdp_evaluation_between_steps", "groups_metric_by_the_common_function"),
 ]
 
 

@@ -22,6 +22,8 @@ CHOSEN = [
     *("good_own_communicators", "good_padded_gather_real", "good_pp_interleaved", "good_three_dimensions"),
     *("groups_other_members", "groups_rows_and_columns", "messages_any_then_one", "messages_crossed_tags"),
     *("messages_other_tag", "messages_wrong_neighbour", "moe_counts_not_exchanged"),
+    *("fsdp_evaluation_between_steps", "groups_server_asks_once_more", "ddp_warm_up_on_one_rank"),
+    *("tp_debug_reduction", "groups_double_from_a_branch", "good_groups_server_and_workers"),
     *("pp_1f1b_with_blocking_sends", "pp_torch_schedule_other_count", "tp_gather_before_reduce"),
 ]
 

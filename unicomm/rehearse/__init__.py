@@ -4,7 +4,7 @@ github.py           findings as annotations of a pull request
 what_if.py          changes of a job whose forecasts are compared
 rehearsal.py        rehearse: runs the ranks, plays what they recorded, and has the analyzer judge it
 judge.py            the end of a schedule as a table for the analyzer
-groups.py           groups that some member never makes
+groups.py           groups that some member never makes, calls of new_group that some ranks do not make
 forecast/           bytes, time and memory of the communication, for a topology
 play.py             the blocking rules, and the search for a schedule that hangs
 recorded_table.py   the ranks' rings and details as one table

@@ -3,7 +3,9 @@
 verdict.py           the closed list of verdicts; Finding, Straggler, Report
 analyze.py           analyze: from a table to a report
 matching.py          the calls of one collective compared, sends paired with receives
+call_sites.py        the lines from which ranks call, and where ranks go out of step
 call_mismatches.py   findings about collectives that ranks called with different arguments
+partings.py          findings moved to where ranks went out of step
 size_mismatches.py   findings about exchanges and messages whose sizes do not fit
 silent_corruption.py findings about data that changed on the way, by checksums
 wait_graph.py        the wait-for graph of unfinished operations, its components and cycles
