@@ -89,6 +89,25 @@ def test_the_majority_decides_and_halves_do_not():
     assert "no majority" in report.main.sentence
 
 
+@pytest.mark.parametrize(("more", "fewer"), [("send", "recv"), ("recv", "send")])
+def test_a_message_from_a_line_of_its_own_is_named(more, fewer):
+    many, few = Action(more, peer=1, line=5), Action(fewer, peer=0, line=6)
+    alone = replace(many, line=9)
+    report, _ = judge(recorded([[many, alone, *[many] * 3], [few] * 4]), Rules())
+    assert (report.main.verdict, report.main.culprits) == (Verdict.UNMATCHED_P2P, [0])
+    assert report.main.edges[0].where.endswith(":9")
+    assert any("it shows later" in line for line in report.main.evidence)
+
+
+def test_a_line_with_as_many_messages_on_the_other_side_is_not_blamed():
+    """The receiver leaves out a receive of the loop, and has one for the message at the end."""
+    many, few = Action("send", peer=1, line=5), Action("recv", peer=0, line=6)
+    last = replace(many, line=9), replace(few, line=10)
+    report, _ = judge(recorded([[*[many] * 4, last[0]], [*[few] * 3, last[1]]]), Rules())
+    assert report.main.verdict is Verdict.UNMATCHED_P2P
+    assert "of that line" not in report.main.sentence
+
+
 def test_a_call_without_a_branch_of_its_own_on_the_other_ranks_is_named():
     """The calls at line 40 are the second and third on all ranks, whatever they did before."""
     fixed = Action("broadcast", root=0, line=40)

@@ -165,19 +165,58 @@ class CallSites:
             right, wrong, extra = wrong, right, -extra
         return Parting(at + 1, sorted(right), sorted(wrong), extra)
 
+    def lone_message(self, group: int, rank: int, peer: int, send: bool) -> int | None:
+        """Returns the first row of the messages that a rank issues alone, None if the lines do not tell.
+
+        Only in a rehearsal, where all messages of both ranks are known. If the rank has n messages more than
+        the other side, and one line issues n of them, and the other side has no line with as many, then that
+        line has no counterpart.
+        """
+        program = self._program
+        if not (self._known_end and self._whole(rank) and self._whole(peer)):
+            return None
+        own = self._messages(group, rank, peer, OpKind.SEND if send else OpKind.RECV)
+        others = self._messages(group, peer, rank, OpKind.RECV if send else OpKind.SEND)
+        extra = len(own) - len(others)
+        if extra < 1 or extra == len(own):
+            return None
+        sites = self._site_of_stack[program.frame[own]]
+        found, counts = np.unique(sites, return_counts=True)
+        theirs = np.unique(self._site_of_stack[program.frame[others]], return_counts=True)[1]
+        lone = found[counts == extra]
+        if len(lone) != 1 or (theirs == extra).any():
+            return None
+        at = int(own[sites == lone[0]][0]) - program.source_of[rank].begin
+        source = self.table.source_of[rank]
+        return source.begin + at if source.begin + at < source.end else None
+
+    def _messages(self, group: int, rank: int, peer: int, kind: OpKind) -> Column:
+        program = self._program
+        source = program.source_of[rank]
+        span = slice(source.begin, source.end)
+        mine = (program.group[span] == group) & (program.peer[span] == peer)
+        mine &= program.calls.kind[program.call[span]] == kind
+        rows: Column = np.flatnonzero(mine) + source.begin
+        return rows
+
+    def _whole(self, rank: int) -> bool:
+        """Returns whether all operations of a rank are known: it has come to its end, and raised nothing."""
+        source = self._program.source_of.get(rank)
+        if source is None or not self._known_end or source.end == source.begin:
+            return False
+        raised = any(ending.raised is not None for ending in self._program.endings if ending.rank == rank)
+        return not raised and bool(self._program.state[source.end - 1] == State.COMPLETED)
+
     def _kinds(self, group: int, members: list[int]) -> Iterator[_Calls]:
         program = self._program
         ranks: dict[tuple[bytes, bytes, bool], list[int]] = {}
-        raised = {ending.rank for ending in program.endings if ending.raised is not None}
         for rank in members:
             rows = self._rows(rank, group)
             if (program.frame[rows] == 0).any():
                 continue  # lines are unknown
-            last = program.source_of[rank].end - 1
-            whole = self._known_end and rank not in raised and program.state[last] == State.COMPLETED
             sites = self._site_of_stack[program.frame[rows]]
             signatures = self.signatures.ids[program.call[rows]].astype(np.int64)
-            ranks.setdefault((sites.tobytes(), signatures.tobytes(), bool(whole)), []).append(rank)
+            ranks.setdefault((sites.tobytes(), signatures.tobytes(), self._whole(rank)), []).append(rank)
         for (lines, calls, whole), of in ranks.items():
             yield _Calls(of, np.frombuffer(lines, np.int64), np.frombuffer(calls, np.int64), whole)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unicomm.flight_recorder.table.rows import find_row
+from unicomm.flight_recorder.table.rows import at_place, find_row, place
 from unicomm.flight_recorder.table.table import Table
 
 from .call_mismatches import CallMismatches
-from .call_sites import Parting
-from .verdict import Finding, Verdict
+from .call_sites import CallSites, Parting
+from .verdict import Edge, Finding, Verdict
 
 #: Findings that may be the consequence of an earlier call that a rank made alone.
 _MAY_FOLLOW = frozenset(
@@ -38,6 +38,8 @@ def at_partings(table: Table, calls: CallMismatches, findings: Sequence[Finding]
         if at < _MOST and finding.verdict in _MAY_FOLLOW:
             parted = _earliest(table, calls, finding, groups)
         if parted is None:
+            if at < _MOST and finding.verdict in (Verdict.UNMATCHED_P2P, Verdict.WAIT_CYCLE):
+                _name_lone_message(table, calls.sites, finding, groups)
             out.append(finding)
             continue
         group, parting = parted
@@ -72,3 +74,35 @@ def _earliest(
     if same and finding.verdict in (Verdict.WRONG_OPERATION, Verdict.ORDER_SWAP):
         return None  # it says so itself
     return group, parting
+
+
+def _name_lone_message(table: Table, sites: CallSites, finding: Finding, groups: dict[str, int]) -> None:
+    """Changes a finding about a message without its other side to the line whose messages have none."""
+    for edge in finding.edges:
+        if not edge.p2p or edge.group not in groups or len(edge.waits_for) != 1:
+            continue
+        rank, peer, send = edge.rank, edge.waits_for[0], edge.operation.startswith("send")
+        row = sites.lone_message(groups[edge.group], rank, peer, send)
+        if row is None:
+            continue
+        other, to = ("receive", "to") if send else ("send", "from")
+        if place(table, row) != edge.where:
+            finding.evidence.append(f"it shows later: {finding.sentence}")
+        finding.sentence = (
+            f"Rank {rank} issues {table.describe(row)} {to} rank {peer}{at_place(table, row)}, but"
+        )
+        finding.sentence += f" rank {peer} has no {other} for the messages of that line, only for the others."
+        finding.verdict, finding.culprits = Verdict.UNMATCHED_P2P, [rank]
+        finding.victims = sorted({*finding.victims, peer} - {rank})
+        finding.group, finding.seq_num, finding.operation = (
+            edge.group,
+            int(table.seq[row]),
+            table.op_name(row),
+        )
+        finding.next_steps = [
+            f"look at {place(table, row)}: rank {peer} needs a {other} for it, or it is one too many"
+        ]
+        seq = int(table.seq[row])
+        lone = Edge(rank, [peer], edge.group, table.describe(row), seq, place(table, row), True)
+        finding.edges = [lone, *finding.edges]
+        return
