@@ -39,16 +39,11 @@ from unicomm.comms.work import Work
 
 from .details import Details
 from .values import made_up, reads
-from .values.notes import Notes
+from .values.notes import OBJECTS, Notes
 from .values.real import Mailbox
 from .values.recorded import ReceivedValues
 from .values.turns import Stuck
 
-#: Functions whose messages are objects, which differ in size from rank to rank.
-OBJECTS = {
-    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("send_object_list", "recv_object_list"),
-}
 _DEPTH = 24  # frames between an operation and the function of objects that it belongs to
 
 

@@ -11,9 +11,11 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,9 +29,10 @@ from unicomm.backends import registry
 from unicomm.c10d import switch
 from unicomm.flight_recorder.recording import ending
 
-from . import meeting
+from . import meeting, simulated_cuda
 from .backend import RehearsalBackend
 from .details import STEP, Details
+from .hollow import mode as hollow
 from .values.notes import Notes, ended
 from .values.reads import Received
 from .values.real import Mailbox
@@ -56,6 +59,8 @@ class Job:
         real: whether ranks receive real values. keep: whether these are kept for a file.
         bucket_cap_mb: the size of DDP's buckets instead of the program's.
         recorded: values of an earlier rehearsal that ranks receive.
+        hollow_from: the bytes from which tensors are hollow, None to compute all.
+        simulated_cuda: whether the program finds GPUs that are not there.
     """
 
     program: str | Callable[[], object]
@@ -70,6 +75,8 @@ class Job:
     keep: bool = False
     recorded: Recording | None = None
     bucket_cap_mb: float | None = None
+    hollow_from: int | None = None
+    simulated_cuda: bool = False
 
     @property
     def size(self) -> int:
@@ -125,10 +132,12 @@ def run_rank(job: Job, rank: int, pipe: int, from_parent: int = -1) -> NoReturn:
             turn = Turn(pipe, from_parent)
             RehearsalBackend.mail = Mailbox(job.notes, turn)
             turn.begin()
+        with ExitStack() as modes:
+            if not job.real:
+                modes.enter_context(reads)
+            for mode in _modes(job):
+                modes.enter_context(mode)
             code = _run_program(job)
-        else:
-            with reads:
-                code = _run_program(job)
         write()
     except BaseException:
         traceback.print_exc()
@@ -185,7 +194,35 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
     if job.bucket_cap_mb is not None:
         _set_buckets(job.bucket_cap_mb)
     meeting.install(own_objects=not job.real, details=details)
+    if job.hollow_from is not None:
+        hollow.install(job.hollow_from)
+    if job.simulated_cuda:
+        simulated_cuda.install(job.nproc_per_node)
+    _set_modes_of_threads(job)
     ending.begin(job.rings, rank)
+
+
+def _modes(job: Job) -> list[AbstractContextManager[object]]:
+    """Returns new modes of torch, which a thread of the program has to enter."""
+    modes: list[AbstractContextManager[object]] = []
+    if job.simulated_cuda:
+        modes.append(simulated_cuda.SimulatedCuda())
+    if job.hollow_from is not None:
+        modes.append(hollow.HollowTensors())
+    return modes
+
+
+def _set_modes_of_threads(job: Job) -> None:
+    """Has threads that the program starts enter the modes, too."""
+    before = threading.Thread.run
+
+    def run(self: threading.Thread) -> None:
+        with ExitStack() as modes:
+            for mode in _modes(job):
+                modes.enter_context(mode)
+            before(self)
+
+    threading.Thread.run = run  # type: ignore[method-assign]
 
 
 def _set_buckets(megabytes: float) -> None:

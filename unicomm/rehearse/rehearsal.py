@@ -19,6 +19,7 @@ from unicomm.flight_recorder.table.table import Table
 
 from .forecast.forecast import Forecast, forecast
 from .forecast.topology import Topology
+from .hollow.memory import LEAST
 from .judge import judge
 from .play import Rules
 from .rank import Job
@@ -71,6 +72,9 @@ def rehearse(
     recorded_values: str | Path | None = None,
     topology: Topology | None = None,
     bucket_cap_mb: float | None = None,
+    meta: bool = False,
+    hollow_from: int = LEAST,
+    simulate_cuda: bool | None = None,
     records: int = RECORDS,
     patience: float = PATIENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -129,6 +133,8 @@ def rehearse(
             save_values is not None,
             recorded,
             bucket_cap_mb,
+            hollow_from if meta else None,
+            not torch.cuda.is_available() if simulate_cuda is None else simulate_cuda,
         )
         if sample:
             job = replace(job, runs=_chosen(job))

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from unicomm.c10d import compat
-from unicomm.c10d.compat import dispatch_modes
+from unicomm.c10d.compat import dispatch_modes, observing_modes
 from unicomm.comms.errors import UnsupportedError
 
 from .table import METHODS
@@ -78,7 +78,8 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, int, type(None), *(row.options for r
 
 def is_observed(arguments: Sequence[Any]) -> bool:
     """Whether a call with these arguments has to go through torch's dispatcher."""
-    return (dispatch_modes() > 0 or not _are_plain(arguments)) and not _call.depth
+    seen = dispatch_modes() > 0 and observing_modes() > 0
+    return (seen or not _are_plain(arguments)) and not _call.depth
 
 
 def _are_plain(values: Sequence[Any]) -> bool:

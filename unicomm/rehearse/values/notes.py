@@ -25,6 +25,11 @@ from .turns import Stuck
 _MOST = {True: 1 << 20, False: 1 << 12}  # bytes of a value of integers, and of another one
 _LOOK = 0.002  # seconds
 GO_ON = -1
+#: Functions whose messages are objects, which differ in size from rank to rank.
+OBJECTS = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
 
 
 @dataclass
