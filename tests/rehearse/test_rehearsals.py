@@ -151,7 +151,9 @@ def test_a_program_for_a_gpu_gets_one_sentence():
     def program():
         torch.ones(1).cuda()
 
-    assert rehearsed(program, 2).unusable.startswith("the program asks for a GPU, and this machine has none")
+    done = rehearsed(program, 2, simulate_cuda=False)
+    assert done.unusable.startswith("the program needs a GPU, and this machine has none. Both ranks raised")
+    assert "no operation" in rehearsed(program, 2).unusable
 
 
 def test_a_rank_that_does_not_end_is_named():

@@ -110,6 +110,6 @@ def test_reads_of_received_values_are_found():
         assert own.sum() > 0  # not received
         if (got * 2).sum() > 3:
             got.tolist()
-    lines = Counter(what for _, _, what in reads.found)
+    lines = Counter(what for _, _, what, _ in reads.found)
     assert lines == {"a branch": 1, "numbers": 1}
-    assert {file for file, _, _ in reads.found} == {__file__}
+    assert {file for file, *_ in reads.found} == {__file__}

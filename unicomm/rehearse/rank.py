@@ -32,7 +32,7 @@ from unicomm.flight_recorder.recording import ending
 from . import meeting, simulated_cuda
 from .backend import RehearsalBackend
 from .details import STEP, Details
-from .hollow import mode as hollow
+from .hollow import install as hollow
 from .values.notes import Notes, ended
 from .values.reads import Received
 from .values.real import Mailbox

@@ -19,6 +19,7 @@ from unicomm.flight_recorder.table.table import UNKNOWN, Table
 
 from .details import Details
 from .rank import Job
+from .values.reads import HOLLOW, RECEIVED
 
 
 def read_details(job: Job, ranks: Iterable[int]) -> dict[int, Details]:
@@ -62,6 +63,9 @@ def _number_by_tags(table: Table, tags: Mapping[int, int]) -> None:
                 table.seq[row] = lone
 
 
+_INSTEAD = {RECEIVED: "values made up from each rank's own", HOLLOW: "a made-up value"}
+
+
 def read_table(job: Job) -> Table:
     """Reads the rings of all ranks.
 
@@ -90,19 +94,19 @@ def read_table(job: Job) -> Table:
 
 
 def read_remarks(job: Job, ranks: Iterable[int]) -> list[InputRemark]:
-    """Returns a remark for each line of the program that reads received data."""
-    places: dict[tuple[str, int, str], list[int]] = {}
+    """Returns a remark for each line of the program that reads made-up data."""
+    places: dict[tuple[str, int, str, str], list[int]] = {}
     for rank in ranks:
         if (path := job.reads(rank)).exists():
-            for file, line, what, _ in json.loads(path.read_text()):
-                places.setdefault((file, line, what), []).append(rank)
+            for file, line, what, why, _ in json.loads(path.read_text()):
+                places.setdefault((file, line, what, why), []).append(rank)
     return [
         InputRemark(
             f"{file}:{line}",
-            f"{what} depends on received data ({len(found)} rank{'s' * (len(found) > 1)}): rehearsed with"
-            " values made up from each rank's own",
+            f"{what} depends on {why} ({len(found)} rank{'s' * (len(found) > 1)}): rehearsed with"
+            f" {_INSTEAD[why]}",
         )
-        for (file, line, what), found in sorted(places.items())
+        for (file, line, what, why), found in sorted(places.items())
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,9 @@ from unicomm.flight_recorder.table.table import Table
 
 from .forecast.forecast import Forecast, forecast
 from .forecast.topology import Topology
+from .hollow.install import warm_up
 from .hollow.memory import LEAST
+from .hollow.rules import NotKnownError
 from .judge import judge
 from .play import Rules
 from .rank import Job
@@ -29,6 +32,8 @@ from .values.recorded import read as recording_of
 from .values.recorded import write as save_recording
 
 RECORDS = 16384
+#: What torch says where it has no GPU.
+_NO_GPU = re.compile("CUDA|Cannot access accelerator device|SyncBatchNorm .*GPU")
 PATIENCE = 300.0
 
 
@@ -94,11 +99,16 @@ def rehearse(
             made-up ones.
         topology: forecasts the times of the communication on these links.
         bucket_cap_mb: the size of DDP's buckets, whatever the program says.
+        meta: whether tensors of `hollow_from` or more bytes have no data, so that models fit that are larger
+            than the memory. Operations on them give tensors of the right layout. Small results of them, such
+            as losses, are made up. Not with real values.
+        simulate_cuda: whether the program finds as many GPUs as a node has ranks, whose tensors are on the
+            CPU; by default if the machine has no GPU.
         records: the operations of a rank that are kept. patience: seconds that a rank may take.
         progress: called with the number of ranks that are over and that are to be run.
 
-    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, if real values are asked of a sample, or for
-    a file without recorded values; `FileNotFoundError` without the program, or that file.
+    Raises `ValueError` if `ranks` is not a multiple of `nnodes`, if real values are asked of a sample or
+    with `meta`, or for a file without recorded values; `FileNotFoundError` without the program, or that file.
     """
     if ranks < 1 or ranks % nnodes:
         raise ValueError(f"{ranks} ranks cannot be spread over {nnodes} nodes")
@@ -106,12 +116,16 @@ def rehearse(
         raise ValueError("real values need all ranks, not a sample")
     if save_values is not None and not real_values:
         raise ValueError("only real values can be saved: made-up ones say nothing")
+    if meta and real_values:
+        raise ValueError("real values need the ranks' data, which `meta` does not compute")
     if recorded_values is not None and real_values:
         raise ValueError("values are either real or recorded")
     if save_values is not None and not Path(save_values).resolve().parent.is_dir():
         raise ValueError(f"the folder of {save_values} does not exist")
     recorded = None if recorded_values is None else recording_of(Path(recorded_values))
     import_shared()
+    if meta:
+        warm_up()
     if not callable(program):
         path = Path(program)
         if not path.is_file():
@@ -147,6 +161,9 @@ def rehearse(
         if wrapped:
             text = f"more than {records} operations: raise --records, or rehearse fewer steps"
             table.remarks.append(InputRemark("", f"rank {wrapped[0]} has {text}"))
+        if meta and topology is not None:
+            text = "--meta computes nothing, so the forecast's times of computing are not those of the model"
+            table.remarks.append(InputRemark("", text))
         if save_values is not None:
             save_recording(Path(save_values), [job.values(rank) for rank in chosen], ranks)
         details = read_details(job, chosen)
@@ -162,11 +179,10 @@ def _unusable(report: Report, table: Table, ends: dict[int, str]) -> str:
     """Returns why the ranks' operations cannot be judged, "" if they can."""
     for finding in report.findings:
         text = finding.cause.message if finding.cause is not None else ""
-        if "CUDA" in text and not torch.cuda.is_available():
-            return (
-                f"the program asks for a GPU, and this machine has none ({text}): let it choose its device,"
-                ' as in torch.device("cuda" if torch.cuda.is_available() else "cpu")'
-            )
+        if NotKnownError.CAUSE in text:
+            return text
+        if _NO_GPU.search(text) and not torch.cuda.is_available():
+            return f"the program needs a GPU, and this machine has none. {finding.sentence}"
     if ends:
         rank, why = min(ends.items())
         return f"rank {rank} {why}: nothing is known of what it would have done"

@@ -9,9 +9,11 @@ tensors. `Tensor.device` stays "cpu".
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,6 +25,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn import attention
+from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -239,6 +244,7 @@ def _replace_functions(gpus: int) -> None:
     }.items():
         setattr(torch.cuda, name, _but_for_torch(getattr(torch.cuda, name), mine))
     torch.cuda._lazy_init = _nothing  # type: ignore[assignment]
+    torch.cuda.nccl.version = lambda: (2, 27, 0)  # type: ignore[assignment]
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _nothing)
     torch.cuda.memory._record_memory_history = _nothing  # type: ignore[assignment]
@@ -325,10 +331,23 @@ def _replace_constructors() -> None:
     torch.set_default_device = _with_cpu(torch.set_default_device, device=on_cpu)  # type: ignore[assignment]
     torch.load = _with_cpu(torch.load, map_location=_location)  # type: ignore[assignment]
     torch.Generator = _Generator  # type: ignore[misc, assignment]
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
     fsdp: Any = FullyShardedDataParallel
-    fsdp.__init__ = _with_cpu(fsdp.__init__, device_id=_none)
+    shard = fsdp.__init__
+
+    def init_fsdp(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(shard).bind(self, *args, **kwargs)
+        given.arguments["device_id"] = _CPU  # FSDP refuses the CPU unless it is asked for
+        shard(*given.args, **given.kwargs)
+
+    fsdp.__init__ = functools.wraps(shard)(init_fsdp)
+    choose = attention.sdpa_kernel
+
+    @functools.wraps(choose)
+    def sdpa_kernel(backends: Any, *more: Any, **named: Any) -> Any:
+        chosen = backends if isinstance(backends, (list, tuple)) else [backends]
+        return choose([*chosen, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], *more, **named)
+
+    attention.sdpa_kernel = sdpa_kernel
 
 
 def _location(given: Any) -> Any:
@@ -367,3 +386,6 @@ def _replace_meeting() -> None:
     barrier = _with_cpu(c10d.barrier, device_ids=_none)
     c10d.barrier = dist.barrier = barrier  # type: ignore[assignment]
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
+    registry: Any = importlib.import_module("unicomm.backends.registry")
+    registry.connect = _with_cpu(registry.connect, device=on_cpu)
+    warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl backend")

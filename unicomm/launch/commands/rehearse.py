@@ -69,6 +69,17 @@ def rehearse(
             help="with --topology: also forecast with nnodes=N, nproc_per_node=N, topology=T, bucket_cap_mb=M"
         ),
     ] = None,
+    meta: Annotated[
+        bool,
+        typer.Option("--meta", help="for models larger than the memory: large tensors have no data"),
+    ] = False,
+    simulate_cuda: Annotated[
+        bool | None,
+        typer.Option(
+            "--simulate-cuda/--no-simulate-cuda",
+            help="show the program GPUs, whose tensors are on the CPU; default: where there is no GPU",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     github: Annotated[bool, typer.Option("--github", help="print annotations for a pull request")] = False,
     html: Annotated[Path | None, typer.Option(help="write one HTML file with a timeline")] = None,
@@ -86,13 +97,14 @@ def rehearse(
         unicomm rehearse --nproc-per-node 4 train.py --steps 3
         unicomm rehearse --nnodes 128 --nproc-per-node 8 --sample train.py
         unicomm rehearse --nnodes 2 --topology 8xH100+400G train.py
+        unicomm rehearse --nnodes 8 --meta train.py --model 70B
         unicomm rehearse --values real --sends buffered --github train.py
         unicomm rehearse --nproc-per-node 4 --values real --save-values small.json train.py
         unicomm rehearse --nproc-per-node 64 --values small.json train.py
 
         unicomm rehearse --topology 8xH100+400G --what-if nnodes=2 --what-if bucket_cap_mb=100 train.py
 
-    A few steps are enough. The program has to run on the CPU where there is no GPU.
+    A few steps are enough. Where there is no GPU, the program finds simulated ones, and runs on the CPU.
 
     Exit code 0: the operations fit together; 1: they do not; 2: the program could not be rehearsed.
     """
@@ -133,6 +145,8 @@ def rehearse(
                 real_values=values == REAL,
                 save_values=save,
                 recorded_values=None if values in (MADE_UP, REAL) else values,
+                meta=meta,
+                simulate_cuda=simulate_cuda,
                 jobs=jobs,
                 rules=rules,
                 records=records,

@@ -22,10 +22,12 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _least = sys.maxsize
 
 
-def set_least(least: int) -> None:
-    """Has storages of `least` or more bytes be hollow in this process."""
+def set_least(least: int | None) -> None:
+    """Has storages of `least` or more bytes be hollow in this process, none if it is None."""
     global _least
-    _least = least
+    _least = sys.maxsize if least is None else least
+    if least is None:
+        return
     try:
         # glibc else takes memory of up to 32 MiB from its heap, where touched pages are used again and again.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, max(least, 1 << 16))

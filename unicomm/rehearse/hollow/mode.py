@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C import DispatchKey
-from torch.distributed import distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unicomm.c10d.compat import LOOKS_AWAY, has_kernel
-from unicomm.comms import objects
 
-from ..values.notes import OBJECTS
-from . import memory
+from ..values import reads
+from .known import ANSWERS, PREPARES
 from .memory import PLAIN, is_hollow, make_up, reserve
 from .rules import Operation, Result, Way, operation_of, plan
 
-aten = torch.ops.aten
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-_FUNCTIONAL = torch._C._TorchDispatchModeKey.FUNCTIONAL
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_OTHERS = [
+    getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY")
+]  # modes that only ask for shapes, and get their operations after this one
 
 
 class HollowTensors(TorchDispatchMode):
-    """Answers operations on hollow tensors while it is entered, and makes large results hollow."""
+    """Answers operations on hollow tensors while it is entered, and makes large results hollow.
+
+    Everything else runs as it would without the mode.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +41,8 @@ class HollowTensors(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if any(torch._C._get_dispatch_mode(key) is not None for key in (_FAKE, _FUNCTIONAL, _PROXY)):
-            return func(*args, **kwargs)  # only shapes are asked for
+        if any(torch._C._get_dispatch_mode(key) is not None for key in _OTHERS):
+            return func(*args, **kwargs)
         for cls in types:
             if cls not in PLAIN:
                 # Fake tensors compute nothing. Other subclasses take the operation apart, within this mode.
@@ -56,19 +53,21 @@ class HollowTensors(TorchDispatchMode):
                 if func._can_decompose():
                     return func.decompose(*args, **kwargs)
                 return func.redispatch(_keys(func), *args, **kwargs)
+        if (known := ANSWERS.get(func)) is not None and (answer := known(*args, **kwargs)) is not None:
+            return answer
         if operation.way is Way.RUN:
-            answer = _READS.get(func)
-            return func(*args, **kwargs) if answer is None else answer(func, *args, **kwargs)
+            return func(*args, **kwargs)
+        if (prepare := PREPARES.get(func)) is not None:
+            args = prepare(args)
         results, hollow = plan(func, operation, args, kwargs)
         if results is None:
             return func(*args, **kwargs)
-        if operation.written:
-            self._write(operation, args, kwargs)
-        truth = func.overloadpacket is aten.all
+        self._write(operation, args, kwargs)
+        truth = func.overloadpacket is torch.ops.aten.all
         made = [
             (args[place] if isinstance(place, int) else kwargs[place])
             if place is not None
-            else pytree.tree_map(lambda one: _make(one, truth), result)
+            else pytree.tree_map(lambda one: _make(one, hollow, truth), result)
             for place, result in zip(operation.returns, results, strict=True)
         ]
         if operation.single:
@@ -76,81 +75,29 @@ class HollowTensors(TorchDispatchMode):
         return tuple(made) if made else None
 
     def _write(self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Gives small arguments that an operation would write values."""
+        """Gives small arguments that an operation would write values.
+
+        A single number stays what it is if it had a value: it counts something, as overflows or steps.
+        """
         for place in operation.written:
-            target = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
-            for tensor in target if isinstance(target, (list, tuple)) else (target,):
+            given = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+            for tensor in given if isinstance(given, (list, tuple)) else (given,):
                 if tensor is not None and not is_hollow(tensor) and (operation.is_out or tensor.numel() != 1):
-                    make_up(tensor)
+                    reads.mark([make_up(tensor)], reads.HOLLOW)
 
 
 def _keys(func: Any) -> Any:
     """Returns the dispatch keys of an operation's kernel for CPU tensors, below the one of modes."""
     keys = torch._C.DispatchKeySet(DispatchKey.CPU)
-    if has_kernel(func.name(), "BackendSelect"):
-        keys = keys.add(DispatchKey.BackendSelect)
-    return keys
+    return keys.add(DispatchKey.BackendSelect) if has_kernel(func.name(), "BackendSelect") else keys
 
 
-def _make(result: Any, truth: bool) -> Any:
+def _make(result: Any, hollow: bool, truth: bool) -> Any:
     if not isinstance(result, Result):
         return result
     if result.large:
         return reserve(result.size, result.stride, result.dtype)
-    return make_up(torch.empty_strided(result.size, result.stride, dtype=result.dtype), truth)
-
-
-def _number(func: Any, tensor: torch.Tensor) -> Any:
-    if not is_hollow(tensor):
-        return func(tensor)
-    return make_up(torch.empty((), dtype=tensor.dtype)).item()
-
-
-def _equal(func: Any, one: torch.Tensor, other: torch.Tensor) -> bool:
-    if is_hollow(one) or is_hollow(other):
-        return one.shape == other.shape and one.dtype == other.dtype
-    return bool(func(one, other))
-
-
-_READS: dict[Any, Any] = {aten._local_scalar_dense.default: _number, aten.equal.default: _equal}
-
-
-def install(least: int = memory.LEAST) -> None:
-    """Has storages of `least` or more bytes be hollow in this process, in threads that enter the mode.
-
-    Objects keep their data when they travel between ranks. A hollow tensor within them, or in a file of
-    `torch.save`, is its layout alone. torch.compile returns what it is given: it cannot see through the mode.
-    """
-    memory.set_least(least)
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    reduce: Any = torch.Tensor.__reduce_ex__
-
-    def reduce_hollow(self: torch.Tensor, protocol: Any) -> Any:
-        if self.__class__ in PLAIN and is_hollow(self):
-            return rebuild, (tuple(self.shape), self.stride(), self.dtype, self.requires_grad)
-        return reduce(self, protocol)
-
-    torch.Tensor.__reduce_ex__ = reduce_hollow  # type: ignore[method-assign, assignment]
-    torch.serialization.add_safe_globals([rebuild])
-    for module in (dist, c10d, objects):
-        for name in OBJECTS:
-            if function := getattr(module, name, None):
-                setattr(module, name, _with_data(function))
-
-
-def rebuild(
-    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, requires_grad: bool
-) -> torch.Tensor:
-    """Returns a hollow tensor that was pickled as its layout."""
-    return reserve(size, stride, dtype).requires_grad_(requires_grad)
-
-
-def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function`, while which runs no new tensor is hollow."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        with memory.computed():
-            return function(*args, **named)
-
-    return call
+    made = make_up(torch.empty_strided(result.size, result.stride, dtype=result.dtype), truth)
+    if hollow:
+        reads.mark([made], reads.HOLLOW)
+    return made

@@ -6,7 +6,7 @@ Shapes, strides and dtypes come from torch's own rules for fake tensors, once fo
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
+from ..places import user_place
 from .memory import is_hollow, is_large
-
-aten = torch.ops.aten
 
 #: Namespaces of operations that consist of others: they run, and the others are answered one by one.
 _MADE_OF_OTHERS = {
@@ -68,7 +67,16 @@ class Result:
 
 
 class NotKnownError(RuntimeError):
-    """An operation needs values of a hollow tensor."""
+    """An operation needs values of a hollow tensor, so that the program cannot be rehearsed with `--meta`.
+
+    `what`: depends on these values. `cure`: what to do.
+    """
+
+    CAUSE = "depends on values of a large tensor, which --meta does not compute"
+
+    def __init__(self, what: str, cure: str = "rehearse a smaller model without --meta") -> None:
+        place = user_place()
+        super().__init__(f"{what} {self.CAUSE}: {cure}{place and f' ({place})'}")
 
 
 _operations: dict[OpOverload, Operation] = {}
@@ -181,19 +189,9 @@ def _propagate(
         fakes, named = pytree.tree_map(fake, (list(args), dict(kwargs)))
         with mode:
             results = func(*fakes, **named)
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
         if hollow:
-            raise NotKnownError(
-                f"the shape of the result of {func.name()} depends on the values of a large tensor, which --meta does"
-                " not compute: rehearse it with a smaller model and without --meta"
-            ) from None
-        return None
-    except UnsupportedOperatorException:
-        if hollow:
-            raise NotKnownError(
-                f"torch has no rule for the shape of the result of {func.name()}, which --meta needs: rehearse it"
-                " with a smaller model and without --meta"
-            ) from None
+            raise NotKnownError(f"the shape of the result of {func.name()}") from None
         return None
     except Exception:
         if hollow:
@@ -226,5 +224,3 @@ def _result(value: Any) -> Any:
     size, stride = tuple(value.shape), tuple(value.stride())
     return Result(size, stride, value.dtype, is_large(size, stride, value.dtype))
 
-
-Handler = Callable[..., Any]

@@ -1,9 +1,9 @@
-"""Reads of received data: lines of the program that look at values which a rehearsal has made up.
+"""Reads of made-up data: lines of the program that look at values which a rehearsal has made up.
 
-`Received` is a torch function mode. It follows received tensors through functions of torch that the program
-calls from Python, and notes where a value becomes a number of Python, a branch or a shape. What C++ computes
-(gradients, DDP's buckets) is not followed, and neither are parameters that an optimizer has updated from
-them.
+`Received` is a torch function mode. It follows received tensors, and small results of hollow tensors, through
+functions of torch that the program calls from Python, and notes where a value becomes a number of Python, a
+branch or a shape. What C++ computes (gradients, DDP's buckets) is not followed, and neither are parameters that
+an optimizer has updated from them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..places import is_users
 
-_MARK = "_unicomm_received"
+#: What values are made up of.
+RECEIVED, HOLLOW = "received data", "data that --meta does not compute"
+
+_MARK = "_unicomm_made_up"
+_REHEARSAL = str(Path(__file__).parent.parent) + "/"
 _READS: Mapping[str, str] = {
     "item": "a number",
     "tolist": "numbers",
@@ -36,32 +41,45 @@ _READS: Mapping[str, str] = {
     "repeat_interleave": "a shape",
 }
 
-#: (file, line, what becomes of it) -> how often; None outside of a `Received`.
-_found: Counter[tuple[str, int, str]] | None = None
+#: (file, line, what becomes of it, what it is made of) -> how often; None outside of a `Received`.
+_found: Counter[tuple[str, int, str, str]] | None = None
 
 
-def mark(tensors: Iterable[torch.Tensor]) -> None:
-    """Marks tensors as received."""
+def mark(tensors: Iterable[torch.Tensor], why: str = RECEIVED) -> None:
+    """Marks tensors as made up."""
     if _found is not None:
         for tensor in tensors:
-            setattr(tensor, _MARK, True)
+            setattr(tensor, _MARK, why)
 
 
-def _marked(values: Any, depth: int = 2) -> bool:
+def note(what: str, why: str) -> None:
+    """Notes that the line of the program that runs reads made-up data, unless torch reads it for itself."""
+    if _found is None:
+        return
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_REHEARSAL):
+        frame = frame.f_back
+    # Reads within torch, as in its collectives of objects, are no branches of the program.
+    if frame is not None and is_users(frame.f_code.co_filename):
+        _found[frame.f_code.co_filename, frame.f_lineno, what, why] += 1
+
+
+def _marked(values: Any, depth: int = 2) -> str:
+    """Returns what a marked tensor among `values` is made of, "" if there is none."""
     if isinstance(values, torch.Tensor):
-        return _MARK in values.__dict__
+        return values.__dict__.get(_MARK, "")
     if depth and isinstance(values, (list, tuple)):
-        return any(_marked(value, depth - 1) for value in values)
-    return False
+        return next(filter(None, (_marked(value, depth - 1) for value in values)), "")
+    return ""
 
 
-def _pass_on(result: Any) -> None:
+def _pass_on(result: Any, why: str) -> None:
     if isinstance(result, torch.Tensor):
         if not isinstance(result, torch.nn.Parameter):
-            setattr(result, _MARK, True)
+            setattr(result, _MARK, why)
     elif isinstance(result, (list, tuple)):
         for value in result:
-            _pass_on(value)
+            _pass_on(value, why)
 
 
 class Received(TorchFunctionMode):
@@ -69,7 +87,7 @@ class Received(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[tuple[str, int, str]] = Counter()
+        self.found: Counter[tuple[str, int, str, str]] = Counter()
 
     def __enter__(self) -> Received:
         global _found
@@ -92,18 +110,10 @@ class Received(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():  # only shapes are known
             return result
-        if _marked(args) or (kwargs and _marked(tuple(kwargs.values()))):
+        if why := _marked(args) or (_marked(tuple(kwargs.values())) if kwargs else ""):
             name = getattr(func, "__name__", "")
             if name in _READS:
-                self._note(_READS[name])
+                note(_READS[name], why)
             else:
-                _pass_on(result)
+                _pass_on(result, why)
         return result
-
-    def _note(self, what: str) -> None:
-        frame = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename == __file__:
-            frame = frame.f_back  # type: ignore[assignment]
-        # Reads within torch, as in its collectives of objects, are no branches of the program.
-        if frame is not None and is_users(frame.f_code.co_filename):
-            self.found[frame.f_code.co_filename, frame.f_lineno, what] += 1
