@@ -61,8 +61,9 @@ def test_ways_to_say_cuda():
 
 def test_fsdp_and_own_communicators_on_gpus():
     def program():
-        import unicomm
         from torch.distributed.fsdp import FullyShardedDataParallel
+
+        import unicomm
 
         dist.init_process_group("nccl")
         model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.cuda.current_device())

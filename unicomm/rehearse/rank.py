@@ -32,7 +32,8 @@ from unicomm.flight_recorder.recording import ending
 from . import meeting, simulated_cuda
 from .backend import RehearsalBackend
 from .details import STEP, Details
-from .hollow import install as hollow
+from .hollow.install import install as make_ready
+from .hollow.mode import HollowTensors
 from .values.notes import Notes, ended
 from .values.reads import Received
 from .values.real import Mailbox
@@ -195,7 +196,7 @@ def _prepare(job: Job, rank: int, pipe: int) -> None:
         _set_buckets(job.bucket_cap_mb)
     meeting.install(own_objects=not job.real, details=details)
     if job.hollow_from is not None:
-        hollow.install(job.hollow_from)
+        make_ready(job.hollow_from)
     if job.simulated_cuda:
         simulated_cuda.install(job.nproc_per_node)
     _set_modes_of_threads(job)
@@ -208,7 +209,7 @@ def _modes(job: Job) -> list[AbstractContextManager[object]]:
     if job.simulated_cuda:
         modes.append(simulated_cuda.SimulatedCuda())
     if job.hollow_from is not None:
-        modes.append(hollow.HollowTensors())
+        modes.append(HollowTensors())
     return modes
 
 

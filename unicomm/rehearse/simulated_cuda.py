@@ -1,9 +1,9 @@
 """A GPU that is not there: programs that say `cuda` run on a machine without one, with CPU tensors.
 
 `SimulatedCuda` is a torch function mode. It takes CUDA devices in calls of torch for the CPU. `install` also
-replaces functions of `torch.cuda` that ask for the GPU, and constructors that would refuse "cuda". The program
-and its libraries see GPUs; torch's own files see that there are none, so that torch does what it does for CPU
-tensors. `Tensor.device` stays "cpu".
+replaces functions of `torch.cuda` that ask for the GPU, and constructors that would refuse "cuda". The
+program and its libraries see GPUs. torch's own files see that there are none, so that torch does what it does
+for CPU tensors. `Tensor.device` is "cpu".
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def _replace_functions(gpus: int) -> None:
     def set_device(device: Any) -> None:
         index = device if isinstance(device, int) else torch.device(device).index
         if index is not None and index >= gpus:
-            raise RuntimeError(f"invalid device ordinal: a node of this rehearsal has {gpus} GPUs, not {index + 1}")
+            text = f"a node of this rehearsal has {gpus} GPUs, not {index + 1}"
+            raise RuntimeError(f"invalid device ordinal: {text}")
         if index is not None and index >= 0:
             now[0] = index
 
@@ -222,7 +223,9 @@ def _replace_functions(gpus: int) -> None:
         "device_of": _Device,
     }
     named |= dict.fromkeys(("current_stream", "default_stream"), lambda *_: stream)
-    named |= dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "device_memory_used"), _zero)
+    named |= dict.fromkeys(
+        ("utilization", "temperature", "power_draw", "clock_rate", "device_memory_used"), _zero
+    )
     named |= dict.fromkeys(
         [n for n in dir(torch.cuda) if n.partition("_")[0] in ("max", "memory") and n not in named], _zero
     )
@@ -237,22 +240,24 @@ def _replace_functions(gpus: int) -> None:
     named.pop("memory")  # a module
     for name, value in named.items():
         setattr(torch.cuda, name, value)
-    for name, mine in {
+    asked: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: gpus,
-    }.items():
+    }
+    for name, mine in asked.items():
         setattr(torch.cuda, name, _but_for_torch(getattr(torch.cuda, name), mine))
-    torch.cuda._lazy_init = _nothing  # type: ignore[assignment]
-    torch.cuda.nccl.version = lambda: (2, 27, 0)  # type: ignore[assignment]
+    cuda_module: Any = torch.cuda
+    cuda_module._lazy_init = _nothing
+    cuda_module.nccl.version = lambda: (2, 27, 0)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, _nothing)
-    torch.cuda.memory._record_memory_history = _nothing  # type: ignore[assignment]
-    torch.cuda.memory._dump_snapshot = _nothing  # type: ignore[assignment]
+    cuda_module.memory._record_memory_history = _nothing
+    cuda_module.memory._dump_snapshot = _nothing
     for kind in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool"):
         setattr(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
     cuda = torch.device("cuda")
-    for name, mine in {
+    asked = {
         "is_available": lambda: True,
         "device_count": lambda: gpus,
         "current_accelerator": lambda *_, **__: cuda,
@@ -267,7 +272,8 @@ def _replace_functions(gpus: int) -> None:
         "max_memory_reserved": _zero,
         "memory_stats": lambda *_: defaultdict(int),
         "reset_peak_memory_stats": _nothing,
-    }.items():
+    }
+    for name, mine in asked.items():
         setattr(torch.accelerator, name, _but_for_torch(getattr(torch.accelerator, name), mine))
 
 
@@ -328,9 +334,10 @@ def _replace_constructors() -> None:
 
     module.to = functools.wraps(to)(moved)
     module.to_empty = _with_cpu(module.to_empty, device=on_cpu)
-    torch.set_default_device = _with_cpu(torch.set_default_device, device=on_cpu)  # type: ignore[assignment]
-    torch.load = _with_cpu(torch.load, map_location=_location)  # type: ignore[assignment]
-    torch.Generator = _Generator  # type: ignore[misc, assignment]
+    whole: Any = torch
+    whole.set_default_device = _with_cpu(torch.set_default_device, device=on_cpu)
+    whole.load = _with_cpu(torch.load, map_location=_location)
+    whole.Generator = _Generator
     fsdp: Any = FullyShardedDataParallel
     shard = fsdp.__init__
 
@@ -384,8 +391,10 @@ def _replace_meeting() -> None:
         setattr(c10d, name, function)
         setattr(dist, name, function)
     barrier = _with_cpu(c10d.barrier, device_ids=_none)
-    c10d.barrier = dist.barrier = barrier  # type: ignore[assignment]
-    c10d.is_nccl_available = dist.is_nccl_available = lambda: True
+    modules: list[Any] = [c10d, dist]
+    for module in modules:
+        module.barrier = barrier
+        module.is_nccl_available = lambda: True
     registry: Any = importlib.import_module("unicomm.backends.registry")
     registry.connect = _with_cpu(registry.connect, device=on_cpu)
     warnings.filterwarnings("ignore", "Attempted to get default timeout for nccl backend")

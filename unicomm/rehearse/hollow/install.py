@@ -16,7 +16,7 @@ from unicomm.comms import objects
 
 from ..values.notes import OBJECTS
 from . import memory
-from .memory import LEAST, PLAIN, is_hollow, reserve
+from .memory import LEAST, PLAIN, reserve, was_hollow
 from .mode import HollowTensors
 
 
@@ -26,7 +26,7 @@ def warm_up() -> None:
     try:
         with HollowTensors():
             layer = torch.nn.Linear(256, 256)
-            layer(torch.empty(256, 256)).sum().backward()  # type: ignore[no-untyped-call]
+            layer(torch.empty(256, 256)).sum().backward()
     finally:
         memory.set_least(None)
 
@@ -45,12 +45,12 @@ def install(least: int) -> None:
     reduce: Any = torch.Tensor.__reduce_ex__
 
     def reduce_hollow(self: torch.Tensor, protocol: Any) -> Any:
-        if self.__class__ in PLAIN and is_hollow(self):
+        if self.__class__ in PLAIN and was_hollow(self):
             kind = torch.nn.Parameter if isinstance(self, torch.nn.Parameter) else torch.Tensor
             return rebuild, (kind, tuple(self.shape), self.stride(), self.dtype, self.requires_grad)
         return reduce(self, protocol)
 
-    torch.Tensor.__reduce_ex__ = reduce_hollow  # type: ignore[assignment]
+    torch.Tensor.__reduce_ex__ = reduce_hollow  # type: ignore[method-assign]
     torch.serialization.add_safe_globals([rebuild, torch.nn.Parameter, torch.Tensor])
     for module in (dist, c10d, objects):
         for name in OBJECTS:

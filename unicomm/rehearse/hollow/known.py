@@ -65,7 +65,6 @@ ANSWERS: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-
 def _by_position(args: Sequence[Any]) -> Sequence[Any]:
     """Returns the arguments with masks whose values are known as the positions that they select."""
     tensor, indices, *more = args

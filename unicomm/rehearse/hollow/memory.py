@@ -9,17 +9,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
 #: Bytes from which a storage is hollow. Smaller tensors are computed.
 LEAST = 1 << 16
 _M_MMAP_THRESHOLD = -3
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+PLAIN: Collection[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _least = sys.maxsize
+_least_before = sys.maxsize  # while `computed` is entered
 
 
 def set_least(least: int | None) -> None:
@@ -28,31 +29,42 @@ def set_least(least: int | None) -> None:
     _least = sys.maxsize if least is None else least
     if least is None:
         return
-    try:
-        # glibc else takes memory of up to 32 MiB from its heap, where touched pages are used again and again.
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, max(least, 1 << 16))
-    except (OSError, AttributeError):
-        pass  # another libc: only more pages may be touched
+    # glibc else takes memory of up to 32 MiB from its heap, where touched pages are used again. Without glibc
+    # only some more pages are touched.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, max(least, LEAST))
 
 
 @contextmanager
 def computed() -> Iterator[None]:
-    """Has no tensor be hollow while it is entered."""
-    global _least
-    least, _least = _least, sys.maxsize
+    """Has all tensors be computed while it is entered."""
+    global _least, _least_before
+    if _least == sys.maxsize:
+        yield
+        return
+    _least_before, _least = _least, sys.maxsize
     try:
         yield
     finally:
-        _least = least
+        _least, _least_before = _least_before, sys.maxsize
+
+
+def was_hollow(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is hollow, or was made so before `computed` was entered."""
+    return _is_hollow(tensor, min(_least, _least_before))
 
 
 def is_hollow(tensor: torch.Tensor) -> bool:
     """Returns whether the values of a tensor are not computed."""
-    if tensor.numel() * tensor.element_size() >= _least:  # FSDP2 frees storages of tensors that live on
+    return _is_hollow(tensor, _least)
+
+
+def _is_hollow(tensor: torch.Tensor, least: int) -> bool:
+    if tensor.numel() * tensor.element_size() >= least:  # FSDP2 frees storages of tensors that live on
         return tensor.device.type == "cpu" and tensor.__class__ in PLAIN
     if tensor.device.type != "cpu" or tensor.__class__ not in PLAIN or tensor.layout is not torch.strided:
         return False
-    return tensor.untyped_storage().nbytes() >= _least
+    return tensor.untyped_storage().nbytes() >= least
 
 
 def is_large(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:

@@ -23,14 +23,14 @@ _OTHERS = [
 ]  # modes that only ask for shapes, and get their operations after this one
 
 
-class HollowTensors(TorchDispatchMode):
+class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers operations on hollow tensors while it is entered, and makes large results hollow.
 
     Everything else runs as it would without the mode.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         setattr(self, LOOKS_AWAY, True)
 
     def __torch_dispatch__(
@@ -80,7 +80,9 @@ class HollowTensors(TorchDispatchMode):
         A single number stays what it is if it had a value: it counts something, as overflows or steps.
         """
         for place in operation.written:
-            given = kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+            given = (
+                kwargs.get(place) if isinstance(place, str) else args[place] if place < len(args) else None
+            )
             for tensor in given if isinstance(given, (list, tuple)) else (given,):
                 if tensor is not None and not is_hollow(tensor) and (operation.is_out or tensor.numel() != 1):
                     reads.mark([make_up(tensor)], reads.HOLLOW)

@@ -147,7 +147,7 @@ _fake: FakeTensorMode | None = None
 def plan(
     func: OpOverload, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Plan, bool]:
-    """Returns the layouts of an operation's results, None if it has to run; and whether it sees hollow tensors.
+    """Returns the layouts of an operation's results, None if it has to run; and whether it gets hollow tensors.
 
     Raises `NotKnownError` if the results depend on values of a hollow tensor, and what torch raises for
     arguments that do not fit together.
@@ -191,7 +191,7 @@ def _propagate(
             results = func(*fakes, **named)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
         if hollow:
-            raise NotKnownError(f"the shape of the result of {func.name()}") from None
+            raise NotKnownError(f"the shape of the result of {func!s}") from None
         return None
     except Exception:
         if hollow:
@@ -223,4 +223,3 @@ def _result(value: Any) -> Any:
         return _ELSEWHERE
     size, stride = tuple(value.shape), tuple(value.stride())
     return Result(size, stride, value.dtype, is_large(size, stride, value.dtype))
-

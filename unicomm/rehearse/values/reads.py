@@ -2,8 +2,8 @@
 
 `Received` is a torch function mode. It follows received tensors, and small results of hollow tensors, through
 functions of torch that the program calls from Python, and notes where a value becomes a number of Python, a
-branch or a shape. What C++ computes (gradients, DDP's buckets) is not followed, and neither are parameters that
-an optimizer has updated from them.
+branch or a shape. What C++ computes (gradients, DDP's buckets) is not followed, and neither are parameters
+that an optimizer has updated from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from ..places import is_users
 RECEIVED, HOLLOW = "received data", "data that --meta does not compute"
 
 _MARK = "_unicomm_made_up"
-_REHEARSAL = str(Path(__file__).parent.parent) + "/"
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_OURS = str(Path(__file__).parent.parent) + "/"
+#: Beginnings of files whose frames are between a read and the line that reads: ours, and those with which
+#: torch wraps dispatch modes.
+_BETWEEN = (_OURS, f"{_TORCH}_compile.py", f"{_TORCH}_dynamo/eval_frame.py")
 _READS: Mapping[str, str] = {
     "item": "a number",
     "tolist": "numbers",
@@ -57,7 +61,7 @@ def note(what: str, why: str) -> None:
     if _found is None:
         return
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_REHEARSAL):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     # Reads within torch, as in its collectives of objects, are no branches of the program.
     if frame is not None and is_users(frame.f_code.co_filename):
@@ -67,7 +71,7 @@ def note(what: str, why: str) -> None:
 def _marked(values: Any, depth: int = 2) -> str:
     """Returns what a marked tensor among `values` is made of, "" if there is none."""
     if isinstance(values, torch.Tensor):
-        return values.__dict__.get(_MARK, "")
+        return str(values.__dict__.get(_MARK, ""))
     if depth and isinstance(values, (list, tuple)):
         return next(filter(None, (_marked(value, depth - 1) for value in values)), "")
     return ""
