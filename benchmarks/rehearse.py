@@ -1,6 +1,8 @@
 """Time and memory of a rehearsal of the three-dimensional program, by the number of ranks.
 
 python -m benchmarks.rehearse --mesh 4x4x4 8x16x8 --jobs 2
+python -m benchmarks.rehearse --mesh 4x4x4 --meta
+python -m benchmarks.rehearse --mesh --large 8192x80x8    # width x blocks x ranks, with --meta
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-PROGRAM = Path(__file__).parent.parent / "tests/rehearse/programs/three_dimensional.py"
+PROGRAMS = Path(__file__).parent.parent / "tests/rehearse/programs"
 _LOOK = 2.0  # seconds between two looks at the memory
+_NO_LIMIT = 1 << 40  # MB
 
 
 def tree(pid: int) -> list[int]:
@@ -43,11 +47,11 @@ def memory(pid: int) -> int:
     return total
 
 
-def measure(mesh: str, steps: int, jobs: int) -> str:
+def measure(name: str, program: str, arguments: Sequence[object], ranks: int, jobs: int, meta: bool) -> str:
     """Rehearses once. Returns a row of the table."""
-    sizes = list(map(int, mesh.split("x")))
-    command = [sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", str(math.prod(sizes))]
-    command += ["--jobs", str(jobs), "--patience", "3600", str(PROGRAM), *map(str, sizes), str(steps)]
+    command = [sys.executable, "-m", "unicomm", "rehearse", "--nproc-per-node", str(ranks)]
+    command += ["--jobs", str(jobs), "--patience", "3600", *["--meta"] * meta]
+    command += [str(PROGRAMS / program), *map(str, arguments)]
     before, begin, most = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic(), 0
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -61,14 +65,15 @@ def measure(mesh: str, steps: int, jobs: int) -> str:
     if process.returncode:
         raise SystemExit(said[-4000:])
     wall, load = time.monotonic() - begin, os.getloadavg()[0]
-    ranks = math.prod(sizes)
     figures = f"{cpu:.0f} s | {cpu / ranks:.2f} s | {wall:.0f} s | {most / 2**30:.1f} GB | {load:.0f}"
-    return f"| {mesh} | {ranks} | {figures} |"
+    return f"| {name}{', --meta' * meta} | {ranks} | {figures} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--mesh", nargs="*", default=["4x4x4", "4x8x8"], help="pipeline x data x tensor")
+    parser.add_argument("--large", nargs="*", default=[], help="width x blocks x ranks")
+    parser.add_argument("--meta", action="store_true", help="for the meshes")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
@@ -77,7 +82,16 @@ def main() -> None:
         "| mesh | ranks | CPU time | per rank | wall | peak memory | load |\n|---|---|---|---|---|---|---|"
     )
     for mesh in options.mesh:
-        console.print(measure(mesh, options.steps, options.jobs), soft_wrap=True)
+        sizes = list(map(int, mesh.split("x")))
+        arguments, ranks = [*sizes, options.steps], math.prod(sizes)
+        row = measure(mesh, "three_dimensional.py", arguments, ranks, options.jobs, options.meta)
+        console.print(row, soft_wrap=True)
+    for large in options.large:
+        width, blocks, ranks = map(int, large.split("x"))
+        row = measure(
+            large, "large_transformer.py", [width, blocks, 1, _NO_LIMIT], ranks, options.jobs, meta=True
+        )
+        console.print(row, soft_wrap=True)
 
 
 if __name__ == "__main__":

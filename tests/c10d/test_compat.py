@@ -25,6 +25,12 @@ PARTS = {
     "torch": ("_scaled_mm",),
     "torch._C": (
         *("_dispatch_get_all_op_names", "_dispatch_has_kernel_for_dispatch_key", "_get_schema"),
+        *(
+            "_len_torch_dispatch_stack",
+            "_get_dispatch_stack_at",
+            "_get_dispatch_mode",
+            "_TorchDispatchModeKey",
+        ),
         *(["_cuda_customAllocator"] if torch.version.cuda else []),
     ),
     "torch._C._autograd": ("_add_metadata_json", "_profiler_enabled"),
@@ -35,6 +41,12 @@ PARTS = {
     ),
     "torch._C._dynamo.eval_frame": ("_FrameAction", "_FrameExecStrategy", "set_code_exec_strategy"),
     "torch._library.opaque_object": ("MemberType",),
+    "torch._ops": ("OpOverload",),
+    "torch._subclasses.fake_tensor": (
+        *("FakeTensor", "FakeTensorMode", "DataDependentOutputException", "DynamicOutputShapeException"),
+        "UnsupportedOperatorException",
+    ),
+    "torch.utils._python_dispatch": ("TorchDispatchMode",),
     "torch.distributed._functional_collectives": ("_maybe_wrap_tensor", "AsyncCollectiveTensor"),
     "torch.fx.experimental.proxy_tensor": ("ProxyTorchDispatchMode",),
     "torch.autograd.profiler": ("_run_on_profiler_start", "_disable_profiler", "_is_profiler_enabled"),

@@ -439,14 +439,8 @@ functional_collectives = torch.ops._c10d_functional
 
 #: Returns the number of dispatch modes that are active in this thread.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-#: An attribute of dispatch modes that do not look at collectives.
-LOOKS_AWAY = "_unicomm_looks_away"
-
-
-def observing_modes() -> int:
-    """Returns the number of dispatch modes that are active in this thread and look at collectives."""
-    at = torch._C._get_dispatch_stack_at
-    return sum(not hasattr(at(n), LOOKS_AWAY) for n in range(dispatch_modes()))
+#: Returns one of them, by its number.
+dispatch_mode_at: Callable[[int], Any] = torch._C._get_dispatch_stack_at
 
 
 def work_of_future(future: torch.futures.Future[Any]) -> dist.Work:

@@ -12,8 +12,11 @@ ranks.py            the parent: imports once, forks each rank
 rank.py             one rank: its environment, its program, its end
 backend.py          the backend that stands for all others; records where the program waits
 meeting.py          stores and collectives of objects without other ranks
+hollow/             large tensors without data, for models larger than the memory
+simulated_cuda.py   GPUs that are not there, for programs that say `cuda`
 values/             what a rank receives: made up, real, or recorded in a small run
 details.py          what a ring has no room for: tags, sizes of parts, processor times, places of groups
+compat.py           private parts of torch that only rehearsals use
 places.py           the line of the program that runs
 
 Each file imports only files that stand below it.

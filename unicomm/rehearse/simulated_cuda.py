@@ -31,6 +31,8 @@ from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from .compat import Generator
+
 #: What a program is told about each GPU, which is like an H100.
 NAME, CAPABILITY, MEMORY = "simulated GPU", (9, 0), 80 << 30
 _CPU = torch.device("cpu")
@@ -363,7 +365,7 @@ def _location(given: Any) -> Any:
     return on_cpu(given)
 
 
-class _Generator(torch._C.Generator):
+class _Generator(Generator):
     """A generator of random numbers, on the CPU."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:

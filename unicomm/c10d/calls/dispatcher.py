@@ -25,10 +25,13 @@ import torch
 import torch.distributed as dist
 
 from unicomm.c10d import compat
-from unicomm.c10d.compat import dispatch_modes, observing_modes
+from unicomm.c10d.compat import dispatch_mode_at, dispatch_modes
 from unicomm.comms.errors import UnsupportedError
 
 from .table import METHODS
+
+#: An attribute of dispatch modes that do not look at collectives: methods take their usual way.
+LOOKS_AWAY = "_unicomm_looks_away"
 
 
 class Group(Protocol):
@@ -78,8 +81,12 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, int, type(None), *(row.options for r
 
 def is_observed(arguments: Sequence[Any]) -> bool:
     """Whether a call with these arguments has to go through torch's dispatcher."""
-    seen = dispatch_modes() > 0 and observing_modes() > 0
-    return (seen or not _are_plain(arguments)) and not _call.depth
+    looked_at = dispatch_modes() > 0 and _modes_look()
+    return (looked_at or not _are_plain(arguments)) and not _call.depth
+
+
+def _modes_look() -> bool:
+    return not all(hasattr(dispatch_mode_at(n), LOOKS_AWAY) for n in range(dispatch_modes()))
 
 
 def _are_plain(values: Sequence[Any]) -> bool:

@@ -6,5 +6,5 @@ known.py     operations whose result is more than its layout
 rules.py     what an operation does with hollow tensors: layouts of its results, and whether it really runs
 memory.py    which tensors are hollow, how they are allocated, and the values made up for small results
 
-Each file imports only files that stand below it, and `values/` and `places.py` of the package around it.
+Each file imports only files that stand below it, or below this package in that of `rehearse`.
 """

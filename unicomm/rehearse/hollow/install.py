@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from unicomm.comms import objects
 
+from ..compat import silence_fake_tensors
 from ..values.notes import OBJECTS
 from . import memory
 from .memory import LEAST, PLAIN, reserve, was_hollow
@@ -41,7 +41,7 @@ def install(least: int) -> None:
     memory.set_least(least)
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     # The program raises what torch's rules raise, so torch need not log it as well.
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    silence_fake_tensors()
     reduce: Any = torch.Tensor.__reduce_ex__
 
     def reduce_hollow(self: torch.Tensor, protocol: Any) -> Any:

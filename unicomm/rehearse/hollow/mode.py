@@ -6,21 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unicomm.c10d.compat import LOOKS_AWAY, has_kernel
+from unicomm.c10d.calls.dispatcher import LOOKS_AWAY
 
+from ..compat import FakeTensor, TorchDispatchMode, asks_for_shapes, cpu_keys, tree_map
 from ..values import reads
 from .known import ANSWERS, PREPARES
 from .memory import PLAIN, is_hollow, make_up, reserve
 from .rules import Operation, Result, Way, operation_of, plan
-
-_OTHERS = [
-    getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY")
-]  # modes that only ask for shapes, and get their operations after this one
 
 
 class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,7 +34,7 @@ class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if any(torch._C._get_dispatch_mode(key) is not None for key in _OTHERS):
+        if asks_for_shapes():
             return func(*args, **kwargs)
         for cls in types:
             if cls not in PLAIN:
@@ -52,7 +45,7 @@ class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 if func._can_decompose():
                     return func.decompose(*args, **kwargs)
-                return func.redispatch(_keys(func), *args, **kwargs)
+                return func.redispatch(cpu_keys(func), *args, **kwargs)
         if (known := ANSWERS.get(func)) is not None and (answer := known(*args, **kwargs)) is not None:
             return answer
         if operation.way is Way.RUN:
@@ -67,7 +60,7 @@ class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [
             (args[place] if isinstance(place, int) else kwargs[place])
             if place is not None
-            else pytree.tree_map(lambda one: _make(one, hollow, truth), result)
+            else tree_map(lambda one: _make(one, hollow, truth), result)
             for place, result in zip(operation.returns, results, strict=True)
         ]
         if operation.single:
@@ -86,12 +79,6 @@ class HollowTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in given if isinstance(given, (list, tuple)) else (given,):
                 if tensor is not None and not is_hollow(tensor) and (operation.is_out or tensor.numel() != 1):
                     reads.mark([make_up(tensor)], reads.HOLLOW)
-
-
-def _keys(func: Any) -> Any:
-    """Returns the dispatch keys of an operation's kernel for CPU tensors, below the one of modes."""
-    keys = torch._C.DispatchKeySet(DispatchKey.CPU)
-    return keys.add(DispatchKey.BackendSelect) if has_kernel(func.name(), "BackendSelect") else keys
 
 
 def _make(result: Any, hollow: bool, truth: bool) -> Any:

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.utils import _pytree as pytree
 
+from ..compat import NO_LAYOUT, OpOverload, fake_mode, fake_tensor, tree_leaves, tree_map
 from ..places import user_place
 from .memory import is_hollow, is_large
 
@@ -141,13 +133,13 @@ def describe(values: Sequence[Any]) -> tuple[Key, bool]:
 #: The results of one kind of call; None if the operation has to run.
 Plan = Sequence[Any] | None
 _plans: dict[Key, Plan] = {}
-_fake: FakeTensorMode | None = None
+_fake: Any = None  # torch's mode, when it is needed first
 
 
 def plan(
     func: OpOverload, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Plan, bool]:
-    """Returns the layouts of an operation's results, None if it has to run; and whether it gets hollow tensors.
+    """Returns the layouts of an operation's results, None if it runs; and whether it gets hollow tensors.
 
     Raises `NotKnownError` if the results depend on values of a hollow tensor, and what torch raises for
     arguments that do not fit together.
@@ -175,21 +167,16 @@ def _propagate(
     if operation.written and not hollow:
         return None
     global _fake
-    if _fake is None:
-        _fake = FakeTensorMode(allow_non_fake_inputs=False)
-    mode = _fake
+    mode = _fake = _fake or fake_mode()
 
     def fake(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return FakeTensor(mode, like, value.device)
+        return fake_tensor(mode, value) if isinstance(value, torch.Tensor) else value
 
     try:
-        fakes, named = pytree.tree_map(fake, (list(args), dict(kwargs)))
+        fakes, named = tree_map(fake, (list(args), dict(kwargs)))
         with mode:
             results = func(*fakes, **named)
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+    except NO_LAYOUT:
         if hollow:
             raise NotKnownError(f"the shape of the result of {func!s}") from None
         return None
@@ -202,11 +189,11 @@ def _propagate(
     elif results is None:
         results = ()
     found = [
-        None if place is not None else pytree.tree_map(_result, one)
+        None if place is not None else tree_map(_result, one)
         for place, one in zip(operation.returns, results, strict=True)
     ]
-    flat = [one for one in pytree.tree_leaves(found) if isinstance(one, Result)]
-    if any(one is _ELSEWHERE for one in pytree.tree_leaves(found)):
+    flat = [one for one in tree_leaves(found) if isinstance(one, Result)]
+    if any(one is _ELSEWHERE for one in tree_leaves(found)):
         return None
     if not hollow and not any(one.large for one in flat):
         return None
