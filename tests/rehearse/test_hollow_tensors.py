@@ -120,6 +120,12 @@ def test_operations_take_no_memory(hollow):
     assert used() - before < 100e6  # one of these tensors has 1.6 GB
 
 
+def test_one_tensor_may_be_larger_than_the_memory(hollow):
+    x = torch.zeros(1 << 40, dtype=torch.uint8)
+    assert x[1 << 39 :].numel() == 1 << 39
+    assert x.add_(1).data_ptr()
+
+
 def test_small_tensors_are_computed(hollow):
     x = torch.arange(6.0).view(2, 3)
     assert (x @ x.t()).tolist() == [[5.0, 14.0], [14.0, 50.0]]

@@ -248,7 +248,7 @@ def _replace_functions(gpus: int) -> None:
         "device_count": lambda: gpus,
     }
     for name, mine in asked.items():
-        setattr(torch.cuda, name, _but_for_torch(getattr(torch.cuda, name), mine))
+        setattr(torch.cuda, name, _but_for_torch(_WITHOUT_GPU[name], mine))
     cuda_module: Any = torch.cuda
     cuda_module._lazy_init = _nothing
     cuda_module.nccl.version = lambda: (2, 27, 0)
@@ -276,7 +276,17 @@ def _replace_functions(gpus: int) -> None:
         "reset_peak_memory_stats": _nothing,
     }
     for name, mine in asked.items():
-        setattr(torch.accelerator, name, _but_for_torch(getattr(torch.accelerator, name), mine))
+        theirs = _WITHOUT_GPU.get(name, getattr(torch.accelerator, name))
+        setattr(torch.accelerator, name, _but_for_torch(theirs, mine))
+
+
+#: What torch's own files are told, even on a machine with GPUs.
+_WITHOUT_GPU: Mapping[str, Callable[..., Any]] = {
+    "is_available": lambda: False,
+    "is_initialized": lambda: False,
+    "device_count": lambda: 0,
+    "current_accelerator": lambda *_, **__: None,
+}
 
 
 def _but_for_torch(theirs: Callable[..., Any], mine: Callable[..., Any]) -> Callable[..., Any]:
