@@ -51,7 +51,7 @@ void read_both(nb::handle elements, nb::handle encoded, WireFormat format, Tenso
 }
 
 void encode(nb::object out, nb::object input, int code, double factor, bool stochastic, uint64_t key,
-            nb::object residual) {
+            nb::object residual, int64_t first) {
     WireFormat format = format_of(code);
     Tensor plain, bytes, rest;
     read_both(input, out, format, plain, bytes);
@@ -65,7 +65,7 @@ void encode(nb::object out, nb::object input, int code, double factor, bool stoc
     if (plain.bytes > kHoldGil) released.emplace();
     wire_encode(plain.dtype, format,
                 {static_cast<const char*>(plain.data), static_cast<char*>(bytes.data), plain.numel,
-                 static_cast<float>(factor), stochastic, key, static_cast<float*>(rest.data)});
+                 static_cast<float>(factor), stochastic, key, first, static_cast<float*>(rest.data)});
 }
 
 void decode(nb::object out, nb::object input, int code, bool add) {
@@ -86,17 +86,20 @@ void bind_wire(nb::module_& m) {
     m.def(
         "wire_bytes", [](int format, int64_t count) { return wire_bytes(format_of(format), count); },
         nb::arg("format"), nb::arg("count"), "The bytes of `count` encoded elements.");
-    m.def(
-        "wire_encode", &encode, nb::arg("out"), nb::arg("input"), nb::arg("format"), nb::arg("factor") = 1.0,
-        nb::arg("stochastic") = false, nb::arg("key") = 0, nb::arg("residual") = nb::none(),
-        nb::sig("def wire_encode(out: Tensor, input: Tensor, format: int, factor: float = 1.0, "
-                "stochastic: bool = False, key: int = 0, residual: Tensor | None = None) -> None"),
-        "Encodes the elements of `input`, times `factor`, into the bytes of `out`.\n\n"
-        "Both are contiguous CPU tensors; `input` is float32, float16 or bfloat16. Rounds to nearest even, "
-        "or\n"
-        "`stochastic` by random bits that depend on `key` and the element's number. `residual`, float32, is\n"
-        "added to the elements first, and replaced by what encoding loses of them. Raises ValueError if the\n"
-        "arguments do not fit together.");
+    m.def("wire_encode", &encode, nb::arg("out"), nb::arg("input"), nb::arg("format"),
+          nb::arg("factor") = 1.0, nb::arg("stochastic") = false, nb::arg("key") = 0,
+          nb::arg("residual") = nb::none(), nb::arg("first") = 0,
+          nb::sig("def wire_encode(out: Tensor, input: Tensor, format: int, factor: float = 1.0, "
+                  "stochastic: bool = False, key: int = 0, residual: Tensor | None = None, first: int = 0) "
+                  "-> None"),
+          "Encodes the elements of `input`, times `factor`, into the bytes of `out`.\n\n"
+          "Both are contiguous CPU tensors; `input` is float32, float16 or bfloat16. Rounds to nearest even, "
+          "or\n"
+          "`stochastic` by random bits that depend on `key` and the element's number, which is `first` for "
+          "the\n"
+          "first one. `residual`, float32, is added to the elements first, and replaced by what encoding "
+          "loses of\n"
+          "them. Raises ValueError if the arguments do not fit together.");
     m.def("wire_decode", &decode, nb::arg("out"), nb::arg("input"), nb::arg("format"), nb::arg("add") = false,
           nb::sig("def wire_decode(out: Tensor, input: Tensor, format: int, add: bool = False) -> None"),
           "Decodes the bytes of `input` into the elements of `out`, or adds them to it, which is float32 "

@@ -41,7 +41,8 @@ struct EncodeArguments {
     int64_t count;
     float factor;  // of each element, before it is encoded
     bool stochastic;
-    uint64_t key;  // of the random bits
+    uint64_t key;   // of the random bits
+    int64_t first;  // number of the first element in the tensor that it is a chunk of, for its random bits
     // Null, or a number for each element: it is added to the element first, and replaced by what encoding
     // loses of the sum; 0 where that is not finite.
     float* residual;

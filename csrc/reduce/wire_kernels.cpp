@@ -114,15 +114,16 @@ struct InFloat16 {
 
 // --- random bits ------------------------------------------------------------------------------------------
 
-// Random bits of the elements from number `first` on: a hash of number and key. The multipliers and shifts
-// are those of "lowbias32" by Chris Wellons (nullprogram.com, Prospecting for Hash Functions, 2018).
+// Random bits of the elements from number `start` + `first` on: a hash of number and key. The multipliers and
+// shifts are those of "lowbias32" by Chris Wellons (nullprogram.com, Prospecting for Hash Functions, 2018).
 struct Random {
-    explicit Random(uint64_t key) : low(uint32_t(key)), high(uint32_t(key >> 32)) {}
+    Random(uint64_t key, int64_t start)
+        : low(uint32_t(key)), high(uint32_t(key >> 32)), start(uint32_t(start)) {}
 
     UNICOMM_INLINE U32 bits(int64_t first) const {
         U32 number;
         for (int i = 0; i < kWidth; ++i) number[i] = uint32_t(i);
-        U32 x = (number + uint32_t(first)) ^ low;
+        U32 x = (number + (start + uint32_t(first))) ^ low;
         x ^= x >> 16;
         x *= 0x7feb352du;
         x ^= x >> 15;
@@ -132,7 +133,7 @@ struct Random {
         return x;
     }
 
-    uint32_t low, high;
+    uint32_t low, high, start;
 };
 
 // Sixteen random bits as a number from 0 up to 1.
@@ -298,7 +299,7 @@ UNICOMM_INLINE void encode_block(const char* from, char* to, char* scale_to, flo
 
 template <class Element, class Memory, int kBlock, bool kStochastic, bool kKeeps>
 __attribute__((noinline, flatten)) void encode_blocks(const EncodeArguments& args) {
-    const Random random(args.key);
+    const Random random(args.key, args.first);
     const float given = args.factor;
     const char* src = args.src;
     char *dst = args.dst, *scales = args.dst + args.count;
@@ -370,7 +371,7 @@ UNICOMM_INLINE void encode_halves(const char* from, char* to, float* residual, f
 
 template <class Memory, bool kStochastic, bool kKeeps>
 __attribute__((noinline, flatten)) void encode_bfloat16(const EncodeArguments& args) {
-    const Random random(args.key);
+    const Random random(args.key, args.first);
     const float given = args.factor;
     float* residual = args.residual;
     int64_t at = 0;

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.execution import encoded
+from unicomm.comms.execution.exchanges import AtOnce, Traffic
 from unicomm.comms.operations import wire as wires
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
 from unicomm.comms.options import read_hints
@@ -199,7 +200,7 @@ class Compressed:
             plain()
             return
         codec = self._codec(buffer, group, lost)
-        encoded.all_reduce(codec, buffer, _AVG, dist.get_rank(group), size, _swap_in(group), plain)
+        encoded.all_reduce(codec, buffer, _AVG, dist.get_rank(group), size, _traffic_in(group), plain)
 
     def _reduce_scatter(
         self,
@@ -212,7 +213,7 @@ class Compressed:
         codec, size = self._codec(input, group, lost), dist.get_world_size(group)
         parts = input.view(-1).chunk(size)
         rests = encoded.residuals(codec.wire, parts)
-        codec.reduce_scatter(parts, dist.get_rank(group), output.view(-1), _swap_in(group), op, rests)
+        codec.reduce_scatter(parts, dist.get_rank(group), output.view(-1), _traffic_in(group), op, rests)
 
 
 def compressed(
@@ -279,7 +280,7 @@ class _ReduceScatter:
         return work
 
 
-def _swap_in(group: dist.ProcessGroup) -> encoded.Swap:
+def _traffic_in(group: dist.ProcessGroup) -> Traffic:
     def swap(ins: list[Tensor], outs: list[Tensor]) -> None:
         sizes = [[part.numel() for part in parts] for parts in (ins, outs)]
         got = torch.empty(sum(sizes[1]), dtype=torch.uint8, device=outs[0].device)
@@ -287,4 +288,4 @@ def _swap_in(group: dist.ProcessGroup) -> encoded.Swap:
         for part, data in zip(outs, torch.split(got, sizes[1]), strict=True):
             part.copy_(data)
 
-    return swap
+    return AtOnce(swap)

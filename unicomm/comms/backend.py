@@ -217,10 +217,14 @@ Completed = tuple[int, int, CommError | None]
 class Exchange(abc.ABC):
     """Messages that complete one by one. One thread at a time calls its methods, except `interrupt`.
 
-    `waited_for` returns the numbers of those for which threads wait now, as far as the caller tells.
+    Attributes:
+        waited_for: returns the numbers of those for which threads wait now, as far as the caller tells.
+        joint: messages that are added together may be said to be over together. For a backend to which each
+            message that is awaited alone costs a thread.
     """
 
     waited_for: Callable[[], Collection[int]] = tuple
+    joint: bool = False
 
     @abc.abstractmethod
     def add(self, messages: Sequence[Message]) -> None:
@@ -249,36 +253,15 @@ class OpensExchange(abc.ABC):
 
     Attributes:
         receives_from_any: the exchange takes receives from whichever rank sends next, as peer -1.
+        overlaps: messages that have begun go on while no thread runs the exchange.
     """
 
     receives_from_any: bool = False
+    overlaps: bool = False
 
     @abc.abstractmethod
     def open_exchange(self) -> Exchange:
         """Returns an exchange, for messages that are added one after the other."""
-
-
-class JointExchange(Exchange):
-    """An exchange for backends without one: messages that are there when it runs complete together."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._messages: list[Message] = []
-        self._completed = 0
-
-    def add(self, messages: Sequence[Message]) -> None:
-        self._messages += messages
-
-    def run(self, timeout: float, limit: float, given: float) -> list[Completed]:
-        messages, self._messages = self._messages, []
-        first, self._completed = self._completed, self._completed + len(messages)
-        self._backend.exchange(messages, timeout)
-        return [(first + i, m.peer, None) for i, m in enumerate(messages)]
-
-
-def open_exchange(backend: Backend) -> Exchange:
-    """Returns the backend's own exchange, or a `JointExchange`."""
-    return backend.open_exchange() if isinstance(backend, OpensExchange) else JointExchange(backend)
 
 
 class PreparesOperations(abc.ABC):

@@ -22,12 +22,12 @@ from unicomm.comms.backend import (
     Capabilities,
     Exchange,
     ExtendsDeadlines,
-    JointExchange,
     OpensExchange,
     RunsCollectives,
     Setup,
 )
 from unicomm.comms.execution.engine import Engine
+from unicomm.comms.execution.exchanges import JointExchange
 from unicomm.comms.execution.executor import Executor, MakesExecutor
 from unicomm.comms.execution.issued import ANY_RANK, IssuedOperation
 from unicomm.comms.operations import recording

@@ -68,7 +68,7 @@ forgotten: list[str] = []  # communicators of this process whose group never end
 
 class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
     name = library = "gloo"
-    receives_from_any = True
+    receives_from_any = overlaps = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(

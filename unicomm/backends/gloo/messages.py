@@ -30,13 +30,14 @@ def tag(message: Message) -> int:
 
 
 class GlooExchange(OutOfBandExchange):
-    """Each message has a thread that waits for it: Gloo reports completion to nobody else."""
+    """A thread waits for each message, or for some that are `joint`: Gloo tells nobody else of their end."""
 
     def __init__(self, backend: OutOfBandBackend, group: Callable[[], Any], limit: timedelta) -> None:
         """`group` returns Gloo's group, which this object must not hold. `limit`: of Gloo's own waiting."""
         super().__init__(backend)
         self._group, self._limit = group, limit
         self._results: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
+        self._started: list[tuple[Any, int, int]] = []  # for whom no thread waits yet: work, number, peer
 
     def _start(self, number: int, message: Message) -> None:
         send, peer, tensor, _ = message
@@ -47,9 +48,14 @@ class GlooExchange(OutOfBandExchange):
             work = self._group().recv_anysource([tensor], tag(message))
         else:
             work = self._group().recv([tensor], peer, tag(message))
-        waiters.run(partial(_await_message, work, number, peer, self._limit, self._results))
+        self._started.append((work, number, peer))
 
     def _wait(self, timeout: float, limit: float) -> list[Completed]:
+        started, self._started = self._started, []
+        for together in [started] if self.joint else [[one] for one in started]:
+            if together:
+                waiters.run(partial(_await_messages, together, self._limit, self._results))
+        del started
         channel = self._backend.channel
         timeout = max(timeout, channel.patience() - time.monotonic())
         try:
@@ -86,13 +92,15 @@ def await_all(works: list[Any], awaits: list[Awaited], limit: timedelta, results
     results.put(failure)
 
 
-def _await_message(work: Any, number: int, peer: int, limit: timedelta, results: Any) -> None:
-    failure = None
-    try:
-        work.wait(limit)
-        if peer < 0:
-            peer = int(work._source_rank())
-    except RuntimeError as error:
-        failure = error
-    del work  # it holds the group open
-    results.put((number, peer, failure))
+def _await_messages(started: list[tuple[Any, int, int]], limit: timedelta, results: Any) -> None:
+    while started:
+        work, number, peer = started.pop(0)
+        failure = None
+        try:
+            work.wait(limit)
+            if peer < 0:
+                peer = int(work._source_rank())
+        except RuntimeError as error:
+            failure = error
+        del work  # it holds the group open
+        results.put((number, peer, failure))

@@ -6,7 +6,8 @@ Messages between two ranks go through memory if they share it, else straight fro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -41,6 +42,7 @@ from unicomm.comms.errors import (
     UnsupportedError,
 )
 from unicomm.comms.execution import completion
+from unicomm.comms.execution.exchanges import Trade, Traffic, overlapping
 from unicomm.comms.failures.faults import Fault, aborted_by, error_of, renumber_error
 from unicomm.comms.failures.first_cause import GRACE, FirstCause
 from unicomm.comms.operations.call import Call, Message
@@ -117,6 +119,24 @@ class HostsBackend(
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
         self._exchange(messages, seconds + self._slack, True)
 
+    @contextlib.contextmanager
+    def overlapping(self, call: Call, trade: Trade) -> Iterator[Traffic]:
+        peers: set[int] = set()
+
+        def seconds() -> float:
+            return call.remaining() + self._slack
+
+        def noted(ins: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Message]:
+            messages = trade(ins, outs)
+            peers.update(message.peer for message in messages)
+            return messages
+
+        try:
+            with overlapping(self._far, noted, seconds, call.timeout) as traffic:
+                yield traffic
+        except CommError as error:
+            raise self._late_far_failed(error, peers) from error
+
     def all_gather(self, slot: torch.Tensor, seconds: float) -> list[torch.Tensor]:
         assert self._leaders is not None
         # Between the leaders this counts as a barrier.
@@ -158,10 +178,8 @@ class HostsBackend(
             try:
                 self._far.exchange(far, seconds)
             except CommError as error:
-                # In a collective, a rank that waits for another one in it is not to blame.
-                if late and error.fault is not None and (error.dead or error.absent):
-                    error.fault = replace(error.fault, late=())
-                raise self._far_failed(error, {message.peer for message in far}) from error
+                failed = self._late_far_failed if late else self._far_failed
+                raise failed(error, {message.peer for message in far}) from error
 
         def run_near() -> None:
             try:
@@ -210,6 +228,12 @@ class HostsBackend(
 
     def _far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
         return self._failed(error, range(self.layout.size), bool(error.culprits), list(peers), list(peers))
+
+    def _late_far_failed(self, error: CommError, peers: Collection[int]) -> CommError:
+        # In a collective, a rank that waits for another one in it is not to blame.
+        if error.fault is not None and (error.dead or error.absent):
+            error.fault = replace(error.fault, late=())
+        return self._far_failed(error, peers)
 
     def _failed(
         self,

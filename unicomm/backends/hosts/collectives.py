@@ -24,11 +24,14 @@ all_gather gathers has the same bits on all ranks, so it is encoded within the h
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from unicomm import _core
+from unicomm.comms.execution import encoded
 from unicomm.comms.execution.encoded import Codec, residuals, with_lost
+from unicomm.comms.execution.exchanges import AtOnce, Traffic, trade
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import bytes_of, parts_of
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp
@@ -60,15 +63,7 @@ def _messages(links: Links, call: Call, messages: Sequence[Message]) -> None:
 
 
 def _trade(peers: Sequence[int], mine: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Message]:
-    """Returns messages that send `ins[i]` to `peers[i]` and receive `outs[i]` from it, except i = `mine`."""
-    messages, n = [], len(peers)
-    for step in range(1, n):  # staggered, so that not all send to the same rank at once
-        to, source = (mine + step) % n, (mine - step) % n
-        if outs[source].numel():
-            messages.append(Message(False, peers[source], bytes_of(outs[source])))
-        if ins[to].numel():
-            messages.append(Message(True, peers[to], bytes_of(ins[to])))
-    return messages
+    return trade(peers, mine, [bytes_of(t) for t in ins], [bytes_of(t) for t in outs])
 
 
 # --- reductions --------------------------------------------------------------------------------------
@@ -187,15 +182,19 @@ def _encoded_between(
     layout = links.layout
     hosts, mine = len(layout.hosts), layout.host
     peers = [ranks[layout.local] for ranks in layout.hosts]
-
-    def swap(ins: list[Tensor], outs: list[Tensor]) -> None:
-        if messages := _trade(peers, mine, ins, outs):
-            links.messages(messages, call.remaining())
-
     rests = () if lost is None else lost.tensor_split(hosts)
     codec = Codec.of(call, layout.rank)
     parts, outs = part.tensor_split(hosts), out.tensor_split(hosts)
-    codec.all_reduce(parts, mine, outs, swap, divisor=reduction.divisor, lost=rests)
+
+    def swap(ins: list[Tensor], outs: list[Tensor]) -> None:
+        if messages := trade(peers, mine, ins, outs):
+            links.messages(messages, call.remaining())
+
+    traffic: AbstractContextManager[Traffic] = nullcontext(AtOnce(swap))
+    if parts[0].numel() > encoded.CHUNK:
+        traffic = links.overlapping(call, lambda ins, outs: trade(peers, mine, ins, outs))
+    with traffic as between:
+        codec.all_reduce(parts, mine, outs, between, divisor=reduction.divisor, lost=rests)
 
 
 def _reduce(links: Links, call: Call) -> None:

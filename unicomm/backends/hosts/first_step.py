@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 
 from unicomm.comms.errors import CommError, MismatchError
+from unicomm.comms.execution.exchanges import Trade, Traffic
 from unicomm.comms.failures.faults import Claim, minority, mismatch
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.reduction import ReduceOp
@@ -41,6 +43,9 @@ class Links(Protocol):
 
     def messages(self, messages: Sequence[Message], seconds: float) -> None:
         """Runs messages with any ranks."""
+
+    def overlapping(self, call: Call, trade: Trade) -> AbstractContextManager[Traffic]:
+        """Opens traffic with ranks of other hosts that goes on while this rank computes."""
 
     def all_gather(self, slot: Tensor, seconds: float) -> list[Tensor]:
         """Returns every leader's `slot`, in order of their hosts; all have one size. Leaders only."""

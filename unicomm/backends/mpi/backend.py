@@ -23,7 +23,7 @@ from .operations import REDUCTIONS, Operations
 class MpiBackend(Operations, OpensExchange, ChecksProcess):
     name = "mpi"
     library = "MPI"
-    receives_from_any = True
+    receives_from_any = overlaps = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(

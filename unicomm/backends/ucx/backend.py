@@ -37,7 +37,7 @@ LOG_LEVEL = Hint("log_level", str, "", "UCX_LOG_LEVEL of this process from now o
 
 class UcxBackend(Operations, Reconfigures):
     name = library = "ucx"
-    receives_from_any = True
+    receives_from_any = overlaps = True
     capabilities = Capabilities(
         device_types=frozenset({"cpu"}),
         operations=frozenset(

@@ -13,13 +13,14 @@ from smaller ones, down to `Backend.exchange`, which every backend has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 
 from unicomm import _core
-from unicomm.comms.backend import Backend, Capabilities, RunsCollectives
+from unicomm.comms.backend import Backend, Capabilities, OpensExchange, RunsCollectives
 from unicomm.comms.errors import UnsupportedError
 from unicomm.comms.operations.call import Call, Message
 from unicomm.comms.operations.parts import byte_splits, bytes_of, parts_of
@@ -30,8 +31,10 @@ from unicomm.comms.operations.wire import Wire
 from . import encoded
 from .device import fold as device_fold
 from .encoded import Codec
+from .exchanges import AtOnce, Traffic, overlapping, trade
 
 _SMALL = 4096  # bytes up to which one round trip beats less traffic
+_VERDICT = 10.0  # seconds after a deadline in which a backend finds out which ranks are missing
 _BYTE = torch.uint8
 _64_BITS = (1 << 64) - 1
 
@@ -132,17 +135,15 @@ def _all_to_all(group: Group, call: Call) -> None:
 
 
 def _swap(group: Group, call: Call, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
-    messages = []
-    for step in range(1, group.size):  # staggered, so that ranks do not all send to the same one at once
-        to, source = (group.rank + step) % group.size, (group.rank - step) % group.size
-        if outs and outs[source].numel():
-            messages.append(Message(False, source, outs[source]))
-        if ins and ins[to].numel():
-            messages.append(Message(True, to, ins[to]))
+    if messages := _trade(group, ins, outs):
+        group.backend.exchange(messages, call.remaining())
+
+
+def _trade(group: Group, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> list[Message]:
+    """Returns the messages of a swap, and copies this rank's own part."""
     if ins and outs:
         _copy(outs[group.rank], ins[group.rank])
-    if messages:
-        group.backend.exchange(messages, call.remaining())
+    return trade(range(group.size), group.rank, ins, outs)
 
 
 def _all_gather(group: Group, call: Call) -> None:
@@ -313,26 +314,46 @@ def _compare(group: Group, call: Call) -> None:
 def _encoded(group: Group, call: Call, wire: Wire) -> None:
     """Runs a collective whose elements have a wire format."""
     _compare(group, call)
-    codec, mine, swap, dtype = Codec.of(call, group.rank), group.rank, partial(_swap, group, call), call.dtype
+    codec, mine, dtype = Codec.of(call, group.rank), group.rank, call.dtype
     assert dtype is not None
     if call.name == "all_reduce":
         assert call.op is not None
         flat = call.outputs[0].detach().reshape(-1)
-        encoded.all_reduce(
-            codec, flat, call.op, mine, group.size, swap, lambda: run(group, call.changed(wire=None))
-        )
+        with _traffic(group, call, flat.tensor_split(group.size)) as traffic:
+            encoded.all_reduce(
+                codec, flat, call.op, mine, group.size, traffic, lambda: run(group, call.changed(wire=None))
+            )
         return
     if call.op is not None:
         parts = [part.view(dtype) for part in parts_of(call.inputs, None, group.size)]
         lost = encoded.residuals(wire, parts)
-        codec.reduce_scatter(parts, mine, call.outputs[0].detach().reshape(-1), swap, call.op, lost)
+        with _traffic(group, call, parts) as traffic:
+            codec.reduce_scatter(parts, mine, call.outputs[0].detach().reshape(-1), traffic, call.op, lost)
         return
     outs = [part.view(dtype) for part in parts_of(call.outputs, call.out_splits, group.size)]
     if len(call.inputs) == 1 and not call.operation.shared and not call.operation.splits:
-        codec.all_gather(call.inputs[0].detach().reshape(-1), mine, outs, swap)
+        with _traffic(group, call, outs) as traffic:
+            codec.all_gather(call.inputs[0].detach().reshape(-1), mine, outs, traffic)
     else:
         ins = [part.view(dtype) for part in parts_of(call.inputs, call.in_splits, group.size)]
-        codec.all_to_all(ins, outs, mine, group.near, swap)
+        # Only those of equal parts have as many chunks on all ranks.
+        travel = _traffic(group, call, outs) if call.name == "all_to_all_single" else _at_once(group, call)
+        with travel as traffic:
+            codec.all_to_all(ins, outs, mine, group.near, traffic)
+
+
+def _traffic(group: Group, call: Call, parts: Sequence[torch.Tensor]) -> AbstractContextManager[Traffic]:
+    """Returns how the parts of a call travel, of which all ranks have to know the sizes."""
+    backend = group.backend
+    large = max(part.numel() for part in parts) > encoded.CHUNK
+    if large and isinstance(backend, OpensExchange) and backend.overlaps:
+        # The fault channel of such a backend watches over the call's own deadline.
+        return overlapping(backend, partial(_trade, group), lambda: call.remaining() + _VERDICT, call.timeout)
+    return _at_once(group, call)
+
+
+def _at_once(group: Group, call: Call) -> AbstractContextManager[Traffic]:
+    return nullcontext(AtOnce(partial(_swap, group, call)))
 
 
 def _alone(call: Call) -> None:

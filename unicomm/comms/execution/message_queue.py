@@ -21,7 +21,6 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from unicomm.c10d.compat import no_events
-from unicomm.comms.backend import open_exchange
 from unicomm.comms.errors import CommError, NotReadyError
 from unicomm.comms.operations import recording
 from unicomm.comms.options import seconds
@@ -29,6 +28,7 @@ from unicomm.comms.work import Work
 
 from . import completion
 from .engine import Engine
+from .exchanges import open_exchange
 from .issued import ANY_RANK, IssuedOperation
 from .profiling import events as profiling
 from .worker import Worker

@@ -25,19 +25,19 @@ def wire_encode(
     stochastic: bool = False,
     key: int = 0,
     residual: Tensor | None = None,
+    first: int = 0,
 ) -> None:
     values = input.reshape(-1).float()
     if residual is not None:
         values = values + residual
-    _encode(out, values * factor, format, stochastic, key)
+    _encode(out, values * factor, format, _random(values, key, first) if stochastic else None)
     if residual is not None:
         wire_decode(residual, out, format)
         lost = values - (residual if factor == 1.0 else residual / factor)
         residual.copy_(torch.where(lost.isfinite(), lost, 0.0))
 
 
-def _encode(out: Tensor, values: Tensor, format: WireFormat, stochastic: bool, key: int) -> None:
-    random = _random(values, key) if stochastic else None
+def _encode(out: Tensor, values: Tensor, format: WireFormat, random: Tensor | None) -> None:
     if format is WireFormat.BFLOAT16:
         if random is not None:
             bits = values.view(torch.int32)
@@ -91,9 +91,9 @@ def _power(biased: Tensor) -> Tensor:
     return torch.where(biased > 0, biased << 23, 0x400000).int().view(torch.float32)
 
 
-def _random(values: Tensor, key: int) -> Tensor:
+def _random(values: Tensor, key: int, first: int) -> Tensor:
     """Returns 32 random bits for each element, as the core does."""
-    x = (torch.arange(values.numel(), device=values.device) & _MASK) ^ (key & _MASK)
+    x = (torch.arange(first, first + values.numel(), device=values.device) & _MASK) ^ (key & _MASK)
     x ^= x >> 16
     x = _times(x, 0x7FEB352D)
     x ^= x >> 15
