@@ -263,3 +263,18 @@ def test_what_does_not_fit_together_is_refused() -> None:
     room = torch.empty(200, dtype=torch.uint8)
     with pytest.raises(ValueError, match="memory in common"):
         _core.wire_encode(room[:42], room[40:].view(torch.float32), INT8)
+
+
+@pytest.mark.parametrize("fmt", [BF16, E4M3, INT8, MXFP8])
+def test_chunks_have_the_random_bits_of_the_whole(fmt: int) -> None:
+    x, key, cut = torch.randn(1000), 0x123456789ABC, 384
+    whole = decode(encode(x, fmt, key=key), fmt, 1000)
+    for isa in ISAS:
+        assert _core.set_fold_isa(isa)
+        for core in (_core, device_encode):
+            found = []
+            for first, part in ((0, x[:cut]), (cut, x[cut:])):
+                out = torch.zeros(_core.wire_bytes(fmt, part.numel()), dtype=torch.uint8)
+                core.wire_encode(out, part, device_encode.WireFormat(fmt), 1.0, True, key, None, first)
+                found.append(decode(out, fmt, part.numel()))
+            assert torch.equal(torch.cat(found), whole)

@@ -37,7 +37,7 @@ Tensor = torch.Tensor
 #: Elements of a part that are encoded at a time: whole blocks of all formats.
 CHUNK = 1 << 18
 #: Chunks that are on their way while one is computed.
-AHEAD = 2
+AHEAD = 3
 
 _RESULT = -1  # the name of the part that is this rank's sum
 _SUM, _AVG = int(RedOpType.SUM), int(RedOpType.AVG)
@@ -191,19 +191,21 @@ class Codec:
         lost: Sequence[Tensor] = (),
     ) -> None:
         """Puts the sums of everybody's `parts`, times `factor` and divided by `divisor`, into `outs`."""
-        sums = _Sums(self, parts, mine, traffic, factor, lost)
+        # What was lost of this rank's own part comes to its sum when that is encoded.
+        late = bool(lost) and factor == 1.0 and parts[mine].numel() > SMALL
+        sums = _Sums(self, parts, mine, traffic, factor, lost, late)
         cut = sums.cut
 
         def pack(number: int) -> Tensor:
             total, chunk = sums.total(number), cut.chunk(parts[mine], number, _RESULT)
-            if divisor > 1:
-                _fold(total, [total], _AVG, divisor)
             if not _encodes(total.numel(), chunk):
+                if divisor > 1:
+                    _fold(total, [total], _AVG, divisor)
                 return bytes_of(total.to(outs[mine].dtype))
             rest = cut.of(lost[mine], number) if lost else None
-            result = self.encode(total, lost=rest, chunk=chunk)
-            if rest is not None and divisor != factor:
-                rest.mul_(divisor / factor)  # in units of the input
+            result = self.encode(total, 1.0 / divisor, rest, chunk)
+            if rest is not None and factor != 1.0:
+                rest.div_(factor)  # in units of the input
             return result
 
         gather = _Gather(self, pack, mine, outs, traffic, cut)
@@ -303,10 +305,12 @@ class _Sums:
         traffic: Traffic,
         factor: float,
         lost: Sequence[Tensor],
+        late: bool = False,
     ) -> None:
+        """`late`: the caller adds what was lost of this rank's own part."""
         self.cut = Cut(parts, traffic)
         self._codec, self._parts, self._mine, self._traffic = codec, parts, mine, traffic
-        self._factor, self._lost = factor, lost
+        self._factor, self._lost, self._late = factor, lost, late
         self._got: dict[int, list[Tensor]] = {}  # by chunk
         self._total = torch.empty(0)
 
@@ -330,7 +334,7 @@ class _Sums:
         """Returns a chunk's sum, in memory that the next one uses again."""
         cut, mine = self.cut, self._mine
         own = part = cut.of(self._parts[mine], number)
-        if self._lost:
+        if self._lost and not self._late:
             own = with_lost(own, cut.of(self._lost[mine], number))
         if self._factor != 1.0:
             own = own.float() * self._factor
