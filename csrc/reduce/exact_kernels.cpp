@@ -266,23 +266,35 @@ __attribute__((noinline, flatten)) void kernel(const FoldArguments& given) {
     if (at < args.bytes) step<Codec, kAverage>(args, at, int(args.bytes - at), most_apart);
 }
 
-// Two float32 or float64: their sum is rounded once.
-template <class T>
+// Two sources: one addition. That rounds once for float32 and float64. Narrower types are added in float32
+// and rounded again; as that has more than twice their bits and one, the result is that of one rounding
+// (Figueroa, When Is Double Rounding Innocuous?, SIGNUM Newsletter 30, 1995), also for subnormal sums, which
+// float32 has exactly. For an average, elements of narrow types are halved first, exactly.
+template <class Codec, bool kAverage>
 __attribute__((noinline, flatten)) void pair_kernel(const FoldArguments& given) {
     const FoldArguments args = given;
+    constexpr int kParts = Codec::kParts;
+    using Lanes = Vec<typename Codec::Lane>;
     int64_t at = 0;
-    auto sum = [&](const char* a, const char* b) {
-        return nan_made_alike(load<Vec<T>>(a) + load<Vec<T>>(b));
+    auto step = [&](char* to, const char* a, const char* b) {
+        Lanes parts[kParts], others[kParts];
+        Codec::load(a, parts);
+        Codec::load(b, others);
+        repeat<kParts>([&](auto p) {
+            constexpr auto kShare = static_cast<typename Codec::Lane>(kAverage ? 0.5 : 1.0);
+            parts[p] = nan_made_alike(parts[p] * kShare + others[p] * kShare);
+        });
+        Codec::store(to, parts);
     };
     for (; at + kVecBytes <= args.bytes; at += kVecBytes) {
-        store(args.dst + at, sum(args.srcs[0] + at, args.srcs[1] + at));
+        step(args.dst + at, args.srcs[0] + at, args.srcs[1] + at);
     }
     if (at < args.bytes) {
         char a[kVecBytes], b[kVecBytes];
         int rest = int(args.bytes - at);
         load_part(a, args.srcs[0] + at, rest);
         load_part(b, args.srcs[1] + at, rest);
-        store(a, sum(a, b));
+        step(a, a, b);
         store_part(args.dst + at, a, rest);
     }
 }
@@ -324,16 +336,19 @@ __attribute__((noinline)) void kernel64(const FoldArguments& given) {
 
 template <bool kAverage>
 void run_dtype(DType dtype, const FoldArguments& args) {
+    const bool halves = !kAverage || args.divisor == 2;
     switch (dtype) {
         case DType::kFloat64:
-            if (!kAverage && args.n == 2) return pair_kernel<double>(args);
+            if (!kAverage && args.n == 2) return pair_kernel<Native<double>, false>(args);
             return kernel64<kAverage>(args);
         case DType::kFloat32:
-            if (!kAverage && args.n == 2) return pair_kernel<float>(args);
+            if (!kAverage && args.n == 2) return pair_kernel<Native<float>, false>(args);
             return kernel<Native<float>, kAverage>(args);
         case DType::kFloat16:
+            if (args.n == 2 && halves) return pair_kernel<Float16, kAverage>(args);
             return kernel<Float16, kAverage>(args);
         case DType::kBFloat16:
+            if (args.n == 2 && halves) return pair_kernel<BFloat16, kAverage>(args);
             return kernel<BFloat16, kAverage>(args);
         default:
             return;
