@@ -5,7 +5,8 @@
 
 A cell says how a backend does an operation: by itself, or composed by unicomm from what it has. Every cell
 that is not a dash passed the suite for all element types and reductions, on 2 ranks, or 2 on each of 2 hosts,
-when the table was made; mpi, whose ranks are processes of mpiexec, passes it in tests/backends/mpi.
+when the table was made; mpi, whose ranks are processes of mpiexec, passes it in tests/backends/mpi. The same
+holds for the options of operations: their rows say whether a communicator's hint has an effect.
 """
 
 from __future__ import annotations
@@ -80,12 +81,35 @@ def _native_share(row: Operation, capabilities: object) -> float:
     return sum(native) / len(native)
 
 
+def _with_option(column: str, name: str) -> str:
+    """yes, or what the option is good for; a dash when the suite fails on a communicator that has it."""
+    backend, hints, ranks = COLUMNS[column]
+    try:
+        if ranks:
+            run_ranks(
+                lambda comm: conformance.check_option(comm, name, lambda case: case.count < 1000),
+                ranks,
+                backend=backend,
+                hints={**hints, **conformance.OPTIONS[name].hints},
+            )
+    except (conformance.ConformanceError, RuntimeError) as error:
+        print(f"{column} {name}: {error}", file=sys.stderr)
+        return "-"
+    capabilities = _capabilities(column)
+    if not capabilities.moves_data:
+        return "pretends"
+    return "a call's own" if name.startswith("wire=") and capabilities.one_host else "yes"
+
+
 def table() -> str:
     """The table as Markdown."""
     lines = [f"| operation | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for operation in conformance.OPERATIONS:
         cells = [_how(column, operation) for column in COLUMNS]
         lines.append(f"| `{operation}` | {' | '.join(cells)} |")
+    for name in conformance.OPTIONS:
+        cells = [_with_option(column, name) for column in COLUMNS]
+        lines.append(f"| hint `{name}` ([what](numbers.md)) | {' | '.join(cells)} |")
     checks = ["yes" if _capabilities(c).checks_mismatch else "no" for c in COLUMNS]
     hosts = ["one" if _capabilities(c).one_host else "any" for c in COLUMNS]
     lines.append(f"| mismatch is caught before data is written | {' | '.join(checks)} |")

@@ -3,8 +3,6 @@
 import pytest
 
 from unicomm.comms.execution.completion import composed_operations
-from unicomm.comms.operations import reproducible, wire
-from unicomm.comms.operations.reduction import RedOpType
 from unicomm.comms.operations.table import OPERATIONS, Kind
 from unicomm.testing import conformance, run_ranks
 
@@ -46,39 +44,22 @@ def test_narrow_floats_are_rounded_once(backend, hosts, operation):
     assert set(counts) == {32}
 
 
-#: Places whose ranks send between hosts; what the others have, no format changes.
-SENDING = [("gloo", "abcd"), ("ucx", "abcd"), ("auto", "aabb"), ("auto", "aab")]
+#: The options run on these; those of mpi in tests/backends/mpi.
+WITH_OPTIONS = [("shm", "aaaa"), ("gloo", "abcd"), ("ucx", "abcd"), ("auto", "aabb"), ("auto", "aab")]
 
 
-@pytest.mark.parametrize("operation", sorted(wire.OPERATIONS))
-@pytest.mark.parametrize("name", [form.text for form in wire.WireFormat])
-@pytest.mark.parametrize(("backend", "hosts"), SENDING)
-def test_wire_formats(backend, hosts, name, operation):
-    """Sums of these small whole numbers have few bits, so every format keeps them, but for some factors."""
-
-    def exact(case):
-        scaled = case.op is not None and case.op.type in (RedOpType.AVG, RedOpType.PREMUL_SUM)
-        return case.dtype.is_floating_point and (not scaled or (name == "int8" and len(hosts) == 4))
-
-    hints = {"wire": name, **({"hosts": ",".join(hosts)} if backend == "auto" else {})}
+@pytest.mark.parametrize("option", conformance.OPTIONS)
+@pytest.mark.parametrize(("backend", "hosts"), WITH_OPTIONS)
+def test_options(backend, hosts, option):
+    places = {"hosts": ",".join(hosts)} if backend == "auto" else {}
     counts = run_ranks(
-        lambda comm: conformance.check(comm, operation, exact), len(hosts), backend=backend, hints=hints
+        lambda comm: conformance.check_option(comm, option),
+        len(hosts),
+        backend=backend,
+        hints={**conformance.OPTIONS[option].hints, **places},
     )
-    assert counts[0] > 15
-
-
-@pytest.mark.parametrize("operation", conformance.REDUCTIONS)
-@pytest.mark.parametrize(("backend", "hosts"), [("shm", "aaaa"), *SENDING])
-def test_reproducible_reductions(backend, hosts, operation):
-    def defined(case):
-        rounds = case.op.type in (RedOpType.PRODUCT, RedOpType.PREMUL_SUM)
-        return case.dtype in reproducible.DTYPES and not rounds and case.op.type is not RedOpType.AVG
-
-    hints = {"reduction": "reproducible", **({"hosts": ",".join(hosts)} if backend == "auto" else {})}
-    counts = run_ranks(
-        lambda comm: conformance.check(comm, operation, defined), len(hosts), backend=backend, hints=hints
-    )
-    assert counts[0] > 15
+    assert len(set(counts)) == 1
+    assert counts[0] > 9
 
 
 @pytest.mark.parametrize("operation", conformance.OPERATIONS)

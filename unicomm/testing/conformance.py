@@ -13,18 +13,22 @@ A failure raises `ConformanceError`, which names the case.
 
 `check_rounding` does the same with narrow floats that show whether they are accumulated in float32 and
 rounded once, as `ReduceOp` promises for the CPU.
+
+`check_option` runs the operations on a communicator with a hint of `OPTIONS`, and those cases whose results
+the hint must leave as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from unicomm.comms.communicator import Communicator
 from unicomm.comms.errors import UnsupportedError
+from unicomm.comms.operations import reproducible, wire
 from unicomm.comms.operations.dtypes import DTYPES
 from unicomm.comms.operations.reduction import RedOpType, ReduceOp, ReproducibleOp, why_not
 from unicomm.comms.operations.table import OPERATIONS as TABLE
@@ -148,6 +152,63 @@ def check_case(comm: Communicator, case: Case) -> None:
         return
     for label, got, expected in results:
         _compare(comm, case, label, got, expected)
+
+
+# --- options -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """A hint of a communicator.
+
+    Attributes:
+        hints: for `new_comm` or `split`.
+        operations: those that run in another way with it.
+        keeps: of a case and the number of ranks, whether the result must be what it is without the hint.
+    """
+
+    hints: Mapping[str, object]
+    operations: tuple[str, ...]
+    keeps: Callable[[Case, int], bool]
+
+
+def _encoded_exactly(form: wire.WireFormat, case: Case, world: int) -> bool:
+    # Sums of these small whole numbers have few bits, so every format keeps them, but for some factors.
+    scaled = case.op is not None and case.op.type in (RedOpType.AVG, RedOpType.PREMUL_SUM)
+    keeps = form is wire.WireFormat.INT8 and world == 4
+    return case.dtype.is_floating_point and (keeps or not scaled)
+
+
+def _reproducible(case: Case, world: int) -> bool:
+    assert case.op is not None
+    inexact = (RedOpType.PRODUCT, RedOpType.PREMUL_SUM, RedOpType.AVG)
+    return case.dtype in reproducible.DTYPES and case.op.type not in inexact
+
+
+#: The options of operations, by a name for each.
+OPTIONS = {
+    **{
+        f"wire={form.text}": Option(
+            {"wire": form.text}, tuple(sorted(wire.OPERATIONS)), partial(_encoded_exactly, form)
+        )
+        for form in wire.WireFormat
+    },
+    "reduction=reproducible": Option({"reduction": "reproducible"}, REDUCTIONS, _reproducible),
+    "checksum": Option({"checksum": True}, OPERATIONS, lambda case, world: case.count != 4099),
+}
+
+
+def check_option(comm: Communicator, name: str, only: Callable[[Case], bool] | None = None) -> int:
+    """Runs the operations of an option on a communicator that has its hints; called by all its ranks.
+
+    Returns the least number of cases of an operation. Raises `ConformanceError` where a result differs.
+    """
+    option, world = OPTIONS[name], comm.get_size()
+
+    def chosen(case: Case) -> bool:
+        return option.keeps(case, world) and (only is None or only(case))
+
+    return min(check(comm, operation, chosen) for operation in option.operations)
 
 
 # --- data --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.backends.mpi.mpi_jobs import NAMES, ROOT, WITHIN, alone, library, mpiexec
+from unicomm.testing import conformance
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(WITHIN + 30)]
 
@@ -25,6 +26,13 @@ def test_what_works_and_what_fails(name):
     conforms = ended.by_rank("conforms")
     assert sorted(line["size"] for line in conforms) == [2] * 2 + [3] * 3 + [4] * 4
     assert min(line["cases"] for line in conforms) > 20
+    options = ended.by_rank("option")
+    assert len(options) == 4 * len(conformance.OPTIONS)
+    assert min(line["cases"] for line in options) > 9
+    assert {line["name"] for line in options if line["differs"]} >= {
+        option for option in conformance.OPTIONS if option.startswith("wire=")
+    }
+    assert len({(line["name"], line["sum"]) for line in options}) == len(conformance.OPTIONS)
     for line in ended.by_rank("timeout"):
         assert "rank 2 had not arrived" in line["text"]
         assert "mpi_faults.py" in line["text"]

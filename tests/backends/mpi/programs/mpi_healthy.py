@@ -11,6 +11,7 @@ import unicomm
 from tests.backends.mpi.programs.mpi_common import comm, me, raised, say, size
 from unicomm.backends.mpi import operations as mpi
 from unicomm.c10d.process_group import UnicommProcessGroup
+from unicomm.comms.execution import encoded
 from unicomm.comms.execution.completion import is_native
 from unicomm.comms.operations.call import Call
 from unicomm.comms.operations.table import OPERATIONS
@@ -39,6 +40,35 @@ def conforms_in_splits() -> None:
 
 def moderate(case: conformance.Case) -> bool:
     return case.count in (0, 17, 24, 67)
+
+
+def conforms_with_options() -> None:
+    for name, option in conformance.OPTIONS.items():
+        with comm.split(list(range(size)), name, hints=dict(option.hints)) as part:
+            cases = conformance.check_option(part, name, lambda case: case.count != 1000)
+            x = torch.randn(30000, generator=torch.Generator().manual_seed(me))
+            plain = x.clone()
+            part.all_reduce(x, SUM, False)
+            comm.all_reduce(plain, SUM, False)
+            differs = not torch.equal(x, plain)
+            say("option", me, name=name, cases=cases, differs=differs, sum=x.double().abs().sum().item())
+
+
+def encodes_in_chunks() -> None:
+    """While other chunks travel; the bits are those of the whole."""
+    found = []
+    for size_ in (encoded.CHUNK, 1280):
+        usual, encoded.CHUNK = encoded.CHUNK, size_
+        try:
+            x = torch.randn(30000, generator=torch.Generator().manual_seed(me))
+            comm.all_reduce(x, SUM, False, hints={"wire": "mxfp8", "checksum": True})
+            part = torch.empty(20000)
+            whole = torch.randn(20000 * size, generator=torch.Generator().manual_seed(me))
+            comm.reduce_scatter_single(part, whole, SUM, False, hints={"wire": "int8"})
+            found.append((x, part))
+        finally:
+            encoded.CHUNK = usual
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def conforms_in_large_pieces() -> None:
@@ -212,6 +242,8 @@ def expects_somebody_slow() -> None:
 CASES = [
     conforms,
     conforms_in_splits,
+    conforms_with_options,
+    encodes_in_chunks,
     conforms_in_large_pieces,
     sums_alike_on_all_ranks,
     reduces_natively,
