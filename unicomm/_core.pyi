@@ -66,6 +66,9 @@ class Recorder:
         Sets the checksum of the inputs (RECORD_INPUT_CHECKSUM) or outputs (RECORD_OUTPUT_CHECKSUM).
         """
 
+    def add_sent(self, id: int, bytes: int, /) -> None:
+        """Sets the bytes that this rank has sent of elements in a wire format."""
+
     def place(self, id: int, /) -> str:
         """
         The user's line that a record was called from, as file:line; empty if it is unknown.
@@ -127,6 +130,8 @@ RECORD_INPUT_CHECKSUM: int = 128
 RECORD_OUTPUT_CHECKSUM: int = 256
 
 RECORD_COMPARED: int = 512
+
+RECORD_ENCODED: int = 1024
 
 RECORD_OTHER_ERROR: int = 100
 
@@ -193,14 +198,15 @@ def wire_encode(
     stochastic: bool = False,
     key: int = 0,
     residual: Tensor | None = None,
+    first: int = 0,
 ) -> None:
     """
     Encodes the elements of `input`, times `factor`, into the bytes of `out`.
 
     Both are contiguous CPU tensors; `input` is float32, float16 or bfloat16. Rounds to nearest even, or
-    `stochastic` by random bits that depend on `key` and the element's number. `residual`, float32, is
-    added to the elements first, and replaced by what encoding loses of them. Raises ValueError if the
-    arguments do not fit together.
+    `stochastic` by random bits that depend on `key` and the element's number, which is `first` for the
+    first one. `residual`, float32, is added to the elements first, and replaced by what encoding loses of
+    them. Raises ValueError if the arguments do not fit together.
     """
 
 def wire_decode(out: Tensor, input: Tensor, format: int, add: bool = False) -> None:

@@ -84,6 +84,7 @@ void export_constants(nb::module_& m) {
     m.attr("RECORD_INPUT_CHECKSUM") = int(ring::kInputChecksum);
     m.attr("RECORD_OUTPUT_CHECKSUM") = int(ring::kOutputChecksum);
     m.attr("RECORD_COMPARED") = int(ring::kCompared);
+    m.attr("RECORD_ENCODED") = int(ring::kEncoded);
     m.attr("RECORD_OTHER_ERROR") = ring::kOtherError;
     m.attr("COMM_OPEN") = int(ring::kOpen);
     m.attr("COMM_FINALIZED") = int(ring::kFinalized);
@@ -107,6 +108,7 @@ void export_constants(nb::module_& m) {
             d["record.in_numel"] = offsetof(ring::Record, in_numel);
             d["record.in_dims"] = offsetof(ring::Record, in_dims);
             d["record.error"] = offsetof(ring::Record, error);
+            d["record.sent"] = offsetof(ring::Record, sent);
             return d;
         },
         nb::sig("def ring_layout() -> dict[str, int]"),
@@ -158,6 +160,10 @@ void bind_recorder(nb::module_& m) {
             },
             nb::sig("def add_checksum(self, id: int, which: int, checksum: int, /) -> None"),
             "Sets the checksum of the inputs (RECORD_INPUT_CHECKSUM) or outputs (RECORD_OUTPUT_CHECKSUM).")
+        .def(
+            "add_sent", [](Recorder& r, uint64_t id, uint64_t bytes) { r.writer.add_sent(id, bytes); },
+            nb::sig("def add_sent(self, id: int, bytes: int, /) -> None"),
+            "Sets the bytes that this rank has sent of elements in a wire format.")
         .def(
             "place", [](Recorder& r, uint64_t id) { return r.writer.place(id); },
             nb::sig("def place(self, id: int, /) -> str"),

@@ -289,6 +289,14 @@ void Writer::add_checksum(uint64_t id, RecordFlags which, uint64_t checksum) {
     r->flags |= which;
 }
 
+void Writer::add_sent(uint64_t id, uint64_t bytes) {
+    Record* r = find(id);
+    if (!r) return;
+    r->sent = sent_of(bytes);
+    std::atomic_thread_fence(std::memory_order_release);  // as in add_checksum
+    r->flags |= kEncoded;
+}
+
 std::string Writer::place(uint64_t id) {
     const Record* r = find(id);
     const Frame* frame = r ? user_frame(r->frame) : nullptr;

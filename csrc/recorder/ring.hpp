@@ -95,7 +95,8 @@ enum class State : uint8_t { kCreated = 1, kStarted = 2, kCompleted = 3, kFailed
 // kCaptured: captured by a graph. Each replay of the graph records its operations again (kReplayed), in a
 // row; the first record of the row also has kReplay.
 // kInputChecksum, kOutputChecksum: that field of the record is set. kCompared: the ranks have compared the
-// checksums of their outputs, which have to be alike.
+// checksums of their outputs, which have to be alike. kEncoded: the elements travelled in a wire format, and
+// the record has the bytes that were sent.
 enum RecordFlags : uint16_t {
     kAsync = 1,
     kP2P = 2,
@@ -106,7 +107,8 @@ enum RecordFlags : uint16_t {
     kReplay = 64,
     kInputChecksum = 128,
     kOutputChecksum = 256,
-    kCompared = 512
+    kCompared = 512,
+    kEncoded = 1024
 };
 
 struct alignas(64) Record {
@@ -129,10 +131,18 @@ struct alignas(64) Record {
     uint64_t batch;  // shared by the operations of a batch; 0: none
     int64_t in_dims[kMaxDims], out_dims[kMaxDims];
     uint32_t error;  // FaultCode, or kOtherError
-    uint32_t reserved;
+    // What this rank has sent to others, with the flag kEncoded: bytes, or from kInKib on KiB, rounded up.
+    uint32_t sent;
     uint64_t output_checksum;  // as input_checksum
 };
 static_assert(sizeof(Record) == 192);
+
+constexpr uint32_t kInKib = 1u << 31;
+constexpr uint32_t sent_of(uint64_t bytes) {
+    if (bytes < kInKib) return static_cast<uint32_t>(bytes);
+    uint64_t kib = (bytes + 1023) / 1024;
+    return kInKib | static_cast<uint32_t>(kib < kInKib ? kib : kInKib - 1);
+}
 
 struct NewRecord {
     uint64_t seq = 0, op_id = 0, batch = 0;
@@ -186,6 +196,8 @@ class Writer {
     void add_flags(uint64_t id, uint16_t flags);
     // Sets the checksum that `which` names, kInputChecksum or kOutputChecksum, and then the flag.
     void add_checksum(uint64_t id, RecordFlags which, uint64_t checksum);
+    // Sets the bytes that were sent of encoded elements, and then the flag kEncoded.
+    void add_sent(uint64_t id, uint64_t bytes);
     // Reads what a record was begun with; false if it was overwritten.
     bool shape(uint64_t id, NewRecord& found);
     // No effect if the record was overwritten. `ago_ns`: how long ago it happened, as measured by events of

@@ -5,11 +5,16 @@ import re
 
 import pytest
 import torch
+from rich.console import Console
 
 import unicomm
 from tests.comms import inside
-from unicomm import ReduceOp
+from unicomm import ReduceOp, _core
 from unicomm.comms.execution.profiling import events as profiling
+from unicomm.flight_recorder.formats.torch_dump import to_dict
+from unicomm.flight_recorder.recording import writer
+from unicomm.flight_recorder.reports.rings_text import Selection, render_raw
+from unicomm.flight_recorder.ring.reader import read_ring
 from unicomm.testing import run_ranks
 
 FORMATS = ("bfloat16", "float8_e4m3fn", "int8", "mxfp8")
@@ -355,3 +360,43 @@ def test_logs_and_profiles_say_what_was_sent():
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
     mine = [row for row in rows if table["groups"][row["group"]]["rank"] == 0]
     assert [(row["bytes"], row["wire"], row["wire_bytes"]) for row in mine] == [(256000, "mxfp8", sent)]
+
+
+@pytest.mark.parametrize("place", [("gloo", "ab"), ("auto", "aab")], ids=str)
+def test_records_have_the_bytes_that_were_sent(place):
+    def program(comm):
+        me = comm.get_rank()
+        x = values(me, 64000)
+        comm.all_reduce(x, SUM, async_op=me == 0, hints={"wire": "mxfp8"}).wait()
+        comm.all_reduce(x, SUM)
+        comm.barrier()
+        index = inside.engine(comm).member.recorder_index
+        ring = read_ring(writer.ring_bytes())
+        first, second = ring.records[ring.records["comm"] == index][-3:-1]
+        assert ring.sent(second) is None
+        entries = to_dict(ring, comms=[index], last=3)["entries"]
+        assert [e.get("unicomm_sent_bytes") for e in entries] == [ring.sent(first), None, None]
+        out = io.StringIO()
+        Console(file=out, width=300).print(render_raw([ring], Selection(last=3)))
+        lines = [re.split(" *[│┃] *", line.strip()) for line in out.getvalue().splitlines()]
+        assert lines[0][-2:] == ["bytes", "sent bytes"]
+        row = next(line for line in lines if len(line) > 1 and line[1] == str(first["id"]))
+        assert re.fullmatch(r"float32\[64000\] SUM( async)? in a wire format", row[6])
+        assert row[-2:] == ["256000", str(ring.sent(first))]
+        return ring.sent(first)
+
+    both = 2 * (32000 + 1000)  # half of the elements on the way there, half on the way back
+    # Of a host of two ranks beside one of one rank, only one sends.
+    assert run(program, place) == ([both, both] if place[0] == "gloo" else [both, 0, both])
+
+
+@pytest.mark.parametrize("sent", [0, (1 << 31) - 1, 1 << 31, (1 << 40) + 1, 1 << 50])
+def test_records_of_many_bytes(sent, tmp_path):
+    """In KiB from 2 GiB on, and at most 2 TiB."""
+    recorder = _core.Recorder(str(tmp_path / "1.ucring"), "{}", 0, 1, 16)
+    comm = recorder.add_comm("many", "gloo", "uid", "0", 0, 1)
+    recorder.add_sent(recorder.begin(comm, 1, 1, 1, [], []), sent)
+    ring = read_ring((tmp_path / "1.ucring").read_bytes())
+    found = ring.sent(ring.records[0])
+    assert found is not None
+    assert found == sent if sent < 1 << 31 else sent <= found < sent + 1024 or found == ((1 << 31) - 1) << 10

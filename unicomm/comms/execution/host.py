@@ -89,6 +89,9 @@ class HostExecutor(Worker, Executor):
             for record in op.records:
                 recorder.finish(record, recording.COMPLETED, 0)
         finally:
+            for record, call in zip(op.records, op.calls, strict=False):
+                if call.wire is not None:
+                    recorder.add_sent(record, call.wire.sent)
             for span, call in zip(reversed(op.spans), reversed(op.calls), strict=False):
                 span.end(error, 0 if call.wire is None else call.wire.sent)
             if op.args is not None:

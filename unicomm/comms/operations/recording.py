@@ -10,4 +10,5 @@ ASYNC, P2P, BATCH, RECEIVE = _core.RECORD_ASYNC, _core.RECORD_P2P, _core.RECORD_
 CAPTURED, REPLAYED, REPLAY = _core.RECORD_CAPTURED, _core.RECORD_REPLAYED, _core.RECORD_REPLAY
 INPUT_CHECKSUM, OUTPUT_CHECKSUM = _core.RECORD_INPUT_CHECKSUM, _core.RECORD_OUTPUT_CHECKSUM
 COMPARED = _core.RECORD_COMPARED  # the ranks have compared the checksums of their outputs
+ENCODED = _core.RECORD_ENCODED  # elements in a wire format
 OTHER_ERROR = _core.RECORD_OTHER_ERROR  # the error code of an error that is no fault

@@ -155,6 +155,8 @@ def _entry(ring: Ring, record: Any, keys: Sequence[str]) -> dict[str, Any]:
             entry[f"unicomm_{side}_checksum"] = f"{int(record[f'{side}_checksum']):016x}"
     if flags & COMPARED:
         entry["unicomm_compared"] = True
+    if (sent := ring.sent(record)) is not None:
+        entry["unicomm_sent_bytes"] = sent
     if began and ended:
         entry["duration_ms"] = (ended - began) / 1e6
     return entry

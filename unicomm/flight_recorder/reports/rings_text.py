@@ -17,6 +17,7 @@ from rich.text import Text
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import (
     CHECKSUMS,
+    ENCODED,
     ERRORS,
     P2P,
     RECEIVE,
@@ -26,7 +27,7 @@ from unicomm.flight_recorder.ring.reader import (
     Ring,
     comm_names,
 )
-from unicomm.flight_recorder.ring.record_text import arguments, checksums, short_path, short_place
+from unicomm.flight_recorder.ring.record_text import arguments, checksums, short_path, short_place, sizes
 from unicomm.flight_recorder.texts import format_ranks, printable, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
@@ -267,15 +268,18 @@ def _involved(operation: RecordedOperation, ranks: Sequence[int]) -> bool:
 
 
 def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool = False) -> Table:
-    """Returns a table with one row per chosen record, with checksums if there are any.
+    """Returns a table with one row per chosen record, with checksums and bytes on the wire if there are any.
 
     `paths`: with the call path of each record.
     """
     names = comm_names(rings)
     chosen = [(ring, what.records(ring, what.comms(ring, names))) for ring in rings]
     checked = any((records["flags"] & CHECKSUMS).any() for _, records in chosen)
+    encoded = any((records["flags"] & ENCODED).any() for _, records in chosen)
     headings = ["rank", "id", "communicator", "#", "op_id", "operation", "arguments", "state", "called from"]
-    table = Table(*headings, *(["input checksum", "output checksum"] if checked else []), show_edge=False)
+    headings += ["input checksum", "output checksum"] if checked else []
+    headings += ["bytes", "sent bytes"] if encoded else []
+    table = Table(*headings, show_edge=False)
     for ring, records in chosen:
         for record in records:
             owner = ring.comms[int(record["comm"])]
@@ -287,6 +291,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool
                 _cell(ring, record),
                 short_path(ring, record) if paths else short_place(ring, record),
                 *(checksums(record) if checked else ()),
+                *(sizes(ring, record) if encoded else ()),
             )
             table.add_row(*map(Text, cells))
     return table

@@ -38,6 +38,8 @@ GRAPH = CAPTURED | REPLAYED | REPLAY
 # The record has this checksum; its outputs were compared with the other ranks'. Older rings never have these.
 INPUT_CHECKSUM, OUTPUT_CHECKSUM, COMPARED = 128, 256, 512
 CHECKSUMS = INPUT_CHECKSUM | OUTPUT_CHECKSUM | COMPARED
+ENCODED = 1024  # the elements travelled in a wire format, and the record has the bytes that were sent
+_IN_KIB = 1 << 31  # `sent` of a record: bytes, or from this on KiB
 
 _TEXT = [("off", "<u4"), ("len", "<u4")]
 
@@ -81,7 +83,7 @@ RECORD = _layout(
     ("<u2", "flags"),
     ("<u8", "batch"),
     ("(4,)<i8", "in_dims out_dims"),
-    ("<u4", "error reserved"),
+    ("<u4", "error sent"),
     ("<u8", "output_checksum"),
 )
 _COMM_NUMBERS = ("rank", "size", "created_ns", "coll_created", "coll_started", "coll_completed")
@@ -332,6 +334,16 @@ class Ring:
     def shape(self, record: Any, side: str) -> list[int]:
         """The dimensions of the first input ("in") or output ("out") tensor; a record keeps at most four."""
         return [int(d) for d in record[f"{side}_dims"][: int(record[f"{side}_ndim"])]]
+
+    def sent(self, record: Any) -> int | None:
+        """The bytes that the rank sent of elements in a wire format; None if they had none.
+
+        Exact below 2 GiB, else rounded up to KiB.
+        """
+        if not int(record["flags"]) & ENCODED:
+            return None
+        sent = int(record["sent"])
+        return sent if sent < _IN_KIB else (sent - _IN_KIB) * 1024
 
     def real_ns(self, mono_ns: int) -> int:
         """Converts a time of this ring to wall-clock time, in nanoseconds since 1970."""

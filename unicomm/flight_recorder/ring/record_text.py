@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from .call_path import Frame, user_frame
-from .reader import ASYNC, CAPTURED, INPUT_CHECKSUM, OUTPUT_CHECKSUM, P2P, RECEIVE, REPLAYED, Ring
+from .reader import (
+    ASYNC,
+    CAPTURED,
+    ENCODED,
+    INPUT_CHECKSUM,
+    OUTPUT_CHECKSUM,
+    P2P,
+    RECEIVE,
+    REPLAYED,
+    Ring,
+)
+
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}  # of the types that have wire formats
 
 
 def arguments(ring: Ring, record: Any) -> str:
@@ -32,6 +44,8 @@ def arguments(ring: Ring, record: Any) -> str:
         parts.append("async")
     if flags & CAPTURED:
         parts.append("captured by a graph")
+    if flags & ENCODED:
+        parts.append("in a wire format")
     return " ".join(parts)
 
 
@@ -42,6 +56,15 @@ def checksums(record: Any) -> tuple[str, str]:
         f"{int(record['input_checksum']):016x}" if flags & INPUT_CHECKSUM else "",
         f"{int(record['output_checksum']):016x}" if flags & OUTPUT_CHECKSUM else "",
     )
+
+
+def sizes(ring: Ring, record: Any) -> tuple[str, str]:
+    """Returns the bytes of the input in a wire format, and those that the rank has sent; "" without one."""
+    if (sent := ring.sent(record)) is None:
+        return "", ""
+    side = "in" if int(record["n_in"]) else "out"
+    width = _WIDTHS.get(ring.dtype(int(record[f"{side}_dtype"])), 0)
+    return str(int(record[f"{side}_numel"]) * width), str(sent)
 
 
 def short_path(ring: Ring, record: Any) -> str:
