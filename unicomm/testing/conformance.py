@@ -167,7 +167,7 @@ class Option:
         keeps: of a case and the number of ranks, whether the result must be what it is without the hint.
     """
 
-    hints: Mapping[str, object]
+    hints: Mapping[str, str | bool]
     operations: tuple[str, ...]
     keeps: Callable[[Case, int], bool]
 
