@@ -190,6 +190,17 @@ def test_over_messages(start, rings, moment, backend):
     check_nothing_is_left(job, rings)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "ucx"])
+def test_while_chunks_in_a_wire_format_travel(start, rings, backend):
+    job = start("faults.py", 4, "encoded", VICTIM, "SIGKILL", 60, backend)
+    job.next("ready")
+    killed_at = job[VICTIM].next("struck")["at"]
+    check_errors(job, killed_at)
+    for survivor in job.but(VICTIM):
+        assert survivor.next("tensor")["last"] == 2.0
+    check_nothing_is_left(job, rings)
+
+
 @pytest.mark.parametrize("moment", ["before", "inside"])
 def test_during_creation(start, rings, moment):
     """Nobody can know the process of a rank that has not come: the others learn at the deadline.

@@ -85,11 +85,20 @@ def asynchronous(comm: unicomm.Communicator) -> None:
 
 def transfer(comm: unicomm.Communicator) -> None:
     """In the middle of a large all-reduce: the tensor's end must be as it was when the others fail."""
-    x = torch.full((LARGE,), 2.0)
+    interrupted(comm, LARGE)
+
+
+def encoded(comm: unicomm.Communicator) -> None:
+    """The same, when the first of many chunks in a wire format have come back."""
+    interrupted(comm, LARGE // 4, {"wire": "mxfp8"})
+
+
+def interrupted(comm: unicomm.Communicator, count: int, hints: dict[str, str] | None = None) -> None:
+    x = torch.full((count,), 2.0)
     comm.barrier(False, timeout=60)  # making it takes a while, and the time that is tested begins afterwards
     thread = when_under_way(x) if comm.get_rank() == VICTIM else None
     with reporting():
-        comm.all_reduce(x, unicomm.ReduceOp.SUM, False)  # the line that the recorder has to show
+        comm.all_reduce(x, unicomm.ReduceOp.SUM, False, hints)  # the line that the recorder has to show
     if thread is not None:
         thread.join()
     say("tensor", first=float(x[0]), last=float(x[-1]))
@@ -102,7 +111,8 @@ def main() -> None:
     comm.set_timeout(float(sys.argv[4]))
     comm.all_reduce(torch.ones(10), unicomm.ReduceOp.SUM, False)
     say("ready", **holdings())
-    {"collective": collective, "p2p": p2p, "asynchronous": asynchronous, "transfer": transfer}[MOMENT](comm)
+    moments = (collective, p2p, asynchronous, transfer, encoded)
+    {moment.__name__: moment for moment in moments}[MOMENT](comm)
     comm.finalize()
     say("finalized", before=before, after=settled(before))
 
