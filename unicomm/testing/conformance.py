@@ -199,7 +199,11 @@ OPTIONS = {
 
 
 def check_option(comm: Communicator, name: str, only: Callable[[Case], bool] | None = None) -> int:
-    """Runs the operations of an option on a communicator that has its hints; called by all its ranks.
+    """Runs the operations of an option; called by all ranks of a communicator that has its hints.
+
+    Args:
+        name: of the option in `OPTIONS`.
+        only: of those cases whose results the option keeps, chooses those to run.
 
     Returns the least number of cases of an operation. Raises `ConformanceError` where a result differs.
     """

@@ -27,6 +27,15 @@ run_ranks(lambda comm: conformance.check(comm, "broadcast", lambda case: case.co
 # %% testing.conformance.check_rounding
 run_ranks(lambda comm: conformance.check_rounding(comm, "reduce"), 2)
 
+# %% testing.conformance.check_option
+hints = conformance.OPTIONS["wire=int8"].hints
+run_ranks(
+    lambda comm: conformance.check_option(comm, "wire=int8", lambda case: case.count < 1000),
+    2,
+    backend="gloo",
+    hints=hints,
+)
+
 # %% testing.conformance.ConformanceError
 try:
     raise conformance.ConformanceError(

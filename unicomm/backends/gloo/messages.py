@@ -72,6 +72,9 @@ class GlooExchange(OutOfBandExchange):
             raise failure
         return [self._completed(number, peer)]
 
+    def _abandon(self) -> None:
+        self._started.clear()
+
     def interrupt(self) -> None:
         self._results.put(None)
 

@@ -312,7 +312,7 @@ class _Sums:
         self._codec, self._parts, self._mine, self._traffic = codec, parts, mine, traffic
         self._factor, self._lost, self._late = factor, lost, late
         self._got: dict[int, list[Tensor]] = {}  # by chunk
-        self._total = torch.empty(0)
+        self._total = torch.empty(0, dtype=torch.float32, device=parts[mine].device)
 
     def begin(self, number: int) -> Finish:
         """Sends a chunk of each other rank's part there."""
