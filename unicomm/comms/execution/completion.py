@@ -319,7 +319,7 @@ def _encoded(group: Group, call: Call, wire: Wire) -> None:
     if call.name == "all_reduce":
         assert call.op is not None
         flat = call.outputs[0].detach().reshape(-1)
-        with _traffic(group, call, flat.tensor_split(group.size)) as traffic:
+        with _traffic(group, call, -(-flat.numel() // group.size)) as traffic:
             encoded.all_reduce(
                 codec, flat, call.op, mine, group.size, traffic, lambda: run(group, call.changed(wire=None))
             )
@@ -327,32 +327,31 @@ def _encoded(group: Group, call: Call, wire: Wire) -> None:
     if call.op is not None:
         parts = [part.view(dtype) for part in parts_of(call.inputs, None, group.size)]
         lost = encoded.residuals(wire, parts)
-        with _traffic(group, call, parts) as traffic:
+        with _traffic(group, call, _largest(parts)) as traffic:
             codec.reduce_scatter(parts, mine, call.outputs[0].detach().reshape(-1), traffic, call.op, lost)
         return
     outs = [part.view(dtype) for part in parts_of(call.outputs, call.out_splits, group.size)]
     if len(call.inputs) == 1 and not call.operation.shared and not call.operation.splits:
-        with _traffic(group, call, outs) as traffic:
+        with _traffic(group, call, _largest(outs)) as traffic:
             codec.all_gather(call.inputs[0].detach().reshape(-1), mine, outs, traffic)
     else:
         ins = [part.view(dtype) for part in parts_of(call.inputs, call.in_splits, group.size)]
         # Only those of equal parts have as many chunks on all ranks.
-        travel = _traffic(group, call, outs) if call.name == "all_to_all_single" else _at_once(group, call)
-        with travel as traffic:
+        largest = _largest(outs) if call.name == "all_to_all_single" else 0
+        with _traffic(group, call, largest) as traffic:
             codec.all_to_all(ins, outs, mine, group.near, traffic)
 
 
-def _traffic(group: Group, call: Call, parts: Sequence[torch.Tensor]) -> AbstractContextManager[Traffic]:
-    """Returns how the parts of a call travel, of which all ranks have to know the sizes."""
+def _largest(parts: Sequence[torch.Tensor]) -> int:
+    return max(part.numel() for part in parts)
+
+
+def _traffic(group: Group, call: Call, largest: int) -> AbstractContextManager[Traffic]:
+    """Returns how the parts of a call travel. `largest`: elements of the largest one, alike on all ranks."""
     backend = group.backend
-    large = max(part.numel() for part in parts) > encoded.CHUNK
-    if large and isinstance(backend, OpensExchange) and backend.overlaps:
+    if largest > encoded.CHUNK and isinstance(backend, OpensExchange) and backend.overlaps:
         # The fault channel of such a backend watches over the call's own deadline.
         return overlapping(backend, partial(_trade, group), lambda: call.remaining() + _VERDICT, call.timeout)
-    return _at_once(group, call)
-
-
-def _at_once(group: Group, call: Call) -> AbstractContextManager[Traffic]:
     return nullcontext(AtOnce(partial(_swap, group, call)))
 
 

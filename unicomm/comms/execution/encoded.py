@@ -282,16 +282,17 @@ class Cut:
     """How the parts of an operation are cut into chunks. `count`: number of chunks, on all ranks the same."""
 
     def __init__(self, parts: Sequence[Tensor], traffic: Traffic) -> None:
-        largest = max(part.numel() for part in parts)
-        self._size = CHUNK if traffic.overlaps else max(1, largest)
-        self.count = max(1, -(-largest // self._size))
+        self._size, self.count = CHUNK, 1
+        if traffic.overlaps:
+            self.count = max(1, -(-max(part.numel() for part in parts) // CHUNK))
 
     def of(self, part: Tensor, number: int) -> Tensor:
         """Returns a chunk of a part; empty if it has fewer."""
         return part if self.count == 1 else part[number * self._size : (number + 1) * self._size]
 
-    def chunk(self, part: Tensor, number: int, name: int) -> Chunk:
-        return Chunk(name, part.numel(), number * self._size)
+    def chunk(self, part: Tensor, number: int, name: int) -> Chunk | None:
+        """Returns which chunk of a part that is; None for the whole part."""
+        return None if self.count == 1 else Chunk(name, part.numel(), number * self._size)
 
 
 class _Sums:
@@ -312,12 +313,12 @@ class _Sums:
         self._codec, self._parts, self._mine, self._traffic = codec, parts, mine, traffic
         self._factor, self._lost, self._late = factor, lost, late
         self._got: dict[int, list[Tensor]] = {}  # by chunk
-        self._total = torch.empty(0, dtype=torch.float32, device=parts[mine].device)
+        self._total: Tensor | None = None
 
     def begin(self, number: int) -> Finish:
         """Sends a chunk of each other rank's part there."""
         cut, codec, parts, mine = self.cut, self._codec, self._parts, self._mine
-        own = cut.of(parts[mine], number)
+        own, of_own = cut.of(parts[mine], number), cut.chunk(parts[mine], number, mine)
         empty = torch.empty(0, dtype=torch.uint8, device=own.device)
         ins, outs = [empty] * len(parts), [empty] * len(parts)
         for i, part in enumerate(parts):
@@ -325,8 +326,7 @@ class _Sums:
                 rest = cut.of(self._lost[i], number) if self._lost else None
                 chunk = cut.chunk(part, number, i)
                 ins[i] = codec.pack(cut.of(part, number), self._factor, rest, chunk)
-                room = cut.chunk(parts[mine], number, i)
-                outs[i] = codec.packed_room(own.numel(), own.dtype, own.device, room)
+                outs[i] = codec.packed_room(own.numel(), own.dtype, own.device, of_own)
         self._got[number] = outs
         return codec.swap(self._traffic, ins, outs, mine)
 
@@ -338,10 +338,10 @@ class _Sums:
             own = with_lost(own, cut.of(self._lost[mine], number))
         if self._factor != 1.0:
             own = own.float() * self._factor
-        if self._total.numel() < own.numel():
+        if self._total is None or self._total.numel() < own.numel():
             self._total = torch.empty(own.numel(), dtype=torch.float32, device=own.device)
         chunk = cut.chunk(self._parts[mine], number, mine)
-        total = self._total[: own.numel()]
+        total = self._total if chunk is None else self._total[: own.numel()]
         return self._codec.fold(self._got.pop(number), own, mine, part.dtype, chunk, total)
 
 

@@ -148,6 +148,10 @@ def run_stages(count: int, ahead: int, *stages: Callable[[int], Finish]) -> None
     A chunk comes to its next stage when what its last one has begun is over, and `ahead` more chunks have
     begun it: so that long something is under way. The order is the same on all ranks.
     """
+    if count == 1:
+        for stage in stages:
+            stage(0)()
+        return
     under_way: list[dict[int, Finish]] = [{} for _ in stages]
     last = len(stages) - 1
     for step in range(count + ahead * last):
