@@ -149,8 +149,9 @@ def run_stages(count: int, ahead: int, *stages: Callable[[int], Finish]) -> None
     begun it: so that long something is under way. The order is the same on all ranks.
     """
     if count == 1:
-        for stage in stages:
+        for stage in stages[:-1]:
             stage(0)()
+        stages[-1](0)
         return
     under_way: list[dict[int, Finish]] = [{} for _ in stages]
     last = len(stages) - 1
