@@ -1,12 +1,16 @@
 """Rehearsals with real values: what ranks receive is what others have sent, and who waits for ever ends."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import unicomm
 from unicomm.flight_recorder.analysis.verdict import Verdict
-from unicomm.rehearse.rehearsal import rehearse
+from unicomm.rehearse.forecast.topology import load
+from unicomm.rehearse.rehearsal import MOST_REAL, rehearse
+from unicomm.rehearse.values import turns
 
 pytestmark = pytest.mark.processes
 RANKS, PATIENCE = 4, 60.0
@@ -177,6 +181,55 @@ def test_a_rank_that_does_not_end_is_killed():
 
     done = rehearse(program, 2, real_values=True, patience=3.0)
     assert done.unusable.startswith("rank 1 did not end in time")
+
+
+def decides_by_received_data():
+    dist.init_process_group("gloo")
+    least = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    for _ in range(int(least)):
+        dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "real"),
+    [
+        (4, {}, True),
+        (MOST_REAL, {}, True),
+        (MOST_REAL + 1, {}, False),
+        (4, {"meta": True}, False),
+        (4, {"topology": load("cpu")}, False),
+        (4, {"real_values": False}, False),
+    ],
+)
+def test_few_ranks_have_real_values_by_default(ranks, more, real):
+    """With made-up values each rank takes its own number for the least."""
+    done = rehearse(decides_by_received_data, ranks, patience=PATIENCE, **more)
+    assert done.good is real
+
+
+def test_values_that_are_to_be_saved_are_real(tmp_path):
+    done = rehearse(
+        decides_by_received_data, MOST_REAL + 1, save_values=tmp_path / "values.json", patience=PATIENCE
+    )
+    assert done.good
+
+
+def test_it_ends_when_memory_runs_out(monkeypatch):
+    """All ranks are alive at once; the machine must not kill something else."""
+    monkeypatch.setattr(turns, "available_memory", lambda: 0.01)
+
+    def program():
+        dist.init_process_group("gloo")
+        time.sleep(30)
+
+    done = rehearse(program, 2, patience=PATIENCE)
+    assert "memory was running out" in done.unusable
+    assert "--values made-up" in done.unusable
+
+
+def test_the_memory_that_is_available():
+    assert 0.0 < turns.available_memory() <= 1.0
 
 
 def test_a_sample_has_no_real_values():

@@ -22,7 +22,7 @@ PATIENCE = 90.0
 
 def rehearsed(program, ranks=4, **more):
     path = program if callable(program) else PROGRAMS / f"{program}.py"
-    return rehearse(path, ranks, patience=PATIENCE, **more)
+    return rehearse(path, ranks, real_values=False, patience=PATIENCE, **more)
 
 
 def line_of(program, text):

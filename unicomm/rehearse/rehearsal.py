@@ -32,6 +32,8 @@ from .values.recorded import read as recording_of
 from .values.recorded import write as save_recording
 
 RECORDS = 16384
+#: The most ranks that get real values by default: so many processes of a small model fit into most machines.
+MOST_REAL = 16
 #: What torch says where it has no GPU.
 _NO_GPU = re.compile("CUDA|Cannot access accelerator device|SyncBatchNorm .*GPU")
 PATIENCE = 300.0
@@ -72,7 +74,7 @@ def rehearse(
     sample: bool = False,
     jobs: int | None = None,
     rules: Rules | None = None,
-    real_values: bool = False,
+    real_values: bool | None = None,
     save_values: str | Path | None = None,
     recorded_values: str | Path | None = None,
     topology: Topology | None = None,
@@ -93,7 +95,8 @@ def rehearse(
         jobs: how many ranks run at a time; by default as many as this process may use cores, and one with
             real values.
         real_values: whether the ranks receive what others have sent. All ranks are then alive at once, each
-            waits for the data that it needs, and the data is kept in files until the end.
+            waits for the data that it needs, and the data is kept in files until the end. The default is to
+            do so for up to `MOST_REAL` ranks, except for a sample, a forecast, recorded values or `meta`.
         save_values: a file to write, with the small values that ranks have received; needs `real_values`.
         recorded_values: such a file, from a rehearsal with fewer ranks, whose values count instead of
             made-up ones.
@@ -112,6 +115,9 @@ def rehearse(
     """
     if ranks < 1 or ranks % nnodes:
         raise ValueError(f"{ranks} ranks cannot be spread over {nnodes} nodes")
+    if real_values is None:
+        others = sample or meta or topology is not None or recorded_values is not None
+        real_values = not others and (ranks <= MOST_REAL or save_values is not None)
     if real_values and sample:
         raise ValueError("real values need all ranks, not a sample")
     if save_values is not None and not real_values:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -149,8 +149,22 @@ def _zero(*_: Any, **__: Any) -> int:
     return 0
 
 
-def _context(*_: Any, **__: Any) -> Any:
-    return nullcontext()
+class StreamContext(nullcontext[Any]):
+    """Stands for `torch.cuda.StreamContext`: all streams are one."""
+
+    def __init__(self, stream: Any = None) -> None:
+        super().__init__(stream)
+
+
+def _own(value: Any) -> Any:
+    """Returns a function of its own for each name: torch.compile has one rule for each function of torch."""
+    if not isinstance(value, FunctionType):
+        return value
+
+    def own(*arguments: Any, **named: Any) -> Any:
+        return value(*arguments, **named)
+
+    return own
 
 
 class _Device:
@@ -219,8 +233,8 @@ def _replace_functions(gpus: int) -> None:
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
-        "stream": _context,
-        "StreamContext": _context,
+        "stream": lambda stream=None: StreamContext(stream),
+        "StreamContext": StreamContext,
         "device": _Device,
         "device_of": _Device,
     }
@@ -241,7 +255,7 @@ def _replace_functions(gpus: int) -> None:
     )
     named.pop("memory")  # a module
     for name, value in named.items():
-        setattr(torch.cuda, name, value)
+        setattr(torch.cuda, name, _own(value))
     asked: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -250,12 +264,12 @@ def _replace_functions(gpus: int) -> None:
     for name, mine in asked.items():
         setattr(torch.cuda, name, _but_for_torch(_WITHOUT_GPU[name], mine))
     cuda_module: Any = torch.cuda
-    cuda_module._lazy_init = _nothing
+    cuda_module._lazy_init = _own(_nothing)
     cuda_module.nccl.version = lambda: (2, 27, 0)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        setattr(torch.cuda.nvtx, name, _nothing)
-    cuda_module.memory._record_memory_history = _nothing
-    cuda_module.memory._dump_snapshot = _nothing
+        setattr(torch.cuda.nvtx, name, _own(_nothing))
+    cuda_module.memory._record_memory_history = _own(_nothing)
+    cuda_module.memory._dump_snapshot = _own(_nothing)
     for kind in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool"):
         setattr(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
     cuda = torch.device("cuda")

@@ -40,15 +40,16 @@ def rehearse(
         typer.Option("--sample", help="run the first, second and last rank of each dimension of the mesh"),
     ] = False,
     values: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="made-up|real|FILE",
             help="made-up: from a rank's own data; real: what others sent, one rank at a time; a file:"
-            " what --save-values has recorded, else made up",
+            " what --save-values has recorded, else made up. Default: real for up to 16 ranks, made-up for"
+            " more, and with --sample, --meta or --topology",
         ),
-    ] = MADE_UP,
+    ] = None,
     save_values: Annotated[
-        Path | None, typer.Option(help="record the small values that ranks receive; with --values real")
+        Path | None, typer.Option(help="record the small values that ranks receive, which are real then")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="ranks at a time; default: one a core; real values: 1")
@@ -89,17 +90,17 @@ def rehearse(
 ) -> None:
     """Finds the hang before the cluster does: runs a program as many ranks on this machine, without data.
 
-    Each rank is a process that runs the unchanged program, one after the other. Nothing is sent; what a rank
-    would receive is made up from its own data, unless `--values real` moves it. Then the operations of all
-    ranks are compared, and played by the rules by which they block. The verdicts are those of `unicomm trace
-    analyze`.
+    Each rank is a process that runs the unchanged program. Up to 16 ranks get the data that the others send
+    them. More ranks run one after the other, and what a rank would receive is made up from its own data. Then
+    the operations of all ranks are compared, and played by the rules by which they block. The verdicts are
+    those of `unicomm trace analyze`.
 
         unicomm rehearse --nproc-per-node 4 train.py --steps 3
         unicomm rehearse --nnodes 128 --nproc-per-node 8 --sample train.py
         unicomm rehearse --nnodes 2 --topology 8xH100+400G train.py
         unicomm rehearse --nnodes 8 --meta train.py --model 70B
-        unicomm rehearse --values real --sends buffered --github train.py
-        unicomm rehearse --nproc-per-node 4 --values real --save-values small.json train.py
+        unicomm rehearse --sends buffered --github train.py
+        unicomm rehearse --nproc-per-node 4 --save-values small.json train.py
         unicomm rehearse --nproc-per-node 64 --values small.json train.py
 
         unicomm rehearse --topology 8xH100+400G --what-if nnodes=2 --what-if bucket_cap_mb=100 train.py
@@ -142,9 +143,9 @@ def rehearse(
                 bucket_cap_mb=job["bucket_cap_mb"],
                 nnodes=job["nnodes"],
                 sample=sample,
-                real_values=values == REAL,
+                real_values=None if values is None else values == REAL,
                 save_values=save,
-                recorded_values=None if values in (MADE_UP, REAL) else values,
+                recorded_values=None if values in (None, MADE_UP, REAL) else values,
                 meta=meta,
                 simulate_cuda=simulate_cuda,
                 jobs=jobs,

@@ -17,6 +17,11 @@ from pathlib import Path
 
 _GO, _NEVER = b"g", b"n"
 _LOOK = 0.5  # seconds between two looks at deadlines
+_LEAST_MEMORY = 0.05  # part of the machine's memory that has to be available
+_MEMORY_ENDS = (
+    "was ended because the machine's memory was running out with all ranks alive at once (--values made-up"
+    " runs one after the other, --meta needs no memory for large tensors)"
+)
 
 
 class Stuck(BaseException):
@@ -99,11 +104,23 @@ def run_in_turns(
                 if one.files is None and time.monotonic() > one.until:
                     os.kill(one.pid, signal.SIGKILL)
                     ends[one.rank] = "did not end in time"
+            if alive and available_memory() < _LEAST_MEMORY:
+                ends |= {one.rank: _MEMORY_ENDS for one in alive.values()}
+                break
     finally:
         for out, one in alive.items():
             os.kill(one.pid, signal.SIGKILL)
             _ended(one, out)
     return ends
+
+
+def available_memory() -> float:
+    """Returns the part of the machine's memory that is available, 0 to 1; 1 if the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return 1.0
 
 
 def _give(alive: Sequence[_Rank], jobs: int, patience: float) -> None:
