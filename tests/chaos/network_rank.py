@@ -44,9 +44,9 @@ def main(backend: str, between: str, timeout: float, seed: str) -> None:
         for step in itertools.count():
             began = time.monotonic()
             steps.run(step, random.Random(f"{seed} {step}"))
-            longest = max(longest, time.monotonic() - began)
             ended[0] = end.is_set()
             comm.all_reduce(ended, ReduceOp.MAX, async_op=False)
+            longest = max(longest, time.monotonic() - began)
             if ended:
                 break
     except (CommError, WrongDataError) as error:

@@ -136,7 +136,15 @@ def play(fault: str, backend: str, seed: int) -> Round:
                 done.wrong += [f"rank {rank} ended with exit code {code}"] if code else []
     for rank, said in enumerate(done.ranks):
         done.wrong += [f"rank {rank}: {why}" for why in wrong(how, done.struck, rank, said)]
+    if not done.wrong and not struck(how, done.ranks):
+        done.wrong.append("nobody has noticed the fault: did it strike?")
     return done
+
+
+def struck(fault: Fault, ranks: list[dict[str, Any]]) -> bool:
+    """Whether an outage has made a step as long as it was itself, or has failed it."""
+    outage = fault.seconds if fault.changes.get("loss") == 1.0 else 0.0
+    return any(said["outcome"] != "right" or said["longest"] >= outage for said in ranks)
 
 
 def _until(when: float, job: Job) -> None:
@@ -186,8 +194,8 @@ The faults:
 
 {faults}
 
-`hosts` is what `auto` makes on two hosts with Gloo between them, `hosts-ucx` the same with UCX. A step is one
-to eight operations of up to 600 kB. TCP sends again what was lost. A host that has not answered for about
+`hosts` is what `auto` makes on two hosts with Gloo between them, `hosts-ucx` the same with UCX. A step is two
+to nine operations of up to 600 kB. TCP sends again what was lost. A host that has not answered for about
 15 s counts as gone; the hint `host_silence` changes that ([several-hosts.md](several-hosts.md)). MPI is not
 tried here: its own connections decide, and most MPI libraries end the job.
 """

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import HashStore
 
 import unicomm
-from tests.chaos.networks import CLOSING, FAULTS, PLACEMENT, Round, play, table, wrong
+from tests.chaos.networks import CLOSING, FAULTS, PLACEMENT, Round, play, struck, table, wrong
 from tests.threads import results
 from tools.namespaces import why_not
 
@@ -62,6 +62,12 @@ def test_what_counts_as_good(fault, said, why):
     found = wrong(FAULTS[fault], 0.0, 0, said)
     assert len(found) == (why is not None)
     assert why is None or why in found[0]
+
+
+@pytest.mark.parametrize(("longest", "noticed"), [(0.1, False), (5.5, True)])
+def test_an_outage_that_nobody_notices_has_not_struck(longest, noticed):
+    assert struck(FAULTS["down 5 s"], [told("right") | {"longest": longest}]) is noticed
+    assert struck(FAULTS["loss"], [told("right") | {"longest": longest}])
 
 
 def test_the_page_has_a_row_for_each_fault_and_backend():

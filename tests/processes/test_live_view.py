@@ -115,7 +115,8 @@ def test_in_the_middle_of_a_transfer(start, rings, number, state):
     assert [b["rank"] for b in seen["blockers"]] == [VICTIM]
     text = top(rings, "--once")
     assert (
-        f"rank {VICTIM} is {state}, in all_reduce #3 of 'main' at programs/faults.py:{line} interrupted" in text
+        f"rank {VICTIM} is {state}, in all_reduce #3 of 'main' at programs/faults.py:{line} interrupted"
+        in text
     )
 
 
