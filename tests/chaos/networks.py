@@ -97,7 +97,7 @@ def play(fault: str, backend: str, seed: int) -> Round:
         tempfile.TemporaryDirectory(prefix="unicomm-net-") as folder,
         Namespaces(2) as hosts,
         Relay(hosts, seed) as network,
-        Job(hosts, Path(folder), within=60 + how.seconds + how.within + CLOSING) as job,
+        Job(hosts, Path(folder), within=120 + how.seconds + how.within + CLOSING) as job,
     ):
         for rank, host in enumerate(PLACEMENT):
             job.start(
