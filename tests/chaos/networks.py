@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -239,6 +240,7 @@ def main() -> int:
     if reason := why_not():
         console.print(f"no network namespaces here: {reason}", style="red")
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the namespaces are removed on the way out
     rounds = []
     for fault in options.fault:
         for backend in options.backend:
