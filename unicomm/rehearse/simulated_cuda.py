@@ -334,7 +334,7 @@ def _none(_: Any) -> None:
 
 
 def _replace_constructors() -> None:
-    """Has torch's classes and functions that refuse a GPU that is not there take the CPU."""
+    """Makes torch's classes and functions that refuse a missing GPU use the CPU instead."""
     autocast: Any = torch.amp.autocast_mode.autocast
     begin = autocast.__init__
 

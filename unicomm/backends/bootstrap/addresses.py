@@ -151,7 +151,7 @@ def route_to(host: str) -> str:
                 address = str(probe.getsockname()[0])
         except OSError:
             continue
-        if not _is_loopback(address):
+        if not is_loopback(address):
             return address
     return ""
 
@@ -164,7 +164,8 @@ def guard_store(store: Store | None) -> None:
     connections(_host_of(store), _port_of(store), notice_silence)
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address, not a name, is of this host only."""
     ip = plain_address(address)
     return ip.is_loopback or ip.is_unspecified
 

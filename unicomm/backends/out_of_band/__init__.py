@@ -20,7 +20,7 @@ from .backend import CHECK_HINT, OutOfBandBackend, checks_signatures
 from .exchange import OutOfBandExchange
 from .fault_channel import COMPARE, Awaited, FaultChannel, Operation
 from .signatures import SignatureCheck, frame_of
-from .sockets import SILENCE_HINT, Sockets, connect_all, patience, refuse
+from .sockets import SILENCE_HINT, Sockets, connect_all, patience, receive_exactly, refuse
 
 __all__ = [
     "CHECK_HINT",
@@ -37,5 +37,6 @@ __all__ = [
     "connect_all",
     "frame_of",
     "patience",
+    "receive_exactly",
     "refuse",
 ]

@@ -19,7 +19,7 @@ from unicomm.comms.errors import BackendError
 from unicomm.comms.failures.faults import SIZES, Claim, minority, mismatch
 from unicomm.comms.operations.call import Call
 
-from .sockets import Sockets
+from .sockets import Sockets, receive_exactly
 
 _FRAME = struct.Struct("<QIIIiQQ24x")  # number, then `Call.signature`; 64 bytes
 _MASK = (1 << 64) - 1
@@ -106,7 +106,10 @@ class SocketSignatureCheck(SignatureCheck):
     def all_gather(self, mine: bytes) -> list[bytes]:
         for s in self._sockets.values():
             s.sendall(mine)
-        return [mine if r == self._rank else _receive(self._sockets[r], len(mine)) for r in range(self._size)]
+        return [
+            mine if r == self._rank else receive_exactly(self._sockets[r], len(mine))
+            for r in range(self._size)
+        ]
 
     def interrupt(self) -> None:
         for s in self._sockets.values():
@@ -116,17 +119,6 @@ class SocketSignatureCheck(SignatureCheck):
     def close(self) -> None:
         for s in self._sockets.values():
             s.close()
-
-
-def _receive(s: socket.socket, length: int) -> bytes:
-    """Returns exactly `length` bytes, which this side chose; `OSError` if the connection ends before."""
-    data = s.recv(length, socket.MSG_WAITALL)
-    while len(data) < length:  # a signal came
-        more = s.recv(length - len(data), socket.MSG_WAITALL)
-        if not more:
-            raise ConnectionError("Connection closed by peer")
-        data += more
-    return data
 
 
 def _parts(tensors: Sequence[torch.Tensor], splits: list[int] | None) -> list[int]:

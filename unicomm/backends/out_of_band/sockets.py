@@ -163,6 +163,17 @@ def _hello(caller: socket.socket) -> tuple[bytes, int, int] | None:
     return given, peer, number
 
 
+def receive_exactly(s: socket.socket, length: int) -> bytes:
+    """Returns exactly `length` bytes. Raises `OSError` if the connection ends before, or at its timeout."""
+    data = s.recv(length, socket.MSG_WAITALL)
+    while len(data) < length:  # a signal came, or the socket has a timeout
+        more = s.recv(length - len(data), socket.MSG_WAITALL)
+        if not more:
+            raise ConnectionError("Connection closed by peer")
+        data += more
+    return data
+
+
 def _tune(s: socket.socket, silence: float) -> None:
     s.settimeout(None)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -296,7 +296,7 @@ class Cut:
 
 
 class _Sums:
-    """Everybody's parts number `mine`, which are added up in float32, times `factor`."""
+    """The parts of all ranks for the rank `mine`, added up in float32, times `factor`."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ class _Gather:
 
 
 def _encodes(count: int, chunk: Chunk | None) -> bool:
-    """Whether `count` elements are encoded: those of a small part are not, those of a small chunk are."""
+    """Whether `count` elements are encoded. A small part is not; a small chunk of a large part is."""
     return count > 0 and (count if chunk is None else chunk.elements) > SMALL
 
 

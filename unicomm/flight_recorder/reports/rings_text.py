@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from unicomm.flight_recorder.formats.operation_names import item_size
 from unicomm.flight_recorder.formats.torch_dump import to_dict
 from unicomm.flight_recorder.ring.reader import (
     CHECKSUMS,
@@ -27,7 +28,7 @@ from unicomm.flight_recorder.ring.reader import (
     Ring,
     comm_names,
 )
-from unicomm.flight_recorder.ring.record_text import arguments, checksums, short_path, short_place, sizes
+from unicomm.flight_recorder.ring.record_text import arguments, checksums, short_path, short_place
 from unicomm.flight_recorder.texts import format_ranks, printable, ranks_text, span
 
 _STYLE = {"completed": "green", "started": "yellow", "created": "cyan", "failed": "red", "absent": "red bold"}
@@ -291,7 +292,7 @@ def render_raw(rings: Sequence[Ring], what: Selection = Selection(), paths: bool
                 _cell(ring, record),
                 short_path(ring, record) if paths else short_place(ring, record),
                 *(checksums(record) if checked else ()),
-                *(sizes(ring, record) if encoded else ()),
+                *(_sizes(ring, record) if encoded else ()),
             )
             table.add_row(*map(Text, cells))
     return table
@@ -324,3 +325,12 @@ def as_data(
         ],
         "findings": [{"path": f.path, "message": f.message} for f in remarks],
     }
+
+
+def _sizes(ring: Ring, record: Any) -> tuple[str, str]:
+    """Returns the bytes of the input in a wire format, and those that the rank has sent; "" without one."""
+    if (sent := ring.sent(record)) is None:
+        return "", ""
+    side = "in" if int(record["n_in"]) else "out"
+    width = item_size(ring.dtype(int(record[f"{side}_dtype"])))
+    return str(int(record[f"{side}_numel"]) * width), str(sent)

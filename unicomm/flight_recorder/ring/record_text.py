@@ -17,8 +17,6 @@ from .reader import (
     Ring,
 )
 
-_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}  # of the types that have wire formats
-
 
 def arguments(ring: Ring, record: Any) -> str:
     """Returns element type, shape, reduction, and peer or root (ranks in the job): `float32[2x3] SUM`."""
@@ -56,15 +54,6 @@ def checksums(record: Any) -> tuple[str, str]:
         f"{int(record['input_checksum']):016x}" if flags & INPUT_CHECKSUM else "",
         f"{int(record['output_checksum']):016x}" if flags & OUTPUT_CHECKSUM else "",
     )
-
-
-def sizes(ring: Ring, record: Any) -> tuple[str, str]:
-    """Returns the bytes of the input in a wire format, and those that the rank has sent; "" without one."""
-    if (sent := ring.sent(record)) is None:
-        return "", ""
-    side = "in" if int(record["n_in"]) else "out"
-    width = _WIDTHS.get(ring.dtype(int(record[f"{side}_dtype"])), 0)
-    return str(int(record[f"{side}_numel"]) * width), str(sent)
 
 
 def short_path(ring: Ring, record: Any) -> str:

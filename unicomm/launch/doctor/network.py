@@ -21,6 +21,7 @@ from typing import Any
 
 from unicomm.backends.bootstrap import addresses
 from unicomm.backends.bootstrap.same_host import host_identity
+from unicomm.backends.out_of_band import receive_exactly
 from unicomm.c10d.compat import Store
 from unicomm.comms.errors import InvalidArgumentError
 from unicomm.comms.membership.environment import Environment
@@ -176,7 +177,7 @@ def call(one: int, other: int, target: tuple[str, int], key: bytes) -> Pair:
             for _ in range(PINGS):
                 began = time.perf_counter()
                 s.sendall(_WORD.pack(0))
-                _receive(s, _WORD.size)
+                receive_exactly(s, _WORD.size)
                 times.append(time.perf_counter() - began)
             there = _send(s)
             back = _take(s)
@@ -207,10 +208,10 @@ def answer(listener: socket.socket, key: bytes) -> None:
             with s:
                 s.settimeout(_PATIENCE)
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not hmac.compare_digest(_receive(s, _KEY), key):
+                if not hmac.compare_digest(receive_exactly(s, _KEY), key):
                     continue
                 for _ in range(PINGS):
-                    s.sendall(_receive(s, _WORD.size))
+                    s.sendall(receive_exactly(s, _WORD.size))
                 _take(s)
                 _send(s)
                 return
@@ -226,15 +227,15 @@ def _send(s: socket.socket) -> float:
         s.sendall(_CHUNK)
         sent += len(_CHUNK)
     s.sendall(_WORD.pack(0))
-    _receive(s, _WORD.size)  # all of it has arrived
+    receive_exactly(s, _WORD.size)  # all of it has arrived
     return 8 * sent / (time.perf_counter() - began)
 
 
 def _take(s: socket.socket) -> float:
-    """Receives what `_send` sends; returns bits a second."""
+    """Receives what `_send` sends, to its end. Returns the rate in bits a second."""
     began, taken = time.perf_counter(), 0
     buffer = bytearray(len(_CHUNK))
-    while count := _WORD.unpack(_receive(s, _WORD.size))[0]:
+    while count := _WORD.unpack(receive_exactly(s, _WORD.size))[0]:
         view = memoryview(buffer)[: min(count, len(buffer))]
         while view:
             got = s.recv_into(view)
@@ -244,16 +245,6 @@ def _take(s: socket.socket) -> float:
         taken += count
     s.sendall(_WORD.pack(0))
     return 8 * taken / (time.perf_counter() - began)
-
-
-def _receive(s: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = s.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the connection ended")
-        data += more
-    return data
 
 
 def _said_by_tcp(s: socket.socket) -> tuple[int, int, int]:
@@ -322,7 +313,11 @@ def _way(given: str) -> Way:
     family, kind, protocol, _, target = found[0]
     address, source = str(target[0]), addresses.route_to(host)
     if not source:
-        why = "its name means this host's loopback" if address.startswith("127.") else "no route leads there"
+        why = (
+            "its name means this host's loopback"
+            if addresses.is_loopback(address)
+            else "no route leads there"
+        )
         return Way(given, f"{address}: {why}", address)
     interface = interface_of(source)
     times, said = [], ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from unicomm.backends.bootstrap.addresses import is_loopback
 from unicomm.comms.errors import CommError
 from unicomm.comms.membership.environment import detect_environment
 from unicomm.flight_recorder.texts import printable
@@ -72,7 +72,11 @@ def of_pairs(places: Sequence[Place], pairs: Sequence[Pair]) -> Iterator[Finding
         if not place.address:
             cure = "connect the host, or name the interface by UNICOMM_INTERFACE"
             yield Finding(name, False, "only loopback leads from here to the job's store", cure)
-    own = [name for name, place in zip(names, places, strict=True) if _is_loopback(place.own_name)]
+    own = [
+        name
+        for name, place in zip(names, places, strict=True)
+        if place.own_name and is_loopback(place.own_name)
+    ]
     if own:
         cure = "unicomm goes by the route; programs on torch's own Gloo may need GLOO_SOCKET_IFNAME"
         yield Finding(_some(own), None, "the host's own name means its loopback there", cure)
@@ -130,13 +134,6 @@ def of_ways(ways: Sequence[Way]) -> Iterator[Finding]:
         elif way.round_trip is None:
             cure = "see whether the host is up, and whether a firewall drops packets on the way"
             yield Finding(way.host, False, f"{way.address}: {way.answer}", cure)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def names_of(places: Sequence[Place]) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GO, _NEVER = b"g", b"n"
-_LOOK = 0.5  # seconds between two looks at deadlines
+_LOOK = 0.5  # seconds between two looks at deadlines, and at the memory
 _LEAST_MEMORY = 0.05  # part of the machine's memory that has to be available
 _MEMORY_ENDS = (
     "was ended because the machine's memory was running out with all ranks alive at once (--values made-up"
@@ -88,6 +88,7 @@ def run_in_turns(
         for rank in ranks:
             out, into, pid = fork(rank)
             alive[out] = _Rank(pid, rank, into, time.monotonic() + patience)
+        looked = time.monotonic()
         while alive:
             _give(list(alive.values()), jobs, patience)
             for out in select.select(list(alive), [], [], _LOOK)[0]:
@@ -104,9 +105,11 @@ def run_in_turns(
                 if one.files is None and time.monotonic() > one.until:
                     os.kill(one.pid, signal.SIGKILL)
                     ends[one.rank] = "did not end in time"
-            if alive and available_memory() < _LEAST_MEMORY:
-                ends |= {one.rank: _MEMORY_ENDS for one in alive.values()}
-                break
+            if time.monotonic() - looked > _LOOK:
+                looked = time.monotonic()
+                if available_memory() < _LEAST_MEMORY:
+                    ends |= {one.rank: _MEMORY_ENDS for one in alive.values()}
+                    break
     finally:
         for out, one in alive.items():
             os.kill(one.pid, signal.SIGKILL)
