@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,7 @@ class Scheduler:
     Attributes:
         now: virtual time in seconds.
         current: the task that runs, None in the scheduler itself.
+        thread: the number of the real thread in which all tasks run.
         digest: a checksum of the schedule so far: two runs with the same digest took the same steps.
         trace: lines about what happened, if they are kept.
     """
@@ -109,6 +111,7 @@ class Scheduler:
         self._timers: list[tuple[float, int, Any, int]] = []
         self._count = 0
         self._hub = greenlet.getcurrent()
+        self.thread = threading.get_ident()
         self._strategy = self.rng.choice(("random", "random", "priority", "sticky"))
         self._delays = self.rng.choice((0.0, 0.0, 0.002, 0.02))  # how often a thread is kept from running
         self._changes = {int(10 ** self.rng.uniform(0, 4.5)) for _ in range(self.rng.randrange(6))}

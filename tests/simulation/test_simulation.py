@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +101,31 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
     )
     assert json.loads(there.stdout) == [play(program_of(seed)).digest for seed in range(6)]
+
+
+def test_a_thread_from_outside_changes_nothing() -> None:
+    """Such as one that looks after communicators of an earlier test, whose modules are replaced, too."""
+    alone = play(program_of(3)).digest
+    over, naps, failed = threading.Event(), [0.0], []
+
+    def nap() -> None:
+        try:
+            while not over.is_set():
+                primitives.sim_time.sleep(1e-4)
+                naps.append(primitives.sim_time.monotonic())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=nap)
+    thread.start()
+    try:
+        while len(naps) < 100 and not failed:  # also between two runs
+            assert play(program_of(3)).digest == alone
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
+    assert naps == sorted(naps)
 
 
 def test_another_schedule_is_another_run() -> None:

@@ -47,6 +47,7 @@ from unicomm.comms.options import Hint
 from .connect import Connecting
 from .connections import Pairs
 from .messages import GlooExchange, Results, await_all, tag, waiters
+from .waits import Waits
 
 _HINTS = (
     Hint(
@@ -96,6 +97,7 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
     def __init__(self, group: Any, setup: Setup, pairs: Pairs | None, sockets: list[Sockets]) -> None:
         self._group = group
         self._pairs = pairs
+        self._waits = Waits()
         self._name = setup.name
         self._lock = threading.Lock()
         self._limit = _NEVER if pairs else timedelta(seconds=setup.timeout)
@@ -158,10 +160,10 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
             self._group.set_timeout(self._limit)
             try:
                 # No name here may mean the group, such as its bound method.
-                works.extend(
-                    (self._group.send if m.send else self._group.recv)([m.tensor], m.peer, tag(m))
-                    for m in ordered
-                )
+                for m in ordered:
+                    start = "send" if m.send else "recv"
+                    works.append(getattr(self._group, start)([m.tensor], m.peer, tag(m)))
+                    self._waits.add(works[-1])
             except RuntimeError:
                 works.clear()
                 raise
@@ -178,18 +180,21 @@ class GlooBackend(OutOfBandBackend, OpensExchange, Reconfigures):
                 return
 
     def open_exchange(self) -> Exchange:
-        return GlooExchange(self, lambda: self._group, self._limit)
+        return GlooExchange(self, lambda: self._group, self._limit, self._waits)
+
+    def _end(self) -> None:
+        if self._group is not None and self._pairs is not None:
+            self._pairs.end()
+            self._waits.end()
 
     def _interrupt(self) -> None:
         with self._lock:
-            if self._group is not None and self._pairs is not None:
-                self._pairs.end()
+            self._end()
         super()._interrupt()
 
     def _drop(self) -> None:
         with self._lock:
-            if self._group is not None and self._pairs is not None:
-                self._pairs.end()
+            self._end()
             group, self._group = self._group, None
         del group  # its destructor waits for Gloo's threads
 

@@ -14,6 +14,8 @@ from unicomm.comms.backend import Completed
 from unicomm.comms.failures.daemon_pool import DaemonPool
 from unicomm.comms.operations.call import MOST_TAG, Message
 
+from .waits import Waits
+
 _LONGEST = 1e6  # seconds; a queue takes no more than some centuries
 _SPREAD = 0x9E3779B1  # an odd number, so that no two tags of one size become one
 
@@ -32,10 +34,12 @@ def tag(message: Message) -> int:
 class GlooExchange(OutOfBandExchange):
     """A thread waits for each message, or for some that are `joint`: Gloo tells nobody else of their end."""
 
-    def __init__(self, backend: OutOfBandBackend, group: Callable[[], Any], limit: timedelta) -> None:
+    def __init__(
+        self, backend: OutOfBandBackend, group: Callable[[], Any], limit: timedelta, waits: Waits
+    ) -> None:
         """`group` returns Gloo's group, which this object must not hold. `limit`: of Gloo's own waiting."""
         super().__init__(backend)
-        self._group, self._limit = group, limit
+        self._group, self._limit, self._waits = group, limit, waits
         self._results: queue.SimpleQueue[tuple[int, int, RuntimeError | None] | None] = queue.SimpleQueue()
         self._started: list[tuple[Any, int, int]] = []  # for whom no thread waits yet: work, number, peer
 
@@ -48,6 +52,7 @@ class GlooExchange(OutOfBandExchange):
             work = self._group().recv_anysource([tensor], tag(message))
         else:
             work = self._group().recv([tensor], peer, tag(message))
+        self._waits.add(work)
         self._started.append((work, number, peer))
 
     def _wait(self, timeout: float, limit: float) -> list[Completed]:
@@ -81,13 +86,16 @@ class GlooExchange(OutOfBandExchange):
 
 waiters = DaemonPool("unicomm-gloo")
 
+_ENDED = "Gloo's wait for a message was ended"
+
 
 def await_all(works: list[Any], awaits: list[Awaited], limit: timedelta, results: Results) -> None:
     """Waits for all works, and removes each with its entry in `awaits`. Puts None, or the first failure."""
     failure = None
     try:
         while works:
-            works[0].wait(limit)
+            if not works[0].wait(limit):
+                raise RuntimeError(_ENDED)
             del works[0], awaits[0]
     except RuntimeError as error:
         failure = error
@@ -100,7 +108,8 @@ def _await_messages(started: list[tuple[Any, int, int]], limit: timedelta, resul
         work, number, peer = started.pop(0)
         failure = None
         try:
-            work.wait(limit)
+            if not work.wait(limit):  # here, as an error keeps the names of its functions, thus the work
+                raise RuntimeError(_ENDED)
             if peer < 0:
                 peer = int(work._source_rank())
         except RuntimeError as error:
