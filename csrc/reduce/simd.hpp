@@ -58,6 +58,17 @@ UNICOMM_INLINE void repeat(F f) {
     }(std::make_integer_sequence<int, kTimes>());
 }
 
+// The same, but as a loop where there are more than registers for them, so that the code stays small.
+template <int kTimes, class F>
+UNICOMM_INLINE void for_each(F f) {
+    if constexpr (kTimes <= 8) {
+        repeat<kTimes>(f);
+    } else {
+#pragma GCC unroll 1
+        for (int i = 0; i < kTimes; ++i) f(i);
+    }
+}
+
 // Reads the first `bytes` < kVecBytes bytes of `from`, and zeros behind them.
 UNICOMM_INLINE void load_part(char (&buffer)[kVecBytes], const char* from, int bytes) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)

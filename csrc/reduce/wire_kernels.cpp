@@ -272,7 +272,7 @@ UNICOMM_INLINE void encode_block(const char* from, char* to, char* scale_to, flo
     constexpr int kVectors = kBlock / kWidth;
     F32 v[kVectors];
     I32 greatest{};
-    repeat<kVectors>([&](auto k) {
+    for_each<kVectors>([&](auto k) {
         v[k] = taken<Memory, kKeeps>(from + k * kWidth * Memory::kBytes,
                                      kKeeps ? residual + k * kWidth : nullptr);
         I32 magnitude = (I32)(v[k] * given) & int32_t(~kSign);
@@ -286,7 +286,7 @@ UNICOMM_INLINE void encode_block(const char* from, char* to, char* scale_to, flo
         return;
     }
     const float inverse = Element::kInverse[size_t(scale)], factor = Element::kFactor[size_t(scale)];
-    repeat<kVectors>([&](auto k) {
+    for_each<kVectors>([&](auto k) {
         U32 bits{};
         if constexpr (kStochastic) bits = random.bits(first + k * kWidth);
         U32 code = Element::template encode<kStochastic>(v[k] * given * inverse, bits);
@@ -301,23 +301,26 @@ template <class Element, class Memory, int kBlock, bool kStochastic, bool kKeeps
 __attribute__((noinline, flatten)) void encode_blocks(const EncodeArguments& args) {
     const Random random(args.key, args.first);
     const float given = args.factor;
-    const char* src = args.src;
-    char *dst = args.dst, *scales = args.dst + args.count;
-    float* residual = args.residual;
-    int64_t at = 0;
-    for (; at + kBlock <= args.count; at += kBlock) {
-        encode_block<Element, Memory, kBlock, kStochastic, kKeeps>(src + at * Memory::kBytes, dst + at,
-                                                                   scales++, kKeeps ? residual + at : nullptr,
-                                                                   given, random, at);
-    }
-    if (auto rest = size_t(args.count - at); rest > 0) {
-        char from[kBlock * Memory::kBytes] = {}, to[kBlock];
-        float kept[kBlock] = {};
-        std::memcpy(from, src + at * Memory::kBytes, rest * Memory::kBytes);
-        if constexpr (kKeeps) std::memcpy(kept, residual + at, rest * sizeof(float));
-        encode_block<Element, Memory, kBlock, kStochastic, kKeeps>(from, to, scales, kept, given, random, at);
-        std::memcpy(dst + at, to, rest);
-        if constexpr (kKeeps) std::memcpy(residual + at, kept, rest * sizeof(float));
+    char* scales = args.dst + args.count;
+    // The last block, if it is not whole, is encoded within these, by the same code.
+    char last[kBlock * Memory::kBytes] = {}, encoded[kBlock];
+    float last_kept[kBlock] = {};
+    for (int64_t at = 0; at < args.count; at += kBlock) {
+        const char* from = args.src + at * Memory::kBytes;
+        char* to = args.dst + at;
+        float* residual = kKeeps ? args.residual + at : nullptr;
+        auto rest = size_t(args.count - at);
+        if (rest < kBlock) {
+            std::memcpy(last, std::exchange(from, last), rest * Memory::kBytes);
+            to = encoded;
+            if constexpr (kKeeps) std::memcpy(last_kept, std::exchange(residual, last_kept), rest * 4);
+        }
+        encode_block<Element, Memory, kBlock, kStochastic, kKeeps>(from, to, scales++, residual, given,
+                                                                   random, at);
+        if (rest < kBlock) {
+            std::memcpy(args.dst + at, encoded, rest);
+            if constexpr (kKeeps) std::memcpy(args.residual + at, last_kept, rest * 4);
+        }
     }
 }
 
@@ -330,7 +333,7 @@ UNICOMM_INLINE void put(char* to, F32 v) {
 template <class Element, class Memory, int kBlock, bool kAdds>
 UNICOMM_INLINE void decode_block(const char* from, uint8_t scale, char* to) {
     const float factor = Element::kFactor[scale];
-    repeat<kBlock / kWidth>([&](auto k) {
+    for_each<kBlock / kWidth>([&](auto k) {
         F32 v = Element::decode(from + k * kWidth) * factor;
         put<Memory, kAdds>(to + k * kWidth * Memory::kBytes, v);
     });
@@ -338,18 +341,20 @@ UNICOMM_INLINE void decode_block(const char* from, uint8_t scale, char* to) {
 
 template <class Element, class Memory, int kBlock, bool kAdds>
 __attribute__((noinline, flatten)) void decode_blocks(const DecodeArguments& args) {
-    const char *src = args.src, *scales = args.src + args.count;
-    char* dst = args.dst;
-    int64_t at = 0;
-    for (; at + kBlock <= args.count; at += kBlock) {
-        decode_block<Element, Memory, kBlock, kAdds>(src + at, uint8_t(*scales++), dst + at * Memory::kBytes);
-    }
-    if (int64_t rest = args.count - at; rest > 0) {
-        char from[kBlock] = {}, to[kBlock * Memory::kBytes] = {};
-        std::memcpy(from, src + at, size_t(rest));
-        if constexpr (kAdds) std::memcpy(to, dst + at * Memory::kBytes, size_t(rest * Memory::kBytes));
-        decode_block<Element, Memory, kBlock, kAdds>(from, uint8_t(*scales), to);
-        std::memcpy(dst + at * Memory::kBytes, to, size_t(rest * Memory::kBytes));
+    const char* scales = args.src + args.count;
+    // The last block, if it is not whole, is decoded within these, by the same code.
+    char last[kBlock] = {}, decoded[kBlock * Memory::kBytes] = {};
+    for (int64_t at = 0; at < args.count; at += kBlock) {
+        const char* from = args.src + at;
+        char* to = args.dst + at * Memory::kBytes;
+        auto rest = size_t(args.count - at);
+        if (rest < kBlock) {
+            std::memcpy(last, std::exchange(from, last), rest);
+            if constexpr (kAdds) std::memcpy(decoded, to, rest * Memory::kBytes);
+            to = decoded;
+        }
+        decode_block<Element, Memory, kBlock, kAdds>(from, uint8_t(*scales++), to);
+        if (rest < kBlock) std::memcpy(args.dst + at * Memory::kBytes, decoded, rest * Memory::kBytes);
     }
 }
 
