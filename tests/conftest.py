@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +30,11 @@ _HARMLESS = (
     ":/jupyter_core/utils/__init__.py:/asyncio/base_events.py"
 )
 os.environ.setdefault("UNICOMM_HARMLESS_THREADS", _HARMLESS)
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+_IN_MAIN = threading.current_thread() is threading.main_thread()
+if _IN_MAIN and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = ["wheel"]  # tests of an installed wheel: tools/wheels.py runs them
 
